@@ -1,0 +1,59 @@
+# shellcheck shell=bash
+# Sourced by the scripts that need real Synapse releases to talk to. Each lives in an environment of its own,
+# outside the checkout, made by pip from tests/interop/peers/requirements-RELEASE.txt:
+#
+#   legacy    Synapse 1.0.0     needs Python 3.7
+#   current   Synapse 1.66.0    needs Python 3.9 (the last release that speaks the protocol over TCP)
+#
+#   SYNREPL_PEERS            where they are (default: synrepl-peers in the user's cache folder)
+#   SYNREPL_PYTHON_LEGACY    the Python 3.7 to make it with (default: pyenv's newest, else python3.7)
+#   SYNREPL_PYTHON_CURRENT   the Python 3.9 to make it with (default: pyenv's newest, else python3.9)
+
+SYNREPL_PEERS=${SYNREPL_PEERS:-${XDG_CACHE_HOME:-$HOME/.cache}/synrepl-peers}
+export SYNREPL_PEERS
+_PEERS_SOURCE=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../tests/interop/peers" && pwd)
+
+synrepl_peer_python() { printf '%s\n' "$SYNREPL_PEERS/synapse-$1/bin/python"; }
+
+_peer_release() { "$(synrepl_peer_python "$1")" -c 'import synapse; print(synapse.__version__)' 2>/dev/null; }
+
+_peer_find_python() { # version, the variable that names one
+    local found
+    if [ -n "${!2:-}" ]; then
+        printf '%s\n' "${!2}"
+        return 0
+    fi
+    found=$(find "${PYENV_ROOT:-$HOME/.pyenv}/versions" -path "*/versions/$1.*/bin/python" 2>/dev/null | sort -V | tail -n 1)
+    [ -n "$found" ] || found=$(command -v "python$1" 2>/dev/null || true)
+    if [ -n "$found" ] && "$found" -c 'import ensurepip, venv' 2>/dev/null; then
+        printf '%s\n' "$found"
+        return 0
+    fi
+    echo "Python $1 is needed and was not found. Get it with 'pyenv install $1', or name one: $2=/path/to/python$1" >&2
+    return 1
+}
+
+synrepl_peer() { # legacy|current
+    local wanted setuptools python variable
+    case $1 in
+        legacy) wanted=1.0.0 python=3.7 variable=SYNREPL_PYTHON_LEGACY setuptools='setuptools<58' ;;
+        current) wanted=1.66.0 python=3.9 variable=SYNREPL_PYTHON_CURRENT setuptools='setuptools<66' ;;
+        *)
+            echo "there is no peer '$1': say legacy or current" >&2
+            return 2
+            ;;
+    esac
+    [ "$(_peer_release "$1")" = "$wanted" ] && return 0
+    python=$(_peer_find_python "$python" "$variable") || return 1
+    echo "Making Synapse $wanted in $SYNREPL_PEERS/synapse-$1 with $python ..." >&2
+    mkdir -p "$SYNREPL_PEERS"
+    "$python" -m venv --clear "$SYNREPL_PEERS/synapse-$1"
+    python=$(synrepl_peer_python "$1")
+    "$python" -m pip install --quiet --disable-pip-version-check 'pip<24' "$setuptools" wheel
+    "$python" -m pip install --quiet --disable-pip-version-check --no-deps -r "$_PEERS_SOURCE/requirements-$1.txt"
+    [ "$(_peer_release "$1")" = "$wanted" ] || {
+        echo "Synapse $wanted was installed, but does not import:" >&2
+        "$python" -c 'import synapse' >&2
+        return 1
+    }
+}

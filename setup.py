@@ -1,0 +1,59 @@
+"""How synrepl is built and installed. The settings of the tools are in pyproject.toml."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+setup(
+    name="synrepl",
+    version="26.11.0.dev0",
+    description="Speaks the replication protocol of Synapse: a daemon, a library and a pipeline over one log of streams.",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    # Said aloud, so that an editable install puts this folder on the path: only then is the plugin below found.
+    package_dir={"": "."},
+    packages=find_packages(include=["synrepl", "synrepl.*"]),
+    package_data={"synrepl": ["py.typed"]},
+    # Twisted looks for plugins in every `twisted/plugins` folder of the path; ours must not have an __init__.py,
+    # or it would hide Twisted's own. As a module it is installed all the same.
+    py_modules=["twisted.plugins.synrepl_plugin"],
+    entry_points={"console_scripts": ["synrepl = synrepl.cli:main"]},
+    install_requires=[
+        "Twisted[tls]>=24.7",
+        "treq>=24.9",
+        "klein>=24.8",
+        "msgspec>=0.19",
+        "PyYAML>=6.0",
+        "prometheus-client>=0.20",
+        "click>=8.1",
+        "rich>=13.7",
+    ],
+    extras_require={
+        "redis": ["txredisapi>=1.4.10"],
+        "postgres": ["psycopg[binary]>=3.2"],
+        "spark": ["pyspark>=4.0", "pyarrow>=17"],
+        "test": [
+            "hypothesis>=6.100",
+            "import-linter>=2.1",
+            "mypy>=1.13",
+            "mypy-zope>=1.0.9",
+            "pytest>=8.3",
+            "ruff>=0.8",
+            "towncrier>=24.8",
+            "types-PyYAML",
+        ],
+    },
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Framework :: Twisted",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Communications :: Chat",
+        "Typing :: Typed",
+    ],
+    zip_safe=False,
+)

@@ -1,0 +1,1 @@
+"""Tests of synrepl; docs/howto/contribute.md says how they are run."""

@@ -1,0 +1,125 @@
+"""The house itself: what is installed, what importing does, what may be in a file."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+PURE = ("synrepl.errors", "synrepl.wire", "synrepl.streams")
+
+
+def python(code: str, *, cwd: Path | None = None) -> str:
+    """What a fresh interpreter prints when it runs this."""
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def pure_modules() -> list[str]:
+    """Every module of the pure core."""
+    names = []
+    for package in PURE:
+        path = ROOT.joinpath(*package.split("."))
+        files = sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+        for file in files:
+            parts = file.relative_to(ROOT).with_suffix("").parts
+            names.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    return names
+
+
+def test_twist_lists_the_plugin(tmp_path: Path) -> None:
+    """`twist synrepl` exists once synrepl is installed, wherever one stands."""
+    result = subprocess.run(
+        [sys.executable, "-m", "twisted", "--help"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert re.search(r"^\s+synrepl\s", result.stdout, re.MULTILINE), result.stdout + result.stderr
+
+
+def test_the_plugin_shows_its_options(tmp_path: Path) -> None:
+    """From any folder, and without an error on the way."""
+    result = subprocess.run(
+        [sys.executable, "-m", "twisted", "synrepl", "--help"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert "--listen" in result.stdout
+    assert "Traceback" not in result.stdout + result.stderr
+
+
+def test_importing_synrepl_installs_no_reactor() -> None:
+    """A worker chooses its own reactor, also after it has imported us."""
+    code = """
+import sys
+import synrepl
+for name in getattr(synrepl, "__all__", ()):
+    getattr(synrepl, name)
+print("twisted.internet.reactor" in sys.modules)
+"""
+    assert python(code) == "False\n"
+
+
+def test_the_pure_core_runs_without_twisted() -> None:
+    """Wire and streams serve an asyncio client or a Spark executor that has never heard of Twisted."""
+    code = f"""
+import importlib, sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("twisted", "zope", "prometheus_client", "pyspark"):
+            raise ModuleNotFoundError("not installed here: " + name)
+sys.meta_path.insert(0, Absent())
+for name in {pure_modules()!r}:
+    importlib.import_module(name)
+print("fine")
+"""
+    assert python(code) == "fine\n"
+
+
+def test_no_file_names_the_machine_it_was_written_on() -> None:
+    """A path that exists on one machine only is noise to everybody else, or worse, works only there."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    places = [str(ROOT)] if len(ROOT.parts) > 2 else []
+    if len(Path.home().parts) > 1:
+        places.append(str(Path.home()))
+    here = "|".join([re.escape(place) + r"\b" for place in places])
+    anywhere = r"(?<![\w.$}~-])/(?:work|workspaces?|builds|__w|root|home/[\w.-]+|Users/[\w.-]+|tmp/[\w.-]+)/"
+    machine = re.compile(f"(?<![\\w.-])(?:{here})|{anywhere}" if here else anywhere)
+
+    found = []
+    for name in filter(None, listed.stdout.split("\0")):
+        path = ROOT / name
+        if not path.is_file():
+            continue
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        found += [
+            f"{name}:{at}: {line}" for at, line in enumerate(text.splitlines(), 1) if machine.search(line)
+        ]
+
+    assert found == []

@@ -1,0 +1,1 @@
+"""Tests that need the real reactor. Run by trial: python -m twisted.trial tests.trial."""
