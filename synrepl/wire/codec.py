@@ -1,0 +1,84 @@
+"""All commands as one release writes them: lines to commands and back, directions checked."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from synrepl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from synrepl.wire.commands import Rdata, declared_commands
+from synrepl.wire.declare import Command, Form, Side, exists, show
+from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect, nearest
+from synrepl.wire.runs import RunReader
+
+__all__ = ["MAX_LENGTH", "Codec"]
+
+MAX_LENGTH = 16_384
+"""Bytes in a line, its end not counted; peers of every release refuse longer ones."""
+
+_KNOWN_POINTS = (LEGACY, MIDDLE, CURRENT, NEWEST, NATIVE)
+
+
+def _table(commands: Iterable[type[Command]]) -> dict[str, type[Command]]:
+    table: dict[str, type[Command]] = {}
+    for command in commands:
+        if table.setdefault(command.NAME, command) is not command:
+            raise ConfigError(f"two commands are called {command.NAME}")
+    return table
+
+
+COMMANDS: Mapping[str, type[Command]] = _table(declared_commands())
+
+
+class Codec:
+    """Reads what the peer's side may send, and writes what ours may, as one release does it.
+
+    Lenient in one thing: a command that the release does not have, but another has, is read as that one
+    wrote it (a bare REPLICATE is all we know of a peer's release). Nothing of that kind is ever written.
+    """
+
+    def __init__(self, dialect: Dialect, *, ours: Side, theirs: Side) -> None:
+        self.dialect = dialect
+        self._ours = ours
+        self._forms: dict[type[Command], Form] = {}
+        self.parsers: dict[bytes, Callable[[bytes], Command]] = {}
+        self.bare_parsers: dict[bytes, Callable[[], Command]] = {}
+        self._other_side: set[bytes] = set()
+        self.runs: RunReader | None = None
+        for name, command in COMMANDS.items():
+            form = Form(command, self._reading_dialect(command))
+            if exists(command, dialect.release) and ours & command.SENT_BY:
+                self._forms[command] = form
+            if theirs & command.SENT_BY:
+                self.parsers[name.encode()] = form.parse
+                self.bare_parsers[name.encode()] = form.parse_bare
+                if command is Rdata:
+                    self.runs = RunReader(form)
+            else:
+                self._other_side.add(name.encode())
+
+    def _reading_dialect(self, command: type[Command]) -> Dialect:
+        if exists(command, self.dialect.release):
+            return self.dialect
+        return nearest(self.dialect, [point for point in _KNOWN_POINTS if exists(command, point.release)])
+
+    def parse(self, line: bytes) -> Command:
+        """The command in this line. Raises RemoteProtocolError with words for the peer."""
+        name, space, arguments = line.partition(b" ")
+        parse = self.parsers.get(name)
+        if parse is None:
+            if name in self._other_side:
+                raise RemoteProtocolError(f"invalid command: {name.decode()} is not for this side to send")
+            raise RemoteProtocolError(f"invalid command: {show(name)}")
+        return parse(arguments) if space else self.bare_parsers[name]()
+
+    def speaks(self, command: type[Command]) -> bool:
+        """Whether our side may send this command in this release."""
+        return command in self._forms
+
+    def format(self, command: Command) -> bytes:
+        """The line, without its end. Raises LocalProtocolError if it is not ours to send, or too long."""
+        form = self._forms.get(type(command))
+        if form is None:
+            raise LocalProtocolError(f"{command.NAME} cannot be sent in {self.dialect} by this side")
+        line = form.format(command)
+        if len(line) > MAX_LENGTH:
+            raise LocalProtocolError(f"{command.NAME} is {len(line)} bytes long; a line holds {MAX_LENGTH}")
+        return line

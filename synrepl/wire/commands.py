@@ -1,0 +1,275 @@
+"""Every command of the wire's history, each declared once.
+
+Spans are the releases of Synapse (facts: wire history, from the tags v0.21.0 to v1.163.2).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from synrepl.wire.declare import (
+    BOTH,
+    BROKER,
+    CLIENT,
+    SERVER,
+    Command,
+    command,
+    either,
+    integer,
+    json_array,
+    json_rest,
+    json_value,
+    middle_text,
+    rest,
+    token_or,
+    word,
+)
+from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST
+
+__all__ = [
+    "CancelTask",
+    "ClearUserSync",
+    "Error",
+    "FederationAck",
+    "InvalidateCache",
+    "LockReleased",
+    "Name",
+    "NewActiveTask",
+    "Ping",
+    "Position",
+    "Rdata",
+    "RemoteServerUp",
+    "RemovePusher",
+    "Replicate",
+    "Server",
+    "Sync",
+    "UserIp",
+    "UserSync",
+    "declared_commands",
+]
+
+ANYONE = BOTH | BROKER
+
+
+@command("SERVER", sent_by=SERVER)
+class Server(Command, frozen=True):
+    """Who the server is; the client closes if it wanted another."""
+
+    server_name: str = word()
+
+    EXAMPLES = {LEGACY: "SERVER localhost:8823", CURRENT: "SERVER localhost:8823"}
+
+
+@command("RDATA", sent_by=SERVER | BROKER)
+class Rdata(Command, frozen=True):
+    """A row of a stream. Rows that share a token travel as a batch.
+
+    `token` is None (``batch`` on the wire) for every row of a batch but the last. `row` is JSON text;
+    the stream's row type reads it.
+    """
+
+    stream: str = word()
+    instance: str = word(since="1.13", default="master")
+    token: int | None = token_or("batch")
+    row: bytes = json_rest()
+
+    EXAMPLES = {
+        LEGACY: 'RDATA typing batch ["!room:hs", ["@ada:hs"]]',
+        CURRENT: 'RDATA typing worker1 54 ["!room:hs",["@ada:hs"]]',
+    }
+
+
+@command("POSITION", sent_by=SERVER | BROKER)
+class Position(Command, frozen=True):
+    """Everything this writer has up to `token` is out, and nothing lies between `prev_token` and `token`.
+
+    `prev_token` is None where the release does not send it (before 1.22).
+    """
+
+    stream: str = word()
+    instance: str = word(since="1.13", default="master")
+    prev_token: int | None = integer(since="1.22", default=None)
+    token: int = integer()
+
+    EXAMPLES = {
+        LEGACY: "POSITION events 53",
+        MIDDLE: "POSITION events master 53",
+        CURRENT: "POSITION events master 50 53",
+    }
+
+
+@command("ERROR", sent_by=BOTH)
+class Error(Command, frozen=True):
+    """Something is wrong, in words. Whoever sends it closes the connection."""
+
+    text: str = rest(may_be_empty=True)
+
+    EXAMPLES = {LEGACY: "ERROR server stopping", CURRENT: "ERROR ping timeout"}
+
+
+@command("PING", sent_by=BOTH)
+class Ping(Command, frozen=True):
+    """I am here. Who has ever sent one is timed out when silent. The text is free; peers put a time in ms."""
+
+    text: str | None = rest(optional=True)
+
+    EXAMPLES = {LEGACY: "PING 1490197665618", MIDDLE: "PING", CURRENT: "PING "}
+
+
+@command("NAME", sent_by=CLIENT)
+class Name(Command, frozen=True):
+    """What to call this client in logs."""
+
+    name: str = rest()
+
+    EXAMPLES = {LEGACY: "NAME synapse.app.appservice", CURRENT: "NAME worker 1"}
+
+
+@command("REPLICATE", sent_by=CLIENT | BROKER)
+class Replicate(Command, frozen=True):
+    """Legacy: send me this stream from here on (None: from now). Current: tell me where every stream stands.
+
+    The stream ``ALL`` means every stream the server has. From 1.13 on whatever follows the name is ignored;
+    real clients send a space and nothing.
+    """
+
+    stream: str | None = word(until="1.13", default=None)
+    token: int | None = token_or("NOW", until="1.13", default=None, any_case=True)
+    ignored: str | None = rest(since="1.13", default="", optional=True, ignored=True)
+
+    EXAMPLES = {LEGACY: "REPLICATE events 53", MIDDLE: "REPLICATE", CURRENT: "REPLICATE "}
+
+
+@command("USER_SYNC", sent_by=CLIENT | BROKER)
+class UserSync(Command, frozen=True):
+    """A user started or stopped syncing on a worker.
+
+    `instance_id` names one life of that worker (before 1.13: the connection does).
+    """
+
+    instance_id: str = word(since="1.13", default="")
+    user_id: str = word()
+    device_id: str | None = word(since="1.92", default=None, none="None")
+    is_syncing: bool = either("start", "end")
+    last_sync_ms: int = integer()
+
+    EXAMPLES = {
+        LEGACY: "USER_SYNC @ada:hs start 1490197670513",
+        CURRENT: "USER_SYNC xyzzy @ada:hs end 1490197670513",
+        NEWEST: "USER_SYNC xyzzy @ada:hs PHONE start 1490197670513",
+    }
+
+
+@command("CLEAR_USER_SYNC", sent_by=CLIENT | BROKER, since="1.13")
+class ClearUserSync(Command, frozen=True):
+    """This worker stops: nobody syncs on it any more."""
+
+    instance_id: str = word()
+
+    EXAMPLES = {CURRENT: "CLEAR_USER_SYNC xyzzy"}
+
+
+@command("FEDERATION_ACK", sent_by=CLIENT | BROKER)
+class FederationAck(Command, frozen=True):
+    """This federation sender has the federation stream up to `token`."""
+
+    instance: str = word(since="1.18", default="")
+    token: int = integer()
+
+    EXAMPLES = {LEGACY: "FEDERATION_ACK 177", CURRENT: "FEDERATION_ACK federation_sender1 177"}
+
+
+@command("REMOVE_PUSHER", sent_by=CLIENT, until="1.29")
+class RemovePusher(Command, frozen=True):
+    """A push gateway refused this push key: drop the pusher.
+
+    Push keys hold spaces, and the wire does not quote them: what stands between the first and the last word
+    is the key (peers split at every space and get those wrong).
+    """
+
+    app_id: str = word()
+    push_key: str = middle_text()
+    user_id: str = word()
+
+    EXAMPLES = {LEGACY: "REMOVE_PUSHER app.id push key 0 @ada:hs"}
+
+
+@command("INVALIDATE_CACHE", sent_by=CLIENT, until="1.14")
+class InvalidateCache(Command, frozen=True):
+    """Make every process drop this entry of a cache."""
+
+    cache: str = word()
+    keys: Any = json_value()
+
+    EXAMPLES = {LEGACY: 'INVALIDATE_CACHE get_user_by_id ["@ada:hs"]'}
+
+
+@command("SYNC", sent_by=BOTH, until="1.13")
+class Sync(Command, frozen=True):
+    """Used by tests to know that what was sent before has arrived."""
+
+    text: str = rest(may_be_empty=True)
+
+    EXAMPLES = {LEGACY: "SYNC 17"}
+
+
+@command("REMOTE_SERVER_UP", sent_by=ANYONE, since="1.9")
+class RemoteServerUp(Command, frozen=True):
+    """Another homeserver may be back: try it again. A server passes it on to its other clients."""
+
+    server: str = word()
+
+    EXAMPLES = {MIDDLE: "REMOTE_SERVER_UP example.org", CURRENT: "REMOTE_SERVER_UP example.org"}
+
+
+@command("USER_IP", sent_by=CLIENT | BROKER, since="0.23")
+class UserIp(Command, frozen=True):
+    """A user was seen: ``[access token, ip, user agent, device, last seen in ms]``.
+
+    0.22 wrote single words, in a form no other release has; it is not spoken here.
+    """
+
+    user_id: str = word()
+    seen: Any = json_array(5)
+
+    EXAMPLES = {
+        LEGACY: 'USER_IP @ada:hs ["secret", "127.0.0.1", "curl", "PHONE", 1490197670513]',
+        CURRENT: 'USER_IP @ada:hs ["secret","127.0.0.1","curl",null,1490197670513]',
+    }
+
+    def __repr__(self) -> str:
+        # The access token is a secret: it must not reach a log.
+        return f"UserIp(user_id={self.user_id!r}, seen=...)"
+
+
+@command("LOCK_RELEASED", sent_by=ANYONE, since="1.90")
+class LockReleased(Command, frozen=True):
+    """A lock was given back: ``[instance, lock name, key]``."""
+
+    lock: Any = json_array(3)
+
+    EXAMPLES = {NEWEST: 'LOCK_RELEASED ["worker1","purge","!room:hs"]'}
+
+
+@command("NEW_ACTIVE_TASK", sent_by=BROKER, since="1.92")
+class NewActiveTask(Command, frozen=True):
+    """A background task became active. Travels by Redis only."""
+
+    task_id: str = word()
+
+    EXAMPLES = {NEWEST: "NEW_ACTIVE_TASK abcdef"}
+
+
+@command("CANCEL_TASK", sent_by=BROKER, since="1.146")
+class CancelTask(Command, frozen=True):
+    """A background task was called off. Travels by Redis only."""
+
+    task_id: str = word()
+
+    EXAMPLES = {NEWEST: "CANCEL_TASK abcdef"}
+
+
+def declared_commands() -> Iterator[type[Command]]:
+    """The commands declared in this module, in its order."""
+    for value in globals().values():
+        if isinstance(value, type) and issubclass(value, Command) and value is not Command:
+            yield value

@@ -1,0 +1,276 @@
+"""One connection's side of the conversation, without input or output.
+
+A session takes lines and the time, and answers with actions: bytes to send, commands to deliver, close.
+Whoever drives it (TCP, Redis, a test, the simulator) performs them in order. Nothing that a peer sends
+makes a session raise: it answers with one ERROR line and the close.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from synrepl.errors import LocalProtocolError, RemoteProtocolError
+from synrepl.wire.codec import MAX_LENGTH, Codec
+from synrepl.wire.commands import Error, Name, Ping, Server
+from synrepl.wire.declare import BOTH, SERVER, Command, Side
+from synrepl.wire.dialect import CURRENT, LEGACY, NEWEST, Dialect
+from synrepl.wire.runs import Rows
+
+__all__ = ["AUTO", "KEEPALIVE", "Action", "Close", "Deliver", "Keepalive", "Send", "Session"]
+
+AUTO: Final = None
+"""In place of a dialect: take the one that the peer's first decisive command belongs to."""
+
+# Asked in this order; the first that can mean a command has it.
+_GUESSES: Final = (LEGACY, CURRENT, NEWEST)
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Write these bytes."""
+
+    data: bytes
+
+
+class Deliver(msgspec.Struct, frozen=True):
+    """Hand on these commands, in order. RDATA that came in a run stays together."""
+
+    commands: list[Command | Rows]
+
+
+class Close(msgspec.Struct, frozen=True):
+    """Close the connection, after what was sent before. Nothing follows. `ours`: we found fault with the
+    peer."""
+
+    why: str
+    ours: bool = True
+
+
+Action = Send | Deliver | Close
+
+
+class Keepalive(msgspec.Struct, frozen=True):
+    """PING when nothing was sent for `ping_seconds`; a peer that ever sent PING and is then silent for
+    `timeout_seconds` is gone. The defaults are those of every release (facts: the TCP wire, constants).
+    """
+
+    ping_seconds: float = 5.0
+    timeout_seconds: float = 25.0
+
+
+KEEPALIVE: Final = Keepalive()
+
+
+class Session:
+    """One side of one connection.
+
+    `side` is ours. `name` is who we are: the server's name on the server's side, the client's on the
+    client's. A client closes on a server that is not `expected_server` (None: takes any).
+    `seconds` tells the time.
+    """
+
+    def __init__(
+        self,
+        side: Side,
+        dialect: Dialect | None,
+        *,
+        name: str,
+        seconds: Callable[[], float],
+        expected_server: str | None = None,
+        keepalive: Keepalive = KEEPALIVE,
+    ) -> None:
+        if dialect is AUTO and side is not SERVER:
+            raise LocalProtocolError("a client must know which dialect it speaks")
+        self.side = side
+        self.dialect = dialect
+        self.peer_name = ""
+        self.closed = False
+        self._name = name
+        self._seconds = seconds
+        self._expected_server = expected_server
+        self._keepalive = keepalive
+        self._peer_pings = False
+        self._last_sent = self._last_received = seconds()
+        theirs = BOTH & ~side
+        self._guesses = (
+            [Codec(guess, ours=side, theirs=theirs) for guess in _GUESSES] if dialect is AUTO else []
+        )
+        self._codec = self._guesses[0] if dialect is AUTO else Codec(dialect, ours=side, theirs=theirs)
+        self._watch(self._codec)
+
+    # -- what happens --------------------------------------------------------------------------------------
+
+    def connected(self) -> list[Action]:
+        """The greeting."""
+        hello = Server(server_name=self._name) if self.side is SERVER else Name(name=self._name)
+        return [Send(self.lines([hello, self._ping()]))]
+
+    def receive(self, lines: Sequence[bytes], *, clean: bool = False) -> list[Action]:
+        """What these lines mean. `clean`: they are known to be ASCII without CR, so that nobody need look
+        again."""
+        if self.closed or not lines:
+            return []
+        self._last_received = self._seconds()
+        commands: list[Command | Rows] = []
+        good, why = (len(lines), "") if clean else _good_lines(lines)
+        try:
+            self._read(lines[:good], commands)
+            if why:
+                raise RemoteProtocolError(why)
+        except RemoteProtocolError as error:
+            return [Deliver(commands), *self.fail(error.why)]
+        return [Deliver(commands)] if commands else []
+
+    def line_too_long(self) -> list[Action]:
+        """The peer sent more bytes without a line end than a line may hold."""
+        return self.fail(f"Line length exceeded: a line holds {MAX_LENGTH} bytes")
+
+    def tick(self) -> list[Action]:
+        """Whatever the time demands: call it at `deadline()` or later, as often as you like."""
+        if self.closed:
+            return []
+        now = self._seconds()
+        if self._peer_pings and now - self._last_received >= self._keepalive.timeout_seconds:
+            return self.fail("ping timeout")
+        if now - self._last_sent >= self._keepalive.ping_seconds:
+            return [Send(self.lines([self._ping()]))]
+        return []
+
+    def not_listening(self) -> None:
+        """We have stopped reading, so the peer's silence is our own doing."""
+        self._last_received = self._seconds()
+
+    def deadline(self) -> float:
+        """When `tick` may next have something to do, in seconds on our clock."""
+        ping_at = self._last_sent + self._keepalive.ping_seconds
+        if not self._peer_pings:
+            return ping_at
+        return min(ping_at, self._last_received + self._keepalive.timeout_seconds)
+
+    def fail(self, why: str) -> list[Action]:
+        """Tell the peer what is wrong, and close. Once only."""
+        if self.closed:
+            return []
+        text = " ".join(why.split())[:1000]
+        data = self.lines([Error(text=text)])
+        self.closed = True
+        return [Send(data), Close(text)]
+
+    # -- what we say ---------------------------------------------------------------------------------------
+
+    @property
+    def codec(self) -> Codec:
+        """How commands are written here; only meaningful once the dialect is known."""
+        return self._codec
+
+    def speaks(self, command: type[Command]) -> bool:
+        """Whether we may send this command on this connection now."""
+        return self._codec.speaks(command)
+
+    def lines(self, commands: Sequence[Command]) -> bytes:
+        """The bytes of these commands. Raises LocalProtocolError if one is not ours to send, or too long."""
+        self.sent()
+        format_line = self._codec.format
+        return b"".join([format_line(command) + b"\n" for command in commands])
+
+    def sent(self) -> None:
+        """Bytes were sent on this connection just now (for those who write ready-made ones)."""
+        self._last_sent = self._seconds()
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    def _read(self, lines: Sequence[bytes], commands: list[Command | Rows]) -> None:
+        deliver = commands.append
+        place = 0
+        while self.dialect is AUTO and place < len(lines):
+            if lines[place]:
+                deliver(self._guess(lines[place]))
+            place += 1
+        parse = self._codec.parse
+        runs = self._codec.runs
+        while place < len(lines):
+            line = lines[place]
+            if runs is not None and line.startswith(b"RDATA ") and (run := runs.read(lines, place)):
+                deliver(run)
+                place += len(run.rows)
+                continue
+            if line:
+                deliver(parse(line))
+            place += 1
+
+    def _guess(self, line: bytes) -> Command:
+        """A command from a peer of unknown dialect, which is then known if only one can mean it."""
+        meanings: list[tuple[Codec, Command]] = []
+        complaints: list[str] = []
+        for codec in self._guesses:
+            try:
+                command = codec.parse(line)
+            except RemoteProtocolError as error:
+                if error.why not in complaints:
+                    complaints.append(error.why)
+                continue
+            if not self._is_ignored(command):
+                meanings.append((codec, command))
+        if not meanings:
+            raise RemoteProtocolError("; or ".join(complaints))
+        codec, command = meanings[0]
+        if len(meanings) < len(self._guesses) or any(other != command for _, other in meanings):
+            self.dialect = codec.dialect
+            self._codec = codec
+            if codec is not self._guesses[0]:
+                self._watch(codec)
+        return command
+
+    @staticmethod
+    def _is_ignored(command: Command) -> bool:
+        """Whether it holds text that its release ignores, so that it says nothing about the release."""
+        return bool(getattr(command, "ignored", None))
+
+    def _watch(self, codec: Codec) -> None:
+        """Hear the few commands that concern the session itself, at no cost for all the others."""
+        notes = {b"PING": self._note_ping, b"NAME": self._note_name, b"SERVER": self._note_server}
+        for name, note in notes.items():
+            if name in codec.parsers:
+                codec.parsers[name] = _noting(codec.parsers[name], note)
+                codec.bare_parsers[name] = _noting(codec.bare_parsers[name], note)
+
+    def _note_ping(self, command: Command) -> None:
+        self._peer_pings = True
+
+    def _note_name(self, command: Command) -> None:
+        assert isinstance(command, Name)
+        self.peer_name = command.name
+
+    def _note_server(self, command: Command) -> None:
+        assert isinstance(command, Server)
+        if self._expected_server is not None and command.server_name != self._expected_server:
+            raise RemoteProtocolError(
+                f"Wrong remote: this is {command.server_name}, expected {self._expected_server}"
+            )
+        self.peer_name = command.server_name
+
+    def _ping(self) -> Ping:
+        return Ping(text=str(int(self._seconds() * 1000)))
+
+
+def _good_lines(lines: Sequence[bytes]) -> tuple[int, str]:
+    """How many of these lines are text as it should be, and what is wrong with the one after them."""
+    for place, line in enumerate(lines):
+        if line.endswith(b"\r"):
+            return place, "a line ends with LF alone, not with CR LF"
+        try:
+            line.decode("utf-8")
+        except UnicodeDecodeError:
+            return place, "a line is not UTF-8"
+    return len(lines), ""
+
+
+def _noting(parse: Callable[..., Command], note: Callable[[Command], None]) -> Callable[..., Command]:
+    """The same parser, which also tells `note` what it read."""
+
+    def parse_and_note(*arguments: bytes) -> Command:
+        command = parse(*arguments)
+        note(command)
+        return command
+
+    return parse_and_note

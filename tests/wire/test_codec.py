@@ -1,0 +1,351 @@
+"""Lines to commands and back, as each release writes them."""
+
+import pytest
+
+from synrepl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from synrepl.wire.codec import MAX_LENGTH, Codec
+from synrepl.wire.commands import (
+    CancelTask,
+    InvalidateCache,
+    LockReleased,
+    Name,
+    Ping,
+    Position,
+    Rdata,
+    RemovePusher,
+    Replicate,
+    UserIp,
+    UserSync,
+    declared_commands,
+)
+from synrepl.wire.declare import BOTH, BROKER, CLIENT, SERVER, Command
+from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
+from synrepl.wire.lines import Lines
+from synrepl.wire.runs import Rows, RunReader
+from tests.captures import Said, said
+
+BAD_ON_PURPOSE = {
+    # What the captures' err-* files sent to see the ERROR; everything else in all captures must parse.
+    ("legacy/err-bad-token.txt", b"REPLICATE events abc"),
+    ("legacy/err-unknown-command.txt", b"FOO bar"),
+    ("legacy/err-user-sync-bad-state.txt", b"USER_SYNC @x:y maybe 1"),
+    ("current/err-unknown-command.txt", b"FOO bar"),
+    ("current/err-user-sync-bad-state.txt", b"USER_SYNC @x:y maybe 1"),
+}
+
+
+def examples() -> list[tuple[type[Command], Dialect, bytes]]:
+    return [
+        (command, dialect, line.encode())
+        for command in declared_commands()
+        for dialect, line in command.EXAMPLES.items()
+    ]
+
+
+@pytest.mark.parametrize(("command", "dialect", "line"), examples())
+def test_every_example_parses_and_formats_back_to_itself(
+    command: type[Command], dialect: Dialect, line: bytes
+) -> None:
+    """The examples are the documentation, so they must be true."""
+    codec = Codec(dialect, ours=command.SENT_BY, theirs=command.SENT_BY)
+
+    parsed = codec.parse(line)
+
+    assert type(parsed) is command
+    assert line == codec.format(parsed)
+
+
+def test_every_command_has_an_example() -> None:
+    """A command without one would be documented by nothing."""
+    assert [] == [command.NAME for command in declared_commands() if not command.EXAMPLES]
+
+
+def test_every_line_that_real_peers_said_formats_back_to_the_same_bytes() -> None:
+    """Byte for byte what 1.0, 1.21 and 1.66 said and understood, both ways."""
+    failures: list[tuple[Said, str]] = []
+    count = 0
+    for one in said():
+        if (one.file, one.line) in BAD_ON_PURPOSE or not one.line:
+            continue
+        side = SERVER if one.by_server else CLIENT
+        codec = Codec(one.dialect, ours=side, theirs=side)
+        count += 1
+        try:
+            formatted = codec.format(codec.parse(one.line))
+        except (RemoteProtocolError, LocalProtocolError) as error:
+            failures.append((one, str(error)))
+        else:
+            if formatted != one.line:
+                failures.append((one, formatted.decode()))
+
+    assert [] == failures
+    assert count > 5_000
+
+
+def test_what_the_captures_sent_to_provoke_an_error_is_refused() -> None:
+    """The lines that real servers answered with ERROR get one from us."""
+    refused = set()
+    for one in said():
+        if (one.file, one.line) in BAD_ON_PURPOSE:
+            with pytest.raises(RemoteProtocolError):
+                Codec(one.dialect, ours=SERVER, theirs=CLIENT).parse(one.line)
+            refused.add((one.file, one.line))
+
+    assert refused == BAD_ON_PURPOSE
+
+
+BAD_LINES = [
+    # (dialect, line, what the peer is told)
+    (CURRENT, b"FOO bar", "invalid command: 'FOO'"),
+    (CURRENT, b" PING 1", "invalid command: ''"),
+    (CURRENT, b"ping 1", "invalid command: 'ping'"),
+    (CURRENT, b"%s %d %", "invalid command: '%s'"),
+    (CURRENT, b"RDATA events master 5 []", "invalid command: RDATA is not for this side to send"),
+    (CURRENT, b"NEW_ACTIVE_TASK abc", "invalid command: NEW_ACTIVE_TASK is not for this side to send"),
+    (CURRENT, b"NAME", "cannot parse NAME: expected NAME <name...>, got nothing"),
+    (CURRENT, b"NAME ", "cannot parse NAME: name must not be empty"),
+    (CURRENT, b"NAME \xff", "cannot parse NAME: name is not UTF-8"),
+    (
+        CURRENT,
+        b"CLEAR_USER_SYNC ",
+        "cannot parse CLEAR_USER_SYNC: expected CLEAR_USER_SYNC <instance_id>, got ''",
+    ),
+    (
+        CURRENT,
+        b"USER_SYNC i @a:b maybe 1",
+        "cannot parse USER_SYNC: is_syncing must be start or end, not 'maybe'",
+    ),
+    (
+        CURRENT,
+        b"USER_SYNC i @a:b start 1.5",
+        "cannot parse USER_SYNC: last_sync_ms must be a 64-bit integer, not '1.5'",
+    ),
+    (
+        CURRENT,
+        b"USER_SYNC @a:b start 1",
+        "cannot parse USER_SYNC: expected USER_SYNC <instance_id> <user_id> start|end <last_sync_ms: integer>",
+    ),
+    (
+        CURRENT,
+        b"FEDERATION_ACK s 9223372036854775808",
+        "cannot parse FEDERATION_ACK: token must be a 64-bit integer, not '9223372036854775808'",
+    ),
+    (
+        CURRENT,
+        b"FEDERATION_ACK s " + b"9" * 5000,
+        "cannot parse FEDERATION_ACK: token must be a 64-bit integer",
+    ),
+    (
+        CURRENT,
+        b"FEDERATION_ACK s 1_0",
+        "cannot parse FEDERATION_ACK: token must be a 64-bit integer, not '1_0'",
+    ),
+    (CURRENT, b"FEDERATION_ACK s \xd9\xa3", "cannot parse FEDERATION_ACK: token must be a 64-bit integer"),
+    (CURRENT, b"USER_IP @a:b {}", "cannot parse USER_IP: seen must be a JSON array of 5"),
+    (CURRENT, b"USER_IP @a:b [1,", "cannot parse USER_IP: seen must be JSON: Input data was truncated"),
+    (CURRENT, b"LOCK_RELEASED " + b"[" * 5000, "cannot parse LOCK_RELEASED: lock must be JSON"),
+    (
+        LEGACY,
+        b"REPLICATE",
+        "cannot parse REPLICATE: expected REPLICATE <stream> <token: integer or NOW>, got nothing",
+    ),
+    (
+        LEGACY,
+        b"REPLICATE events",
+        "cannot parse REPLICATE: expected REPLICATE <stream> <token: integer or NOW>",
+    ),
+    (
+        LEGACY,
+        b"REPLICATE events abc",
+        "cannot parse REPLICATE: token must be a 64-bit integer or NOW, not 'abc'",
+    ),
+    (
+        LEGACY,
+        b"INVALIDATE_CACHE f",
+        "cannot parse INVALIDATE_CACHE: expected INVALIDATE_CACHE <cache> <keys: JSON>",
+    ),
+    (LEGACY, b"INVALIDATE_CACHE f [NaN]", "cannot parse INVALIDATE_CACHE: keys must be JSON"),
+    (
+        LEGACY,
+        b"REMOVE_PUSHER app key",
+        "cannot parse REMOVE_PUSHER: expected REMOVE_PUSHER <app_id> <push_key>",
+    ),
+]
+
+
+@pytest.mark.parametrize(("dialect", "line", "told"), BAD_LINES)
+def test_a_bad_line_is_refused_in_words(dialect: Dialect, line: bytes, told: str) -> None:
+    """Whoever debugs the other end must see from the ERROR what to change."""
+    with pytest.raises(RemoteProtocolError) as refused:
+        Codec(dialect, ours=SERVER, theirs=CLIENT).parse(line)
+
+    assert refused.value.why.startswith(told)
+    assert len(refused.value.why) < 400
+
+
+def test_words_that_peers_write_in_several_ways_are_taken() -> None:
+    """`now` in lower case, a bare PING, push keys with spaces: seen on real wires."""
+    legacy = Codec(LEGACY, ours=SERVER, theirs=CLIENT)
+
+    assert legacy.parse(b"REPLICATE events now") == Replicate(stream="events", token=None)
+    assert legacy.parse(b"PING") == Ping(text=None)
+    assert legacy.parse(b"REPLICATE federation -1") == Replicate(stream="federation", token=-1)
+    assert legacy.parse(b"REMOVE_PUSHER a k 1 2 @u:hs") == RemovePusher(
+        app_id="a", push_key="k 1 2", user_id="@u:hs"
+    )
+
+
+def test_a_command_of_another_release_is_read_as_that_one_wrote_it_but_never_sent() -> None:
+    """A bare REPLICATE is all that is known of a peer's release; it may be newer than we think."""
+    codec = Codec(CURRENT, ours=SERVER, theirs=CLIENT)
+
+    assert codec.parse(b'LOCK_RELEASED ["i","n","k"]') == LockReleased(lock=["i", "n", "k"])
+    assert codec.parse(b'INVALIDATE_CACHE f ["k"]') == InvalidateCache(cache="f", keys=["k"])
+    with pytest.raises(LocalProtocolError):
+        codec.format(LockReleased(lock=["i", "n", "k"]))
+
+
+def test_positions_have_two_three_or_four_words() -> None:
+    """The three incompatible forms, one command to everybody above the wire."""
+    forms = {
+        LEGACY: b"POSITION events 53",
+        MIDDLE: b"POSITION events master 53",
+        CURRENT: b"POSITION events master 50 53",
+    }
+
+    for dialect, line in forms.items():
+        codec = Codec(dialect, ours=SERVER, theirs=SERVER)
+        position = codec.parse(line)
+        assert isinstance(position, Position)
+        assert ("events", "master", 53) == (position.stream, position.instance, position.token)
+        assert line == codec.format(Position(stream="events", prev_token=50, token=53))
+
+
+def test_we_never_send_what_is_not_ours_to_send() -> None:
+    """A mistake on our side must fail here, not at the peer."""
+    server = Codec(CURRENT, ours=SERVER, theirs=CLIENT)
+
+    for command in (Replicate(), Name(name="x"), CancelTask(task_id="x")):
+        with pytest.raises(LocalProtocolError):
+            server.format(command)
+
+
+def test_what_does_not_fit_the_wire_is_not_written() -> None:
+    """A word with a space, a line break, a line too long would all be read as something else."""
+    codec = Codec(CURRENT, ours=BOTH, theirs=BOTH)
+    room = MAX_LENGTH - len(b"NAME ")
+
+    assert len(codec.format(Name(name="x" * room))) == MAX_LENGTH
+    for command in (
+        Name(name="x" * (room + 1)),
+        Name(name="a\nb"),
+        UserSync(instance_id="i", user_id="@a b", is_syncing=True, last_sync_ms=1),
+        UserSync(instance_id="", user_id="@a:b", is_syncing=True, last_sync_ms=1),
+        Rdata(stream="events", token=1, row=b"[]\nPING 1"),
+    ):
+        with pytest.raises(LocalProtocolError):
+            codec.format(command)
+
+
+def test_an_access_token_is_in_no_repr_and_no_error() -> None:
+    """USER_IP holds one, and both end up in logs."""
+    codec = Codec(CURRENT, ours=SERVER, theirs=CLIENT)
+
+    assert "secret" not in repr(codec.parse(b'USER_IP @a:b ["secret","ip","ua",null,1]'))
+    assert "secret" not in str(UserIp(user_id="@a:b", seen=["secret"] * 5))
+    for line in (b'USER_IP @a:b ["secret"]', b'USER_IP @a:b ["secret"'):
+        with pytest.raises(RemoteProtocolError) as refused:
+            codec.parse(line)
+        assert "secret" not in str(refused.value)
+
+
+def test_tasks_travel_between_processes_of_a_broker_only() -> None:
+    """Real servers answer NEW_ACTIVE_TASK over TCP with an ERROR."""
+    broker = Codec(NEWEST, ours=BROKER, theirs=BROKER)
+
+    assert b"CANCEL_TASK t" == broker.format(CancelTask(task_id="t"))
+
+
+@pytest.mark.parametrize("text", ["legacy", "middle", "current", "native", "1.83", "0.99.4"])
+def test_a_dialect_is_a_name_or_a_release(text: str) -> None:
+    """Operators know their Synapse's number, not our names for it."""
+    assert text == str(Dialect.parse(text))
+
+
+def test_dialects_are_ordered_by_release() -> None:
+    """Everything that differs between releases hangs on this order."""
+    assert Dialect.parse("0.99.3") < LEGACY < MIDDLE < CURRENT < Dialect.parse("1.83") < NEWEST < NATIVE
+
+
+@pytest.mark.parametrize("text", ["", "old", "1", "1.x", "0.20", "1.2.3.4", "1.66 ", "\u0661.66"])
+def test_what_is_no_dialect_is_refused_with_the_choices(text: str) -> None:
+    """A typing mistake in the configuration gets a helpful line."""
+    with pytest.raises(ConfigError):
+        Dialect.parse(text)
+
+
+class TestRuns:
+    """RDATA in a row is read together, and must mean the same as read one by one."""
+
+    def reader(self, dialect: Dialect) -> RunReader:
+        runs = Codec(dialect, ours=CLIENT, theirs=SERVER).runs
+        assert runs is not None
+        return runs
+
+    def test_a_run_ends_where_stream_or_writer_change(self) -> None:
+        """Rows of two writers must not be mixed up."""
+        lines = [b"RDATA a w 1 [1]", b"RDATA a w batch [2]", b"RDATA a w 2 [3]", b"RDATA a v 3 [4]"]
+
+        assert self.reader(CURRENT).read(lines, 0) == Rows(
+            stream="a", instance="w", tokens=[1, None, 2], rows=[b"[1]", b"[2]", b"[3]"]
+        )
+
+    def test_a_release_without_writers_has_the_default_one(self) -> None:
+        """Legacy rows are all the master's."""
+        assert self.reader(LEGACY).read([b"RDATA a 1 [1, 2]", b"RDATA a 2 [3]"], 0) == Rows(
+            stream="a", instance="master", tokens=[1, 2], rows=[b"[1, 2]", b"[3]"]
+        )
+
+    @pytest.mark.parametrize(
+        "second",
+        [
+            b"RDATA a w x [1]",
+            b"RDATA a w  [1]",
+            b"RDATA a w 5",
+            b"RDATA a w 5 ",
+            b"RDATA a w 99999999999999999999 [1]",
+        ],
+    )
+    def test_odd_lines_are_left_to_the_form(self, second: bytes) -> None:
+        """It knows the words for what is wrong."""
+        assert self.reader(CURRENT).read([b"RDATA a w 1 [1]", second], 0) is None
+
+    def test_the_good_lines_before_an_odd_one_still_make_a_run(self) -> None:
+        """One bad line must not cost the good ones before it."""
+        lines = [b"RDATA a w 1 [1]", b"RDATA a w 2 [2]", b"RDATA a w 1e3 [3]"]
+
+        run = self.reader(CURRENT).read(lines, 0)
+
+        assert run is not None
+        assert [1, 2] == run.tokens
+
+
+class TestLines:
+    """Bytes to lines, however they arrive."""
+
+    def test_lines_do_not_depend_on_how_bytes_arrive(self) -> None:
+        """TCP promises nothing about the size of its pieces."""
+        data = b"PING 1\n\nNAME x\r\nhalf"
+        whole = Lines().feed(data)
+
+        piecemeal = Lines()
+        lines = [line for byte in data for line in piecemeal.feed(bytes([byte]))[0]]
+
+        assert ([b"PING 1", b"", b"NAME x\r"], False) == whole
+        assert whole[0] == lines
+
+    @pytest.mark.parametrize("ending", [b"", b"\n", b"\nPING 1\n"])
+    def test_a_line_of_one_byte_too_many_is_noticed_with_or_without_its_end(self, ending: bytes) -> None:
+        """A peer that never ends its line must not fill our memory."""
+        assert ([b"PING 1"], True) == Lines().feed(b"PING 1\n" + b"x" * (MAX_LENGTH + 1) + ending)
+        assert Lines().feed(b"x" * MAX_LENGTH + b"\n") == ([b"x" * MAX_LENGTH], False)

@@ -1,0 +1,399 @@
+"""A connection's conversation, without a connection."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from synrepl.errors import LocalProtocolError
+from synrepl.wire.codec import MAX_LENGTH
+from synrepl.wire.commands import Error, Name, Ping, Position, Rdata, Replicate, Server, UserSync
+from synrepl.wire.declare import CLIENT, SERVER, Command, Side
+from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect
+from synrepl.wire.lines import Lines
+from synrepl.wire.session import AUTO, Action, Close, Deliver, Keepalive, Send, Session
+
+
+class Time:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def server(dialect: Dialect | None = AUTO, time: Time | None = None) -> Session:
+    return Session(SERVER, dialect, name="hs", seconds=time or Time())
+
+
+def client(dialect: Dialect = CURRENT, expected: str | None = "hs", time: Time | None = None) -> Session:
+    return Session(CLIENT, dialect, name="worker 1", seconds=time or Time(), expected_server=expected)
+
+
+def delivered(actions: list[Action]) -> list[Command]:
+    commands: list[Command] = []
+    for action in actions:
+        if isinstance(action, Deliver):
+            for command in action.commands:
+                commands += [command] if isinstance(command, Command) else list(command.commands())
+    return commands
+
+
+def told(actions: list[Action]) -> str:
+    """What the peer reads of a failure; it must be one ERROR line and then the close."""
+    *before, send, close = actions
+    assert all(isinstance(action, Deliver) for action in before)
+    assert isinstance(send, Send)
+    assert isinstance(close, Close)
+    assert send.data.startswith(b"ERROR ")
+    assert send.data.endswith(b"\n")
+    assert send.data.count(b"\n") == 1
+    return send.data[6:-1].decode()
+
+
+class TestGreeting:
+    """Both sides speak at once."""
+
+    def test_a_server_says_who_it_is_and_enables_time_outs(self) -> None:
+        """The first line tells the client whether it came to the right place."""
+        assert [Send(b"SERVER hs\nPING 1000000\n")] == server().connected()
+
+    def test_a_client_says_its_name_and_enables_time_outs(self) -> None:
+        """Nothing is asked here: what to ask is the follower's business."""
+        assert [Send(b"NAME worker 1\nPING 1000000\n")] == client().connected()
+
+    def test_a_client_leaves_a_server_of_another_name(self) -> None:
+        """Facts of a neighbor's homeserver must never get in."""
+        session = client(expected="hs")
+
+        assert "Wrong remote: this is other, expected hs" == told(session.receive([b"SERVER other"]))
+        assert session.closed
+
+    def test_a_client_that_expects_nobody_takes_any_server(self) -> None:
+        """A tool like tail may be pointed anywhere."""
+        assert delivered(client(expected=None).receive([b"SERVER x"])) == [Server(server_name="x")]
+
+    def test_a_client_cannot_guess_its_own_dialect(self) -> None:
+        """Only who is spoken to can wait and see."""
+        with pytest.raises(LocalProtocolError):
+            Session(CLIENT, AUTO, name="x", seconds=Time())
+
+
+class TestDialects:
+    """A listener finds out what its peer speaks."""
+
+    @pytest.mark.parametrize(
+        ("line", "dialect"),
+        [
+            (b"REPLICATE", CURRENT),
+            (b"REPLICATE ", CURRENT),
+            (b"REPLICATE events 53", LEGACY),
+            (b"REPLICATE ALL NOW", LEGACY),
+            (b"REPLICATE events now", LEGACY),
+            (b"USER_SYNC @a:b start 1", LEGACY),
+            (b"USER_SYNC xyz @a:b start 1", CURRENT),
+            (b"FEDERATION_ACK 5", LEGACY),
+            (b"FEDERATION_ACK sender 5", CURRENT),
+            (b"NAME x", None),
+            (b"PING 1", None),
+            (b"PING", None),
+            (b"", None),
+            (b"ERROR oh", None),
+            (b"REMOTE_SERVER_UP example.org", None),
+            (b'USER_IP @a:b ["t","i","u",null,1]', None),
+        ],
+    )
+    def test_the_first_decisive_command_decides(self, line: bytes, dialect: Dialect | None) -> None:
+        """One port serves old and new followers at once, and netcat."""
+        session = server()
+
+        actions = session.receive([b"NAME n", line])
+
+        assert not session.closed
+        assert dialect == session.dialect
+        assert delivered(actions)[0] == Name(name="n")
+
+    def test_a_decided_session_stays_so(self) -> None:
+        """A connection has one dialect for life."""
+        session = server()
+        session.receive([b"REPLICATE events NOW"])
+
+        assert "token must be a 64-bit integer or NOW" in told(session.receive([b"REPLICATE x y"]))
+
+    def test_a_line_that_no_dialect_can_mean_is_refused(self) -> None:
+        """A person at netcat who mistypes a token is told, not served something else."""
+        assert (
+            told(server().receive([b"REPLICATE events abc"]))
+            == "cannot parse REPLICATE: token must be a 64-bit integer or NOW, not 'abc'"
+        )
+
+    def test_middle_must_be_said(self) -> None:
+        """A server cannot tell it from current by anything it hears."""
+        session = server(MIDDLE)
+
+        line = session.lines([Position(stream="events", prev_token=1, token=2)])
+
+        assert b"POSITION events master 2\n" == line
+
+
+class TestKeepalive:
+    """PING when silent for 5 s, give up 25 s after the last line, but only on who has ever pinged."""
+
+    def test_silence_of_ours_is_filled_with_ping(self) -> None:
+        """So that the other side knows we are there."""
+        time = Time()
+        session = server(time=time)
+        session.connected()
+
+        time.now += 4.9
+        assert [] == session.tick()
+        time.now += 0.1
+        assert [Send(b"PING 1005000\n")] == session.tick()
+        assert session.deadline() == 1010.0
+
+    def test_sending_anything_puts_off_the_ping(self) -> None:
+        """PING is rare on a busy line."""
+        time = Time()
+        session = server(time=time)
+        session.connected()
+        time.now += 4
+        session.sent()
+        time.now += 4
+
+        assert [] == session.tick()
+
+    @pytest.mark.parametrize("ping", [b"PING 1", b"PING", b"PING "])
+    def test_a_peer_that_pinged_and_fell_silent_is_timed_out(self, ping: bytes) -> None:
+        """Its process or its network is gone."""
+        time = Time()
+        session = server(time=time)
+        session.receive([ping])
+
+        time.now += 24.9
+        assert not session.closed
+        session.tick()
+        time.now += 0.1
+
+        assert "ping timeout" == told(session.tick())
+
+    def test_any_line_counts_as_life(self) -> None:
+        """A busy client need not ping."""
+        time = Time()
+        session = server(time=time)
+        session.receive([b"PING 1"])
+        time.now += 20
+        session.receive([b"NAME x"])
+        time.now += 20
+        session.tick()
+
+        assert not session.closed
+
+    def test_a_peer_that_never_pinged_is_never_timed_out(self) -> None:
+        """A person at netcat does not type PING."""
+        time = Time()
+        session = server(time=time)
+        session.receive([b"REPLICATE"])
+        time.now += 100_000
+        session.tick()
+
+        assert not session.closed
+
+    def test_both_times_can_be_set(self) -> None:
+        """Links differ."""
+        time = Time()
+        session = Session(
+            SERVER, AUTO, name="hs", seconds=time, keepalive=Keepalive(ping_seconds=1, timeout_seconds=3)
+        )
+        session.receive([b"PING 1"])
+
+        assert session.deadline() == 1001.0
+        time.now += 3
+        assert "ping timeout" == told(session.tick())
+
+    def test_a_peer_is_not_blamed_for_what_we_did_not_read(self) -> None:
+        """While our subscriber is slow we stop reading; its pings wait in a buffer then."""
+        time = Time()
+        session = client(time=time)
+        session.receive([b"PING 1"])
+        time.now += 100
+        session.not_listening()
+        session.tick()
+
+        assert not session.closed
+
+
+BAD_INPUT: list[tuple[str, Side, list[bytes], str]] = [
+    # (what, side that hears it, lines, what the peer reads)
+    ("bad UTF-8", SERVER, [b"NAME \xff\xfe"], "a line is not UTF-8"),
+    ("bad UTF-8 in a row", CLIENT, [b'RDATA events master 1 ["\xff"]'], "a line is not UTF-8"),
+    ("CR LF", SERVER, [b"PING 1\r"], "a line ends with LF alone, not with CR LF"),
+    ("CR LF after a word", SERVER, [b"REPLICATE\r"], "a line ends with LF alone, not with CR LF"),
+    ("a blank line with CR", SERVER, [b"\r"], "a line ends with LF alone, not with CR LF"),
+    ("percent signs", SERVER, [b"FOO %s %d %n"], "invalid command: 'FOO'"),
+    ("percent signs in an argument", SERVER, [b"USER_SYNC i @a:b %s 1"], "cannot parse USER_SYNC"),
+    ("unknown command", SERVER, [b"FOO bar"], "invalid command: 'FOO'"),
+    ("lower case", SERVER, [b"ping 1"], "invalid command: 'ping'"),
+    (
+        "wrong direction, to a server",
+        SERVER,
+        [b"RDATA a b 1 []"],
+        "invalid command: RDATA is not for this side",
+    ),
+    (
+        "wrong direction, to a client",
+        CLIENT,
+        [b"REPLICATE "],
+        "invalid command: REPLICATE is not for this side",
+    ),
+    ("no argument", SERVER, [b"NAME"], "cannot parse NAME: expected NAME <name...>, got nothing"),
+    ("no argument, to a client", CLIENT, [b"SERVER"], "cannot parse SERVER: expected SERVER <server_name>"),
+    ("no row", CLIENT, [b"RDATA events master 5 "], "cannot parse RDATA: row must be JSON, not nothing"),
+    ("no token", CLIENT, [b"RDATA events master"], "cannot parse RDATA: expected RDATA <stream>"),
+    (
+        "a word for a token",
+        CLIENT,
+        [b"RDATA events master x []"],
+        "cannot parse RDATA: token must be a 64-bit",
+    ),
+    ("a bad position", CLIENT, [b"POSITION events master 5"], "cannot parse POSITION: expected POSITION"),
+    ("control characters", SERVER, [b"\x00\x01\x02"], "invalid command: '\\x00\\x01\\x02'"),
+    ("a tab for a space", SERVER, [b"PING\t1"], "invalid command: 'PING\\t1'"),
+]
+
+
+@pytest.mark.parametrize(("what", "side", "lines", "text"), BAD_INPUT, ids=[row[0] for row in BAD_INPUT])
+def test_bad_input_gets_a_clear_error_and_the_close(
+    what: str, side: Side, lines: list[bytes], text: str
+) -> None:
+    """Real peers close without a word on half of these."""
+    session = server(CURRENT) if side is SERVER else client()
+
+    assert told(session.receive(lines)).startswith(text)
+    assert session.closed
+
+
+@pytest.mark.parametrize(("what", "side", "lines", "text"), BAD_INPUT, ids=[row[0] for row in BAD_INPUT])
+def test_what_came_before_bad_input_still_counts(
+    what: str, side: Side, lines: list[bytes], text: str
+) -> None:
+    """And what comes after it does not."""
+    session = server(CURRENT) if side is SERVER else client()
+
+    actions = session.receive([b"PING 1", *lines, b"PING 2"])
+
+    assert delivered(actions) == [Ping(text="1")]
+    assert session.receive([b"PING 3"]) == []
+
+
+def test_blank_lines_are_ignored() -> None:
+    """The documents say so; no release with TCP does it."""
+    session = server()
+
+    assert session.receive([b"", b"PING 1", b"", b""]) == [Deliver([Ping(text="1")])]
+
+
+def test_a_line_too_long_is_told_the_limit() -> None:
+    """16,384 bytes, on every release."""
+    assert told(server().line_too_long()) == f"Line length exceeded: a line holds {MAX_LENGTH} bytes"
+
+
+def test_an_error_of_the_peer_is_handed_on_and_the_connection_kept() -> None:
+    """Whoever sent it closes."""
+    session = client()
+
+    assert session.receive([b"ERROR server shutting down"]) == [Deliver([Error(text="server shutting down")])]
+    assert not session.closed
+
+
+def test_failing_twice_says_it_once() -> None:
+    """Two reasons to close at the same moment make one ERROR."""
+    session = server()
+    session.fail("one")
+
+    assert [] == session.fail("two")
+
+
+def test_an_error_never_breaks_the_line() -> None:
+    """Text of an exception may hold anything."""
+    assert told(server().fail("a\nb\r\nc % s " + "x" * 5000)).startswith("a b c % s xxx")
+
+
+def test_rows_in_a_run_are_delivered_in_order_between_other_commands() -> None:
+    """A POSITION between two rows must stay there."""
+    session = client()
+    lines = [
+        b"RDATA events w 1 [1]",
+        b"RDATA events w 2 [2]",
+        b"POSITION events w 2 5",
+        b"RDATA events w batch [6]",
+        b"RDATA events w 6 [6]",
+        b"RDATA caches w 9 [9]",
+    ]
+
+    assert delivered(session.receive(lines, clean=True)) == [
+        Rdata(stream="events", instance="w", token=1, row=b"[1]"),
+        Rdata(stream="events", instance="w", token=2, row=b"[2]"),
+        Position(stream="events", instance="w", prev_token=2, token=5),
+        Rdata(stream="events", instance="w", token=None, row=b"[6]"),
+        Rdata(stream="events", instance="w", token=6, row=b"[6]"),
+        Rdata(stream="caches", instance="w", token=9, row=b"[9]"),
+    ]
+
+
+def test_what_a_client_sends_is_checked_on_sending() -> None:
+    """A worker that sends RDATA has a bug; the server must not hear of it."""
+    with pytest.raises(LocalProtocolError):
+        client().lines([Rdata(stream="a", token=1, row=b"[]")])
+    assert client(LEGACY).lines([Replicate(stream="events", token=None)]) == b"REPLICATE events NOW\n"
+
+
+def test_user_sync_reads_the_same_whatever_the_release() -> None:
+    """One command above the wire."""
+    legacy, current = server(), server()
+    legacy.receive([b"REPLICATE events NOW"])
+
+    assert delivered(legacy.receive([b"USER_SYNC @a:b end 7"])) == [
+        UserSync(user_id="@a:b", is_syncing=False, last_sync_ms=7)
+    ]
+    assert delivered(current.receive([b"USER_SYNC i @a:b end 7"])) == [
+        UserSync(instance_id="i", user_id="@a:b", is_syncing=False, last_sync_ms=7)
+    ]
+
+
+WORDS = [
+    b"RDATA", b"POSITION", b"PING", b"NAME", b"SERVER", b"ERROR", b"REPLICATE", b"USER_SYNC", b"USER_IP",
+    b"FEDERATION_ACK", b"REMOVE_PUSHER", b"INVALIDATE_CACHE", b"LOCK_RELEASED", b"SYNC", b"CLEAR_USER_SYNC",
+    b"events", b"master", b"batch", b"NOW", b"ALL", b"start", b"end", b"1", b"-1", b"99999999999999999999",
+    b"[1,2]", b'["a"]', b"{", b"", b"%s", b"\xff", b"\r", b"\x00", b"NaN",
+]  # fmt: skip
+
+
+@given(
+    pieces=st.lists(st.one_of(st.binary(max_size=40), st.lists(st.sampled_from(WORDS)).map(b" ".join))),
+    cuts=st.lists(st.integers(0, 200)),
+    dialect=st.sampled_from([AUTO, LEGACY, MIDDLE, CURRENT]),
+    side=st.sampled_from([SERVER, CLIENT]),
+)
+@settings(max_examples=400, deadline=None)
+def test_nothing_that_a_peer_sends_makes_a_session_raise(
+    pieces: list[bytes], cuts: list[int], dialect: Dialect | None, side: Side
+) -> None:
+    """It answers with one ERROR line and the close, whatever comes, however it is cut."""
+    session = server(dialect) if side is SERVER else client(dialect or CURRENT, expected=None)
+    lines = Lines()
+    data = b"\n".join(pieces) + b"\n"
+    places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    closes = 0
+
+    for start, end in zip(places, places[1:], strict=False):
+        chunk = data[start:end]
+        whole, too_long = lines.feed(chunk)
+        actions = session.receive(whole, clean=chunk.isascii() and b"\r" not in chunk)
+        assert not too_long
+        for action in actions:
+            if isinstance(action, Close):
+                closes += 1
+                told(actions)
+
+    assert closes == session.closed
