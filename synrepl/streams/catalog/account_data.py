@@ -1,0 +1,22 @@
+"""What users keep on the server, for all rooms or for one."""
+
+from synrepl.streams.declare import Gone, Stream, row
+
+__all__ = ["ACCOUNT_DATA", "AccountData"]
+
+
+@row
+class AccountData:
+    """Some account data changed; `room_id` is null if it is for all rooms."""
+
+    user_id: str
+    room_id: str | None
+    data_type: str
+
+
+ACCOUNT_DATA = Stream(
+    "account_data",
+    AccountData,
+    key=("user_id", "room_id", "data_type"),
+    gone=[Gone("data", after="data_type", until="1.7", default=None)],
+)

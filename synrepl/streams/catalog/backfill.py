@@ -1,0 +1,23 @@
+"""Old events fetched from other servers."""
+
+from typing import Annotated
+
+from synrepl.streams.declare import Since, Stream, row
+
+__all__ = ["BACKFILL", "Backfilled"]
+
+
+@row
+class Backfilled:
+    """An event from before the ones we have."""
+
+    event_id: str
+    room_id: str
+    type: str
+    state_key: str | None
+    redacts: str | None
+    relates_to: Annotated[str | None, Since("0.99.5", default=None)]
+
+
+# Real masters send the tokens of one burst in descending order.
+BACKFILL = Stream("backfill", Backfilled, key="event_id", ordered=False)

@@ -1,0 +1,28 @@
+"""Whose devices changed."""
+
+from typing import Annotated
+
+from synrepl.streams.declare import Bool, Gone, Since, Stream, row
+
+__all__ = ["DEVICE_LISTS", "DeviceList"]
+
+
+@row
+class DeviceList:
+    """The devices of a user changed.
+
+    Up to 1.66 `user_id` may also be the name of a server that is to be told (``entity`` there).
+    """
+
+    user_id: str
+    # The release of both is only known to be after 1.66, and 1.163 has them.
+    is_signature: Annotated[Bool, Since("1.67", default=False)]
+    hosts_calculated: Annotated[Bool, Since("1.67", default=False)]
+
+
+DEVICE_LISTS = Stream(
+    "device_lists",
+    DeviceList,
+    key="user_id",
+    gone=[Gone("destination", after="user_id", until="1.13", default=None, type=str | None)],
+)

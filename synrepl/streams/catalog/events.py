@@ -1,0 +1,54 @@
+"""What happens in rooms: new events, and changes of their current state."""
+
+from collections.abc import Hashable
+from typing import Annotated
+
+from synrepl.streams.declare import Bool, Since, Stream, row
+
+__all__ = ["EVENTS", "Event", "State", "StateAll"]
+
+
+@row(tag="ev", flat_until="0.99.4")
+class Event:
+    """An event was persisted."""
+
+    event_id: str
+    room_id: str
+    type: str
+    state_key: str | None
+    redacts: str | None
+    relates_to: Annotated[str | None, Since("0.99.5", default=None)]
+    membership: Annotated[str | None, Since("1.23", default=None)]
+    rejected: Annotated[Bool, Since("1.23", default=False)]
+    outlier: Annotated[Bool, Since("1.64", default=False)]
+
+
+@row(tag="state", since="0.99.4")
+class State:
+    """An entry of a room's current state changed; without an event it was removed."""
+
+    room_id: str
+    type: str
+    state_key: str
+    event_id: str | None
+
+
+# The release is only known to be after 1.66, and 1.163 has it.
+@row(tag="state-all", since="1.67")
+class StateAll:
+    """So much of a room's current state changed that it is to be read anew."""
+
+    room_id: str
+
+
+def _key(row: Event | State | StateAll) -> tuple[Hashable, ...]:
+    match row:
+        case Event():
+            return ("ev", row.event_id)
+        case State():
+            return ("state", row.room_id, row.type, row.state_key)
+        case StateAll():
+            return ("state-all", row.room_id)
+
+
+EVENTS: Stream[Event | State | StateAll] = Stream("events", Event | State | StateAll, key=_key)

@@ -1,0 +1,20 @@
+"""Who is in which group (from 0.24 until 1.61)."""
+
+from typing import Any
+
+from synrepl.streams.declare import Stream, row
+
+__all__ = ["GROUPS", "Group"]
+
+
+@row
+class Group:
+    """What binds a user to a group changed."""
+
+    group_id: str
+    user_id: str
+    type: str
+    content: dict[str, Any]
+
+
+GROUPS = Stream("groups", Group, key=("group_id", "user_id"), since="0.24", until="1.61")

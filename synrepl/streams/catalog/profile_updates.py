@@ -1,0 +1,26 @@
+"""Whose profile is seen by others in a new way."""
+
+from collections.abc import Hashable
+
+from synrepl.streams import jsontext
+from synrepl.streams.declare import Stream, row
+
+__all__ = ["PROFILE_UPDATES", "ProfileUpdate"]
+
+
+@row
+class ProfileUpdate:
+    """A user changed some fields of the profile, or joined or left a room (`action`)."""
+
+    user_id: str
+    action: str
+    affected_fields: list[str] | None
+
+
+def _key(row: ProfileUpdate) -> tuple[Hashable, ...]:
+    # With the fields: a new avatar does not make an earlier change of the name superfluous.
+    return (row.user_id, row.action, jsontext.dumps(row.affected_fields).decode("ascii"))
+
+
+# The release is only known to be after 1.66, and 1.163 has it.
+PROFILE_UPDATES = Stream("profile_updates", ProfileUpdate, key=_key, since="1.67")

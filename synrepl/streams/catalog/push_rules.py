@@ -1,0 +1,15 @@
+"""Whose push rules changed."""
+
+from synrepl.streams.declare import Stream, row
+
+__all__ = ["PUSH_RULES", "PushRules"]
+
+
+@row
+class PushRules:
+    """The push rules of a user changed."""
+
+    user_id: str
+
+
+PUSH_RULES = Stream("push_rules", PushRules, key="user_id")

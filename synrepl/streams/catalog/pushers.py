@@ -1,0 +1,18 @@
+"""Where push notifications are to go."""
+
+from synrepl.streams.declare import Bool, Stream, row
+
+__all__ = ["PUSHERS", "Pusher"]
+
+
+@row
+class Pusher:
+    """A pusher was set, or deleted. Push keys may hold spaces."""
+
+    user_id: str
+    app_id: str
+    pushkey: str
+    deleted: Bool
+
+
+PUSHERS = Stream("pushers", Pusher, key=("user_id", "app_id", "pushkey"))

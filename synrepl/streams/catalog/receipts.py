@@ -1,0 +1,23 @@
+"""How far users have read."""
+
+from typing import Annotated, Any
+
+from synrepl.streams.declare import Since, Stream, row
+
+__all__ = ["RECEIPTS", "Receipt"]
+
+
+@row
+class Receipt:
+    """A user has read a room, or a thread of it, up to an event."""
+
+    room_id: str
+    receipt_type: str
+    user_id: str
+    event_id: str
+    # The release is only known to be after 1.66, and 1.163 has it.
+    thread_id: Annotated[str | None, Since("1.67", default=None)]
+    data: dict[str, Any]
+
+
+RECEIPTS = Stream("receipts", Receipt, key=("room_id", "receipt_type", "user_id", "thread_id"))

@@ -1,0 +1,15 @@
+"""For whom there are new to-device messages."""
+
+from synrepl.streams.declare import Stream, row
+
+__all__ = ["TO_DEVICE", "ToDevice"]
+
+
+@row
+class ToDevice:
+    """There are messages for a user here, or for another server."""
+
+    entity: str
+
+
+TO_DEVICE = Stream("to_device", ToDevice, key="entity")

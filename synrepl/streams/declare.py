@@ -1,0 +1,416 @@
+"""How a stream is declared: its rows, and what is true of them as a whole.
+
+::
+
+    @row
+    class Typing:
+        room_id: str
+        user_ids: list[str]
+
+    TYPING = Stream("typing", Typing, key="room_id", monotonic=False, ephemeral=True)
+
+Everything else is derived: reading rows of any known release, checking them, writing them for a release.
+"""
+
+import operator
+import typing
+from collections.abc import Callable, Hashable, Iterable
+from types import UnionType
+from typing import Annotated, Any, Generic, Literal, NoReturn, TypeVar, dataclass_transform, overload
+
+import msgspec
+
+from synrepl.errors import ConfigError, RowError
+from synrepl.streams import jsontext
+from synrepl.streams.shapes import Cut, Field, Kind, Shape, Shapes, Truth, is_open, undecodable
+from synrepl.wire.dialect import ALWAYS, NEWEST, Dialect, Release, Span, span
+
+__all__ = ["Bool", "Gone", "Row", "Since", "Stream", "Truth", "row"]
+
+R = TypeVar("R")
+T = TypeVar("T")
+Row = bytes | list[object]
+
+# SQLite masters write booleans as 1 and 0, PostgreSQL ones as true and false. A row always holds a bool.
+Bool = Annotated[bool, Truth(accepts=bool | Literal[0, 1], read=bool)]
+
+
+class Since(msgspec.Struct, frozen=True):
+    """Marks a field that appeared in a release; rows of earlier ones are given the default.
+
+    Where only a range of releases is known, this is the earliest it can have been.
+    """
+
+    release: str
+    default: Any = None
+
+
+class Gone(msgspec.Struct, frozen=True):
+    """A field that rows had `until` a release, behind the field `after` (first of all, if that is empty).
+
+    Those releases are sent the `default`; what they send is checked against `type`, and dropped.
+    """
+
+    name: str
+    after: str = ""
+    until: str = ""
+    default: Any = None
+    type: Any = Any
+
+
+class _Declared(msgspec.Struct, frozen=True):
+    """What `row` found out about a class."""
+
+    fields: Shape
+    tag: str
+    since: str
+    flat_until: str
+
+
+@overload
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def row(declared: type[T]) -> type[T]: ...
+
+
+@overload
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def row(*, tag: str = "", since: str = "", flat_until: str = "") -> Callable[[type[T]], type[T]]: ...
+
+
+def row(
+    declared: type[T] | None = None, *, tag: str = "", since: str = "", flat_until: str = ""
+) -> type[T] | Callable[[type[T]], type[T]]:
+    """Makes a class of annotations the row of a stream: a frozen struct, written as a JSON array.
+
+    It describes the newest shape; `Since` marks fields that older releases lack. Rows of streams with
+    several kinds have a `tag`, may exist only `since` a release, and may have been bare fields
+    (``flat_until``) before tags came.
+    """
+    if declared is None:
+        return lambda cls: _row(cls, tag, since, flat_until)
+    return _row(declared, tag, since, flat_until)
+
+
+def _row(declared: type[T], tag: str, since: str, flat_until: str) -> type[T]:
+    fields = tuple(
+        _field(declared, name, annotation)
+        for name, annotation in typing.get_type_hints(declared, include_extras=True).items()
+        if typing.get_origin(annotation) is not typing.ClassVar
+    )
+    if not fields:
+        raise ConfigError(f"row {declared.__name__} has no fields")
+    body = {
+        name: value
+        for name, value in vars(declared).items()
+        if name not in ("__annotations__", "__dict__", "__weakref__", "__module__", "__qualname__")
+    }
+    struct = msgspec.defstruct(
+        declared.__name__,
+        [(field.name, field.type) for field in fields],
+        module=declared.__module__,
+        namespace={**body, "_declared": _Declared(fields, tag, since, flat_until)},
+        array_like=True,
+        frozen=True,
+        forbid_unknown_fields=True,
+    )
+    struct.__qualname__ = declared.__qualname__
+    return typing.cast(type[T], struct)
+
+
+def _field(declared: type[Any], name: str, annotation: Any) -> Field:
+    of = f"field {name} of row {declared.__name__}"
+    if hasattr(declared, name):
+        raise ConfigError(f"{of} has a default, but a row on the wire always has all its fields")
+    kind, marks = annotation, []
+    if typing.get_origin(annotation) is Annotated:
+        kind, *marks = typing.get_args(annotation)
+    truth = next((mark for mark in marks if isinstance(mark, Truth)), None)
+    since = next((mark for mark in marks if isinstance(mark, Since)), None)
+    is_open(kind)
+    if since is None:
+        return Field(name=name, type=kind, truth=truth)
+    _fits(of, since.default, kind)
+    return Field(name=name, type=kind, truth=truth, span=span(since=since.release), default=since.default)
+
+
+def _fits(of: str, default: Any, kind: Any) -> None:
+    try:
+        msgspec.convert(default, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"the default of {of} does not fit it: {error}") from error
+
+
+class Stream(Generic[R]):
+    """A stream: its name, its rows, and what may be relied upon.
+
+    * `key` tells which rows replace earlier ones (None: no row does).
+    * `monotonic`: tokens never go back; without it they do when the writer restarts.
+    * `ephemeral`: kept in memory, not in the log.
+    * `ordered`: rows arrive in the order of their tokens.
+    * `span`: the releases that know it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rows: type[R] | UnionType,
+        *,
+        key: str | tuple[str, ...] | Callable[[R], tuple[Hashable, ...]] | None = None,
+        monotonic: bool = True,
+        ephemeral: bool = False,
+        ordered: bool = True,
+        since: str = "",
+        until: str = "",
+        gone: Iterable[Gone] = (),
+    ) -> None:
+        # The wire splits commands at single spaces, so a name with one could not be said.
+        if not name or not name.isprintable() or " " in name:
+            raise ConfigError(f"{name!r} cannot be the name of a stream: it needs to be one printable word")
+        self.name = name
+        self.monotonic = monotonic
+        self.ephemeral = ephemeral
+        self.ordered = ordered
+        self.span = span(since=since, until=until)
+        classes = typing.get_args(rows) if isinstance(rows, UnionType) else (rows,)
+        self._kinds = [self._kind(cls, list(gone)) for cls in classes]
+        self._by_class = {kind.row: kind for kind in self._kinds}
+        self._by_tag = {kind.tag: kind for kind in self._kinds}
+        if len(self._by_tag) != len(classes) or (len(classes) > 1 and "" in self._by_tag):
+            raise ConfigError(f"each kind of row of stream {name} needs a tag of its own")
+        self._tagged = [(kind.head, len(kind.head), kind.shapes) for kind in self._kinds]
+        self._only: Shapes | None = None if self._kinds[0].tag else self._kinds[0].shapes
+        self.key = self._key_of(key)
+        self._cuts: dict[Release, tuple[list[tuple[Kind, Cut | None]], bool]] = {}
+
+    def __repr__(self) -> str:
+        return f"Stream({self.name!r})"
+
+    def decode(self, data: bytes, dialect: Dialect) -> R:
+        """The row that one row's JSON text holds, in the newest shape.
+
+        Any known release's shape is taken, that of `dialect` first. Raises RowError and nothing else.
+        """
+        if self._only is not None:
+            found = self._only.read(data, dialect.release)
+        else:
+            found = None
+            for head, length, shapes in self._tagged:
+                # The text between the tag and the last bracket is the row proper, whole and unchanged.
+                if data.startswith(head) and data[-1] == 93:
+                    found = shapes.read(data[length:-1], dialect.release)
+                    break
+            if found is None:
+                found = self._read_oddly_tagged(data, dialect.release)
+        if found is None:
+            self._refuse(data, dialect.release)
+        return typing.cast(R, found)
+
+    def decode_many(self, texts: list[bytes], dialect: Dialect) -> list[R]:
+        """The same as `decode` for each, at less than half the cost where they are of one kind and shape."""
+        found: list[Any] | None = None
+        if self._only is not None:
+            found = self._only.read_many(texts, dialect.release)
+        else:
+            for head, length, shapes in self._tagged:
+                if texts[0].startswith(head):
+                    bodies = [
+                        text[length:-1] for text in texts if text.startswith(head) and text.endswith(b"]")
+                    ]
+                    if len(bodies) == len(texts):
+                        found = shapes.read_many(bodies, dialect.release)
+                    break
+        return [self.decode(text, dialect) for text in texts] if found is None else found
+
+    def canonical(self, data: Row, dialect: Dialect = NEWEST) -> bytes:
+        """Checks a row, and gives its newest shape as canonical JSON text. Raises RowError."""
+        if not isinstance(data, bytes):
+            data = self._text(data)
+        found = self.decode(data, dialect)
+        try:
+            return self._by_class[type(found)].write(found)
+        except undecodable as error:
+            raise RowError(stream=self.name, why=f"cannot be written: {error}") from error
+
+    def canonical_fact(self, rows: bytes | list[Row], dialect: Dialect = NEWEST) -> bytes:
+        """Checks the rows of a fact (a JSON array of them), and gives them as canonical JSON text.
+
+        A fact without rows says nothing and is refused. `RowError.index` tells which row is bad.
+        """
+        items: list[Row] | list[bytes]
+        if isinstance(rows, bytes):
+            try:
+                items = jsontext.split(rows)
+            except ValueError as error:
+                raise RowError(stream=self.name, why=f"the rows are not a JSON array: {error}") from error
+        else:
+            items = rows
+        if not items:
+            raise RowError(stream=self.name, why="a fact has at least one row; this one has none")
+        texts: list[bytes] = []
+        for item in items:
+            try:
+                texts.append(self.canonical(item, dialect))
+            except RowError as error:
+                raise RowError(stream=self.name, why=error.why, index=len(texts)) from error
+        return jsontext.join(texts)
+
+    def encode(self, row: R) -> bytes:
+        """The canonical text of a row. Raises RowError if it holds what its fields do not allow."""
+        kind = self._by_class.get(type(row))
+        if kind is None:
+            raise RowError(stream=self.name, why=f"{type(row).__name__} is not a row of this stream")
+        values: list[object] = list(msgspec.structs.astuple(typing.cast(Any, row)))
+        return self.canonical([kind.tag, values] if kind.tag else values)
+
+    def cut(self, canonical: bytes, dialect: Dialect) -> bytes | None:
+        """What a release gets of a canonical row: its fields, its spacing. None if it does not know it.
+
+        The same bytes object where nothing differs.
+        """
+        cuts, is_whole = self._cuts.get(dialect.release) or self._plan(dialect)
+        if is_whole:
+            return canonical
+        for kind, cut in cuts:
+            if canonical.startswith(kind.head):
+                return kind.cut(canonical, cut) if cut is not None else None
+        raise RowError(stream=self.name, why="not a canonical row of this stream")
+
+    def cut_fact(self, rows: bytes, dialect: Dialect) -> list[bytes]:
+        """What a release gets of a fact's canonical rows: those it knows, each cut."""
+        texts = jsontext.split(rows)
+        if (self._cuts.get(dialect.release) or self._plan(dialect))[1]:
+            return texts
+        return [text for text in (self.cut(text, dialect) for text in texts) if text is not None]
+
+    def shape(self, dialect: Dialect, tag: str = "") -> tuple[str, ...]:
+        """The names of the fields in a release, for people; of the first kind of row unless `tag` says."""
+        kind = self._by_tag[tag] if tag else self._kinds[0]
+        if dialect.release not in self.span or dialect.release not in kind.span:
+            return ()
+        return tuple(field.name for field in kind.shape(dialect.release))
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags of the kinds of rows; none if rows are not tagged."""
+        return tuple(tag for tag in self._by_tag if tag)
+
+    def _kind(self, cls: type[Any], gone: list[Gone]) -> Kind:
+        declared = getattr(cls, "_declared", None)
+        if not isinstance(declared, _Declared):
+            raise ConfigError(f"{cls!r} is not a row of stream {self.name}: decorate it with @row")
+        names = {field.name for field in declared.fields}
+        lost = []
+        for one in gone:
+            of = f"field {one.name}, gone from stream {self.name},"
+            if one.after and one.after not in names:
+                raise ConfigError(f"{of} cannot have stood after {one.after}, which is no field of it")
+            _fits(of, one.default, one.type)
+            field = Field(
+                name=one.name, type=one.type, span=span(until=one.until), default=one.default, gone=True
+            )
+            lost.append((one.after, field))
+        return Kind(
+            cls,
+            declared.fields,
+            lost,
+            declared.tag,
+            span(since=declared.since) if declared.since else ALWAYS,
+            Span(until=span(until=declared.flat_until).until),
+        )
+
+    def _key_of(
+        self, key: str | tuple[str, ...] | Callable[[R], tuple[Hashable, ...]] | None
+    ) -> Callable[[R], tuple[Hashable, ...]] | None:
+        if key is None or callable(key):
+            return key
+        names = (key,) if isinstance(key, str) else key
+        for kind in self._kinds:
+            for name in names:
+                if name not in kind.row.__struct_fields__:
+                    raise ConfigError(
+                        f"the key of stream {self.name} names {name!r}, which is no field of it"
+                    )
+        get = operator.attrgetter(*names)
+        if len(names) == 1:
+            return lambda row: (get(row),)
+        return get
+
+    def _plan(self, dialect: Dialect) -> tuple[list[tuple[Kind, Cut | None]], bool]:
+        is_known = dialect.release in self.span
+        cuts = [(kind, kind.cut_for(dialect) if is_known else None) for kind in self._kinds]
+        plan = cuts, all(cut is not None and cut.is_whole for _, cut in cuts)
+        self._cuts[dialect.release] = plan
+        return plan
+
+    def _read_oddly_tagged(self, data: bytes, release: Release) -> Any:
+        """A tagged row that is spelled in an unusual way, or one from before tags."""
+        try:
+            items = jsontext.split(data)
+            tag = msgspec.json.decode(items[0]) if len(items) == 2 else None
+        except undecodable:
+            return None
+        if isinstance(tag, str) and tag in self._by_tag:
+            return self._by_tag[tag].shapes.read(items[1], release)
+        for kind in self._kinds:
+            if kind.flat_shapes is not None:
+                found = kind.flat_shapes.read(data, release)
+                if found is not None:
+                    return found
+        return None
+
+    def _text(self, values: list[object]) -> bytes:
+        try:
+            return jsontext.dumps(values)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RowError(stream=self.name, why=f"cannot be written as JSON: {error}") from error
+
+    def _refuse(self, data: bytes, release: Release) -> NoReturn:
+        """Says in words what is wrong with a row that nothing could read. Not a fast path."""
+        try:
+            value = msgspec.json.decode(data)
+        except RecursionError:
+            why = "nested too deeply"
+        except UnicodeDecodeError:
+            why = "not UTF-8"
+        except undecodable as error:
+            why = f"not JSON: {error}"
+            if b"NaN" in data or b"Infinity" in data:
+                why += " (NaN and Infinity are not JSON)"
+        else:
+            why = self._why(value, release)
+        raise RowError(stream=self.name, why=why)
+
+    def _why(self, value: Any, release: Release) -> str:
+        if not isinstance(value, list):
+            return f"a row is a JSON array, not {type(value).__name__}"
+        if self._only is not None:
+            return _misfit(value, self._only, release)
+        if len(value) == 2 and isinstance(value[0], str):
+            kind = self._by_tag.get(value[0])
+            if kind is None:
+                return f"{value[0]!r} is no kind of row; there are {', '.join(self._by_tag)}"
+            if not isinstance(value[1], list):
+                return f"a row after {kind.tag!r} is a JSON array, not {type(value[1]).__name__}"
+            return f"{kind.tag}: {_misfit(value[1], kind.shapes, release)}"
+        for kind in self._kinds:
+            if kind.flat_shapes and len(value) in {len(shape) for shape in kind.flat_shapes.known}:
+                return f"untagged: {_misfit(value, kind.flat_shapes, release)}"
+        return f"{_items(len(value))}; expected a tag ({', '.join(self._by_tag)}) and a row"
+
+
+def _misfit(values: list[Any], shapes: Shapes, release: Release) -> str:
+    """What keeps these values from having one of these shapes."""
+    fitting = [shape for shape in (shapes.of(release), *shapes.known) if len(shape) == len(values)]
+    if not fitting:
+        lengths = sorted({len(shape) for shape in shapes.known})
+        return f"{_items(len(values))}; known releases have {' or '.join(map(str, lengths))}"
+    for place, (field, value) in enumerate(zip(fitting[0], values, strict=True)):
+        try:
+            msgspec.convert(value, field.truth.accepts if field.truth else field.type)
+        except undecodable as error:
+            return f"{field.name} (item {place}): {error}"
+    return f"does not read as {', '.join(field.name for field in fitting[0])}"
+
+
+def _items(count: int) -> str:
+    return f"{count} item" if count == 1 else f"{count} items"

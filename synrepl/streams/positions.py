@@ -1,0 +1,98 @@
+"""How far everybody has got: positions by stream and writer."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+__all__ = ["VClock"]
+
+
+class VClock:
+    """The last token of each writer of each stream. A value: whatever changes it makes a new one."""
+
+    __slots__ = ("_tokens",)
+
+    def __init__(self, tokens: Mapping[str, Mapping[str, int]] | None = None) -> None:
+        # A stream without writers says nothing; leaving it out keeps equal clocks equal.
+        self._tokens = {stream: dict(writers) for stream, writers in (tokens or {}).items() if writers}
+
+    @classmethod
+    def _of(cls, tokens: dict[str, dict[str, int]]) -> "VClock":
+        clock = cls.__new__(cls)
+        clock._tokens = tokens
+        return clock
+
+    def get(self, stream: str, writer: str) -> int | None:
+        """The position of a writer, or None if nothing is known of it."""
+        writers = self._tokens.get(stream)
+        return None if writers is None else writers.get(writer)
+
+    def advanced(self, stream: str, writer: str, token: int) -> "VClock":
+        """This clock, with one writer at `token` at least. Never goes back; `placed` does."""
+        known = self.get(stream, writer)
+        if known is not None and known >= token:
+            return self
+        return self.placed(stream, writer, token)
+
+    def placed(self, stream: str, writer: str, token: int) -> "VClock":
+        """This clock, with one writer at exactly `token`: for streams that may go back."""
+        return self._of({**self._tokens, stream: {**self._tokens.get(stream, {}), writer: token}})
+
+    def merge(self, other: "VClock") -> "VClock":
+        """The later position of each writer."""
+        tokens = {stream: dict(writers) for stream, writers in self._tokens.items()}
+        for stream, writer, token in other:
+            writers = tokens.setdefault(stream, {})
+            writers[writer] = max(token, writers.get(writer, token))
+        return self._of(tokens)
+
+    def covers(self, other: "VClock") -> bool:
+        """Whether nobody in `other` is further than here; a writer unknown here is."""
+        for stream, writer, token in other:
+            known = self.get(stream, writer)
+            if known is None or known < token:
+                return False
+        return True
+
+    def __iter__(self) -> Iterator[tuple[str, str, int]]:
+        """``(stream, writer, token)``, sorted."""
+        for stream, writers in sorted(self._tokens.items()):
+            for writer, token in sorted(writers.items()):
+                yield stream, writer, token
+
+    def __len__(self) -> int:
+        return sum(len(writers) for writers in self._tokens.values())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, VClock) and self._tokens == other._tokens
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"VClock({self.to_json()!r})"
+
+    def to_json(self) -> dict[str, dict[str, int]]:
+        """Plain JSON: ``{stream: {writer: token}}``, sorted."""
+        return {stream: dict(sorted(writers.items())) for stream, writers in sorted(self._tokens.items())}
+
+    @classmethod
+    def from_json(cls, value: Any) -> "VClock":
+        """The reverse of `to_json`. Raises ValueError, in words, for anything else."""
+        if not isinstance(value, dict):
+            raise ValueError(f"positions are an object of streams, not {type(value).__name__}")
+        for stream, writers in value.items():
+            if not isinstance(stream, str) or not stream:
+                raise ValueError(f"{stream!r} is not the name of a stream")
+            if not isinstance(writers, dict):
+                raise ValueError(
+                    f"positions of {stream} are an object of writers, not {type(writers).__name__}"
+                )
+            for writer, token in writers.items():
+                if not isinstance(writer, str) or not writer:
+                    raise ValueError(f"{writer!r} is not the name of a writer of {stream}")
+                # bool is an int to Python, but true is no token.
+                if not isinstance(token, int) or isinstance(token, bool):
+                    raise ValueError(f"the position of {writer} in {stream} is a whole number, not {token!r}")
+                if not -(2**63) <= token < 2**63:
+                    raise ValueError(f"the position of {writer} in {stream} does not fit 64 bits")
+        return cls(value)

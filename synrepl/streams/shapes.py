@@ -1,0 +1,292 @@
+"""The shapes that one kind of row had over the releases, and how to get from one to another.
+
+A row is a JSON array without names, so its shape is the order of its fields in some release. Coming in,
+any known shape is lifted to the newest one (`Shapes.read`); going out, the newest is cut to what a
+release knows (`Kind.cut_for`). The newest shape is the release-less truth that everything else here holds.
+"""
+
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import msgspec
+
+from synrepl.errors import ConfigError
+from synrepl.streams import jsontext
+from synrepl.wire.dialect import ALWAYS, Dialect, Release, Span
+
+__all__ = ["Cut", "Field", "Kind", "Shapes", "Truth", "is_open", "undecodable"]
+
+# What the decoder may raise on hostile text: bad JSON, bad UTF-8, absurd numbers, deep nesting.
+undecodable = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
+
+_FLOAT = re.compile(rb"[0-9][.eE]")
+_NO_DEFAULT: Any = object()
+
+
+class Truth(msgspec.Struct, frozen=True):
+    """Marks a boolean that some masters write in other words: which (`accepts`), and how they read."""
+
+    accepts: Any
+    read: Callable[[Any], bool]
+
+
+class Field(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One place in a row, and the releases that have it.
+
+    `type` is what a row holds; `truth` what else may come in. A field that is `gone` is in some older
+    shape but not in the newest one. `default` fills it where one side has it and the other has not.
+    """
+
+    name: str
+    type: Any
+    truth: Truth | None = None
+    span: Span = ALWAYS
+    default: Any = _NO_DEFAULT
+    gone: bool = False
+
+
+Shape = tuple[Field, ...]
+
+
+def is_open(annotation: Any) -> bool:
+    """Whether values of this type can hold a float, or anything at all.
+
+    The text of other values does not depend on who writes it. Raises ConfigError for what JSON has not.
+    """
+    if annotation in (str, int, bool, None, types.NoneType):
+        return False
+    if annotation in (float, Any, object, list, dict):
+        return True
+    origin = typing.get_origin(annotation)
+    arguments = typing.get_args(annotation)
+    if origin is Literal:
+        return False
+    if origin is dict and arguments[0] is not str:
+        raise ConfigError(f"{annotation} cannot be in a row: the keys of JSON objects are strings")
+    if origin in (list, dict, typing.Union, types.UnionType, typing.Annotated):
+        inner = arguments[:1] if origin is typing.Annotated else arguments
+        answers = [is_open(argument) for argument in inner]  # All of them: each may be refused.
+        return any(answers)
+    raise ConfigError(
+        f"{annotation} cannot be in a row: use what JSON has, such as str, int, list[str] or None"
+    )
+
+
+class _Reader:
+    """Decodes one shape, written by one habit of booleans, and lifts it to the newest shape."""
+
+    __slots__ = ("decode", "is_newest", "items", "places", "strict", "truths")
+
+    def __init__(self, newest: type[Any], shape: Shape, final: Shape, *, strict: "_Reader | None") -> None:
+        self.items = len(shape)
+        self.strict = strict
+        # The places of booleans whose text may be something else, and how to read it.
+        self.truths = {
+            place: field.truth.read
+            for place, field in enumerate(shape)
+            if strict is not None and field.truth is not None
+        }
+        self.is_newest = shape == final and not self.truths
+        self.places = tuple(
+            (shape.index(field), None) if field in shape else (-1, field.default) for field in final
+        )
+        struct: Any = newest
+        if not self.is_newest:
+            struct = msgspec.defstruct(
+                newest.__name__,
+                [
+                    (field.name, field.truth.accepts if strict and field.truth else field.type)
+                    for field in shape
+                ],
+                array_like=True,
+                frozen=True,
+                forbid_unknown_fields=True,
+            )
+        self.decode: Callable[[bytes], Any] = msgspec.json.Decoder(struct).decode
+
+    def lift(self, row: Any, newest: type[Any]) -> tuple[Any, bool]:
+        """The row in its newest shape, and whether its booleans were plain ones after all."""
+        values = list(msgspec.structs.astuple(row))
+        plain = True
+        for place, read in self.truths.items():
+            value = values[place]
+            if value is not True and value is not False:
+                plain = False
+                values[place] = read(value)
+        return newest(*[default if at < 0 else values[at] for at, default in self.places]), plain
+
+
+class Shapes:
+    """Reads rows in any of some shapes, the likeliest first.
+
+    What worked last for a release is tried first the next time, so that a peer with a habit costs one
+    decode a row. A shape that could be mistaken for another one (as many items) is never preferred to the
+    one that the release has by right.
+    """
+
+    def __init__(self, newest: type[Any], final: Shape, by_release: list[tuple[Release, Shape]]) -> None:
+        self._newest = newest
+        self._by_release = by_release
+        self.known: tuple[Shape, ...] = tuple(dict.fromkeys(shape for _, shape in reversed(by_release)))
+        self._readers: dict[Shape, list[_Reader]] = {}
+        for shape in self.known:
+            strict = _Reader(newest, shape, final, strict=None)
+            self._readers[shape] = [strict]
+            if any(field.truth for field in shape):
+                self._readers[shape].append(_Reader(newest, shape, final, strict=strict))
+        lengths = [len(shape) for shape in self.known]
+        self._is_ambiguous = len(lengths) != len(set(lengths))
+        self._last: dict[Release, _Reader] = {}
+
+    def read(self, text: bytes, release: Release) -> Any:
+        """The row that `text` holds, in the newest shape, or None if it has no known shape."""
+        reader = self._last.get(release)
+        if reader is not None:
+            try:
+                row = reader.decode(text)
+            except undecodable:
+                return self._search(text, release)
+            return row if reader.is_newest else self._lift(row, reader, release)
+        return self._search(text, release)
+
+    def read_many(self, texts: list[bytes], release: Release) -> list[Any] | None:
+        """The rows that all these texts hold, or None if one needs a closer look."""
+        reader = self._last.get(release)
+        if reader is None or not reader.is_newest:
+            return None
+        decode = reader.decode
+        try:
+            return [decode(text) for text in texts]
+        except undecodable:
+            return None
+
+    def of(self, release: Release) -> Shape:
+        """The shape that this release has by right (the oldest known one for what came before)."""
+        own = self._by_release[0][1]
+        for since, shape in self._by_release:
+            if since <= release:
+                own = shape
+        return own
+
+    def _search(self, text: bytes, release: Release) -> Any:
+        own = self.of(release)
+        for shape in (own, *(shape for shape in self.known if shape is not own)):
+            for reader in self._readers[shape]:
+                try:
+                    row = reader.decode(text)
+                except undecodable:
+                    continue
+                if shape is own or not self._is_ambiguous:
+                    self._last[release] = reader
+                return row if reader.is_newest else self._lift(row, reader, release)
+        return None
+
+    def _lift(self, row: Any, reader: _Reader, release: Release) -> Any:
+        lifted, plain = reader.lift(row, self._newest)
+        if plain and reader.strict is not None and self._last.get(release) is reader:
+            self._last[release] = reader.strict
+        return lifted
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """What a release gets of one kind of row: `places` of the newest shape, or texts of lost fields."""
+
+    places: tuple[int | bytes, ...]
+    is_flat: bool
+    is_spaced: bool
+    is_whole: bool
+
+
+class Kind:
+    """One kind of row of a stream, over all releases.
+
+    Most streams have one. The rows of others are tagged, ``["ev",[...]]``; a `flat` span that ends says
+    that rows were the bare fields until then (one without an end says nothing).
+    """
+
+    def __init__(
+        self,
+        row: type[Any],
+        final: Shape,
+        gone: Iterable[tuple[str, Field]],
+        tag: str,
+        span: Span,
+        flat: Span,
+    ) -> None:
+        self.row = row
+        self.tag = tag
+        self.span = span
+        self.flat = flat
+        self.head = b"[" + jsontext.dumps(tag) + b"," if tag else b""
+        self.tail = b"]" if tag else b""
+        self._final = final
+        self._fields = _in_order(final, list(gone))
+        self._is_open = any(is_open(field.type) for field in self._fields if not field.gone)
+        self.shapes = Shapes(row, final, self._releases(flat=False))
+        self.flat_shapes = Shapes(row, final, self._releases(flat=True)) if flat.until else None
+
+    def shape(self, release: Release) -> Shape:
+        """The fields that rows of this kind have in a release, in order."""
+        return tuple(field for field in self._fields if release in field.span)
+
+    def write(self, row: Any) -> bytes:
+        """The canonical text of a checked row.
+
+        msgspec writes the same text as Python except for what is tested here: non-ASCII and 0x7f, which
+        it does not escape, and floats (1e16 is 1e+16 in Python).
+        """
+        text = msgspec.json.encode(row)
+        if not text.isascii() or b"\x7f" in text or (self._is_open and _FLOAT.search(text)):
+            text = jsontext.dumps(msgspec.structs.astuple(row))
+        return self.head + text + self.tail if self.head else text
+
+    def cut_for(self, dialect: Dialect) -> Cut | None:
+        """How rows of this kind look to a release, or None if it does not know them."""
+        release = dialect.release
+        if release not in self.span:
+            return None
+        shape = self.shape(release)
+        is_flat = self._is_flat(release)
+        is_spaced = jsontext.is_spaced(dialect)
+        return Cut(
+            places=tuple(
+                jsontext.dumps(field.default) if field.gone else self._final.index(field) for field in shape
+            ),
+            is_flat=is_flat,
+            is_spaced=is_spaced,
+            is_whole=shape == self._final and not is_flat and not is_spaced,
+        )
+
+    def cut(self, canonical: bytes, cut: Cut) -> bytes:
+        """A canonical text of this kind as a release gets it."""
+        if cut.is_whole:
+            return canonical
+        body = canonical[len(self.head) : -1] if self.head else canonical
+        if cut.is_spaced:
+            values = jsontext.loads(body)
+            row = [values[at] if isinstance(at, int) else jsontext.loads(at) for at in cut.places]
+            return jsontext.dumps([self.tag, row] if self.tag and not cut.is_flat else row, spaced=True)
+        texts = jsontext.split(body)
+        text = jsontext.join(texts[at] if isinstance(at, int) else at for at in cut.places)
+        return text if cut.is_flat else self.head + text + self.tail
+
+    def _releases(self, *, flat: bool) -> list[tuple[Release, Shape]]:
+        """Every release that changed the shape, oldest first, with the shape since then."""
+        spans = [self.span, self.flat, *(field.span for field in self._fields)]
+        turns = {(0, 0, 0), *(s.since for s in spans), *(s.until for s in spans if s.until)}
+        return [(release, self.shape(release)) for release in sorted(turns) if self._is_flat(release) == flat]
+
+    def _is_flat(self, release: Release) -> bool:
+        return self.flat.until is not None and release in self.flat
+
+
+def _in_order(final: Shape, gone: list[tuple[str, Field]]) -> Shape:
+    """All fields of all shapes in one order: each lost field behind the one it followed."""
+    fields = [field for after, field in gone if not after]
+    for field in final:
+        fields.append(field)
+        fields.extend(lost for after, lost in gone if after == field.name)
+    return tuple(fields)

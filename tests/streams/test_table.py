@@ -1,0 +1,104 @@
+"""The table of streams."""
+
+import pytest
+
+from synrepl.errors import ConfigError, UnknownStream
+from synrepl.streams.declare import Stream, row
+from synrepl.streams.table import StreamTable
+from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
+
+
+@row
+class Cat:
+    """A row of a worker's own."""
+
+    cat_id: str
+
+
+CATS = Stream("cats", Cat, key="cat_id")
+DOGS = Stream("dogs", Cat, key="cat_id")
+
+OLD = (
+    "events backfill presence typing receipts push_rules pushers caches public_rooms device_lists to_device"
+    " federation tag_account_data account_data groups"
+)
+NEW = (
+    "events backfill presence presence_federation typing receipts push_rules pushers caches device_lists"
+    " to_device federation account_data profile_updates sticky_events thread_subscriptions"
+    " un_partial_stated_room un_partial_stated_event quarantined_media"
+)
+
+
+def known(dialect: Dialect) -> str:
+    """The names of the streams of a release, in order."""
+    return " ".join(stream.name for stream in StreamTable.default().known_to(dialect))
+
+
+def test_each_release_has_its_own_streams_in_the_order_of_masters() -> None:
+    """A real peer leaves when it is told the position of a stream that it does not know."""
+    assert known(LEGACY) == OLD
+    assert known(MIDDLE) == OLD.replace("groups", "groups user_signature")
+    assert known(NEWEST) == NEW
+    assert known(NATIVE) == NEW
+    assert known(CURRENT) == (
+        "events backfill presence presence_federation typing receipts push_rules pushers caches device_lists"
+        " to_device federation tag_account_data account_data user_signature"
+    )
+
+
+def test_what_is_true_of_streams_as_a_whole() -> None:
+    """Storage and followers rely on these and have no list of their own."""
+    table = StreamTable.default()
+
+    assert {"typing", "presence", "presence_federation", "federation"} == {
+        s.name for s in table if s.ephemeral
+    }
+    assert {"typing", "presence_federation", "federation"} == {s.name for s in table if not s.monotonic}
+    assert {"backfill", "caches"} == {s.name for s in table if not s.ordered}
+    assert {"federation"} == {s.name for s in table if s.key is None}
+
+
+@pytest.mark.parametrize("more", [{CATS}, [CATS], StreamTable([CATS])])
+def test_adding_a_stream_makes_another_table(more: object) -> None:
+    """Two workers in one process can have different streams."""
+    default = StreamTable.default()
+
+    table = default | more  # type: ignore[operator]
+
+    assert table["cats"] is CATS
+    assert len(table) == len(default) + 1
+    assert [*default, CATS] == list(table)
+    assert "cats" not in default
+
+
+def test_sets_of_streams_have_an_order_too() -> None:
+    """The order must not change from one start to the next."""
+    assert list(StreamTable() | {DOGS, CATS}) == [CATS, DOGS]
+
+
+def test_tables_are_values() -> None:
+    """Two tables of the same streams are the same."""
+    assert StreamTable.default() == StreamTable.default()
+    assert hash(StreamTable.default()) == hash(StreamTable.default())
+    assert StreamTable.default() != StreamTable([CATS])
+    assert repr(StreamTable([CATS])) == "StreamTable(cats)"
+
+
+def test_two_streams_of_one_name_are_refused() -> None:
+    """One of them would silently get the other's rows."""
+    with pytest.raises(ConfigError, match="two streams named cats"):
+        StreamTable([CATS]) | [Stream("cats", Cat)]
+
+
+def test_streams_are_found_by_name() -> None:
+    """Names come from the wire; a name nobody knows is an everyday thing."""
+    table = StreamTable.default()
+
+    assert table["typing"].name == "typing"
+    assert table.get("cats") is None
+    assert "typing" in table
+    assert table["typing"] in table
+    assert CATS not in table
+    assert 3 not in table
+    with pytest.raises(UnknownStream, match="cats"):
+        table["cats"]
