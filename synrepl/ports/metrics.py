@@ -1,0 +1,58 @@
+"""Every number synrepl exports."""
+
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+__all__ = ["Metrics"]
+
+
+class Metrics:
+    """Built once a process and handed down. Labels come from closed sets, never from users, rooms or peers'
+    names.
+
+    A counter's name gets ``_total``; all begin with ``synrepl_``.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter = partial(Counter, namespace="synrepl", registry=registry)
+        gauge = partial(Gauge, namespace="synrepl", registry=registry)
+        self.registry = registry
+        self.position = gauge("stream_position", "Token reached.", ["stream", "writer"])
+        self.lag_seconds = gauge(
+            "replication_lag_seconds",
+            "How long ago the one furthest behind (this process or one of its followers) had everything.",
+        )
+        self.lag_rows = gauge("replication_lag_rows", "Facts that the one furthest behind still lacks.")
+        self.gaps_detected = counter("gaps_detected", "Times that facts were found to be missing.")
+        self.gaps_repaired = counter("gaps_repaired", "Times that missing facts were fetched.")
+        self.rows = counter("rows", "Rows of streams.", ["stream", "direction"])
+        self.bytes = counter("bytes", "Bytes over connections.", ["direction"])
+        self.bytes_in = self.bytes.labels("in")
+        self.bytes_out = self.bytes.labels("out")
+        self.connections = gauge("connections", "Open replication connections.")
+        self.send_buffer = gauge("send_buffer_bytes", "Bytes waiting in the transports of all connections.")
+        self.reconnects = counter("reconnects", "Times that a lost connection was opened again.")
+        self.commands = counter("commands_received", "Commands received.", ["command"])
+        self.errors_sent = counter("errors_sent", "Peers told ERROR and closed.")
+        self.catch_up_requests = counter(
+            "catch_up_requests", "Pages of missed rows fetched or served.", ["direction"]
+        )
+        self.catch_up_failures = counter("catch_up_failures", "Fetches of missed rows that failed.")
+        self.readers_behind = gauge("readers_behind", "Followers now reading from the log.")
+        self.readers_demoted = counter(
+            "readers_demoted", "Times that a follower fell back to reading from the log."
+        )
+        self.readers_promoted = counter("readers_promoted", "Times that such a follower went live again.")
+        self.facts_withheld = counter(
+            "facts_withheld", "Facts that a follower's release has no way to be told of.", ["stream"]
+        )
+        self.rows_refused = counter(
+            "rows_refused", "Rows received that no known release writes so.", ["stream"]
+        )
+        self.facts_appended = counter("facts_appended", "Facts made durable.")
+        self.oldest_unfinished_id_age = gauge(
+            "oldest_unfinished_id_age_seconds",
+            "Age of the oldest id reserved but not finished.",
+            ["stream", "writer"],
+        )

@@ -1,0 +1,18 @@
+"""The log: where facts are kept, in which order, and how one knows that it is still the same log."""
+
+from synrepl.storage.ephemeral import EphemeralStream
+from synrepl.storage.log import KeyReused, Log
+from synrepl.storage.memory import MemoryEngine
+from synrepl.storage.sqlite import SQLiteEngine
+from synrepl.storage.threads import DelayedThread, ImmediateThread, ReactorThread
+
+__all__ = [
+    "DelayedThread",
+    "EphemeralStream",
+    "ImmediateThread",
+    "KeyReused",
+    "Log",
+    "MemoryEngine",
+    "ReactorThread",
+    "SQLiteEngine",
+]

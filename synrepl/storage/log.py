@@ -1,0 +1,485 @@
+"""The log as the reactor's thread sees it: appends go together, commits go one after the other."""
+
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
+from typing import Any
+
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.logger import Logger
+
+from synrepl.errors import StorageError
+from synrepl.ports.interfaces import Appended, Head, IClock, IEngine, IThread
+from synrepl.ports.tasks import Tasks
+from synrepl.storage.ephemeral import EphemeralStream, KeyOf
+from synrepl.storage.groups import Group, Request, Standing, checksum, form
+from synrepl.streams.facts import Fact
+
+__all__ = ["KeyReused", "Log"]
+
+MIB = 1024 * 1024
+RETRY_SECONDS = 1.0
+"""How long after a commit of unknown outcome the engine is asked again, when nobody appends meanwhile."""
+FORGET_EVERY_SECONDS = 3600.0
+RECEIPT_MS = 24 * 3600 * 1000
+"""How long the answer of an append with an idempotency key is remembered."""
+EPHEMERAL_RECEIPTS = 10_000
+"""How many such answers are remembered for ephemeral streams."""
+
+
+class KeyReused(StorageError):
+    """An idempotency key came again, with another request than the one it was first used for."""
+
+    def __init__(self, *, key: str, stream: str) -> None:
+        super().__init__(
+            op="append", why=f"idempotency key {key!r} was used for another request", stream=stream
+        )
+        self.key = key
+
+
+class Log:
+    """An `ILog` over an engine: group commit for kept streams, memory for the `ephemeral` ones.
+
+    One commit is under way at a time; what is appended meanwhile goes together into the next, up to
+    `max_batch_bytes`. Serials, tokens and digests are given when a group is formed, and adopted when it is
+    kept. Over `max_pending_bytes` of unanswered appends, further ones fail at once.
+
+    The engine and both threads are the log's own from `start` to `stop`.
+    """
+
+    def __init__(
+        self,
+        engine: IEngine,
+        writing: IThread,
+        reading: IThread,
+        clock: IClock,
+        *,
+        ephemeral: Collection[str],
+        key_of: KeyOf | None = None,
+        max_pending_bytes: int = 64 * MIB,
+        max_batch_bytes: int = 4 * MIB,
+        max_ephemeral_bytes: int = 8 * MIB,
+        logger: Logger,
+    ) -> None:
+        self._engine = engine
+        self._writing = writing
+        self._reading = reading
+        self._clock = clock
+        self._key_of = key_of
+        self._max_pending_bytes = max_pending_bytes
+        self._max_batch_bytes = max_batch_bytes
+        self._max_ephemeral_bytes = max_ephemeral_bytes
+        self._logger = logger
+        self._tasks = Tasks(logger, "log")
+
+        self._standing = Standing()
+        self._watchers: list[Callable[[Sequence[Fact]], None]] = []
+        self._queue: deque[Request] = deque()
+        self._keyed: dict[str, Request] = {}
+        self._pending_bytes = 0
+        self._is_writing = False
+        self._idle: list[Deferred[None]] = []
+        # The group whose commit failed in a way that leaves open whether it was kept.
+        self._doubted: Group | None = None
+
+        self._ephemeral_names = frozenset(ephemeral)
+        self._ephemeral: dict[str, EphemeralStream] = {}
+        self._ephemeral_receipts: OrderedDict[str, tuple[str, Appended]] = OrderedDict()
+        self._names: set[str] = set()
+
+        self._boots = 0
+        self._is_open = False
+        self._trouble = ""
+        self._committed_at = 0.0
+        self._timers: dict[str, Any] = {}
+
+    # Its life
+
+    async def start(self) -> None:
+        """Open the engine and take up where it stands.
+
+        When it cannot be opened (`StorageError`), both threads are ended.
+        """
+        try:
+            head = await self._writing.run(self._engine.open)
+        except BaseException:
+            # Threads left running would keep alive a process that wants to end because of this.
+            await self._reading.stop()
+            await self._writing.stop()
+            raise
+        self._standing.take(head)
+        self._boots = head.boots
+        self._ephemeral = {
+            name: EphemeralStream(
+                name, epoch=head.boots, key_of=self._key_of, max_bytes=self._max_ephemeral_bytes
+            )
+            for name in self._ephemeral_names
+        }
+        self._committed_at = self._clock.seconds()
+        self._is_open = True
+        self._later("forget", FORGET_EVERY_SECONDS, self._forget_receipts)
+
+    async def stop(self) -> None:
+        """Finish what is queued, then close the engine and end both threads. Refuses appends at once."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        if self._queue:
+            self._write_soon()
+        while self._is_writing:
+            idle: Deferred[None] = Deferred()
+            self._idle.append(idle)
+            await idle
+        for timer in self._timers.values():
+            if timer.active():
+                timer.cancel()
+        try:
+            # After the last read, so that nobody closes the file under it.
+            await self._reading.run(_nothing)
+            await self._writing.run(self._engine.close)
+        finally:
+            await self._reading.stop()
+            await self._writing.stop()
+
+    # Where it stands
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of this history."""
+        return self._standing.epoch
+
+    @property
+    def serial(self) -> int:
+        """The last committed serial."""
+        return self._standing.serial
+
+    @property
+    def digest(self) -> str:
+        """The digest at `serial`."""
+        return self._standing.digest
+
+    @property
+    def boots(self) -> int:
+        """How often this log was opened: the epoch of the facts of ephemeral streams."""
+        return self._boots
+
+    @property
+    def pending_bytes(self) -> int:
+        """About how many bytes of appends are not answered yet."""
+        return self._pending_bytes
+
+    @property
+    def healthy(self) -> tuple[bool, str]:
+        """Whether appends can be expected to work; if not, why: the last commit's failure."""
+        if not self._is_open:
+            return False, "the log is not open"
+        return not self._trouble, self._trouble
+
+    def head_age(self) -> float:
+        """Seconds since a group was last committed, or since the start."""
+        return self._clock.seconds() - self._committed_at
+
+    def positions(self, stream: str) -> dict[str, int]:
+        """The committed position of each writer of this stream."""
+        held = self._ephemeral.get(stream)
+        return dict(self._standing.positions.get(stream, {}) if held is None else held.positions)
+
+    def linear_position(self, stream: str) -> int:
+        """The highest committed token of the stream, whoever wrote it; 0 when there is none."""
+        held = self._ephemeral.get(stream)
+        return self._standing.allocated.get(stream, 0) if held is None else held.token
+
+    def clock(self) -> dict[str, dict[str, int]]:
+        """The positions of every stream that has any facts, ephemeral ones included."""
+        return {
+            stream: positions
+            for stream in [*self._standing.positions, *self._ephemeral]
+            if (positions := self.positions(stream))
+        }
+
+    def watch(self, watcher: Callable[[Sequence[Fact]], None]) -> None:
+        """Call `watcher` with each group of facts, in order, right after it is committed.
+
+        Ephemeral facts come in groups of their own, with serial 0. Whoever appended is answered after it.
+        """
+        self._watchers.append(watcher)
+
+    # Adding to it
+
+    def append(
+        self, stream: str, writer: str, facts: Sequence[bytes], *, key: str | None = None
+    ) -> "Deferred[Appended]":
+        """Add facts (each the canonical JSON array of its rows); done when they are durable.
+
+        Fails with `StorageError`, and then nothing of it is stored, unless the text says that it may be. With
+        an idempotency `key` asking again is harmless, and gives the first answer; `KeyReused` when the key
+        stands for another request.
+        """
+        if not self._is_open:
+            return _refused(stream, "the log is not open", retryable=True)
+        if stream not in self._names or writer not in self._names:
+            for name in (stream, writer):
+                if name.split() != [name] or not _is_text(name):
+                    return _refused(stream, f"{name!r} cannot be a name: empty, or holds a space")
+                self._names.add(name)
+        if not facts:
+            return succeed(Appended(self.epoch, None, []))
+        if key is not None and not _is_text(key):
+            return _refused(stream, f"{key!r} cannot be an idempotency key: it is no Unicode text")
+        asked = "" if key is None else checksum(stream, writer, facts)
+        held = self._ephemeral.get(stream)
+        if held is not None:
+            return self._hold(held, writer, facts, key, asked)
+        if key is not None and (first := self._keyed.get(key)) is not None:
+            if first.checksum != asked:
+                return fail(KeyReused(key=key, stream=stream))
+            shared: Deferred[Appended] = Deferred()
+            first.sharers.append(shared)
+            return shared
+        request = Request(stream, writer, facts, key, asked)
+        if self._pending_bytes and self._pending_bytes + request.size > self._max_pending_bytes:
+            return _refused(stream, "the log is busy", hint="try again later", retryable=True)
+        if key is not None:
+            self._keyed[key] = request
+        self._pending_bytes += request.size
+        self._queue.append(request)
+        if not self._is_writing:
+            self._write_soon()
+        return request.answer
+
+    def _hold(
+        self, held: EphemeralStream, writer: str, facts: Sequence[bytes], key: str | None, asked: str
+    ) -> "Deferred[Appended]":
+        """Append to an ephemeral stream: answered at once."""
+        if key is not None and (known := self._ephemeral_receipts.get(key)) is not None:
+            return succeed(known[1]) if known[0] == asked else fail(KeyReused(key=key, stream=held.name))
+        made = held.append(writer, facts, self._now_ms())
+        appended = Appended(held.epoch, None, [fact.token for fact in made])
+        if key is not None:
+            self._ephemeral_receipts[key] = (asked, appended)
+            if len(self._ephemeral_receipts) > EPHEMERAL_RECEIPTS:
+                self._ephemeral_receipts.popitem(last=False)
+        self._show(made)
+        return succeed(appended)
+
+    # Reading it
+
+    def read(
+        self, *, after: int, upto: int, streams: Collection[str] | None, limit: int
+    ) -> Awaitable[tuple[list[Fact], int]]:
+        """`IEngine.read`, in the reading thread; nothing that watchers have not seen yet."""
+        upto = min(upto, self.serial)
+        return self._reading.run(
+            partial(self._engine.read, after=after, upto=upto, streams=streams, limit=limit)
+        )
+
+    def read_tokens(
+        self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int
+    ) -> Awaitable[tuple[list[Fact], bool]]:
+        """`IEngine.read_tokens`, in the reading thread; ephemeral streams are read from memory."""
+        held = self._ephemeral.get(stream)
+        if held is not None:
+            return succeed(held.read_tokens(writer=writer, after=after, upto=upto, limit=limit))
+        return self._reading.run(
+            partial(
+                self._engine.read_tokens,
+                stream=stream,
+                writer=writer,
+                after=after,
+                upto=upto,
+                serial=min(serial, self.serial),
+                limit=limit,
+            )
+        )
+
+    def ephemeral_after(self, stream: str, after: int) -> list[Fact]:
+        """What memory holds of an ephemeral stream beyond token `after`, in order."""
+        held = self._ephemeral.get(stream)
+        return [] if held is None else held.after(after)
+
+    def forget(self, stream: str, upto: int) -> None:
+        """Let go of an ephemeral stream's facts up to this token: all who read it have them."""
+        held = self._ephemeral.get(stream)
+        if held is not None:
+            held.forget(upto)
+
+    # The writing: one coroutine while there is anything to write
+
+    def _write_soon(self) -> None:
+        if not self._is_writing:
+            self._is_writing = True
+            self._tasks.start(self._write(), "writing")
+
+    async def _write(self) -> None:
+        try:
+            while self._queue or self._doubted is not None:
+                if self._doubted is not None and not await self._settle_doubt():
+                    self._fail_queue()
+                    break
+                if self._queue:
+                    await self._write_group(self._take_group())
+        finally:
+            self._is_writing = False
+            idle, self._idle = self._idle, []
+            for waiter in idle:
+                waiter.callback(None)
+
+    def _take_group(self) -> list[Request]:
+        """The next requests, at least one, up to the bound of a batch."""
+        taken: list[Request] = []
+        room = self._max_batch_bytes
+        while self._queue and (not taken or self._queue[0].size <= room):
+            request = self._queue.popleft()
+            room -= request.size
+            taken.append(request)
+        return taken
+
+    async def _write_group(self, requests: list[Request]) -> None:
+        try:
+            group, error, is_known = await self._writing.run(partial(self._keep, requests, self._now_ms()))
+        except Exception as unexpected:
+            # The thread itself failed, so that nothing was tried.
+            group, error, is_known = None, _as_storage_error(unexpected), True
+        if error is not None:
+            self._trouble = str(error)
+            if group is not None and not is_known:
+                self._doubted = group
+                error = StorageError(
+                    op="append",
+                    why=f"{error.why}; it may have been kept",
+                    hint=error.hint or "ask again with the same idempotency key",
+                    retryable=True,
+                )
+                self._later("doubt", RETRY_SECONDS, self._write_soon)
+            self._logger.error("{count} appends failed: {error}", count=len(requests), error=str(error))
+            for request in requests:
+                self._answer(request, error)
+            return
+        assert group is not None
+        self._adopt(group)
+        for request, appended in zip(requests, group.answers, strict=True):
+            self._answer(request, appended)
+
+    def _keep(self, requests: list[Request], at_ms: int) -> tuple[Group | None, StorageError | None, bool]:
+        """In the writing thread: form a group and commit it. Gives what failed, and whether that is certain.
+
+        It may look at where the log stands: that changes only between groups.
+        """
+        group = None
+        try:
+            group = form(self._standing, requests, at_ms, self._engine.receipt)
+            if group.facts:
+                self._engine.commit(group.facts, group.receipts)
+        except Exception as error:
+            failure = _as_storage_error(error)
+            if group is None:
+                return None, failure, True
+            try:
+                now = self._engine.head()
+            except Exception:
+                return group, failure, False
+            if now.digest == group.after:
+                return group, None, True
+            return group, failure, now.digest == group.before
+        return group, None, True
+
+    async def _settle_doubt(self) -> bool:
+        """Find out what became of the doubted group; False while the engine does not say."""
+        group = self._doubted
+        assert group is not None
+        try:
+            head: Head = await self._writing.run(self._engine.head)
+        except Exception as error:
+            self._trouble = f"nobody knows where the log stands: {error}"
+            self._later("doubt", RETRY_SECONDS, self._write_soon)
+            return False
+        self._doubted = None
+        if head.digest == group.after:
+            self._logger.info("{count} facts were kept after all", count=len(group.facts))
+            self._adopt(group)
+        elif head.digest != group.before:
+            self._logger.critical(
+                "the log was written by someone else: serial {found}, not {expected}",
+                found=head.serial,
+                expected=self._standing.serial,
+            )
+            self._standing.take(head)
+        return True
+
+    def _fail_queue(self) -> None:
+        """Fail what waits: it cannot be given serials as long as nobody knows which are taken."""
+        error = StorageError(op="append", why=self._trouble, hint="try again later", retryable=True)
+        waiting, self._queue = self._queue, deque()
+        for request in waiting:
+            self._answer(request, error)
+
+    def _adopt(self, group: Group) -> None:
+        """Stand after this group, which is kept, and show it."""
+        if group.facts:
+            self._trouble = ""
+            self._committed_at = self._clock.seconds()
+            self._standing.advance(group.facts)
+            self._show(group.facts)
+
+    def _show(self, facts: Sequence[Fact]) -> None:
+        for watcher in self._watchers:
+            try:
+                watcher(facts)
+            except Exception:
+                self._logger.failure("a watcher of the log failed")
+
+    def _answer(self, request: Request, answer: Appended | StorageError | None) -> None:
+        self._pending_bytes -= request.size
+        if request.key is not None:
+            del self._keyed[request.key]
+            if answer is None:
+                answer = KeyReused(key=request.key, stream=request.stream)
+        for waiter in (request.answer, *request.sharers):
+            if isinstance(answer, Appended):
+                waiter.callback(answer)
+            elif answer is not None:
+                waiter.errback(answer)
+
+    # Time
+
+    def _now_ms(self) -> int:
+        return int(self._clock.seconds() * 1000)
+
+    def _later(self, what: str, seconds: float, work: Callable[[], None]) -> None:
+        """Do `work` then, unless the same is due already."""
+        due = self._timers.get(what)
+        if self._is_open and (due is None or not due.active()):
+            self._timers[what] = self._clock.callLater(seconds, work)
+
+    def _forget_receipts(self) -> None:
+        before_ms = self._now_ms() - RECEIPT_MS
+        self._tasks.start(self._forget_before(before_ms), "forgetting old idempotency keys")
+        self._later("forget", FORGET_EVERY_SECONDS, self._forget_receipts)
+
+    async def _forget_before(self, before_ms: int) -> None:
+        await self._writing.run(partial(self._engine.forget_receipts, before_ms))
+
+
+def _nothing() -> None:
+    pass
+
+
+def _is_text(name: str) -> bool:
+    """Whether it can be encoded. Refused alone, before it spoils the group that it would go with."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _refused(stream: str, why: str, *, hint: str = "", retryable: bool = False) -> "Deferred[Appended]":
+    return fail(StorageError(op="append", why=why, hint=hint, stream=stream, retryable=retryable))
+
+
+def _as_storage_error(error: Exception) -> StorageError:
+    if isinstance(error, StorageError):
+        return error
+    unexpected = StorageError(op="append", why=f"unexpected {type(error).__name__}: {error}")
+    unexpected.__cause__ = error
+    return unexpected

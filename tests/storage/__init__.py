@@ -1,0 +1,1 @@
+"""Tests of the log and of what it is kept in."""

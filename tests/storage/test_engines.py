@@ -1,0 +1,418 @@
+"""The contract of every engine, and what only SQLite can do wrong."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest import skipIf
+
+from synrepl.errors import StorageError
+from synrepl.ports.interfaces import Appended, IEngine, Receipt
+from synrepl.storage import MemoryEngine, SQLiteEngine
+from synrepl.storage.digest import EMPTY
+from synrepl.storage.schema import MIGRATIONS
+from tests.storage.builders import NOW, LogCase, facts_after, tokens
+
+if TYPE_CHECKING:
+    Case = LogCase
+else:
+    # Not a test itself: the engines' own cases bring that.
+    Case = object
+
+
+class Contract(Case):
+    """What every engine keeps to. `again` gives the engine of the next process over the same storage."""
+
+    def again(self) -> IEngine:
+        raise NotImplementedError
+
+    def test_a_new_log_is_empty(self) -> None:
+        """Everything counts from here: serial 0, the digest of nothing, the first start."""
+        head = self.again().open()
+
+        self.assertEqual((1, 0, EMPTY, 1), (head.epoch, head.serial, head.digest, head.boots))
+        self.assertEqual(({}, {}), (dict(head.positions), dict(head.allocated)))
+
+    def test_what_is_committed_is_there_after_a_restart(self) -> None:
+        """This is what a log is for."""
+        engine = self.again()
+        engine.open()
+        facts = facts_after(None, ("events", "w1", 0, 1), ("events", "w2", 0, 2), ("caches", "w1", 0, 1))
+
+        engine.commit(facts, [])
+        engine.close()
+        engine = self.again()
+        head = engine.open()
+
+        self.assertEqual((3, facts[-1].digest, 2), (head.serial, head.digest, head.boots))
+        self.assertEqual(
+            {("events", "w1"): 1, ("events", "w2"): 2, ("caches", "w1"): 1}, dict(head.positions)
+        )
+        self.assertEqual({"events": 2, "caches": 1}, dict(head.allocated))
+        self.assertEqual((facts, 3), engine.read(after=0, upto=99, streams=None, limit=99))
+
+    def test_each_open_counts_as_one_boot(self) -> None:
+        """Tokens of ephemeral streams begin again with each start; the count is what makes that visible."""
+        boots = []
+        for _ in range(3):
+            engine = self.again()
+            boots.append(engine.open().boots)
+            engine.close()
+
+        self.assertEqual([1, 2, 3], boots)
+
+    def test_head_is_where_the_last_commit_left_it(self) -> None:
+        """After a failed commit the log asks here what became of it."""
+        engine = self.again()
+        first = engine.open()
+        self.assertEqual(first, engine.head())
+        facts = facts_after(None, ("events", "w1", 0, 1))
+
+        engine.commit(facts, [])
+
+        self.assertEqual((1, facts[0].digest), (engine.head().serial, engine.head().digest))
+
+    def test_a_hole_in_the_serials_is_refused_whole(self) -> None:
+        """A log with holes cannot prove anything about its history."""
+        engine = self.again()
+        engine.open()
+        facts = facts_after(None, ("events", "w1", 0, 1), ("events", "w1", 1, 2), ("events", "w1", 2, 3))
+
+        with self.assertRaises(StorageError):
+            engine.commit([facts[0], facts[2]], [])
+
+        self.assertEqual(([], 0), engine.read(after=0, upto=9, streams=None, limit=9))
+        self.assertEqual(0, engine.head().serial)
+        engine.commit(facts, [])
+
+    def test_a_page_ends_with_the_fact_that_fills_it(self) -> None:
+        """A limit below one fact still moves on: or a reader would ask for the same page for ever."""
+        engine = self.again()
+        engine.open()
+        facts = facts_after(None, *(("events", "w1", token - 1, token) for token in range(1, 6)))
+        engine.commit(facts, [])
+
+        self.assertEqual((facts[1:3], 3), engine.read(after=1, upto=5, streams=None, limit=2))
+        self.assertEqual((facts[:1], 1), engine.read(after=0, upto=5, streams=None, limit=0))
+        self.assertEqual((facts[3:4], 4), engine.read(after=3, upto=4, streams=None, limit=99))
+        self.assertEqual(([], 5), engine.read(after=5, upto=99, streams=None, limit=99))
+
+    def test_a_reader_of_some_streams_learns_how_far_it_has_looked(self) -> None:
+        """Otherwise it would look through the same facts of other streams again and again."""
+        engine = self.again()
+        engine.open()
+        facts = facts_after(
+            None,
+            ("events", "w1", 0, 1),
+            ("caches", "w1", 0, 1),
+            ("events", "w1", 1, 2),
+            ("caches", "w1", 1, 2),
+        )
+        engine.commit(facts, [])
+
+        self.assertEqual(([facts[0], facts[2]], 4), engine.read(after=0, upto=9, streams={"events"}, limit=9))
+        self.assertEqual(([facts[0]], 1), engine.read(after=0, upto=9, streams={"events"}, limit=1))
+        self.assertEqual(([], 4), engine.read(after=3, upto=4, streams={"events"}, limit=9))
+        self.assertEqual(([], 4), engine.read(after=0, upto=4, streams=[], limit=9))
+
+    def test_a_read_never_claims_to_have_seen_the_future(self) -> None:
+        """A reader that is told "up to 99" would never ask for serials 2 to 99 once they exist."""
+        engine = self.again()
+        engine.open()
+        engine.commit(facts_after(None, ("events", "w1", 0, 1)), [])
+
+        for streams in (None, {"events"}, {"caches"}):
+            self.assertEqual(1, engine.read(after=0, upto=99, streams=streams, limit=99)[1])
+
+    def test_tokens_of_one_writer_or_of_all(self) -> None:
+        """Catch-up asks per writer; the old protocols know only one sequence for all."""
+        engine = self.again()
+        engine.open()
+        facts = facts_after(
+            None,
+            ("events", "w1", 0, 1),
+            ("events", "w2", 0, 2),
+            ("caches", "w1", 0, 1),
+            ("events", "w1", 1, 3),
+        )
+        engine.commit(facts, [])
+
+        def read(writer: str | None, after: int, upto: int, serial: int = 99) -> list[int]:
+            found, more = engine.read_tokens(
+                stream="events", writer=writer, after=after, upto=upto, serial=serial, limit=99
+            )
+            self.assertFalse(more)
+            return [fact.token for fact in found]
+
+        self.assertEqual([1, 2, 3], read(None, 0, 9))
+        self.assertEqual([1, 3], read("w1", 0, 9))
+        self.assertEqual([2], read(None, 1, 2))
+        self.assertEqual([1, 2], read(None, 0, 9, serial=3))
+        self.assertEqual([], read("w3", 0, 9))
+
+    def test_facts_that_share_a_token_are_never_parted_by_a_page(self) -> None:
+        """The next page begins after the last token: its other facts would be lost."""
+        engine = self.again()
+        engine.open()
+        facts = facts_after(
+            None,
+            ("events", "w1", 0, 5),
+            ("events", "w2", 0, 5),
+            ("events", "w1", 5, 6),
+            ("events", "w2", 5, 4),
+        )
+        engine.commit(facts, [])
+
+        def read(after: int, limit: int) -> tuple[list[int], bool]:
+            found, more = engine.read_tokens(
+                stream="events", writer=None, after=after, upto=9, serial=9, limit=limit
+            )
+            return [fact.serial for fact in found], more
+
+        self.assertEqual(([4], True), read(0, 1))
+        self.assertEqual(([4, 1, 2], True), read(0, 2))
+        self.assertEqual(([1, 2], True), read(4, 1))
+        self.assertEqual(([3], False), read(5, 1))
+
+    def test_receipts_are_kept_with_the_facts_and_forgotten_by_age(self) -> None:
+        """A client that repeats an append after a restart must get its first answer."""
+        engine = self.again()
+        engine.open()
+        old = Receipt("a", "r1", Appended(1, 1, [1, 2]), 1000)
+        young = Receipt("b", "r2", Appended(1, None, []), 2000)
+        engine.commit(facts_after(None, ("events", "w1", 0, 1)), [old, young])
+        engine.close()
+        engine = self.again()
+        engine.open()
+
+        self.assertEqual([old, young, None], [engine.receipt(key) for key in "abc"])
+        engine.forget_receipts(2000)
+
+        self.assertEqual([None, young], [engine.receipt(key) for key in "ab"])
+
+    def test_a_log_is_open_once(self) -> None:
+        """Two that write would give the same serials twice."""
+        engine = self.again()
+        engine.open()
+
+        with self.assertRaises(StorageError):
+            engine.open()
+
+    def test_nothing_works_on_a_closed_log(self) -> None:
+        """It fails by name, not by an attribute error somewhere inside."""
+        engine = self.again()
+
+        for use in (
+            engine.head,
+            lambda: engine.commit([], []),
+            lambda: engine.read(after=0, upto=1, streams=None, limit=1),
+            lambda: engine.receipt("a"),
+            lambda: engine.forget_receipts(1),
+        ):
+            with self.assertRaises(StorageError):
+                use()
+        engine.close()
+
+
+class MemoryTests(Contract, LogCase):
+    """The engine of tests and simulator."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.engine = MemoryEngine()
+
+    def again(self) -> IEngine:
+        return self.engine
+
+    def test_what_was_committed_outlives_a_crash(self) -> None:
+        """The simulator kills daemons and starts them again over the same engine."""
+        self.engine.open()
+        self.engine.commit(facts_after(None, ("events", "w1", 0, 1)), [])
+
+        self.engine.crash()
+
+        head = self.engine.open()
+        self.assertEqual((1, 2), (head.serial, head.boots))
+
+    def test_a_commit_can_be_told_to_fail_before_or_after(self) -> None:
+        """The two look the same to whoever commits, which is the trouble with commits."""
+        self.engine.open()
+        facts = facts_after(None, ("events", "w1", 0, 1), ("events", "w1", 1, 2))
+        error = StorageError(op="commit", why="told to")
+
+        for kept, fact in ((False, facts[0]), (True, facts[0])):
+            self.engine.fail_next(error, kept=kept, silent=0)
+            with self.assertRaises(StorageError):
+                self.engine.commit([fact], [])
+            self.assertEqual(int(kept), self.engine.head().serial)
+        self.engine.commit(facts[1:], [])
+
+
+class SQLiteTests(Contract, LogCase):
+    """The embedded default."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.path = self.directory() / "synrepl.db"
+
+    def again(self) -> SQLiteEngine:
+        engine = SQLiteEngine(self.path)
+        self.addCleanup(engine.close)
+        return engine
+
+    def refused(self) -> StorageError:
+        """What `open` says."""
+        with self.assertRaises(StorageError) as caught:
+            self.again().open()
+        error: StorageError = caught.exception
+        return error
+
+    def filled(self, count: int) -> None:
+        """Leave a log with this many facts, closed."""
+        engine = self.again()
+        engine.open()
+        engine.commit(facts_after(None, *(("events", "w1", n - 1, n) for n in range(1, count + 1))), [])
+        engine.close()
+
+    def execute(self, statement: str) -> None:
+        """Change the closed file behind the engine's back."""
+        with sqlite3.connect(self.path) as database:
+            database.execute(statement)
+        database.close()
+
+    def test_the_second_process_is_told_who_has_the_log(self) -> None:
+        """The operator needs the number of the process to end."""
+        self.again().open()
+
+        self.assertIn(f"process {os.getpid()} has", str(self.refused()))
+
+    def test_the_lock_of_a_killed_process_is_free(self) -> None:
+        """Nobody should have to remove a lock file at night."""
+        code = (
+            "import sys; from synrepl.storage import SQLiteEngine; engine = SQLiteEngine(sys.argv[1]);"
+            "engine.open(); print('open', flush=True); input()"
+        )
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, str(self.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+        )
+        with child:
+            assert child.stdout is not None
+            self.assertEqual(b"open\n", child.stdout.readline())
+            self.assertIn(f"process {child.pid} has", str(self.refused()))
+            child.kill()
+
+        self.assertEqual(2, self.again().open().boots)
+
+    def test_a_missing_directory_is_named(self) -> None:
+        """A misspelled path is the most common mistake; making it would hide it."""
+        self.path = self.path.parent / "missing" / "synrepl.db"
+
+        self.assertIn(f"there is no directory {self.path.parent}", str(self.refused()))
+
+    def test_another_kind_of_file_is_left_alone(self) -> None:
+        """The wrong name in the configuration must not cost anyone a file."""
+        self.path.write_bytes(b"Dear diary, " * 1000)
+
+        self.assertIn("file is not a database", str(self.refused()))
+        self.assertEqual(b"Dear diary, " * 1000, self.path.read_bytes())
+
+    @skipIf(os.geteuid() == 0, "root may write everywhere")
+    def test_a_read_only_directory_is_told(self) -> None:
+        """SQLite alone says "unable to open database file", which helps nobody."""
+        self.path.parent.chmod(0o500)
+
+        self.assertIn("check that the directory can be written", str(self.refused()))
+
+    def test_a_newer_schema_is_refused(self) -> None:
+        """After a downgrade the old release would destroy what it does not know."""
+        self.filled(1)
+        self.execute(f"UPDATE meta SET value = {len(MIGRATIONS) + 1} WHERE key = 'version'")
+
+        self.assertIn("a newer release wrote it", str(self.refused()))
+
+    def test_a_refused_log_can_be_opened_once_it_is_mended(self) -> None:
+        """The lock and the file must not stay held by an attempt that failed."""
+        self.filled(1)
+        self.execute("UPDATE meta SET value = 99 WHERE key = 'version'")
+        engine = self.again()
+        self.assertRaises(StorageError, engine.open)
+
+        self.execute(f"UPDATE meta SET value = {len(MIGRATIONS)} WHERE key = 'version'")
+
+        self.assertEqual(1, engine.open().serial)
+
+    def test_a_damaged_head_is_refused(self) -> None:
+        """Going on from a log that contradicts itself would spread the damage to every replica."""
+        for damage, told in (
+            ("DELETE FROM facts WHERE serial = 1195", "serial 1195 is missing"),
+            ("DELETE FROM facts WHERE serial < 500", "serial 1 is missing"),
+            ("UPDATE facts SET rows = x'5b5d' WHERE serial = 1190", "the digest of serial 1190"),
+            ("DELETE FROM facts WHERE serial = 1200", "the last token of w1 in events is 1199"),
+            ("DELETE FROM positions", "its position says None"),
+        ):
+            with self.subTest(damage):
+                self.path = self.directory() / "synrepl.db"
+                self.filled(1200)
+                self.execute(damage)
+
+                self.assertIn(told, str(self.refused()))
+
+    def test_a_full_disk_keeps_nothing_and_is_got_over(self) -> None:
+        """Half a group on disk would be a fork; a log that stays broken with space again, a night shift."""
+        engine = self.again()
+        engine.open()
+        facts = facts_after(None, *(("events", "w1", n - 1, n) for n in range(1, 2001)))
+        engine.commit(facts[:10], [])
+        pages = engine._writer("test").execute("PRAGMA page_count").fetchone()[0]
+        engine._writer("test").execute(f"PRAGMA max_page_count = {pages + 2}")
+
+        with self.assertRaises(StorageError) as caught:
+            engine.commit(facts[10:], [])
+
+        self.assertIn("the disk is full", str(caught.exception))
+        self.assertTrue(caught.exception.retryable)
+        self.assertEqual((10, facts[9].digest), (engine.head().serial, engine.head().digest))
+        engine._writer("test").execute("PRAGMA max_page_count = 1000000")
+        engine.commit(facts[10:], [])
+        self.assertEqual(2000, engine.head().serial)
+
+    def test_a_page_read_in_part_holds_no_snapshot(self) -> None:
+        """A reader that holds one keeps the WAL from ever shrinking."""
+        engine = self.again()
+        engine.open()
+        facts = facts_after(None, *(("events", "w1", n - 1, n) for n in range(1, 101)))
+        engine.commit(facts, [])
+
+        engine.read(after=0, upto=100, streams=None, limit=3)
+        engine.read_tokens(stream="events", writer=None, after=0, upto=99, serial=99, limit=3)
+
+        self.assertEqual(0, engine._writer("test").execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
+
+    def test_commits_are_synced(self) -> None:
+        """With less than FULL a power cut takes back what was acknowledged."""
+        engine = self.again()
+        engine.open()
+
+        settings = [
+            engine._writer("test").execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("journal_mode", "synchronous")
+        ]
+
+        self.assertEqual(["wal", 2], settings)
+
+    def test_names_with_marks_of_sql_and_paths_are_just_names(self) -> None:
+        """A path may hold what means something in a URI, a stream what means something in SQL."""
+        self.path = self.directory() / "50% of?what#this.db"
+        engine = self.again()
+        engine.open()
+        facts = facts_after(None, ("x';--", "w%1", 0, 1))
+        engine.commit(facts, [])
+
+        self.assertEqual((facts, 1), engine.read(after=0, upto=1, streams={"x';--"}, limit=9))
+        self.assertEqual([(1, "x';--", "w%1", 0, 1)], tokens(facts))
+        self.assertEqual(NOW * 1000, facts[0].committed_at_ms)

@@ -1,0 +1,547 @@
+"""The log: group commit, idempotency, failures, overload, and its life."""
+
+from collections.abc import Sequence
+
+from twisted.internet.defer import Deferred
+from twisted.logger import formatEvent
+
+from synrepl.errors import StorageError
+from synrepl.ports.interfaces import Appended
+from synrepl.storage import KeyReused, Log, MemoryEngine, SQLiteEngine
+from synrepl.storage.digest import EMPTY, verify
+from synrepl.streams.facts import Fact
+from tests.storage.builders import DISK_FULL, NOW, LogCase, facts_after, rows, tokens
+
+A, B, C = rows("a"), rows("b"), rows("c")
+
+
+class AppendTests(LogCase):
+    """What an append becomes."""
+
+    def test_tokens_are_one_sequence_a_stream_and_chained_per_writer(self) -> None:
+        """Old protocols know one position per stream; new ones check the chain of each writer."""
+        engine = MemoryEngine()
+        log = self.started(engine)
+
+        answers = [
+            self.append(log, "events", "w1", A, B),
+            self.append(log, "events", "w2", A),
+            self.append(log, "caches", "w1", A),
+            self.append(log, "events", "w1", A),
+        ]
+
+        self.assertEqual(
+            [Appended(1, 1, [1, 2]), Appended(1, 3, [3]), Appended(1, 4, [1]), Appended(1, 5, [4])], answers
+        )
+        self.assertEqual(
+            [
+                (1, "events", "w1", 0, 1),
+                (2, "events", "w1", 1, 2),
+                (3, "events", "w2", 0, 3),
+                (4, "caches", "w1", 0, 1),
+                (5, "events", "w1", 2, 4),
+            ],
+            tokens(engine.facts),
+        )
+        self.assertEqual({"events": {"w1": 4, "w2": 3}, "caches": {"w1": 1}}, log.clock())
+        self.assertEqual(
+            (5, engine.facts[-1].digest, 4), (log.serial, log.digest, log.linear_position("events"))
+        )
+        self.assertEqual({"w1": 4, "w2": 3}, log.positions("events"))
+        self.assertEqual(({}, 0), (log.positions("never"), log.linear_position("never")))
+        self.assertIsNone(verify(engine.facts, EMPTY))
+        self.assertEqual({NOW * 1000}, {fact.committed_at_ms for fact in engine.facts})
+
+    def test_what_comes_during_a_commit_goes_together_into_the_next(self) -> None:
+        """One sync of the disk serves them all: this is where the speed comes from."""
+        engine = MemoryEngine()
+        log = self.started(engine, delay=lambda: 0.1)
+
+        answers = [log.append("events", f"w{n}", [A]) for n in range(20)]
+        self.clock.advance(0.1)
+        fired = [answer.called for answer in answers]
+        self.clock.advance(0.1)
+
+        self.assertEqual([True] + [False] * 19, fired)
+        self.assertEqual([n + 1 for n in range(20)], [self.successResultOf(a).first_serial for a in answers])
+        self.assertEqual(2, engine.commits)
+
+    def test_a_group_is_bounded(self) -> None:
+        """One sync of a gigabyte would hold up everyone."""
+        engine = MemoryEngine()
+        log = self.started(engine, delay=lambda: 0.1, max_batch_bytes=1000)
+
+        answers = [log.append("events", "w1", [A]) for _ in range(7)]
+        answers.append(log.append("events", "w1", [rows("x" * 5000)]))
+        self.clock.pump([0.1] * 5)
+
+        self.assertTrue(all(answer.called for answer in answers))
+        self.assertEqual(4, engine.commits)
+
+    def test_an_append_of_nothing_is_answered_with_nothing(self) -> None:
+        """It needs no commit, and has no place in the log."""
+        engine = MemoryEngine()
+        log = self.started(engine)
+
+        self.assertEqual(Appended(1, None, []), self.append(log, "events", "w1"))
+        self.assertEqual(0, engine.commits)
+
+    def test_names_that_would_make_the_digest_ambiguous_are_refused(self) -> None:
+        """The digest's text is parted by spaces; and one bad name must not spoil its group."""
+        log = self.started(MemoryEngine())
+
+        for stream, writer in (("two words", "w1"), ("events", "w\n1"), ("", "w1"), ("events", "\ud800")):
+            self.failureResultOf(log.append(stream, writer, [A]), StorageError)
+        self.failureResultOf(log.append("events", "w1", [A], key="\ud800"), StorageError)
+        self.assertEqual(0, log.serial)
+
+    def test_the_log_goes_on_where_it_stood(self) -> None:
+        """Tokens that are given twice are the worst that a restart could do."""
+        path = self.directory() / "synrepl.db"
+        log = self.started(SQLiteEngine(path))
+        self.append(log, "events", "w1", A, B)
+        self.append(log, "events", "w2", C)
+        digest = log.digest
+        self.wait(log.stop())
+
+        log = self.started(SQLiteEngine(path))
+
+        self.assertEqual((3, digest, {"w1": 2, "w2": 3}), (log.serial, log.digest, log.positions("events")))
+        self.assertEqual(Appended(1, 4, [4]), self.append(log, "events", "w1", C))
+        found, _ = self.wait(log.read(after=0, upto=9, streams=None, limit=99))
+        self.assertEqual((4, "events", "w1", 2, 4), tokens(found)[-1])
+        self.assertIsNone(verify(found, EMPTY))
+        self.wait(log.stop())
+
+    def test_a_caller_that_gives_up_does_not_disturb_the_others(self) -> None:
+        """A client that hangs up cancels its request; the fact may be kept all the same."""
+        log = self.started(MemoryEngine(), delay=lambda: 0.1)
+        answers = [log.append("events", "w1", [A]) for _ in range(3)]
+
+        answers[1].cancel()
+        self.failureResultOf(answers[1])
+        self.clock.pump([0.1] * 3)
+
+        self.assertEqual([1, 3], [self.successResultOf(answers[n]).first_serial for n in (0, 2)])
+
+
+class WatchTests(LogCase):
+    """Who is told of what is committed."""
+
+    def test_watchers_see_a_group_before_its_appends_are_answered(self) -> None:
+        """Who is answered and asks a follower at once should find it on its way."""
+        story: list[object] = []
+        log = self.started(MemoryEngine(), delay=lambda: 0.1)
+        log.watch(lambda facts: story.append([fact.serial for fact in facts]))
+        for _ in range(3):
+            log.append("events", "w1", [A]).addCallback(lambda told: story.append(told.first_serial))
+
+        self.clock.pump([0.1, 0.1])
+
+        self.assertEqual([[1], 1, [2, 3], 2, 3], story)
+
+    def test_a_watcher_finds_the_log_standing_after_what_it_is_told(self) -> None:
+        """A publisher that answers with positions right now must not answer with old ones."""
+        seen: list[tuple[int, int, dict[str, int]]] = []
+        log = self.started(MemoryEngine())
+        log.watch(lambda facts: seen.append((facts[-1].serial, log.serial, log.positions("events"))))
+
+        self.append(log, "events", "w1", A, B)
+
+        self.assertEqual([(2, 2, {"w1": 2})], seen)
+
+    def test_a_watcher_that_fails_stops_nobody(self) -> None:
+        """One broken connection must not take the log with it."""
+        seen: list[int] = []
+        log = self.started(MemoryEngine())
+
+        def fails(facts: Sequence[Fact]) -> None:
+            raise ZeroDivisionError
+
+        log.watch(fails)
+        log.watch(lambda facts: seen.extend(fact.serial for fact in facts))
+
+        self.append(log, "events", "w1", A)
+        self.append(log, "events", "w1", A)
+
+        self.assertEqual([1, 2], seen)
+        self.assertEqual(["a watcher of the log failed"] * 2, [formatEvent(event) for event in self.told])
+
+    def test_a_watcher_may_append(self) -> None:
+        """Its fact comes after the ones it was told of, and nothing recurses."""
+        seen: list[int] = []
+        log = self.started(MemoryEngine())
+
+        def watcher(facts: Sequence[Fact]) -> None:
+            seen.extend(fact.serial for fact in facts)
+            if len(seen) < 2000:
+                log.append("caches", "w1", [A])
+
+        log.watch(watcher)
+        self.append(log, "events", "w1", A)
+
+        self.assertEqual(list(range(1, 2001)), seen)
+
+    def test_readers_do_not_run_ahead_of_watchers(self) -> None:
+        """A fact read before it is announced would be announced to a reader that has it already."""
+        engine = MemoryEngine()
+        log = self.started(engine)
+        self.append(log, "events", "w1", A)
+        other = facts_after(engine.facts[0], ("events", "w1", 1, 2))
+        engine.commit(other, [])
+
+        found, looked = self.wait(log.read(after=0, upto=99, streams=None, limit=9))
+        by_token, _ = self.wait(
+            log.read_tokens(stream="events", writer=None, after=0, upto=99, serial=99, limit=9)
+        )
+
+        self.assertEqual(([1], 1, [1]), ([f.serial for f in found], looked, [f.serial for f in by_token]))
+
+
+class IdempotencyTests(LogCase):
+    """Asking again is harmless."""
+
+    def test_the_same_key_gives_the_same_answer_and_stores_nothing(self) -> None:
+        """A client whose answer was lost asks again."""
+        engine = MemoryEngine()
+        log = self.started(engine)
+
+        first = self.append(log, "events", "w1", A, B, key="k")
+        self.append(log, "events", "w1", C)
+        again = self.append(log, "events", "w1", A, B, key="k")
+
+        self.assertEqual((first, 3), (again, len(engine.facts)))
+
+    def test_it_holds_through_a_restart(self) -> None:
+        """The answer may be lost because the daemon was killed."""
+        path = self.directory() / "synrepl.db"
+        log = self.started(SQLiteEngine(path))
+        first = self.append(log, "events", "w1", A, key="k")
+        self.wait(log.stop())
+
+        log = self.started(SQLiteEngine(path))
+
+        self.assertEqual((first, 1), (self.append(log, "events", "w1", A, key="k"), log.serial))
+        self.wait(log.stop())
+
+    def test_a_key_stands_for_one_request_only(self) -> None:
+        """Answering with the tokens of something else would lose these facts in silence."""
+        log = self.started(MemoryEngine())
+        self.append(log, "events", "w1", A, B, key="k")
+
+        for stream, writer, facts in (
+            ("caches", "w1", [A, B]),
+            ("events", "w2", [A, B]),
+            ("events", "w1", [A]),
+            ("events", "w1", [A[:-1] + b"," + B[1:]]),
+        ):
+            refused = self.failureResultOf(log.append(stream, writer, facts, key="k"), KeyReused)
+            self.assertEqual("k", refused.value.key)
+        self.assertEqual(2, log.serial)
+
+    def test_two_at_once_share_one_answer(self) -> None:
+        """An impatient client asks again before the first is answered."""
+        engine = MemoryEngine()
+        log = self.started(engine, delay=lambda: 0.1)
+
+        first, second = (log.append("events", "w1", [A], key="k") for _ in range(2))
+        other = log.append("events", "w1", [B], key="k")
+        first.cancel()
+        self.failureResultOf(first)
+        self.clock.advance(0.1)
+
+        self.failureResultOf(other, KeyReused)
+        self.assertEqual(Appended(1, 1, [1]), self.successResultOf(second))
+        self.assertEqual(1, len(engine.facts))
+
+    def test_a_key_whose_append_failed_is_free_again(self) -> None:
+        """Trying again is what keys are for."""
+        engine = MemoryEngine()
+        log = self.started(engine, delay=lambda: 0.1)
+        engine.fail_next(DISK_FULL)
+        failed = [log.append("events", "w1", [A], key="k") for _ in range(2)]
+        self.clock.advance(0.1)
+
+        for append in failed:
+            self.failureResultOf(append, StorageError)
+        self.assertEqual(Appended(1, 1, [1]), self.append(log, "events", "w1", A, key="k"))
+
+    def test_answers_are_remembered_for_a_day(self) -> None:
+        """For ever would be a second log."""
+        engine = MemoryEngine()
+        log = self.started(engine)
+        self.append(log, "events", "w1", A, key="k")
+
+        self.clock.pump([3600.0] * 23)
+        self.assertEqual(1, self.append(log, "events", "w1", A, key="k").first_serial)
+        self.clock.pump([3600.0] * 3)
+
+        self.assertEqual({}, engine.receipts)
+        self.assertEqual(2, self.append(log, "events", "w1", A, key="k").first_serial)
+
+
+class FailureTests(LogCase):
+    """Commits that fail, and those of which nobody knows."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.engine = MemoryEngine()
+        self.seen: list[int] = []
+
+    def start(self) -> Log:
+        log = self.started(self.engine, delay=lambda: 0.1)
+        log.watch(lambda facts: self.seen.extend(fact.serial for fact in facts))
+        return log
+
+    def test_a_failed_commit_fails_its_appends_and_changes_nothing(self) -> None:
+        """Failed must mean that nothing of it is stored, or clients cannot try again."""
+        log = self.start()
+        self.append(log, "events", "w1", A)
+        before = (log.serial, log.digest, log.clock(), self.engine.facts[:])
+        failing = [log.append("events", f"w{n}", [A, B]) for n in range(3)]
+
+        for _ in range(2):
+            self.engine.fail_next(DISK_FULL)
+            self.clock.advance(0.1)
+
+        for append in failing:
+            self.failureResultOf(append, StorageError)
+        self.assertEqual(before, (log.serial, log.digest, log.clock(), self.engine.facts))
+        self.assertEqual([1], self.seen)
+
+    def test_serials_stay_dense_after_a_failure(self) -> None:
+        """The next group takes the numbers that the failed one would have had."""
+        log = self.start()
+        self.engine.fail_next(DISK_FULL)
+        failed = log.append("events", "w1", [A, B])
+        following = log.append("events", "w2", [C])
+
+        self.clock.pump([0.1] * 3)
+
+        self.assertIn("the disk is full", str(self.failureResultOf(failed, StorageError).value))
+        self.assertEqual(Appended(1, 1, [1]), self.successResultOf(following))
+        self.assertEqual([1], self.seen)
+
+    def test_a_commit_that_says_it_failed_but_was_kept_is_answered_as_kept(self) -> None:
+        """The engine is asked at once: what is in the log is in the log."""
+        log = self.start()
+        self.engine.fail_next(DISK_FULL, kept=True, silent=0)
+
+        self.assertEqual(Appended(1, 1, [1]), self.append(log, "events", "w1", A))
+        self.assertEqual([1], self.seen)
+        self.assertEqual((True, ""), log.healthy)
+
+    def test_an_unknown_outcome_is_settled_before_the_next_group(self) -> None:
+        """Kept facts are shown, and their numbers are not given again."""
+        log = self.start()
+        self.engine.fail_next(DISK_FULL, kept=True)
+        lost = log.append("events", "w1", [A, B])
+        following = log.append("events", "w1", [C])
+
+        self.clock.pump([0.1] * 3)
+
+        self.assertIn("it may have been kept", str(self.failureResultOf(lost, StorageError).value))
+        self.assertEqual(Appended(1, 3, [3]), self.successResultOf(following))
+        self.assertEqual([1, 2, 3], self.seen)
+        self.assertEqual((3, "events", "w1", 2, 3), tokens(self.engine.facts)[-1])
+        self.assertIsNone(verify(self.engine.facts, EMPTY))
+
+    def test_asking_again_after_an_unknown_outcome_finds_the_receipt(self) -> None:
+        """This is how a client gets exactly one fact through a lost connection to the database."""
+        log = self.start()
+        self.engine.fail_next(DISK_FULL, kept=True)
+        lost = log.append("events", "w1", [A], key="k")
+        self.clock.advance(0.1)
+        self.failureResultOf(lost, StorageError)
+
+        again = self.append(log, "events", "w1", A, key="k")
+
+        self.assertEqual((Appended(1, 1, [1]), 1), (again, len(self.engine.facts)))
+
+    def test_an_unknown_outcome_is_settled_without_further_appends(self) -> None:
+        """Followers must not wait for the next writer to see what was kept."""
+        log = self.start()
+        self.engine.fail_next(DISK_FULL, kept=True, silent=4)
+        self.failure_after(log.append("events", "w1", [A]), 0.1)
+        self.assertEqual([], self.seen)
+
+        self.clock.pump([0.1] * 80)
+
+        self.assertEqual(([1], 1, (True, "")), (self.seen, log.serial, log.healthy))
+
+    def test_appends_fail_as_long_as_nobody_knows_where_the_log_stands(self) -> None:
+        """Giving numbers that may be taken would fork history."""
+        log = self.start()
+        self.engine.fail_next(DISK_FULL, silent=3)
+        self.failure_after(log.append("events", "w1", [A]), 0.1)
+
+        refused = self.failure_after(log.append("events", "w1", [A]), 0.2)
+        self.assertTrue(refused.retryable)
+        self.assertFalse(log.healthy[0])
+        self.clock.pump([0.1] * 50)
+
+        self.assertEqual(Appended(1, 1, [1]), self.append(log, "events", "w1", A))
+
+    def test_any_exception_of_the_engine_is_a_storage_error(self) -> None:
+        """Callers know one class; and the log survives what nobody thought of."""
+        log = self.start()
+        self.engine.commit = None  # type: ignore[assignment,method-assign]
+        failed = self.failure_after(log.append("events", "w1", [A]), 0.1)
+        del self.engine.commit
+
+        self.assertIn("unexpected TypeError", str(failed))
+        self.assertEqual(1, self.append(log, "events", "w1", A).first_serial)
+
+    def test_health_tells_the_last_failure_until_a_commit_succeeds(self) -> None:
+        """A daemon that cannot write must leave the load balancer, and come back by itself."""
+        log = self.start()
+        self.assertEqual((True, ""), log.healthy)
+        self.engine.fail_next(DISK_FULL)
+        self.failure_after(log.append("events", "w1", [A]), 0.1)
+
+        is_healthy, why = log.healthy
+        self.assertEqual((False, True), (is_healthy, "the disk is full" in why))
+        self.append(log, "events", "w1", A)
+
+        self.assertEqual((True, ""), log.healthy)
+
+    def test_the_age_of_the_head_is_counted_from_the_last_commit(self) -> None:
+        """Operators want to see whether anything is written at all."""
+        log = self.started(self.engine)
+        self.clock.advance(5)
+        self.assertEqual(5, log.head_age())
+
+        self.append(log, "events", "w1", A)
+
+        self.assertEqual(0, log.head_age())
+
+    def failure_after(self, append: "Deferred[Appended]", seconds: float) -> StorageError:
+        self.clock.pump([0.1] * round(seconds / 0.1))
+        error = self.failureResultOf(append, StorageError).value
+        assert isinstance(error, StorageError)
+        return error
+
+
+class OverloadTests(LogCase):
+    """More than the disk can take."""
+
+    def test_a_busy_log_says_so_at_once(self) -> None:
+        """Memory is bounded; a client that is told can wait, one that is kept waiting asks twice."""
+        log = self.started(MemoryEngine(), delay=lambda: 0.1, max_pending_bytes=2000)
+        answers = [log.append("events", "w1", [A]) for _ in range(10)]
+
+        refused = [answer for answer in answers if answer.called]
+        errors = [self.failureResultOf(answer, StorageError).value for answer in refused]
+        self.clock.pump([0.1] * 3)
+
+        self.assertEqual(4, len(refused))
+        self.assertEqual({True}, {error.retryable for error in errors})
+        self.assertIn("the log is busy", str(errors[0]))
+        self.assertEqual((6, 0), (log.serial, log.pending_bytes))
+        self.assertEqual(7, self.append(log, "events", "w1", A).first_serial)
+
+    def test_one_append_over_the_bound_goes_through_alone(self) -> None:
+        """Refusing it as "busy" would have the client try for ever."""
+        log = self.started(MemoryEngine(), max_pending_bytes=10)
+
+        self.assertEqual(1, self.append(log, "events", "w1", A).first_serial)
+
+
+class EphemeralLogTests(LogCase):
+    """Streams that nobody stores, through the log."""
+
+    def test_they_are_answered_at_once_and_never_stored(self) -> None:
+        """Typing notifications are not worth a sync of the disk."""
+        engine = MemoryEngine()
+        log = self.started(engine, delay=lambda: 0.1)
+        seen: list[tuple[int, str, int]] = []
+        log.watch(lambda facts: seen.extend((fact.serial, fact.digest, fact.token) for fact in facts))
+
+        answer = self.successResultOf(log.append("typing", "w1", [A, B]))
+
+        self.assertEqual(Appended(1, None, [1, 2]), answer)
+        self.assertEqual([(0, "", 1), (0, "", 2)], seen)
+        self.assertEqual(({"typing": {"w1": 2}}, 2), (log.clock(), log.linear_position("typing")))
+        self.assertEqual((0, 0), (engine.commits, log.serial))
+
+    def test_a_restart_is_visible(self) -> None:
+        """Token 1 after token 2 is news, not a repeat: the epoch says so."""
+        engine = MemoryEngine()
+        log = self.started(engine)
+        self.append(log, "typing", "w1", A, B)
+        self.wait(log.stop())
+
+        log = self.started(engine)
+
+        self.assertEqual({}, log.clock())
+        self.assertEqual(Appended(2, None, [1]), self.append(log, "typing", "w1", A))
+        self.assertEqual(2, log.boots)
+
+    def test_they_are_read_from_memory_until_forgotten(self) -> None:
+        """What every follower has is of no use to anyone."""
+        log = self.started(MemoryEngine())
+        self.append(log, "typing", "w1", A, B, C)
+
+        page, more = self.wait(
+            log.read_tokens(stream="typing", writer=None, after=1, upto=9, serial=0, limit=1)
+        )
+        self.assertEqual(([2], True), ([fact.token for fact in page], more))
+        log.forget("typing", 2)
+
+        self.assertEqual([3], [fact.token for fact in log.ephemeral_after("typing", 0)])
+        self.assertEqual([], log.ephemeral_after("events", 0))
+
+    def test_keys_work_for_them_too(self) -> None:
+        """A client need not know which streams are stored."""
+        log = self.started(MemoryEngine())
+        first = self.append(log, "typing", "w1", A, key="k")
+
+        self.assertEqual(first, self.append(log, "typing", "w1", A, key="k"))
+        self.failureResultOf(log.append("typing", "w1", [B], key="k"), KeyReused)
+        self.assertEqual(1, log.linear_position("typing"))
+
+
+class LifeTests(LogCase):
+    """Start and stop."""
+
+    def test_stop_finishes_what_is_queued(self) -> None:
+        """A planned restart must not fail appends that could be kept."""
+        engine = MemoryEngine()
+        log = self.started(engine, delay=lambda: 0.1)
+        answers = [log.append("events", "w1", [A]) for _ in range(3)]
+
+        self.wait(log.stop())
+
+        self.assertEqual([1, 2, 3], [self.successResultOf(answer).first_serial for answer in answers])
+        self.failureResultOf(log.append("events", "w1", [A]), StorageError)
+        self.assertEqual(3, len(engine.facts))
+        self.assertEqual([], self.clock.getDelayedCalls())
+        self.wait(log.stop())
+
+    def test_stop_ends_even_when_nobody_knows_where_the_log_stands(self) -> None:
+        """A dead database must not keep a daemon from ending."""
+        engine = MemoryEngine()
+        log = self.started(engine, delay=lambda: 0.1)
+        engine.fail_next(DISK_FULL, silent=1000)
+        answers = [log.append("events", "w1", [A]) for _ in range(3)]
+
+        self.wait(log.stop())
+
+        for answer in answers:
+            self.failureResultOf(answer, StorageError)
+        self.assertEqual([], self.clock.getDelayedCalls())
+
+    def test_a_log_that_cannot_be_opened_ends_its_threads(self) -> None:
+        """Or the process that wants to end because of it would hang."""
+        log = self.log(SQLiteEngine(self.directory() / "missing" / "synrepl.db"))
+
+        self.failureResultOf(Deferred.fromCoroutine(log.start()), StorageError)
+
+        self.failureResultOf(self.thread.run(lambda: None), StorageError)
+        self.assertEqual((False, "the log is not open"), log.healthy)
+
+    def test_an_append_before_the_start_fails(self) -> None:
+        """Not with tokens that begin at 1 again."""
+        log = self.log(MemoryEngine())
+
+        self.failureResultOf(log.append("events", "w1", [A]), StorageError)

@@ -1,0 +1,50 @@
+"""No coroutine fails unheard."""
+
+from twisted.internet.defer import Deferred
+from twisted.logger import LogEvent, Logger, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from synrepl.ports.tasks import Tasks
+
+
+class TasksTests(SynchronousTestCase):
+    """One owner and its coroutines."""
+
+    def setUp(self) -> None:
+        self.told: list[LogEvent] = []
+        logger = Logger(observer=self.told.append)  # type: ignore[arg-type]
+        self.tasks = Tasks(logger, "owner")
+
+    async def waits_for(self, what: "Deferred[int]") -> int:
+        return await what
+
+    def test_the_result_is_handed_on(self) -> None:
+        """Whoever starts it may want to know."""
+        what: Deferred[int] = Deferred()
+        task = self.tasks.start(self.waits_for(what), "waiting")
+        self.assertEqual(1, len(self.tasks))
+
+        what.callback(3)
+
+        self.assertEqual(3, self.successResultOf(task))
+        self.assertEqual(0, len(self.tasks))
+
+    def test_a_failure_is_told_once_under_its_name(self) -> None:
+        """An operator should read which task it was, and not read it twice."""
+        what: Deferred[int] = Deferred()
+        task = self.tasks.start(self.waits_for(what), "waiting")
+
+        what.errback(ZeroDivisionError())
+
+        self.assertIsNone(self.successResultOf(task))
+        self.assertEqual(["owner: waiting failed"], [formatEvent(event) for event in self.told])
+        self.assertEqual([], self.flushLoggedErrors())
+
+    def test_all_end_with_their_owner_in_silence(self) -> None:
+        """Ending is no failure."""
+        tasks = [self.tasks.start(self.waits_for(Deferred()), "waiting") for _ in range(3)]
+
+        self.tasks.cancel_all()
+
+        self.assertEqual([None] * 3, [self.successResultOf(task) for task in tasks])
+        self.assertEqual(([], 0), (self.told, len(self.tasks)))
