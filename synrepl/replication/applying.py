@@ -1,0 +1,570 @@
+"""One stream on the follower's side: what is news, what is missing, and applying it in order."""
+
+import types
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import msgspec
+from twisted.internet import defer
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import deferLater
+
+from synrepl.errors import GapError, ReplicationError, RowError
+from synrepl.ports.interfaces import IClock
+from synrepl.replication.catchup import ICatchUp
+from synrepl.replication.following import Following
+from synrepl.streams.batches import Batches
+from synrepl.wire.commands import Position, Rdata
+from synrepl.wire.runs import Rows
+
+__all__ = ["Host", "Settings", "StreamFollower", "Subscriber", "Updates"]
+
+R = TypeVar("R")
+
+REMEMBERED: Final = 10_000
+"""Facts of an out-of-order stream that are remembered to tell repetitions; a real master repeats a few
+dozen."""
+
+MAX_QUEUED_BYTES: Final = 8 * 1024 * 1024
+"""Rows of a stream that wait while it is fetching or a subscriber is busy; beyond it they are fetched again
+later."""
+
+RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+
+RESET_ATTEMPTS: Final = 3
+"""A writer that went back may have lost for good what we missed of its new life: ask so often, then say
+so."""
+
+
+class Updates(msgspec.Struct, Generic[R], frozen=True):
+    """One fact, whole: its typed rows, and where it stands."""
+
+    stream: str
+    writer: str
+    token: int
+    rows: list[R]
+
+
+Subscriber = Callable[[Updates[Any]], Awaitable[None] | None]
+
+
+class Host(Protocol):
+    """What a stream needs of its follower."""
+
+    clock: IClock
+
+    def start(self, work: Coroutine[Any, Any, None], what: str) -> "Deferred[None]":
+        """Own a coroutine, and report if it fails."""
+
+    def moved(self) -> None:
+        """Positions moved."""
+
+    def positioned(self, stream: str, writer: str, token: int) -> None:
+        """A POSITION was processed."""
+
+    def gap_detected(self) -> None:
+        """Facts are missing."""
+
+    def gap_repaired(self) -> None:
+        """They were fetched."""
+
+    def trouble(self, error: Exception, stream: str) -> None:
+        """Something went wrong that a person may want to know of."""
+
+    def slow_down(self, stream: str) -> None:
+        """Read no more from the server until `speed_up`: too much waits here."""
+
+    def speed_up(self, stream: str) -> None:
+        """What waited is done."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """How a stream is to be followed. `earliest`: a writer never heard of is followed from its first fact."""
+
+    ordered: bool
+    monotonic: bool
+    earliest: bool
+
+
+class StreamFollower:
+    """Applies one stream, fact by fact.
+
+    `known` holds, by writer, the token up to which facts were applied. A fact that is known already is
+    dropped, whoever brings it. While something is missing, or a subscriber is not done, everything of the
+    stream waits.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        host: Host,
+        catch_up: ICatchUp,
+        batches: Batches[bytes],
+        known: dict[str, int],
+    ) -> None:
+        self.name = name
+        self.known = known
+        self.subscribers: list[Subscriber] = []
+        self._settings = settings
+        self._host = host
+        self._catch_up = catch_up
+        self._batches = batches
+        self._had_position = bool(known)
+        self._open_gaps: set[str] = set()
+        # For streams whose tokens do not tell what is new: the facts of late.
+        self._remembered: dict[tuple[str, int, int], None] = {}
+        # Of this connection:
+        self._pushed = False
+        self._compares = True
+        self._decode_many: Callable[[list[bytes]], list[Any]] = list
+        self._ready: set[str] = set()
+        self._batching: set[str] = set()
+        self._in_push = False
+        self._held: tuple[str, int, list[bytes]] | None = None
+        self._before_push: dict[str, int] | None = None
+        # Of what takes time:
+        self._busy = False
+        self._fetching: Deferred[Any] | None = None
+        self._queue: deque[Rdata | Position] = deque()
+        self._queued_bytes = 0
+        self._skipped: dict[str, int | None] = {}
+
+    # -- the connection ------------------------------------------------------------------------------------
+
+    def connected(self, way: Following, decode_many: Callable[[list[bytes]], list[Any]]) -> None:
+        """A new connection: what is said of positions counts from here."""
+        self._decode_many = decode_many
+        self._pushed = self._in_push = way.pushed
+        self._compares = self._settings.monotonic and way.keeps_order(self.name, self._settings.ordered)
+        if way.pushed and not self._compares:
+            self._before_push = dict(self.known)
+
+    def disconnected(self) -> None:
+        """The connection is gone, and with it whatever was half received.
+
+        A subscriber that is at work is let finish; what is being fetched is asked for again by the next
+        POSITION.
+        """
+        if self._fetching is not None:
+            self._fetching.cancel()
+        self._empty_queue()
+        self._skipped.clear()
+        self._ready.clear()
+        self._held = None
+        self._batching.clear()
+        self._batches.clear(self.name)
+        if self._before_push is not None:
+            # Only POSITION ends a push without order: ask for all of it again. Repetitions are remembered.
+            self.known.clear()
+            self.known.update(self._before_push)
+            self._before_push = None
+
+    def positions(self) -> dict[str, int]:
+        """What may be claimed as applied, by writer."""
+        return self.known if self._before_push is None else self._before_push
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something holds this stream up now: missing facts, or a busy subscriber."""
+        return self._busy
+
+    # -- what comes ----------------------------------------------------------------------------------------
+
+    def rdata(self, command: Rdata) -> None:
+        """A row came."""
+        writer = command.instance
+        if self._busy or writer in self._skipped:
+            self._enqueue(command)
+            return
+        if writer not in self._ready and not self._accepts(writer):
+            return
+        token = command.token
+        if token is None or writer in self._batching:
+            rows = self._batches.add(self.name, writer, token, command.row, len(command.row))
+            if rows is None or token is None:
+                self._batching.add(writer)
+                return
+            self._batching.discard(writer)
+        else:
+            rows = [command.row]
+        if self._in_push:
+            self._push(writer, token, rows)
+        else:
+            self._fact(writer, token, rows)
+
+    def run(self, run: Rows) -> None:
+        """Many rows came, one right after the other: the same as `rdata` for each."""
+        writer = run.instance
+        if (
+            self._busy
+            or self._batching
+            or self._in_push
+            or not self._compares
+            or None in run.tokens
+            or (writer not in self._ready and not self._accepts(writer))
+            or (rows := self._all_typed(run.rows)) is None
+        ):
+            for command in run.commands():
+                self.rdata(command)
+            return
+        known = self.known
+        subscribers = self.subscribers
+        last = known.get(writer, -1)
+        for place, token in enumerate(run.tokens):
+            assert token is not None
+            if token <= last:
+                continue
+            updates = Updates(self.name, writer, token, [rows[place]])
+            for index, subscriber in enumerate(subscribers):
+                failure = waiting = None
+                try:
+                    result = subscriber(updates)
+                    if result is None or (waiting := _run_now(result)) is None:
+                        continue
+                except Exception as error:
+                    failure = error
+                self._hold(self._apply(updates, index, waiting=waiting, failure=failure))
+                for command in islice(run.commands(), place + 1, None):
+                    self.rdata(command)
+                return
+            known[writer] = last = token
+        self._host.moved()
+
+    def _all_typed(self, rows: list[bytes]) -> list[Any] | None:
+        try:
+            return self._decode_many(rows)
+        except RowError:
+            return None  # one by one then: the bad one is reported, the others are applied
+
+    def position(self, command: Position) -> None:
+        """A POSITION came."""
+        if self._busy:
+            self._enqueue(command)
+            return
+        self._batches.clear(self.name)
+        self._batching.clear()
+        self._in_push = False
+        if self._held is not None and not self._flush_held():
+            self._queue.appendleft(command)
+            return
+        is_first = command.instance not in self._ready
+        self._ready.add(command.instance)
+        if self._pushed:
+            self._before_push = None
+            self.known[command.instance] = command.token
+            self._reached(command)
+        else:
+            self._compare(command, is_first=is_first)
+
+    def _accepts(self, writer: str) -> bool:
+        """Rows before this connection's POSITION: there may be a hole before them, which POSITION will tell.
+
+        But a writer that was not there when positions were told has none: these are its first.
+        """
+        if not self._pushed and (not self._ready or writer in self.known):
+            return False
+        self._ready.add(writer)
+        return True
+
+    def _compare(self, command: Position, *, is_first: bool) -> None:
+        """A writer says where it stands: is something missing?"""
+        writer, token = command.instance, command.token
+        known = self._start_of(command)
+        prev = token if command.prev_token is None else command.prev_token
+        if prev <= known <= token:
+            self.known[writer] = token
+            self._close_gap(writer)
+            self._reached(command)
+        elif known < prev:
+            self._repair(command, after=known, is_reset=False)
+        elif is_first or not self._settings.monotonic:
+            self._repair(command, after=0, is_reset=True)
+        # else: it lags behind its own rows, which tells nothing new
+
+    def _start_of(self, command: Position) -> int:
+        """What we have of this writer, also when we never heard of it."""
+        if command.instance in self.known:
+            return self.known[command.instance]
+        if self._settings.earliest:
+            return 0
+        if not self._had_position:
+            return command.token
+        # It came while we were away, so it wrote nothing before what we had of all the others.
+        return min(self.known.values(), default=command.token)
+
+    def _reached(self, command: Position) -> None:
+        self._had_position = True
+        self._host.positioned(self.name, command.instance, self.known[command.instance])
+        self._host.moved()
+
+    # -- facts ---------------------------------------------------------------------------------------------
+
+    def _push(self, writer: str, token: int, rows: list[bytes]) -> None:
+        """A row of what was missed: old masters do not mark which ones make a fact, but for their token."""
+        if self._held is not None and self._held[:2] == (writer, token):
+            self._held[2].extend(rows)
+            return
+        if self._held is not None:
+            self._flush_held()
+        self._held = (writer, token, rows)
+
+    def _flush_held(self) -> bool:
+        assert self._held is not None
+        writer, token, rows = self._held
+        self._held = None
+        return self._fact(writer, token, rows)
+
+    def _fact(self, writer: str, token: int, rows: Sequence[bytes]) -> bool:
+        """Apply a fact if it is news. False: it is not done yet, and the stream waits for it."""
+        if self._compares:
+            if token <= self.known.get(writer, -1):
+                return True
+        elif not self._remember(writer, token, rows):
+            return True
+        updates = self._updates(writer, token, rows)
+        for index, subscriber in enumerate(self.subscribers if updates is not None else ()):
+            try:
+                result = subscriber(updates)  # type: ignore[arg-type]
+                waiting = None if result is None else _run_now(result)
+            except Exception as error:
+                self._hold(self._apply(updates, index, failure=error))  # type: ignore[arg-type]
+                return False
+            if waiting is not None:
+                self._hold(self._apply(updates, index, waiting=waiting))  # type: ignore[arg-type]
+                return False
+        self._advance(writer, token)
+        return True
+
+    def _updates(self, writer: str, token: int, rows: Sequence[bytes]) -> Updates[Any] | None:
+        """The typed fact; None, and reported, if a row is none of any release: then the stream goes on
+        without it."""
+        try:
+            return Updates(self.name, writer, token, self._decode_many(list(rows)))
+        except RowError as error:
+            self._host.trouble(error, self.name)
+            return None
+
+    def _remember(self, writer: str, token: int, rows: Sequence[bytes]) -> bool:
+        """Whether this very fact was not here lately."""
+        key = (writer, token, hash(tuple(rows)))
+        if key in self._remembered:
+            return False
+        self._remembered[key] = None
+        if len(self._remembered) > REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]
+        return True
+
+    def _advance(self, writer: str, token: int) -> None:
+        if self._compares or not self._settings.monotonic or token > self.known.get(writer, -1):
+            self.known[writer] = token
+        self._host.moved()
+
+    # -- what takes time -----------------------------------------------------------------------------------
+
+    def _hold(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let everything of this stream wait for `work`."""
+        self._busy = True
+        self._host.start(self._until_done(work), f"following {self.name}")
+
+    async def _until_done(self, work: Coroutine[Any, Any, None]) -> None:
+        await work
+        self._busy = False
+        while self._queue and not self._busy:
+            command = self._queue.popleft()
+            if isinstance(command, Rdata):
+                self._queued_bytes -= len(command.row)
+                self.rdata(command)
+            else:
+                self.position(command)
+        if not self._queue:
+            self._host.speed_up(self.name)
+
+    async def _apply(
+        self,
+        updates: Updates[Any],
+        index: int = 0,
+        *,
+        waiting: Awaitable[None] | None = None,
+        failure: Exception | None = None,
+    ) -> None:
+        """Go on with a fact at a subscriber that waits or failed.
+
+        One that fails is asked again, with patience: its database may be away for a moment, and a fact is
+        never skipped.
+        """
+        attempt = 0
+        while index < len(self.subscribers):
+            try:
+                if failure is not None:
+                    raise failure
+                if waiting is None:
+                    result = self.subscribers[index](updates)
+                    waiting = None if result is None else _run_now(result)
+                if waiting is not None:
+                    await waiting
+                index += 1
+            except CancelledError:
+                raise
+            except Exception as error:
+                self._host.trouble(error, self.name)
+                failure = None
+                await self._sleep(attempt)
+                attempt += 1
+            waiting = None
+        self._advance(updates.writer, updates.token)
+
+    def _repair(self, command: Position, *, after: int, is_reset: bool) -> None:
+        """Facts are missing up to this position: fetch them."""
+        if command.instance not in self._open_gaps:
+            self._open_gaps.add(command.instance)
+            self._host.gap_detected()
+        if is_reset:
+            # The writer began anew: all that it has is news.
+            self.known[command.instance] = 0
+            self._remembered.clear()
+        self._hold(self._fetch(command, after, RESET_ATTEMPTS if is_reset else None))
+
+    async def _fetch(self, command: Position, after: int, attempts: int | None) -> None:
+        writer, upto = command.instance, command.token
+        attempt = 0
+        while after < upto:
+            try:
+                page = await self._interruptible(
+                    self._catch_up.fetch(stream=self.name, writer=writer, after=after, upto=upto)
+                )
+                if page.limited and page.upto <= after:
+                    raise ReplicationError(f"the answer makes no progress beyond {after}")
+            except CancelledError:
+                return
+            except ReplicationError as error:
+                gap = GapError(stream=self.name, writer=writer, have=after, want=upto, why=str(error))
+                self._host.trouble(gap, self.name)
+                attempt += 1
+                if attempt == attempts:
+                    break
+                try:
+                    await self._interruptible(self._sleep(attempt - 1))
+                except CancelledError:
+                    return
+                continue
+            attempt = 0
+            for token, rows in page.facts:
+                await self._apply_fetched(writer, token, rows)
+            after = page.upto if page.limited else upto
+        else:
+            self._close_gap(writer)
+        self.known[writer] = max(upto, self.known.get(writer, upto))
+        self._reached(command)
+
+    async def _apply_fetched(self, writer: str, token: int, rows: Sequence[bytes]) -> None:
+        if self._compares:
+            if token <= self.known.get(writer, -1):
+                return
+        elif not self._remember(writer, token, rows):
+            return
+        updates = self._updates(writer, token, rows)
+        if updates is None:
+            self._advance(writer, token)
+        else:
+            await self._apply(updates)
+
+    async def _interruptible(self, work: Awaitable[Any]) -> Any:
+        """Wait for something that losing the connection makes pointless. Raises CancelledError then."""
+        self._fetching = defer.ensureDeferred(work)  # type: ignore[arg-type]  # Deferred or coroutine
+        try:
+            return await self._fetching
+        finally:
+            self._fetching = None
+
+    def _close_gap(self, writer: str) -> None:
+        if writer in self._open_gaps:
+            self._open_gaps.discard(writer)
+            self._host.gap_repaired()
+
+    def _sleep(self, attempt: int) -> "Deferred[None]":
+        seconds = RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
+        return deferLater(self._host.clock, seconds, lambda: None)  # type: ignore[arg-type]
+
+    # -- what waits ----------------------------------------------------------------------------------------
+
+    def _enqueue(self, command: Rdata | Position) -> None:
+        """Keep for later, within bounds.
+
+        Beyond them the server is slowed down where it pushes; where we can pull, what waits is let go, and
+        a POSITION in its place makes us fetch it when we get there.
+        """
+        if isinstance(command, Position):
+            self._queue.append(command)
+            return
+        if command.instance in self._skipped:
+            self._skip(command)
+            return
+        self._queue.append(command)
+        self._queued_bytes += len(command.row)
+        if self._queued_bytes > MAX_QUEUED_BYTES:
+            if self._pushed:
+                self._host.slow_down(self.name)
+            else:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        waiting = list(self._queue)
+        self._empty_queue()
+        for command in waiting:
+            if isinstance(command, Rdata):
+                self._skip(command)
+            else:
+                self._queue.append(command)
+
+    def _skip(self, command: Rdata) -> None:
+        """Drop a row. Once its fact is whole, a POSITION at its token stands for it."""
+        writer, token = command.instance, command.token
+        self._skipped[writer] = token
+        if token is None:
+            return
+        del self._skipped[writer]
+        last = self._queue[-1] if self._queue else None
+        if isinstance(last, Position) and last.instance == writer and last.token <= token:
+            self._queue.pop()
+        self._queue.append(Position(stream=self.name, instance=writer, prev_token=token, token=token))
+        if not self._busy:
+            self._hold(_nothing())
+
+    def _empty_queue(self) -> None:
+        self._queue.clear()
+        self._queued_bytes = 0
+        self._host.speed_up(self.name)
+
+
+async def _nothing() -> None:
+    """Takes no time: lets the queue be looked at."""
+
+
+def _run_now(result: Awaitable[None]) -> Awaitable[None] | None:
+    """Run a coroutine up to where it waits. None: it did not have to, as most do not."""
+    if not isinstance(result, types.CoroutineType):
+        return result
+    try:
+        first = result.send(None)
+    except StopIteration:
+        return None
+    return Deferred.fromCoroutine(_go_on(result, first))
+
+
+def _go_on(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
+    """The rest of a coroutine that was run by hand up to its first wait."""
+    while True:
+        try:
+            answer = yield waits_for
+        except BaseException as error:
+            step: Callable[[], Any] = partial(coroutine.throw, error)
+        else:
+            step = partial(coroutine.send, answer)
+        try:
+            waits_for = step()
+        except StopIteration:
+            return

@@ -1,0 +1,35 @@
+"""Pulling what was missed."""
+
+from typing import Protocol
+
+import msgspec
+
+from synrepl.errors import NotConnected
+
+__all__ = ["ICatchUp", "Missed", "NoCatchUp"]
+
+
+class Missed(msgspec.Struct, frozen=True):
+    """A page of missed facts: ``(token, rows as JSON texts)``, in the order to apply them.
+
+    `upto` is the token up to which the page is complete. `limited`: more follow after it.
+    """
+
+    facts: list[tuple[int, list[bytes]]]
+    upto: int
+    limited: bool
+
+
+class ICatchUp(Protocol):
+    """Where a follower pulls what it missed."""
+
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
+        """The facts with ``after < token <= upto``, or the first of them. Raises `ReplicationError`."""
+
+
+class NoCatchUp:
+    """Nowhere to pull from: gaps stay, and are reported."""
+
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
+        """Always fails."""
+        raise NotConnected("no HTTP address is known to fetch missed rows from")

@@ -1,0 +1,88 @@
+"""Facts as the lines one release gets of them, encoded once for all its readers."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from synrepl.streams.declare import Stream
+from synrepl.streams.facts import Fact
+from synrepl.streams.table import StreamTable
+from synrepl.wire.codec import MAX_LENGTH, Codec
+from synrepl.wire.commands import Position, Rdata
+from synrepl.wire.declare import Command
+
+__all__ = ["Encoder"]
+
+
+class Encoder:
+    """Writes facts for one release.
+
+    What the release does not know is left out: streams, fields, rows. A fact of which nothing is left, or
+    with a row too long for a line, is never sent in part. Where the release has the means, a POSITION
+    stands for it: one that moves on (`certifies`), or one that makes the reader fetch the fact itself
+    (`pulls`). `withheld` hears of a fact that this release has no way to be told of.
+    """
+
+    def __init__(
+        self,
+        table: StreamTable,
+        codec: Codec,
+        *,
+        pulls: bool,
+        certifies: bool,
+        withheld: Callable[[Fact, str], None],
+    ) -> None:
+        self.dialect = codec.dialect
+        self._codec = codec
+        self._streams = {stream.name: stream for stream in table.known_to(codec.dialect)}
+        self._pulls = pulls
+        self._certifies = certifies
+        self._withheld = withheld
+        self._prefixes: dict[tuple[str, str], bytes] = {}
+
+    def streams(self) -> list[Stream[Any]]:
+        """The streams that this release knows, in the order in which their positions are announced."""
+        return list(self._streams.values())
+
+    def lines(self, facts: Iterable[Fact]) -> bytes:
+        """All lines of these facts."""
+        out: list[bytes] = []
+        for fact in facts:
+            stream = self._streams.get(fact.stream)
+            if stream is not None:
+                self._fact(stream, fact, out)
+        return b"".join(out)
+
+    def command(self, command: Command) -> bytes:
+        """The line of one command."""
+        return self._codec.format(command) + b"\n"
+
+    def _fact(self, stream: Stream[Any], fact: Fact, out: list[bytes]) -> None:
+        rows = stream.cut_fact(fact.rows, self.dialect)
+        if not rows:
+            if self._certifies:
+                out.append(self._position(fact, fact.prev_token))
+            return
+        prefix = self._prefix(fact.stream, fact.writer)
+        room = MAX_LENGTH - len(prefix) - 21
+        if max(map(len, rows)) > room:
+            if self._pulls:
+                out.append(self._position(fact, fact.token))
+            else:
+                self._withheld(fact, "row too long for a line")
+            return
+        for row in rows[:-1]:
+            out += (prefix, b"batch ", row, b"\n")
+        out += (prefix, b"%d " % fact.token, rows[-1], b"\n")
+
+    def _position(self, fact: Fact, prev_token: int) -> bytes:
+        position = Position(stream=fact.stream, instance=fact.writer, prev_token=prev_token, token=fact.token)
+        return self.command(position)
+
+    def _prefix(self, stream: str, writer: str) -> bytes:
+        """What comes before the token in every RDATA of this stream and writer."""
+        try:
+            return self._prefixes[stream, writer]
+        except KeyError:
+            sample = self._codec.format(Rdata(stream=stream, instance=writer, token=None, row=b"0"))
+            prefix = self._prefixes[stream, writer] = sample.removesuffix(b"batch 0")
+            return prefix

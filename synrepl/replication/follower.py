@@ -1,0 +1,426 @@
+"""The library's end: a worker's view of the streams."""
+
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Final, Literal, Protocol, TypeVar
+
+import msgspec
+from twisted.internet.defer import Deferred, succeed
+from twisted.logger import Logger
+
+from synrepl.errors import GapError, NotConnected, RemoteProtocolError, ReplicationError, RowError
+from synrepl.ports.interfaces import IClock, IPositionStore
+from synrepl.ports.metrics import Metrics
+from synrepl.ports.tasks import Tasks
+from synrepl.replication.applying import Settings, StreamFollower, Updates
+from synrepl.replication.catchup import ICatchUp, Missed, NoCatchUp
+from synrepl.replication.following import Following, following
+from synrepl.streams.batches import Batches
+from synrepl.streams.declare import Stream, row
+from synrepl.streams.table import StreamTable
+from synrepl.wire import jsontext
+from synrepl.wire.commands import Error, Position, Rdata, Server
+from synrepl.wire.declare import Command
+from synrepl.wire.dialect import Dialect
+from synrepl.wire.runs import Rows
+
+__all__ = ["Event", "Follower", "FollowerConnection"]
+
+R = TypeVar("R")
+C = TypeVar("C", bound=Command)
+
+SAVE_SECONDS: Final = 0.1
+"""Positions are saved at most so often; after a kill, what came since is delivered again."""
+
+MAX_UNKNOWN: Final = 1_000
+"""Names of unknown streams that are remembered; they come from the peer."""
+
+Subscriber = Callable[[Updates[R]], Awaitable[None] | None]
+
+
+class FollowerConnection(Protocol):
+    """What a follower needs of its connection."""
+
+    def send(self, command: Command) -> None:
+        """Send one command."""
+
+    def fail(self, why: str) -> None:
+        """Send ERROR, then close."""
+
+    def established(self) -> None:
+        """The first POSITION was applied: this connection is good."""
+
+    def pause_reading(self) -> None:
+        """Take nothing more from the server for now."""
+
+    def resume_reading(self) -> None:
+        """Go on."""
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something happened that is not a fact.
+
+    `kind` says what: ``connected``, ``disconnected``, ``server`` (`text` is its name), ``position`` (of
+    `writer` in `stream`, at `token`) or ``error`` (`text` says what is wrong, `error` is the exception if
+    there is one).
+    """
+
+    kind: Literal["connected", "disconnected", "server", "position", "error"]
+    text: str = ""
+    stream: str = ""
+    writer: str = ""
+    token: int = 0
+    error: Exception | None = None
+
+
+class Follower:
+    """Follows streams, and applies each fact once, whole, in order, to whoever subscribed.
+
+    `instance` is the name of this worker. `positions` keeps where it stands between runs; without, it
+    starts anew each time: from now (`start="latest"`) or from the beginning (``earliest``). What was missed
+    is pulled from `catch_up`. Streams without a subscriber are not followed. `raw` gives rows as the JSON
+    values they came as, in place of typed ones, and knows every stream. The clock comes with the first
+    connection if it is not given.
+    """
+
+    _logger = Logger()
+
+    def __init__(
+        self,
+        *,
+        instance: str,
+        clock: IClock | None = None,
+        streams: StreamTable | None = None,
+        positions: IPositionStore | None = None,
+        catch_up: ICatchUp | None = None,
+        start: Literal["latest", "earliest"] = "latest",
+        metrics: Metrics | None = None,
+        raw: bool = False,
+    ) -> None:
+        self.instance = instance
+        self._clock = clock
+        self.table = streams if streams is not None else StreamTable.default()
+        self.is_connected = False
+        self.last_heard: float | None = None
+        self._store = positions
+        self.catch_up = catch_up or NoCatchUp()
+        self._earliest = start == "earliest"
+        self._metrics = metrics
+        self._raw = raw
+        self._everyone: list[Callable[[Updates[Any]], Awaitable[None] | None]] = []
+        self._streams: dict[str, StreamFollower] = {}
+        self._commands: dict[type[Command], list[Callable[[Any], None]]] = {}
+        self._watchers: list[Callable[[Event], None]] = []
+        self._batches: Batches[bytes] = Batches()
+        self._tasks = Tasks(self._logger)
+        self._saved = positions.load() if positions is not None else {}
+        self._save_timer: Any = None
+        self._waiters: list[tuple[str, str, int, Deferred[None]]] = []
+        self._connection: FollowerConnection | None = None
+        self._way: Following | None = None
+        self._dialect: Dialect | None = None
+        self._established = False
+        self._slow: set[str] = set()
+        self._unknown: set[str] = set()
+
+    # -- subscribing ---------------------------------------------------------------------------------------
+
+    def on(self, stream: Stream[R]) -> Callable[[Subscriber[R]], Subscriber[R]]:
+        """Decorator: call this function with each fact of the stream.
+
+        It may be a coroutine function; the stream's next fact waits until it is done. If it raises, it is
+        called again with the same fact after a while, and the stream waits.
+        """
+
+        def subscribe(subscriber: Subscriber[R]) -> Subscriber[R]:
+            self._stream(stream).subscribers.append(subscriber)
+            return subscriber
+
+        return subscribe
+
+    def on_everything(self, subscriber: Callable[[Updates[Any]], Awaitable[None] | None]) -> None:
+        """Call this function with each fact of every stream of the table that the server has."""
+        self._everyone.append(subscriber)
+        for stream in self.table:
+            self._stream(stream).subscribers.append(subscriber)
+
+    def on_command(self, command: type[C]) -> Callable[[Callable[[C], None]], Callable[[C], None]]:
+        """Decorator: call this function with each command of this type, as REMOTE_SERVER_UP."""
+
+        def subscribe(subscriber: Callable[[C], None]) -> Callable[[C], None]:
+            self._commands.setdefault(command, []).append(subscriber)
+            return subscriber
+
+        return subscribe
+
+    def on_event(self, watcher: Callable[[Event], None]) -> Callable[[Event], None]:
+        """Decorator: call this function with whatever happens that is not a fact."""
+        self._watchers.append(watcher)
+        return watcher
+
+    def _stream(self, stream: Stream[Any]) -> StreamFollower:
+        if stream.name not in self._streams:
+            if stream.name not in self.table:
+                self.table = self.table | {stream}
+            settings = Settings(ordered=stream.ordered, monotonic=stream.monotonic, earliest=self._earliest)
+            self._streams[stream.name] = StreamFollower(
+                stream.name,
+                settings,
+                self,
+                self,
+                self._batches,
+                dict(self._saved.get(stream.name, {})),
+            )
+        return self._streams[stream.name]
+
+    @property
+    def clock(self) -> IClock:
+        """What it tells the time by."""
+        if self._clock is None:
+            raise NotConnected("a follower without a clock gets one from `connect`")
+        return self._clock
+
+    @clock.setter
+    def clock(self, clock: IClock) -> None:
+        self._clock = clock
+
+    @property
+    def clock_is_missing(self) -> bool:
+        """Whether it still needs one."""
+        return self._clock is None
+
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
+        """Pull what a stream missed (`applying` asks)."""
+        if self._metrics is not None:
+            self._metrics.catch_up_requests.labels("out").inc()
+        try:
+            return await self.catch_up.fetch(stream=stream, writer=writer, after=after, upto=upto)
+        except ReplicationError:
+            if self._metrics is not None:
+                self._metrics.catch_up_failures.inc()
+            raise
+
+    # -- asking --------------------------------------------------------------------------------------------
+
+    def positions(self) -> dict[str, dict[str, int]]:
+        """Where it stands: ``{stream: {writer: token}}``; every fact up to there was applied."""
+        return {
+            name: dict(stream.positions()) for name, stream in self._streams.items() if stream.positions()
+        }
+
+    def caught_up(self, stream: Stream[Any], *, writer: str, token: int) -> "Deferred[None]":
+        """Fires once every fact of this writer up to `token` was applied."""
+        follower = self._stream(stream)
+        if follower.positions().get(writer, -1) >= token:
+            return succeed(None)
+        waiter: Deferred[None] = Deferred(self._forget_waiter)
+        self._waiters.append((stream.name, writer, token, waiter))
+        return waiter
+
+    def waiting_streams(self) -> list[str]:
+        """The streams that are held up now: facts are missing, or a subscriber is not done."""
+        return [name for name, stream in self._streams.items() if stream.is_waiting]
+
+    def send(self, command: Command) -> None:
+        """Send a command up, as USER_SYNC. Raises `NotConnected`; then it was not, and will not be sent."""
+        if self._connection is None:
+            raise NotConnected(f"not connected: {command.NAME} was not sent")
+        self._connection.send(command)
+
+    # -- what the connection says --------------------------------------------------------------------------
+
+    def connected(self, connection: FollowerConnection, dialect: Dialect) -> None:
+        """A connection is open, and greeted: ask for what is wanted."""
+        self._connection = connection
+        self._dialect = dialect
+        self._way = following(dialect)
+        self._established = False
+        self._slow.clear()
+        self.is_connected = True
+        self.last_heard = self.clock.seconds()
+        wanted = [stream for stream in self.table.known_to(dialect) if stream.name in self._streams]
+        for stream in wanted:
+            self._streams[stream.name].connected(self._way, self._decoder(stream, dialect))
+        self._tell(Event(kind="connected"))
+        for command in self._way.requests(
+            [stream.name for stream in wanted],
+            everything=bool(self._everyone),
+            token=self._resume_token,
+            earliest=self._earliest,
+        ):
+            connection.send(command)
+
+    def received(self, commands: Sequence[Command | Rows]) -> None:
+        """The server sent these."""
+        streams = self._streams
+        self.last_heard = self.clock.seconds()
+        try:
+            for command in commands:
+                if isinstance(command, (Rows, Rdata)):
+                    stream = streams.get(command.stream) or self._unfollowed(command.stream)
+                    if stream is None:
+                        continue
+                    if isinstance(command, Rows):
+                        stream.run(command)
+                    else:
+                        stream.rdata(command)
+                else:
+                    self._received_other(command)
+        except RemoteProtocolError as error:
+            self.trouble(error, "")
+            if self._connection is not None:
+                self._connection.fail(error.why)
+
+    def disconnected(self, why: str) -> None:
+        """The connection is gone."""
+        self._connection = None
+        self.is_connected = False
+        for stream in self._streams.values():
+            stream.disconnected()
+        self._save()
+        self._tell(Event(kind="disconnected", text=why))
+
+    def unreachable(self, why: str) -> None:
+        """A connection could not be made; it will be tried again."""
+        self._tell(Event(kind="disconnected", text=why))
+
+    def stop(self) -> None:
+        """Stop whatever is under way, and save."""
+        self._tasks.cancel_all()
+        self._save()
+
+    def _received_other(self, command: Command) -> None:
+        match command:
+            case Position():
+                stream = self._streams.get(command.stream) or self._unfollowed(command.stream)
+                if stream is not None:
+                    stream.position(command)
+            case Server():
+                self._tell(Event(kind="server", text=command.server_name))
+            case Error():
+                self._tell(Event(kind="error", text=f"the server reports: {command.text}"))
+            case _:
+                pass
+        for subscriber in self._commands.get(type(command), ()):
+            subscriber(command)
+
+    def _resume_token(self, name: str) -> int | None:
+        """Where to go on in a stream for a server that knows of no writers."""
+        positions = self._streams[name].positions()
+        return max(positions.values()) if positions else None
+
+    def _unfollowed(self, name: str) -> StreamFollower | None:
+        """A stream that nobody here wants, or that this version does not know; the second is worth a word."""
+        if name in self.table or name in self._unknown or len(self._unknown) >= MAX_UNKNOWN:
+            return None
+        assert self._way is not None
+        assert self._dialect is not None
+        if self._raw and self._everyone:
+            stream: Stream[Any] = Stream(name, _AnyRow)
+            follower = self._stream(stream)
+            follower.subscribers.extend(self._everyone)
+            follower.connected(self._way, self._decoder(stream, self._dialect))
+            return follower
+        self._unknown.add(name)
+        self._tell(Event(kind="error", stream=name, text=f"the server has a stream unknown here: {name}"))
+        return None
+
+    def _decoder(self, stream: Stream[Any], dialect: Dialect) -> Callable[[list[bytes]], list[Any]]:
+        if self._raw:
+            return partial(_decode_raw, stream.name)
+        return partial(stream.decode_many, dialect=dialect)
+
+    # -- what a stream says (`applying.Host`) --------------------------------------------------------------
+
+    def start(self, work: Coroutine[Any, Any, None], what: str) -> "Deferred[None]":
+        """Own a coroutine, and report if it fails."""
+        return self._tasks.start(work, what)
+
+    def moved(self) -> None:
+        """Positions moved: save them soon, wake who waits."""
+        if self._store is not None and self._save_timer is None:
+            self._save_timer = self.clock.callLater(SAVE_SECONDS, self._save)
+        if self._waiters:
+            self._wake()
+
+    def positioned(self, stream: str, writer: str, token: int) -> None:
+        """A POSITION was processed."""
+        self._tell(Event(kind="position", stream=stream, writer=writer, token=token))
+        if not self._established and self._connection is not None:
+            self._established = True
+            self._connection.established()
+
+    def gap_detected(self) -> None:
+        """Facts are missing."""
+        if self._metrics is not None:
+            self._metrics.gaps_detected.inc()
+
+    def gap_repaired(self) -> None:
+        """They were fetched."""
+        if self._metrics is not None:
+            self._metrics.gaps_repaired.inc()
+
+    def trouble(self, error: Exception, stream: str) -> None:
+        """Tell whoever watches; who does not finds it in the log."""
+        if isinstance(error, RowError) and self._metrics is not None:
+            self._metrics.rows_refused.labels(stream).inc()
+        if isinstance(error, ReplicationError):
+            writer, token = (error.writer, error.want) if isinstance(error, GapError) else ("", 0)
+            self._tell(
+                Event(kind="error", stream=stream, writer=writer, token=token, text=str(error), error=error)
+            )
+        else:
+            self._tell(
+                Event(kind="error", stream=stream, text=f"a subscriber failed: {error!r}", error=error)
+            )
+
+    def slow_down(self, stream: str) -> None:
+        """Too much of this stream waits: stop reading."""
+        if not self._slow and self._connection is not None:
+            self._connection.pause_reading()
+        self._slow.add(stream)
+
+    def speed_up(self, stream: str) -> None:
+        """No longer."""
+        if stream in self._slow:
+            self._slow.discard(stream)
+            if not self._slow and self._connection is not None:
+                self._connection.resume_reading()
+
+    def _tell(self, event: Event) -> None:
+        if event.kind == "error":
+            self._logger.warn("{text}", text=event.text, stream=event.stream)
+        for watcher in self._watchers:
+            watcher(event)
+
+    def _save(self) -> None:
+        if self._save_timer is not None:
+            if self._save_timer.active():
+                self._save_timer.cancel()
+            self._save_timer = None
+            assert self._store is not None
+            self._store.save(self._saved | self.positions())
+
+    def _wake(self) -> None:
+        for waiter in list(self._waiters):
+            name, writer, token, deferred = waiter
+            if self._streams[name].positions().get(writer, -1) >= token:
+                self._waiters.remove(waiter)
+                deferred.callback(None)
+
+    def _forget_waiter(self, deferred: "Deferred[None]") -> None:
+        self._waiters = [waiter for waiter in self._waiters if waiter[3] is not deferred]
+
+
+@row
+class _AnyRow:
+    """Stands for the rows of a stream unknown here, which are not looked at."""
+
+    value: Any
+
+
+def _decode_raw(stream: str, rows: list[bytes]) -> list[Any]:
+    try:
+        return [jsontext.loads(row) for row in rows]
+    except ValueError as error:
+        raise RowError(stream=stream, why=str(error)) from error

@@ -1,0 +1,262 @@
+"""From the log to the followers."""
+
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final
+
+from twisted.logger import Logger
+
+from synrepl.ports.interfaces import IClock, ILog
+from synrepl.ports.metrics import Metrics
+from synrepl.ports.tasks import Tasks
+from synrepl.replication.encode import Encoder
+from synrepl.replication.reader import Connection, Reader
+from synrepl.replication.ring import Ring
+from synrepl.replication.serving import Serving, serving
+from synrepl.replication.upstream import Upstream
+from synrepl.streams import jsontext
+from synrepl.streams.facts import Fact
+from synrepl.streams.table import StreamTable
+from synrepl.wire.codec import Codec
+from synrepl.wire.commands import RemoteServerUp, Replicate
+from synrepl.wire.declare import BOTH, SERVER, Command
+from synrepl.wire.dialect import Dialect
+from synrepl.wire.runs import Rows
+
+__all__ = ["Attached", "Publisher"]
+
+MARK_SECONDS: Final = 1.0
+"""How often the log's head is noted, to tell lag in seconds: that is its precision."""
+
+PUMP_SECONDS: Final = 0.002
+"""After a write to all followers, what comes within this time goes together in the next one."""
+
+MAX_MARKS: Final = 7_200
+
+
+class Attached:
+    """One connected follower."""
+
+    def __init__(self, publisher: "Publisher", connection: Connection) -> None:
+        self.name = ""
+        self.dialect: Dialect | None = None
+        self.connected_at = publisher.clock.seconds()
+        self.reader: Reader | None = None
+        self._publisher = publisher
+        self._connection = connection
+        self._way: Serving | None = None
+        self._paused = False
+
+    def dialect_known(self, dialect: Dialect) -> None:
+        """The follower's dialect has become known: what it may be sent is decided."""
+        self.dialect = dialect
+        self._way = serving(dialect)
+        self.reader = self._publisher.reader(self._connection, dialect, self._way)
+        if self._paused:
+            self.reader.pause()
+        self._way.start(self.reader)
+
+    def received(self, commands: Sequence[Command | Rows]) -> None:
+        """The follower sent these."""
+        upstream = self._publisher.upstream
+        upstream.syncing.heard_from(self._connection)
+        for command in commands:
+            match command:
+                case Replicate():
+                    assert self._way is not None
+                    assert self.reader is not None
+                    self._way.replicate(self.reader, command)
+                case RemoteServerUp():
+                    self._publisher.relay(command, but=self)
+                    upstream.received(self._connection, command)
+                case Rows():
+                    raise AssertionError("a follower cannot send rows")
+                case _:
+                    upstream.received(self._connection, command)
+
+    def pause(self) -> None:
+        """The transport has enough for now."""
+        self._paused = True
+        if self.reader is not None:
+            self.reader.pause()
+
+    def resume(self) -> None:
+        """The transport can take more."""
+        self._paused = False
+        if self.reader is not None:
+            self.reader.resume()
+
+    def lost(self, why: str) -> None:
+        """It is gone."""
+        self._publisher.detach(self)
+        self._publisher.upstream.syncing.connection_lost(self._connection)
+        if self.reader is not None:
+            self.reader.stop()
+
+
+class Publisher:
+    """Sends every committed fact to every follower that wants it.
+
+    A fact is encoded once for all followers of a release. What the newest followers share is held in a ring
+    of `ring_bytes` bytes; who is further behind reads from the log.
+    """
+
+    _logger = Logger()
+
+    def __init__(
+        self,
+        log: ILog,
+        table: StreamTable,
+        clock: IClock,
+        metrics: Metrics,
+        *,
+        instance: str,
+        ring_bytes: int = 8 * 1024 * 1024,
+    ) -> None:
+        self.log = log
+        self.table = table
+        self.clock = clock
+        self.metrics = metrics
+        self.instance = instance
+        self.ring = Ring(ring_bytes, serial=log.serial)
+        self.upstream = Upstream(log, table, clock, instance=instance)
+        self.followers: list[Attached] = []
+        self._encoders: dict[Dialect, Encoder] = {}
+        self._tasks = Tasks(self._logger)
+        self._marks: list[tuple[int, float]] = [(log.serial, clock.seconds())]
+        self._pumped_at = -PUMP_SECONDS
+        self._pump_timer: Any = None
+        self._timer: Any = clock.callLater(MARK_SECONDS, self._mark)
+        log.watch(self._committed)
+
+    # -- followers -----------------------------------------------------------------------------------------
+
+    def attach(self, connection: Connection) -> Attached:
+        """A follower has connected. Its dialect is told later, by `Attached.dialect_known`."""
+        follower = Attached(self, connection)
+        self.followers.append(follower)
+        return follower
+
+    def detach(self, follower: Attached) -> None:
+        """It has gone."""
+        if follower in self.followers:
+            self.followers.remove(follower)
+
+    def reader(self, connection: Connection, dialect: Dialect, way: Serving) -> Reader:
+        """A reader for a follower that speaks this dialect."""
+        return Reader(self, connection, self._encoder(dialect, way), linear=not way.pulls)
+
+    def relay(self, command: Command, *, but: Attached) -> None:
+        """Pass a follower's command on to the others, where their release knows it."""
+        for follower in list(self.followers):
+            dialect = follower.dialect
+            if follower is but or follower.reader is None or dialect is None:
+                continue
+            if dialect.release in command.SPAN:
+                follower.reader.relay(command)
+
+    def _encoder(self, dialect: Dialect, way: Serving) -> Encoder:
+        encoder = self._encoders.get(dialect)
+        if encoder is None:
+            encoder = self._encoders[dialect] = Encoder(
+                self.table,
+                Codec(dialect, ours=SERVER, theirs=BOTH & ~SERVER),
+                pulls=way.pulls,
+                certifies=way.certifies,
+                withheld=self._note_withheld,
+            )
+        return encoder
+
+    # -- facts (`reader.Feed`) -----------------------------------------------------------------------------
+
+    def positions(self, stream: str) -> dict[str, int]:
+        """What was published of this stream, by writer; this instance always among them."""
+        return {self.instance: 0} | self.log.positions(stream)
+
+    def linear_position(self, stream: str) -> int:
+        """What was published of this stream, whoever wrote it."""
+        return self.log.linear_position(stream)
+
+    def start(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        """Own a coroutine, and report if it fails."""
+        self._tasks.start(work, what)
+
+    def _committed(self, facts: Sequence[Fact]) -> None:
+        self.ring.add(facts)
+        for name, rows in _count_rows(facts).items():
+            self.metrics.rows.labels(name, "in").inc(rows)
+            if self.followers:
+                self.metrics.rows.labels(name, "out").inc(rows)
+        self.metrics.facts_appended.inc(len(facts))
+        if self._pump_timer is not None:
+            return
+        wait = self._pumped_at + PUMP_SECONDS - self.clock.seconds()
+        if wait <= 0:
+            self._pump()
+        else:
+            self._pump_timer = self.clock.callLater(wait, self._pump)
+
+    def _pump(self) -> None:
+        self._pump_timer = None
+        self._pumped_at = self.clock.seconds()
+        for follower in list(self.followers):
+            if follower.reader is not None:
+                follower.reader.pump()
+
+    # -- what to know about it -----------------------------------------------------------------------------
+
+    def lag_rows(self, reader: Reader) -> int:
+        """Facts that this reader was not sent yet."""
+        return max(0, self.log.serial - reader.serial)
+
+    def lag_seconds(self, reader: Reader) -> float:
+        """How long ago this reader had everything, to a second; 0.0 when it has."""
+        serial = reader.serial
+        if serial >= self.log.serial:
+            return 0.0
+        now = self.clock.seconds()
+        for marked, at in self._marks:
+            if marked > serial:
+                return now - at
+        return now - self._marks[-1][1]
+
+    def note_demoted(self) -> None:
+        """A reader fell out of the ring and reads from the log now."""
+        self.metrics.readers_demoted.inc()
+
+    def note_promoted(self) -> None:
+        """It is back."""
+        self.metrics.readers_promoted.inc()
+
+    def _note_withheld(self, fact: Fact, why: str) -> None:
+        self.metrics.facts_withheld.labels(fact.stream).inc()
+        self._logger.warn(
+            "fact {stream} {token} of {writer} cannot be sent to a follower: {why}",
+            stream=fact.stream,
+            token=fact.token,
+            writer=fact.writer,
+            why=why,
+        )
+
+    def _mark(self) -> None:
+        """Note the head, so that lag can be told in seconds."""
+        serial = self.log.serial
+        if serial > self._marks[-1][0]:
+            self._marks.append((serial, self.clock.seconds()))
+            del self._marks[:-MAX_MARKS]
+        self._timer = self.clock.callLater(MARK_SECONDS, self._mark)
+
+    def stop(self) -> None:
+        """Stop all that is under way; connections are closed by who opened them."""
+        for timer in (self._timer, self._pump_timer):
+            if timer is not None and timer.active():
+                timer.cancel()
+        self._tasks.cancel_all()
+        self.upstream.stop()
+
+
+def _count_rows(facts: Sequence[Fact]) -> dict[str, int]:
+    """How many rows each stream has in these facts."""
+    counts: dict[str, int] = {}
+    for fact in facts:
+        counts[fact.stream] = counts.get(fact.stream, 0) + len(jsontext.split(fact.rows))
+    return counts

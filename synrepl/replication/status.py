@@ -1,0 +1,102 @@
+"""What this daemon says about itself: the worst part first, and answers even while errors stand."""
+
+from typing import Any, Final, Protocol
+
+from synrepl.ports.interfaces import IClock, ILog
+from synrepl.replication.publisher import Publisher
+from synrepl.streams.table import StreamTable
+
+__all__ = ["STATES", "DescribedLog", "describe"]
+
+STATES: Final = {
+    "serving": "facts are taken and sent",
+    "failing": "facts cannot be made durable just now; what is kept is still sent",
+}
+"""The words that `state` can be."""
+
+
+class DescribedLog(ILog, Protocol):
+    """What is asked of the log beside its contract."""
+
+    @property
+    def healthy(self) -> tuple[bool, str]:
+        """Whether appends can be expected to work; if not, why."""
+
+    def head_age(self) -> float:
+        """Seconds since a group was last committed, or since the start."""
+
+    def clock(self) -> dict[str, dict[str, int]]:
+        """The positions of every stream that has any facts."""
+
+
+def describe(
+    *,
+    log: DescribedLog,
+    publisher: Publisher,
+    table: StreamTable,
+    clock: IClock,
+    instance: str,
+    server_name: str,
+    started_at: float,
+    version: str,
+) -> dict[str, Any]:
+    """The status as JSON has it. Times are in seconds; lags are those of the follower furthest behind."""
+    now = clock.seconds()
+    errors = _errors(log, now)
+    followers = _followers(publisher, now)
+    return {
+        "role": "primary",
+        "state": "failing" if errors else "serving",
+        "errors": errors,
+        "server_name": server_name,
+        "instance": instance,
+        "epoch": log.epoch,
+        "serial": log.serial,
+        "digest": log.digest,
+        "lag_rows": max((follower["lag_rows"] for follower in followers), default=0),
+        "lag_seconds": max((follower["lag_seconds"] for follower in followers), default=0.0),
+        "upstream": None,
+        "replicas": [],
+        "leases": [],
+        "followers": followers,
+        "streams": _streams(log, table),
+        "version": version,
+        "uptime_seconds": round(now - started_at, 3),
+    }
+
+
+def _errors(log: DescribedLog, now: float) -> list[dict[str, Any]]:
+    """What is wrong, the worst first. `since` is when it was last known to be right, in Unix seconds."""
+    is_healthy, why = log.healthy
+    return [] if is_healthy else [{"what": f"log: {why}", "since": round(now - log.head_age(), 3)}]
+
+
+def _followers(publisher: Publisher, now: float) -> list[dict[str, Any]]:
+    """Whoever is furthest behind first."""
+    described = []
+    for follower in publisher.followers:
+        reader = follower.reader
+        described.append(
+            {
+                "name": follower.name,
+                "dialect": None if follower.dialect is None else follower.dialect.name,
+                "connected_seconds": round(now - follower.connected_at, 3),
+                "behind": reader is not None and reader.is_behind,
+                "lag_rows": 0 if reader is None else publisher.lag_rows(reader),
+                "lag_seconds": 0.0 if reader is None else round(publisher.lag_seconds(reader), 3),
+                "serial": None if reader is None else reader.serial,
+            }
+        )
+    described.sort(key=lambda one: (one["lag_seconds"], one["lag_rows"]), reverse=True)
+    return described
+
+
+def _streams(log: DescribedLog, table: StreamTable) -> dict[str, Any]:
+    """Every stream known here, and every one that the log holds."""
+    positions = log.clock()
+    streams = {
+        stream.name: {"writers": positions.pop(stream.name, {}), "kept": not stream.ephemeral}
+        for stream in table
+    }
+    streams |= {name: {"writers": writers, "kept": True} for name, writers in positions.items()}
+    return streams

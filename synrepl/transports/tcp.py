@@ -1,0 +1,398 @@
+"""Replication over TCP, or anything else that Twisted has an endpoint for."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Protocol
+
+from twisted.internet import defer
+from twisted.internet.interfaces import IAddress, IPushProducer, IStreamClientEndpoint
+from twisted.internet.protocol import Factory, ReconnectingClientFactory, connectionDone
+from twisted.logger import Logger
+from twisted.protocols.basic import LineOnlyReceiver
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from synrepl.errors import LocalProtocolError
+from synrepl.ports.interfaces import IClock
+from synrepl.ports.metrics import Metrics
+from synrepl.replication.follower import Follower
+from synrepl.replication.publisher import Publisher
+from synrepl.wire.codec import MAX_LENGTH
+from synrepl.wire.declare import CLIENT, SERVER, Command
+from synrepl.wire.dialect import Dialect
+from synrepl.wire.lines import Lines
+from synrepl.wire.runs import Rows
+from synrepl.wire.session import KEEPALIVE, Action, Close, Deliver, Keepalive, Send, Session
+
+__all__ = ["End", "FollowerFactory", "PublisherFactory", "ReplicationProtocol"]
+
+ABORT_SECONDS: Final = 25.0
+"""A connection that we closed, and whose peer does not take the rest, is cut after this."""
+
+
+class End(Protocol):
+    """Who the connection is for: a follower, or the publisher's side of one."""
+
+    def dialect_known(self, dialect: Dialect) -> None: ...
+
+    def received(self, commands: Sequence[Command | Rows]) -> None: ...
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def lost(self, why: str) -> None: ...
+
+
+@implementer(IPushProducer)
+class ReplicationProtocol(LineOnlyReceiver):
+    """Carries lines between a transport and a `Session`, which does the thinking. The same on both sides."""
+
+    delimiter = b"\n"
+    MAX_LENGTH = MAX_LENGTH
+    transport: Any  # what endpoints give: an ITransport that is an IConsumer, and most often more
+    _logger = Logger()
+
+    def __init__(
+        self,
+        session: Session,
+        make_end: Callable[["ReplicationProtocol"], End],
+        clock: IClock,
+        metrics: Metrics,
+        *,
+        on_established: Callable[[], None] | None = None,
+        on_lost: Callable[["ReplicationProtocol", Failure], None] | None = None,
+    ) -> None:
+        self.session = session
+        self._make_end = make_end
+        self._clock = clock
+        self._metrics = metrics
+        self._on_established = on_established
+        self._on_lost = on_lost
+        self._lines = Lines()
+        self._end: End | None = None
+        self._dialect_told = False
+        self._reading = True
+        self._why = "connection lost"
+        self._timer: Any = None
+        self._abort: Any = None
+
+    # -- Twisted's side ------------------------------------------------------------------------------------
+
+    def connectionMade(self) -> None:
+        self._metrics.connections.inc()
+        self.transport.registerProducer(self, True)
+        self._do(self.session.connected())
+        self._end = self._make_end(self)
+        self._tell_dialect()
+        self._arm()
+
+    def dataReceived(self, data: bytes) -> None:
+        """All lines of what arrived go to the session at once.
+
+        `LineOnlyReceiver` would hand them over one by one, which alone costs more than reading a row.
+        """
+        self._metrics.bytes_in.inc(len(data))
+        lines, too_long = self._lines.feed(data)
+        self._do(self.session.receive(lines, clean=data.isascii() and b"\r" not in data))
+        if too_long:
+            self._do(self.session.line_too_long())
+
+    def lineReceived(self, line: bytes) -> None:
+        self._do(self.session.receive([line]))
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._metrics.connections.dec()
+        self.session.closed = True
+        for timer in (self._timer, self._abort):
+            if timer is not None and timer.active():
+                timer.cancel()
+        if self._end is not None:
+            why = self._why if self._why != "connection lost" else reason.getErrorMessage()
+            self._end.lost(why)
+        if self._on_lost is not None:
+            self._on_lost(self, reason)
+
+    def pauseProducing(self) -> None:
+        if self._end is not None:
+            self._end.pause()
+
+    def resumeProducing(self) -> None:
+        if self._end is not None:
+            self._end.resume()
+
+    def stopProducing(self) -> None:
+        self.transport.loseConnection()
+
+    # -- our side (`reader.Connection`, `follower.FollowerConnection`) -------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Send ready-made lines."""
+        if not self.session.closed:
+            self.session.sent()
+            self._metrics.bytes_out.inc(len(data))
+            self.transport.write(data)
+
+    def send(self, command: Command) -> None:
+        """Send one command. Raises LocalProtocolError if it is not ours to send here."""
+        self.write(self.session.lines([command]))
+
+    def fail(self, why: str) -> None:
+        """Send ERROR, then close."""
+        self._do(self.session.fail(why))
+
+    def close(self) -> None:
+        """Close without a word, once what was written is sent."""
+        self._why = "closed here"
+        self._lose()
+
+    def established(self) -> None:
+        """The first POSITION was applied."""
+        if self._on_established is not None:
+            self._on_established()
+
+    def pause_reading(self) -> None:
+        """Take nothing more from the peer for now."""
+        self._reading = False
+        self.transport.pauseProducing()
+
+    def resume_reading(self) -> None:
+        """Go on."""
+        self._reading = True
+        if not self.session.closed:
+            self.transport.resumeProducing()
+
+    # -- between them --------------------------------------------------------------------------------------
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send(data):
+                    self._metrics.bytes_out.inc(len(data))
+                    self.transport.write(data)
+                case Deliver(commands):
+                    self._deliver(commands)
+                case Close(why):
+                    self._metrics.errors_sent.inc()
+                    self._logger.warn("closing {peer}: {why}", peer=self._peer(), why=why)
+                    self._why = why
+                    self._lose()
+
+    def _deliver(self, commands: Sequence[Command | Rows]) -> None:
+        self._tell_dialect()
+        if self._end is None or not commands:
+            return
+        try:
+            self._end.received(commands)
+        except LocalProtocolError as error:
+            self._logger.failure("a rule of the wire was broken here")
+            self._do(self.session.fail(f"internal error: {error.why}"))
+
+    def _tell_dialect(self) -> None:
+        if not self._dialect_told and self._end is not None and self.session.dialect is not None:
+            self._dialect_told = True
+            self._end.dialect_known(self.session.dialect)
+
+    def _arm(self) -> None:
+        delay = max(0.0, self.session.deadline() - self._clock.seconds())
+        self._timer = self._clock.callLater(delay, self._tick)
+
+    def _tick(self) -> None:
+        if not self._reading:
+            self.session.not_listening()
+        self._do(self.session.tick())
+        if not self.session.closed:
+            self._arm()
+
+    def _lose(self) -> None:
+        self.session.closed = True
+        self.transport.unregisterProducer()
+        self.transport.loseConnection()
+        if self._abort is None:
+            self._abort = self._clock.callLater(ABORT_SECONDS, self.transport.abortConnection)
+
+    def _peer(self) -> str:
+        name = self.session.peer_name
+        return f"{name} at {self.transport.getPeer()}" if name else str(self.transport.getPeer())
+
+
+class PublisherFactory(Factory):
+    """Serves followers. `dialect` None is found out, connection by connection."""
+
+    noisy = False
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        *,
+        server_name: str,
+        dialect: Dialect | None,
+        clock: IClock,
+        metrics: Metrics,
+        keepalive: Keepalive = KEEPALIVE,
+    ) -> None:
+        self._publisher = publisher
+        self._server_name = server_name
+        self._dialect = dialect
+        self._clock = clock
+        self._metrics = metrics
+        self._keepalive = keepalive
+        self.protocols: set[ReplicationProtocol] = set()
+
+    def buildProtocol(self, addr: IAddress | None) -> ReplicationProtocol:
+        session = Session(
+            SERVER,
+            self._dialect,
+            name=self._server_name,
+            seconds=self._clock.seconds,
+            keepalive=self._keepalive,
+        )
+        protocol = ReplicationProtocol(
+            session,
+            self._attach,
+            self._clock,
+            self._metrics,
+            on_lost=lambda lost, reason: self.protocols.discard(lost),
+        )
+        protocol.factory = self
+        return protocol
+
+    def _attach(self, protocol: ReplicationProtocol) -> End:
+        self.protocols.add(protocol)
+        return self._publisher.attach(protocol)
+
+    def close(self, why: str) -> None:
+        """Tell every follower ERROR, and close."""
+        for protocol in list(self.protocols):
+            protocol.fail(why)
+
+
+class _FollowerEnd:
+    """A follower's side of a connection."""
+
+    def __init__(self, follower: Follower, protocol: ReplicationProtocol) -> None:
+        self._follower = follower
+        self._protocol = protocol
+
+    def dialect_known(self, dialect: Dialect) -> None:
+        self._follower.connected(self._protocol, dialect)
+
+    def received(self, commands: Sequence[Command | Rows]) -> None:
+        self._follower.received(commands)
+
+    def pause(self) -> None:
+        """A follower says little: nothing to pause."""
+
+    def resume(self) -> None:
+        """Nor to resume."""
+
+    def lost(self, why: str) -> None:
+        self._follower.disconnected(why)
+
+
+class FollowerFactory(ReconnectingClientFactory):
+    """Keeps one follower connected, for ever.
+
+    The delay between attempts grows until a connection has proved good by a first POSITION (not when the
+    socket opens: a peer that accepts and drops must not be hammered).
+    """
+
+    initialDelay = 0.2
+    maxDelay = 10.0  # type: ignore[assignment]  # Twisted says int, and means any number
+    factor = 2.0
+    jitter = 0.3
+    noisy = False
+    protocol_class: type[ReplicationProtocol] = ReplicationProtocol
+
+    def __init__(
+        self,
+        follower: Follower,
+        *,
+        dialect: Dialect,
+        expected_server: str | None,
+        clock: IClock,
+        metrics: Metrics,
+        keepalive: Keepalive = KEEPALIVE,
+    ) -> None:
+        self.clock: Any = clock
+        self.delay = self.initialDelay
+        self._follower = follower
+        self._dialect = dialect
+        self._expected_server = expected_server
+        self._metrics = metrics
+        self._keepalive = keepalive
+        self._connector: EndpointConnector | None = None
+        self.current: ReplicationProtocol | None = None
+
+    def connect(self, endpoint: IStreamClientEndpoint) -> None:
+        """Begin; go on until `stop`."""
+        self._connector = EndpointConnector(endpoint, self)
+        self._connector.connect()
+
+    def buildProtocol(self, addr: IAddress | None) -> ReplicationProtocol:
+        session = Session(
+            CLIENT,
+            self._dialect,
+            name=self._follower.instance,
+            seconds=self.clock.seconds,
+            expected_server=self._expected_server,
+            keepalive=self._keepalive,
+        )
+        protocol = self.current = ReplicationProtocol(
+            session,
+            lambda made: _FollowerEnd(self._follower, made),
+            self.clock,
+            self._metrics,
+            on_established=self.resetDelay,
+            on_lost=self._lost,
+        )
+        protocol.factory = self
+        return protocol
+
+    def resetDelay(self) -> None:
+        self.delay = self.initialDelay
+        self.retries = 0
+        self._callID = None
+
+    def stop(self) -> None:
+        """Try no more, and close what is open."""
+        self.stopTrying()
+        if self._connector is not None:
+            self._connector.stopConnecting()
+        if self.current is not None:
+            self.current.close()
+
+    def clientConnectionFailed(self, connector: Any, reason: Failure) -> None:
+        self._follower.unreachable(reason.getErrorMessage())
+        super().clientConnectionFailed(connector, reason)
+
+    def retry(self, connector: Any = None) -> None:
+        self._metrics.reconnects.inc()
+        super().retry(connector)
+
+    def _lost(self, protocol: ReplicationProtocol, reason: Failure) -> None:
+        self.current = None
+        if self._connector is not None:
+            self.clientConnectionLost(self._connector, reason)
+
+
+class EndpointConnector:
+    """Lets a `ReconnectingClientFactory`, which is older than endpoints, reconnect through one."""
+
+    def __init__(self, endpoint: IStreamClientEndpoint, factory: FollowerFactory) -> None:
+        self._endpoint = endpoint
+        self._factory = factory
+        self._attempt: defer.Deferred[Any] | None = None
+
+    def connect(self) -> None:
+        """Try once; the factory hears of it if that fails."""
+        self._attempt = self._endpoint.connect(self._factory)
+        self._attempt.addErrback(self._failed)
+
+    def stopConnecting(self) -> None:
+        """Give up the attempt under way."""
+        if self._attempt is not None:
+            self._attempt.cancel()
+
+    def _failed(self, reason: Failure) -> None:
+        if not reason.check(defer.CancelledError):
+            self._factory.clientConnectionFailed(self, reason)
