@@ -149,8 +149,6 @@ class StreamFollower:
         A subscriber that is at work is let finish; what is being fetched is asked for again by the next
         POSITION.
         """
-        if self._fetching is not None:
-            self._fetching.cancel()
         self._empty_queue()
         self._skipped.clear()
         self._ready.clear()
@@ -162,6 +160,9 @@ class StreamFollower:
             self.known.clear()
             self.known.update(self._before_push)
             self._before_push = None
+        if self._fetching is not None:
+            # Last: what waited for it must be gone, or it would be applied beyond the hole.
+            self._fetching.cancel()
 
     def positions(self) -> dict[str, int]:
         """What may be claimed as applied, by writer."""
@@ -227,6 +228,7 @@ class StreamFollower:
                         continue
                 except Exception as error:
                     failure = error
+                self._host.moved()
                 self._hold(self._apply(updates, index, waiting=waiting, failure=failure))
                 for command in islice(run.commands(), place + 1, None):
                     self.rdata(command)

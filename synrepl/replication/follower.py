@@ -286,8 +286,14 @@ class Follower:
 
     def stop(self) -> None:
         """Stop whatever is under way, and save."""
+        for stream in self._streams.values():
+            stream.disconnected()  # before their work is called off, or what waits for it would be applied
         self._tasks.cancel_all()
         self._save()
+
+    def forget_positions(self) -> None:
+        """Save nothing more: the end that a kill brings, for tests."""
+        self._store = None
 
     def _received_other(self, command: Command) -> None:
         match command:
@@ -394,12 +400,12 @@ class Follower:
             watcher(event)
 
     def _save(self) -> None:
-        if self._save_timer is not None:
-            if self._save_timer.active():
-                self._save_timer.cancel()
-            self._save_timer = None
-            assert self._store is not None
-            self._store.save(self._saved | self.positions())
+        if self._save_timer is None or self._store is None:
+            return
+        if self._save_timer.active():
+            self._save_timer.cancel()
+        self._save_timer = None
+        self._store.save(self._saved | self.positions())
 
     def _wake(self) -> None:
         for waiter in list(self._waiters):

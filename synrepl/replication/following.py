@@ -19,6 +19,11 @@ _PUSHED_OUT_OF_ORDER: Final = frozenset(
     {"account_data", "tag_account_data", "presence", "federation"}
 )
 
+_OPTIONAL: Final = frozenset(
+    # Masters that send federation traffic themselves do not have it, and close on who asks for it.
+    {"federation"}
+)
+
 
 class Following(msgspec.Struct, frozen=True):
     """One way of following. `pushed`: the server pushes what was missed, and ends it with POSITION."""
@@ -44,7 +49,7 @@ class Following(msgspec.Struct, frozen=True):
         start = 0 if earliest else None
         if everything and not known:
             return [Replicate(stream="ALL", token=start)]
-        names = known if everything else streams
+        names = [name for name in streams if not everything or name in known or name not in _OPTIONAL]
         return [Replicate(stream=name, token=known.get(name, start)) for name in names]
 
     def keeps_order(self, stream: str, ordered: bool) -> bool:

@@ -17,7 +17,7 @@ from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from synrepl.wire.codec import Codec
-from synrepl.wire.commands import RemoteServerUp, Replicate
+from synrepl.wire.commands import Name, RemoteServerUp, Replicate
 from synrepl.wire.declare import BOTH, SERVER, Command
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.runs import Rows
@@ -61,6 +61,9 @@ class Attached:
         upstream.syncing.heard_from(self._connection)
         for command in commands:
             match command:
+                case Name():
+                    self.name = command.name
+                    upstream.received(self._connection, command)
                 case Replicate():
                     assert self._way is not None
                     assert self.reader is not None

@@ -130,9 +130,9 @@ class Session:
         if self.closed:
             return []
         now = self._seconds()
-        if self._peer_pings and now - self._last_received >= self._keepalive.timeout_seconds:
+        if self._peer_pings and now >= self._times_out_at:
             return self.fail("ping timeout")
-        if now - self._last_sent >= self._keepalive.ping_seconds:
+        if now >= self._pings_at:
             return [Send(self.lines([self._ping()]))]
         return []
 
@@ -142,10 +142,17 @@ class Session:
 
     def deadline(self) -> float:
         """When `tick` may next have something to do, in seconds on our clock."""
-        ping_at = self._last_sent + self._keepalive.ping_seconds
-        if not self._peer_pings:
-            return ping_at
-        return min(ping_at, self._last_received + self._keepalive.timeout_seconds)
+        return min(self._pings_at, self._times_out_at) if self._peer_pings else self._pings_at
+
+    # One sum for `tick` and `deadline`: a rounding error between them would make a driver spin.
+
+    @property
+    def _pings_at(self) -> float:
+        return self._last_sent + self._keepalive.ping_seconds
+
+    @property
+    def _times_out_at(self) -> float:
+        return self._last_received + self._keepalive.timeout_seconds
 
     def fail(self, why: str) -> list[Action]:
         """Tell the peer what is wrong, and close. Once only."""

@@ -10,12 +10,14 @@ from synrepl.streams.batches import Batches, split
 
 def test_row_with_a_token_is_a_fact() -> None:
     """The usual case."""
-    assert Batches().add("typing", "w", 5, "row", 3) == ["row"]
+    batches: Batches[str] = Batches()
+
+    assert batches.add("typing", "w", 5, "row", 3) == ["row"]
 
 
 def test_rows_of_a_batch_come_together() -> None:
     """Half a fact must not be applied: the other half may never come."""
-    batches = Batches()
+    batches: Batches[str] = Batches()
 
     assert batches.add("events", "w", None, "a", 1) is None
     assert batches.add("events", "w", None, "b", 1) is None
@@ -26,7 +28,7 @@ def test_rows_of_a_batch_come_together() -> None:
 
 def test_writers_and_streams_do_not_mix() -> None:
     """Two writers may be in the middle of a fact at once."""
-    batches = Batches()
+    batches: Batches[str] = Batches()
     batches.add("events", "w1", None, "a", 1)
 
     assert batches.add("events", "w2", 7, "b", 1) == ["b"]
@@ -36,7 +38,7 @@ def test_writers_and_streams_do_not_mix() -> None:
 
 def test_what_was_begun_is_forgotten_after_a_position() -> None:
     """The end of a row too long for the wire never comes; what was begun would join the next fact."""
-    batches = Batches()
+    batches: Batches[str] = Batches()
     for stream, writer in (("events", "w1"), ("events", "w2"), ("caches", "w1")):
         batches.add(stream, writer, None, "old", 1)
 
@@ -53,7 +55,7 @@ def test_what_was_begun_is_forgotten_after_a_position() -> None:
 @pytest.mark.parametrize(
     ("batches", "size"), [(Batches(max_rows=3), 1), (Batches(max_bytes=3), 1), (Batches(max_bytes=30), 10)]
 )
-def test_endless_batch_is_an_error_of_the_peer(batches: Batches, size: int) -> None:
+def test_endless_batch_is_an_error_of_the_peer(batches: Batches[str], size: int) -> None:
     """A peer must not be able to fill our memory, also not spread over many streams."""
     for number in range(3):
         batches.add(f"stream{number}", "w", None, "row", size)
@@ -73,8 +75,8 @@ def test_default_bounds_hold_a_large_fact() -> None:
 @given(st.lists(st.integers(1, 5), max_size=20))
 def test_split_facts_are_joined_again(sizes: list[int]) -> None:
     """Sending and receiving are each other's reverse."""
-    batches = Batches()
-    joined = []
+    batches: Batches[int] = Batches()
+    joined: list[tuple[int | None, list[int]]] = []
     for token, size in enumerate(sizes):
         for row, sent in enumerate(split(size, token)):
             rows = batches.add("events", "w", sent, row, 1)

@@ -1,0 +1,295 @@
+"""A daemon and its workers in memory, made of the real parts."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+from prometheus_client import CollectorRegistry
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock, deferLater
+from twisted.logger import Logger
+
+from synrepl.errors import NotConnected, ReplicationError
+from synrepl.ports.interfaces import Appended, IClock, SaveablePosition
+from synrepl.ports.metrics import Metrics
+from synrepl.replication.applying import Updates
+from synrepl.replication.catchup import Missed
+from synrepl.replication.follower import Event, Follower
+from synrepl.replication.publisher import Publisher
+from synrepl.storage.log import Log
+from synrepl.storage.memory import MemoryEngine
+from synrepl.storage.threads import DelayedThread
+from synrepl.streams import jsontext
+from synrepl.streams.declare import Stream
+from synrepl.streams.table import StreamTable
+from synrepl.testing.network import Link, MemoryEndpoint, Network
+from synrepl.transports.http.pages import read_page
+from synrepl.transports.tcp import FollowerFactory, PublisherFactory
+from synrepl.wire.dialect import CURRENT, MIDDLE, Dialect
+from synrepl.wire.session import AUTO
+
+__all__ = ["Cluster", "FakeDaemon", "FakeWorker", "MemoryPositions"]
+
+
+class MemoryPositions:
+    """Positions that survive their worker, as a file would."""
+
+    def __init__(self) -> None:
+        self.saved: SaveablePosition = {}
+
+    def load(self) -> SaveablePosition:
+        return {stream: dict(writers) for stream, writers in self.saved.items()}
+
+    def save(self, positions: SaveablePosition) -> None:
+        self.saved = {stream: dict(writers) for stream, writers in positions.items()}
+
+
+class FakeDaemon:
+    """The real log and publisher, over a disk of memory, behind a `Network`.
+
+    It listens twice: under its `name` for every dialect that can be found out, and under ``<name>-middle``.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        name: str = "daemon",
+        table: StreamTable | None = None,
+        disk_delay: Callable[[], float] = lambda: 0.0005,
+        ring_bytes: int = 8 * 1024 * 1024,
+    ) -> None:
+        self.name = name
+        self.addresses: dict[str, Dialect | None] = {name: AUTO, f"{name}-middle": MIDDLE}
+        self.engine = MemoryEngine()
+        self.table = table if table is not None else StreamTable.default()
+        self.metrics = Metrics(CollectorRegistry())
+        self.is_running = False
+        self.log: Log
+        self.publisher: Publisher
+        self._network = network
+        self._disk_delay = disk_delay
+        self._ring_bytes = ring_bytes
+        self._threads: list[DelayedThread] = []
+
+    def start(self) -> "Deferred[None]":
+        """Open the log and listen; fires when that is done."""
+        return Deferred.fromCoroutine(self._start())
+
+    async def _start(self) -> None:
+        clock = self._network.clock
+        self.metrics = Metrics(CollectorRegistry())
+        self._threads = [DelayedThread(clock, self._disk_delay) for _ in range(2)]
+        self.log = Log(
+            self.engine,
+            self._threads[0],
+            self._threads[1],
+            clock,
+            ephemeral=[stream.name for stream in self.table if stream.ephemeral],
+            logger=Logger(),
+        )
+        await self.log.start()
+        self.publisher = Publisher(
+            self.log, self.table, clock, self.metrics, instance="master", ring_bytes=self._ring_bytes
+        )
+        for address, dialect in self.addresses.items():
+            factory = PublisherFactory(
+                self.publisher, server_name="hs", dialect=dialect, clock=clock, metrics=self.metrics
+            )
+            self._network.listen(address, factory)
+        self.is_running = True
+
+    def kill(self) -> None:
+        """End at once, as by SIGKILL: what was committed stays, everything else is gone."""
+        self.is_running = False
+        for address in self.addresses:
+            self._network.stop_listening(address)
+        self.publisher.stop()
+        for thread in self._threads:
+            Deferred.fromCoroutine(thread.stop())
+        for timer in self.log._timers.values():
+            if timer.active():
+                timer.cancel()
+        for address in self.addresses:
+            for link in self._network.links_of(address):
+                link.cut()
+        self.engine.crash()
+
+    def append(
+        self, stream: str, facts: Iterable[list[Any]], *, writer: str = "master"
+    ) -> "Deferred[Appended]":
+        """Append facts, each a list of rows."""
+        canonical = self.table[stream].canonical_fact
+        return self.log.append(stream, writer, [canonical(rows) for rows in facts])
+
+
+class DirectCatchUp:
+    """Pulls missed rows from a `FakeDaemon` as over HTTP: page by page, each with a delay, or not at all."""
+
+    def __init__(
+        self, daemon: FakeDaemon, clock: IClock, delay: Callable[[], float], *, page_rows: int = 100
+    ) -> None:
+        self.is_broken = False
+        self.requests = 0
+        self._daemon = daemon
+        self._clock = clock
+        self._delay = delay
+        self._page_rows = page_rows
+
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
+        """One page, from the very code that HTTP serves."""
+        self.requests += 1
+        await deferLater(self._clock, self._delay(), lambda: None)  # type: ignore[arg-type]
+        if self.is_broken or not self._daemon.is_running:
+            raise NotConnected("connection refused")
+        log = self._daemon.log
+        page = await read_page(
+            log,
+            self._daemon.table[stream],
+            writer,
+            after=after,
+            upto=upto,
+            limit=self._page_rows,
+            texts=jsontext.split,
+        )
+        await deferLater(self._clock, self._delay(), lambda: None)  # type: ignore[arg-type]
+        if self.is_broken or self._daemon.log is not log:
+            raise NotConnected("connection lost")
+        facts: list[tuple[int, list[bytes]]] = []
+        for update in page.updates:
+            token, row = jsontext.split(update)
+            if facts and facts[-1][0] == int(token):
+                facts[-1][1].append(row)
+            else:
+                facts.append((int(token), [row]))
+        return Missed(facts=facts, upto=page.upto, limited=page.limited)
+
+
+class FakeWorker:
+    """A real follower that remembers what it applied, and what happened."""
+
+    def __init__(
+        self,
+        network: Network,
+        daemon: FakeDaemon,
+        *,
+        name: str = "worker",
+        dialect: Dialect = CURRENT,
+        streams: Iterable[Stream[Any]] | None = None,
+        positions: MemoryPositions | None = None,
+        start: Literal["latest", "earliest"] = "latest",
+        delay: Callable[[], float] = lambda: 0.001,
+        page_rows: int = 100,
+    ) -> None:
+        self.name = name
+        self.applied: list[Updates[Any]] = []
+        self.events: list[Event] = []
+        self.metrics = Metrics(CollectorRegistry())
+        self.catch_up = DirectCatchUp(daemon, network.clock, delay, page_rows=page_rows)
+        self.follower = Follower(
+            instance=name,
+            clock=network.clock,
+            streams=daemon.table,
+            positions=positions,
+            catch_up=self.catch_up,
+            start=start,
+            metrics=self.metrics,
+        )
+        if streams is None:
+            self.follower.on_everything(self.applied.append)
+        else:
+            for stream in streams:
+                self.follower.on(stream)(self.applied.append)
+        self.follower.on_event(self.events.append)
+        self._network = network
+        self._factory = FollowerFactory(
+            self.follower,
+            dialect=dialect,
+            expected_server="hs",
+            clock=network.clock,
+            metrics=self.metrics,
+        )
+        self._factory.jitter = 0  # chance comes from the simulation alone
+        address = f"{daemon.name}-middle" if dialect == MIDDLE else daemon.name
+        self._endpoint = MemoryEndpoint(network, name, address)
+
+    def start(self) -> None:
+        """Connect, and stay connected."""
+        self._factory.connect(self._endpoint)
+
+    def stop(self) -> None:
+        """End in order: positions are saved."""
+        self._factory.stop()
+        self.follower.stop()
+
+    def kill(self) -> None:
+        """End at once: positions are what they were when last saved."""
+        self.follower.forget_positions()
+        self.stop()
+        for link in self.links():
+            link.cut()
+
+    def links(self) -> list[Link]:
+        """Its open connections."""
+        return self._network.links_of(self.name)
+
+    def tokens(self, stream: str) -> list[int]:
+        """The tokens of the facts of a stream, as it applied them."""
+        return [updates.token for updates in self.applied if updates.stream == stream]
+
+    def errors(self) -> list[str]:
+        """What went wrong, in words."""
+        return [event.text for event in self.events if event.kind == "error"]
+
+
+class Cluster:
+    """One daemon and its workers, on one clock.
+
+    ::
+
+        cluster = Cluster()
+        worker = cluster.worker(streams=[TYPING])
+        cluster.append("typing", [["!room:hs", ["@ada:hs"]]])
+        assert worker.tokens("typing") == [1]
+    """
+
+    def __init__(self, **daemon: Any) -> None:
+        self.clock = Clock()
+        self.network = Network(self.clock)
+        self.daemon = FakeDaemon(self.network, **daemon)
+        self.workers: list[FakeWorker] = []
+        self._run(self.daemon.start())
+
+    def worker(self, **options: Any) -> FakeWorker:
+        """A worker, connected."""
+        worker = FakeWorker(
+            self.network, self.daemon, **{"name": f"worker{len(self.workers) + 1}", **options}
+        )
+        self.workers.append(worker)
+        worker.start()
+        self.settle()
+        return worker
+
+    def append(self, stream: str, *facts: list[Any], writer: str = "master") -> Appended:
+        """Append facts of one row each, and let everybody hear of them."""
+        appended: Appended = self._run(self.daemon.append(stream, [[fact] for fact in facts], writer=writer))
+        self.settle()
+        return appended
+
+    def settle(self, seconds: float = 1.0) -> None:
+        """Let time pass in small steps."""
+        self.clock.pump([0.001] * int(seconds * 1000))
+
+    def _run(self, work: "Deferred[Any]") -> Any:
+        results: list[Any] = []
+        work.addBoth(results.append)
+        for _ in range(1000):
+            if results:
+                break
+            self.clock.advance(0.001)
+        if not results:
+            raise ReplicationError("nothing came of it within a second")
+        if isinstance(results[0], Exception):
+            raise results[0]
+        if hasattr(results[0], "raiseException"):
+            results[0].raiseException()
+        return results[0]

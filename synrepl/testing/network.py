@@ -1,0 +1,240 @@
+"""Connections in memory, between real protocols, on a fake clock."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from twisted.internet import error
+from twisted.internet.address import IPv4Address
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClientEndpoint, ITransport
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from synrepl.ports.interfaces import IClock
+
+__all__ = ["BUFFER_BYTES", "Link", "MemoryEndpoint", "MemoryTransport", "Network"]
+
+BUFFER_BYTES: Final = 64 * 1024
+"""What a transport takes before it asks its producer to pause; as Twisted's own."""
+
+
+@implementer(ITransport)
+class MemoryTransport:
+    """One end of a link. Bytes arrive at the other end after the link's delay, in order."""
+
+    disconnecting = False
+
+    def __init__(self, link: "Link", clock: IClock, name: str) -> None:
+        self.peer: MemoryTransport
+        self.protocol: Any = None
+        self.most_buffered = 0
+        self._link = link
+        self._clock = clock
+        self._name = name
+        self._outgoing: deque[bytes] = deque()
+        self._buffered = 0
+        self._producer: Any = None
+        self._producer_paused = False
+        self._reading = True
+        self._timer: Any = None
+        self.is_open = True
+
+    # -- ITransport, IConsumer -----------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        if not self.is_open or self.disconnecting or not data:
+            return
+        self._outgoing.append(data)
+        self._buffered += len(data)
+        self.most_buffered = max(self.most_buffered, self._buffered)
+        if self._buffered > BUFFER_BYTES and self._producer is not None and not self._producer_paused:
+            self._producer_paused = True
+            self._producer.pauseProducing()
+        self.carry()
+
+    def writeSequence(self, data: Iterable[bytes]) -> None:
+        self.write(b"".join(data))
+
+    def loseConnection(self) -> None:
+        if self.is_open and not self.disconnecting:
+            self.disconnecting = True
+            self.carry()
+
+    def abortConnection(self) -> None:
+        self._link.cut()
+
+    def registerProducer(self, producer: Any, streaming: bool) -> None:
+        self._producer = producer
+
+    def unregisterProducer(self) -> None:
+        self._producer = None
+
+    def pauseProducing(self) -> None:
+        self._reading = False
+
+    def resumeProducing(self) -> None:
+        self._reading = True
+        self.peer.carry()
+
+    def getPeer(self) -> IPv4Address:
+        return IPv4Address("TCP", self.peer._name, 0)
+
+    def getHost(self) -> IPv4Address:
+        return IPv4Address("TCP", self._name, 0)
+
+    # -- the link's side -----------------------------------------------------------------------------------
+
+    def carry(self) -> None:
+        """See to it that what was written arrives."""
+        if self._timer is None and self.is_open and (self._outgoing or self.disconnecting):
+            self._timer = self._clock.callLater(self._link.delay(), self._arrive)
+
+    def _arrive(self) -> None:
+        self._timer = None
+        if not self.is_open or not self.peer._reading or self._link.is_stalled:
+            return
+        if self._outgoing:
+            # Pieces of any size: nobody may count on where they end.
+            data = self._outgoing.popleft()
+            size = self._link.piece(len(data))
+            if size < len(data):
+                self._outgoing.appendleft(data[size:])
+            self._buffered -= size
+            self.peer.protocol.dataReceived(data[:size])
+        elif self.disconnecting:
+            self._link.close()
+            return
+        if self._producer_paused and self._buffered == 0 and self._producer is not None:
+            self._producer_paused = False
+            self._producer.resumeProducing()
+        self.carry()
+
+    def lost(self, reason: BaseException) -> None:
+        """The link is no more."""
+        if self.is_open:
+            self.is_open = False
+            if self._timer is not None and self._timer.active():
+                self._timer.cancel()
+            self.protocol.connectionLost(Failure(reason))
+
+
+class Link:
+    """A connection: two transports."""
+
+    def __init__(
+        self,
+        clock: IClock,
+        client: str,
+        server: str,
+        *,
+        delay: Callable[[], float],
+        piece: Callable[[int], int],
+    ) -> None:
+        self.delay = delay
+        self.piece = piece
+        self.is_stalled = False
+        self.client = MemoryTransport(self, clock, client)
+        self.server = MemoryTransport(self, clock, server)
+        self.client.peer, self.server.peer = self.server, self.client
+
+    def start(self, client: Any, server: Any) -> None:
+        """Join these protocols."""
+        self.client.protocol, self.server.protocol = client, server
+        server.makeConnection(self.server)
+        client.makeConnection(self.client)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still joins them."""
+        return self.client.is_open
+
+    def cut(self) -> None:
+        """Break it: what was under way is lost."""
+        self._end(error.ConnectionLost())
+
+    def close(self) -> None:
+        """End it in order."""
+        self._end(error.ConnectionDone())
+
+    def stall(self) -> None:
+        """Let nothing through until `go_on`; nobody is told."""
+        self.is_stalled = True
+
+    def go_on(self) -> None:
+        """Let everything through again."""
+        self.is_stalled = False
+        self.client.carry()
+        self.server.carry()
+
+    def _end(self, reason: BaseException) -> None:
+        self.server.lost(reason)
+        self.client.lost(reason)
+
+
+class Network:
+    """Who listens where, and the links between.
+
+    `delay` gives the seconds that a piece of data takes, `piece` how much of so many bytes arrives at once.
+    """
+
+    def __init__(
+        self,
+        clock: IClock,
+        *,
+        delay: Callable[[], float] = lambda: 0.001,
+        piece: Callable[[int], int] = lambda size: size,
+    ) -> None:
+        self.clock = clock
+        self.links: list[Link] = []
+        self._delay = delay
+        self._piece = piece
+        self._listeners: dict[str, IProtocolFactory] = {}
+
+    def listen(self, address: str, factory: IProtocolFactory) -> None:
+        """Connections to `address` go to this factory."""
+        self._listeners[address] = factory
+
+    def stop_listening(self, address: str) -> None:
+        """Refuse connections to `address` from now on."""
+        self._listeners.pop(address, None)
+
+    def connect(self, client: str, address: str, factory: IProtocolFactory) -> "Deferred[IProtocol]":
+        """A connection from `client` to `address`, or Twisted's ConnectionRefusedError."""
+        connected: Deferred[IProtocol] = Deferred()
+        timer = self.clock.callLater(self._delay(), self._connect, client, address, factory, connected)
+        connected._canceller = lambda _: timer.cancel() if timer.active() else None
+        return connected
+
+    def links_of(self, name: str) -> list[Link]:
+        """The open links that begin or end here."""
+        self.links = [link for link in self.links if link.is_open]
+        return [link for link in self.links if name in (link.client._name, link.server._name)]
+
+    def _connect(
+        self, client: str, address: str, factory: IProtocolFactory, connected: "Deferred[IProtocol]"
+    ) -> None:
+        listener = self._listeners.get(address)
+        if listener is None:
+            connected.errback(error.ConnectionRefusedError())
+            return
+        link = Link(self.clock, client, address, delay=self._delay, piece=self._piece)
+        self.links.append(link)
+        ours = factory.buildProtocol(link.client.getPeer())
+        theirs = listener.buildProtocol(link.server.getPeer())
+        link.start(ours, theirs)
+        assert ours is not None
+        connected.callback(ours)
+
+
+@implementer(IStreamClientEndpoint)
+class MemoryEndpoint:
+    """A client endpoint to an address of a `Network`."""
+
+    def __init__(self, network: Network, client: str, address: str) -> None:
+        self._network = network
+        self._client = client
+        self._address = address
+
+    def connect(self, protocolFactory: IProtocolFactory) -> "Deferred[IProtocol]":
+        return self._network.connect(self._client, self._address, protocolFactory)

@@ -1,0 +1,370 @@
+"""A daemon, writers and followers, and whatever bad luck a seed holds for them.
+
+Everything runs on one fake clock in one thread; chance comes from one seeded source, so a seed is a run
+that can be repeated: ``python -m synrepl.testing.simulation SEED``."""
+
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+from twisted.internet.task import Clock, deferLater
+from twisted.logger import LogLevel, globalLogPublisher
+
+from synrepl.replication.applying import Updates
+from synrepl.storage import digest
+from synrepl.streams.facts import Fact
+from synrepl.testing.cluster import FakeDaemon, FakeWorker, MemoryPositions
+from synrepl.testing.network import Network
+from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect
+
+__all__ = ["Broken", "Simulation"]
+
+STEP_SECONDS: Final = 0.01
+MOST_BUFFERED: Final = 1024 * 1024
+
+
+class Broken(AssertionError):
+    """A promise was broken; the text says which, and how to see it again."""
+
+
+class _Life(msgspec.Struct):
+    """One life of a worker, from start to stop or kill."""
+
+    worker: FakeWorker
+    began_at: dict[str, dict[str, int]]
+
+
+class _Slot:
+    """A worker over all its lives: what survives them."""
+
+    def __init__(self, name: str, dialect: Dialect) -> None:
+        self.name = name
+        self.dialect = dialect
+        self.positions = MemoryPositions()
+        self.lives: list[_Life] = []
+        self.seen: set[tuple[str, int]] = set()
+
+    @property
+    def worker(self) -> FakeWorker:
+        return self.lives[-1].worker
+
+
+_ROWS: Final[dict[str, Callable[[int], list[Any]]]] = {
+    "events": lambda n: (
+        ["ev", [f"$e{n}", "!r", "m.room.message", None, None, None, None, False, False]]
+        if n % 3
+        else ["state", ["!r", "m.room.topic", "", f"$s{n}"]]
+    ),
+    "receipts": lambda n: ["!r", "m.read", "@u:hs", f"$e{n}", None, {"ts": n}],
+    "caches": lambda n: [f"get_{n}", ["k"], n],
+    "to_device": lambda n: [f"@u{n}:hs"],
+    "backfill": lambda n: [f"$b{n}", "!r", "m.room.message", None, None, None],
+    "account_data": lambda n: [f"@u{n}:hs", None, "m.direct"],
+    "typing": lambda n: [f"!r{n % 5}", [f"@u{n}:hs"]],
+}
+
+
+class Simulation:
+    """One seeded run. `run` raises `Broken` if a promise is."""
+
+    def __init__(self, seed: int, *, seconds: float = 12.0) -> None:
+        self.seed = seed
+        self.clock = Clock()
+        self.chance = random.Random(seed)
+        self.history: list[str] = []
+        self.acknowledged: list[tuple[str, int]] = []
+        self.kills = 0
+        self._seconds = seconds
+        self._count = 0
+        self._outages: list[tuple[float, Callable[[], None]]] = []
+        self._failures: list[str] = []
+        slow = self.chance.choice([0.002, 0.02, 0.2])
+        self.network = Network(self.clock, delay=lambda: self.chance.uniform(0.0005, slow), piece=self._piece)
+        self.daemon = FakeDaemon(
+            self.network,
+            disk_delay=lambda: self.chance.uniform(0.0002, 0.01),
+            ring_bytes=self.chance.choice([2_000, 20_000, 8_000_000]),
+        )
+        self.slots = [
+            _Slot(f"worker{number}", dialect)
+            for number, dialect in enumerate([LEGACY, CURRENT, MIDDLE, CURRENT, LEGACY])
+        ]
+        self.writers = ["master", "w1", "w2"][: self.chance.randint(1, 3)]
+        self.subscribers_fail = self.chance.random() < 0.3
+        self.subscribers_wait = self.chance.random() < 0.3
+        self.has_ephemeral = self.chance.random() < 0.7
+
+    # -- running -------------------------------------------------------------------------------------------
+
+    def run(self) -> "Simulation":
+        """Bad luck for a while, then peace until everybody has everything; then look."""
+        globalLogPublisher.addObserver(self._observe)  # type: ignore[arg-type]
+        try:
+            self._start_daemon()
+            while not self.daemon.is_running:
+                self.clock.advance(STEP_SECONDS)
+            for slot in self.slots:
+                self._start_worker(slot)
+            while self.clock.seconds() < self._seconds:
+                self._write()
+                self._bad_luck()
+                self._end_outages()
+                self.clock.advance(STEP_SECONDS)
+            self._end_outages(all_of_them=True)
+            self._rest()
+            self._check()
+        finally:
+            globalLogPublisher.removeObserver(self._observe)  # type: ignore[arg-type]
+        return self
+
+    def _observe(self, event: Any) -> None:
+        if event.get("log_level") == LogLevel.critical and "log_failure" in event:
+            self._failures.append(event["log_failure"].getTraceback())
+
+    def _piece(self, size: int) -> int:
+        return size if self.chance.random() < 0.8 else self.chance.randint(1, size)
+
+    def _note(self, text: str) -> None:
+        self.history.append(f"{self.clock.seconds():8.3f} {text}")
+
+    def _start_daemon(self) -> None:
+        self._note("daemon starts")
+        self.daemon.start()
+
+    def _start_worker(self, slot: _Slot) -> None:
+        self._note(f"{slot.name} starts ({slot.dialect})")
+        worker = FakeWorker(
+            self.network,
+            self.daemon,
+            name=slot.name,
+            dialect=slot.dialect,
+            positions=slot.positions,
+            start="earliest",
+            delay=lambda: self.chance.uniform(0.001, 0.05),
+            page_rows=self.chance.choice([1, 3, 50]),
+        )
+        self._trouble_subscribers(worker)
+        slot.lives.append(_Life(worker, slot.positions.load()))
+        worker.start()
+
+    def _trouble_subscribers(self, worker: FakeWorker) -> None:
+        """Let subscribers fail or take their time, now and then."""
+        applied = worker.applied
+
+        async def slowly(updates: Updates[Any]) -> None:
+            if self.subscribers_fail and self.chance.random() < 0.02:
+                raise OSError("database is away")
+            if self.subscribers_wait and self.chance.random() < 0.1:
+                await deferLater(self.clock, self.chance.uniform(0, 0.1), lambda: None)
+            applied.append(updates)
+
+        if self.subscribers_fail or self.subscribers_wait:
+            for stream in worker.follower._streams.values():
+                stream.subscribers[:] = [slowly]
+
+    # -- what happens --------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        if not self.daemon.is_running or self.chance.random() > 0.3:
+            return
+        names = sorted(_ROWS) if self.has_ephemeral else sorted(set(_ROWS) - {"typing"})
+        stream = self.chance.choice(names)
+        facts = []
+        for _ in range(self.chance.choice([1, 1, 1, 2, 5, 40])):
+            rows = []
+            for _ in range(1 if stream == "typing" else self.chance.choice([1, 1, 2, 4])):
+                self._count += 1
+                rows.append(_ROWS[stream](self._count))
+            facts.append(rows)
+        appended = self.daemon.append(stream, facts, writer=self.chance.choice(self.writers))
+        appended.addCallbacks(
+            lambda answer: self.acknowledged.extend((stream, token) for token in answer.tokens),
+            lambda _: None,
+        )
+
+    def _bad_luck(self) -> None:
+        for chance, happen in (
+            (0.004, self._cut),
+            (0.003, self._stall),
+            (0.003, self._stop_reading),
+            (0.0015, self._kill_daemon),
+            (0.002, self._restart_worker),
+            (0.002, self._break_catch_up),
+        ):
+            if self.chance.random() < chance:
+                happen()
+
+    def _until_later(self, seconds: float, end: Callable[[], None]) -> None:
+        self._outages.append((self.clock.seconds() + seconds, end))
+
+    def _end_outages(self, *, all_of_them: bool = False) -> None:
+        due = [one for one in self._outages if all_of_them or one[0] <= self.clock.seconds()]
+        self._outages = [one for one in self._outages if one not in due]
+        for _, end in due:
+            end()
+
+    def _slot(self) -> _Slot:
+        return self.chance.choice(self.slots)
+
+    def _cut(self) -> None:
+        slot = self._slot()
+        self._note(f"{slot.name} is cut off")
+        for link in slot.worker.links():
+            link.cut()
+
+    def _stall(self) -> None:
+        slot = self._slot()
+        for link in slot.worker.links():
+            self._note(f"{slot.name}'s link stalls")
+            link.stall()
+            self._until_later(self.chance.uniform(0.1, 4), link.go_on)
+
+    def _stop_reading(self) -> None:
+        slot = self._slot()
+        for link in slot.worker.links():
+            self._note(f"{slot.name} stops reading")
+            link.client.pauseProducing()
+            self._until_later(self.chance.uniform(0.1, 8), link.client.resumeProducing)
+
+    def _kill_daemon(self) -> None:
+        if not self.daemon.is_running:
+            return
+        self._note("daemon is killed")
+        self.kills += 1
+        self.daemon.kill()
+        self._until_later(self.chance.uniform(0.05, 3), self._start_daemon)
+
+    def _restart_worker(self) -> None:
+        slot = self._slot()
+        if self.chance.random() < 0.5:
+            self._note(f"{slot.name} is killed")
+            slot.worker.kill()
+        else:
+            self._note(f"{slot.name} stops")
+            slot.worker.stop()
+        self._start_worker(slot)
+
+    def _break_catch_up(self) -> None:
+        catch_up = self._slot().worker.catch_up
+        catch_up.is_broken = True
+
+        def mend() -> None:
+            catch_up.is_broken = False
+
+        self._until_later(self.chance.uniform(0.1, 3), mend)
+
+    # -- at rest -------------------------------------------------------------------------------------------
+
+    def _rest(self) -> None:
+        """Peace, until every follower has all there is (or an hour has passed)."""
+        self._note("peace")
+        for _ in range(400):
+            self.clock.pump([STEP_SECONDS] * 25)
+            if self.daemon.is_running and all(self._has_everything(slot) for slot in self.slots):
+                self.clock.pump([STEP_SECONDS] * 25)
+                return
+        for _ in range(3600):
+            self.clock.advance(1)
+        behind = [slot.name for slot in self.slots if not self._has_everything(slot)]
+        if behind:
+            self._fail(f"G3: {', '.join(behind)} never caught up")
+
+    def _has_everything(self, slot: _Slot) -> bool:
+        worker = slot.worker
+        if not worker.follower.is_connected or worker.follower.waiting_streams():
+            return False
+        positions = worker.follower.positions()
+        for stream in self.daemon.table.known_to(slot.dialect):
+            if stream.ephemeral:
+                continue
+            if slot.dialect == LEGACY:
+                reached = {"master": self.daemon.log.linear_position(stream.name)}
+            else:
+                reached = self.daemon.log.positions(stream.name)
+            if any(positions.get(stream.name, {}).get(w, 0) != t for w, t in reached.items() if t):
+                return False
+        return True
+
+    # -- the promises --------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        facts = self.daemon.engine.facts
+        if self._failures:
+            self._fail(f"something failed unseen: {self._failures[0]}")
+        if [fact.serial for fact in facts] != list(range(1, len(facts) + 1)):
+            self._fail("G5: serials are not dense")
+        if digest.verify(facts, digest.EMPTY) is not None:
+            self._fail("G5: the digest chain is broken")
+        kept = {(fact.stream, fact.token): fact for fact in facts}
+        ephemeral = {stream.name for stream in self.daemon.table if stream.ephemeral}
+        for stream, token in self.acknowledged:
+            if stream not in ephemeral and (stream, token) not in kept:
+                self._fail(f"G5: {stream} {token} was acknowledged and is gone")
+        for slot in self.slots:
+            for life in slot.lives:
+                self._check_life(slot, life, kept)
+            missing = sorted(set(kept) - slot.seen)
+            if missing:
+                self._fail(f"G3: {slot.name} never saw {missing[:5]} ({len(missing)} facts)")
+            self._check_gaps(slot)
+        for link in self.network.links:
+            if link.server.most_buffered > MOST_BUFFERED:
+                self._fail(f"G7: {link.server.most_buffered} bytes waited for one reader")
+
+    def _check_life(self, slot: _Slot, life: _Life, kept: dict[tuple[str, int], Fact]) -> None:
+        table = self.daemon.table
+        last: defaultdict[tuple[str, str], int] = defaultdict(int)
+        for name, writers in life.began_at.items():
+            for writer, token in writers.items():
+                last[name, writer] = token
+        seen: set[tuple[str, int]] = set()
+        for updates in life.worker.applied:
+            stream = table[updates.stream]
+            if stream.ephemeral:
+                continue
+            key = (updates.stream, updates.token)
+            fact = kept.get(key)
+            if fact is None:
+                self._fail(f"{slot.name} applied {key}, which is not in the log")
+                return
+            rows = [stream.decode(row, slot.dialect) for row in stream.cut_fact(fact.rows, slot.dialect)]
+            if rows != updates.rows:
+                self._fail(f"G2: {slot.name} applied {key} as {updates.rows}, not as {rows}")
+            if slot.dialect != LEGACY and updates.writer != fact.writer:
+                self._fail(f"{slot.name} took {key} of {fact.writer} for one of {updates.writer}")
+            if key in seen:
+                self._fail(f"G6: {slot.name} applied {key} twice")
+            seen.add(key)
+            if stream.ordered and not (slot.dialect == LEGACY and updates.stream == "account_data"):
+                at = (updates.stream, updates.writer)
+                if updates.token <= last[at]:
+                    self._fail(f"G1: {slot.name} applied {key} of {updates.writer} after {last[at]}")
+                last[at] = updates.token
+        slot.seen |= seen
+
+    def _check_gaps(self, slot: _Slot) -> None:
+        value = slot.worker.metrics.registry.get_sample_value
+        detected = value("synrepl_gaps_detected_total") or 0.0
+        repaired = value("synrepl_gaps_repaired_total") or 0.0
+        if detected != repaired and not self.has_ephemeral:
+            self._fail(f"G3: {slot.name} found {detected} gaps and repaired {repaired}")
+
+    def _fail(self, what: str) -> None:
+        raise Broken(f"{what}\nsee it again: python -m synrepl.testing.simulation {self.seed}")
+
+
+def main() -> None:
+    """Run one seed, and tell its story."""
+    simulation = Simulation(int(sys.argv[1]))
+    try:
+        simulation.run()
+    finally:
+        sys.stdout.write("\n".join(simulation.history) + "\n")
+    sys.stdout.write(f"{simulation._count} rows: every promise held\n")
+
+
+if __name__ == "__main__":
+    main()

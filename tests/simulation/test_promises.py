@@ -1,0 +1,57 @@
+"""Whatever happens, the promises hold: seeded runs of a daemon, writers and followers meeting bad luck.
+
+``SYNREPL_SEEDS=N`` runs N seeds (`scripts/test --seeds N`); ``SYNREPL_LONG=1`` runs many more than by
+default. A failing one says how to see it again."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from synrepl.testing import Simulation
+
+SEEDS = int(os.environ.get("SYNREPL_SEEDS") or (5_000 if os.environ.get("SYNREPL_LONG") else 200))
+SHARES = 20
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+def test_the_promises_hold_in_every_seeded_run(share: int) -> None:
+    """Cuts, stalls, kills, slow readers, failing subscribers and broken HTTP, at every moment."""
+    for seed in range(1 + share, 1 + SEEDS, SHARES):
+        Simulation(seed, seconds=8).run()
+
+
+def test_bad_luck_really_strikes() -> None:
+    """A simulation in which nothing happens would prove nothing."""
+    runs = [Simulation(seed).run() for seed in range(1, 13)]
+    words = " ".join(line for run in runs for line in run.history)
+
+    for what in ("is killed", "is cut off", "stalls", "stops reading", "daemon is killed", "stops"):
+        assert what in words
+    behind = [run.daemon.metrics.registry.get_sample_value("synrepl_readers_demoted_total") for run in runs]
+    gaps = [
+        life.worker.metrics.registry.get_sample_value("synrepl_gaps_repaired_total")
+        for run in runs
+        for slot in run.slots
+        for life in slot.lives
+    ]
+    assert sum(filter(None, behind)) > 0
+    assert sum(filter(None, gaps)) > 10
+
+
+def test_a_seed_is_a_run_that_can_be_repeated() -> None:
+    """In another process, with other hashes: or a failing seed would be of no use."""
+    stories = {
+        subprocess.run(
+            [sys.executable, "-m", "synrepl.testing.simulation", "7"],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+        ).stdout
+        for hash_seed in (1, 2)
+    }
+
+    assert 1 == len(stories)
+    assert "every promise held" in stories.pop()
