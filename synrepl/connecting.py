@@ -1,0 +1,120 @@
+"""Following and serving from within a worker of one's own: services to put into an application."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import clientFromString, serverFromString
+from twisted.internet.interfaces import IListeningPort, IStreamClientEndpoint, IStreamServerEndpoint
+
+from synrepl.ports.metrics import Metrics
+from synrepl.replication.catchup import NoCatchUp
+from synrepl.replication.follower import Follower
+from synrepl.replication.publisher import Publisher
+from synrepl.transports.http.client import HttpCatchUp
+from synrepl.transports.tcp import FollowerFactory, PublisherFactory
+from synrepl.wire.dialect import CURRENT, Dialect
+from synrepl.wire.session import AUTO, KEEPALIVE, Keepalive
+
+__all__ = ["FollowerService", "PublisherService", "connect", "serve"]
+
+
+class FollowerService(Service):
+    """Keeps a follower connected while it runs."""
+
+    def __init__(self, factory: FollowerFactory, follower: Follower, endpoint: IStreamClientEndpoint) -> None:
+        self._factory = factory
+        self._follower = follower
+        self._endpoint = endpoint
+
+    def startService(self) -> None:
+        super().startService()
+        self._factory.connect(self._endpoint)
+
+    def stopService(self) -> None:
+        super().stopService()
+        self._factory.stop()
+        self._follower.stop()
+
+
+class PublisherService(Service):
+    """Serves a publisher's followers while it runs."""
+
+    def __init__(self, factory: PublisherFactory, endpoint: IStreamServerEndpoint) -> None:
+        self._factory = factory
+        self._endpoint = endpoint
+        self._port: IListeningPort | None = None
+        self.listening: Deferred[IListeningPort] = Deferred()
+
+    def startService(self) -> None:
+        super().startService()
+        self._endpoint.listen(self._factory).addCallback(self._listening).chainDeferred(self.listening)
+
+    def _listening(self, port: IListeningPort) -> IListeningPort:
+        self._port = port
+        return port
+
+    def stopService(self) -> Any:
+        super().stopService()
+        self._factory.close("server shutting down")
+        return self._port.stopListening() if self._port is not None else None
+
+
+def connect(
+    reactor: Any,
+    endpoint: str | IStreamClientEndpoint,
+    follower: Follower,
+    *,
+    dialect: Dialect = CURRENT,
+    server_name: str | None = None,
+    http: str | None = None,
+    instance_map: Mapping[str, str] | None = None,
+    secret: str | None = None,
+    metrics: Metrics | None = None,
+    keepalive: Keepalive = KEEPALIVE,
+) -> Service:
+    """A service that keeps `follower` connected to a server.
+
+    `endpoint` is a Twisted client endpoint, or its description, as ``tcp:master:9092``. A server that is
+    not called `server_name` is refused (None: any will do). Where the dialect pulls what was missed, `http`
+    is the address to pull from, ``instance_map`` the addresses for writers that have their own, `secret`
+    what they want to see.
+    """
+    if follower.clock_is_missing:
+        follower.clock = reactor
+    if http is not None and isinstance(follower.catch_up, NoCatchUp):
+        follower.catch_up = HttpCatchUp(reactor, http, secret=secret, instance_map=instance_map or {})
+    factory = FollowerFactory(
+        follower,
+        dialect=dialect,
+        expected_server=server_name,
+        clock=reactor,
+        metrics=metrics or Metrics(CollectorRegistry()),
+        keepalive=keepalive,
+    )
+    target = clientFromString(reactor, endpoint) if isinstance(endpoint, str) else endpoint
+    return FollowerService(factory, follower, target)
+
+
+def serve(
+    reactor: Any,
+    endpoint: str | IStreamServerEndpoint,
+    publisher: Publisher,
+    *,
+    server_name: str,
+    dialect: Dialect | None = AUTO,
+    keepalive: Keepalive = KEEPALIVE,
+) -> PublisherService:
+    """A service that serves `publisher`'s followers on an endpoint, as ``tcp:9092:interface=127.0.0.1``."""
+    factory = PublisherFactory(
+        publisher,
+        server_name=server_name,
+        dialect=dialect,
+        clock=reactor,
+        metrics=publisher.metrics,
+        keepalive=keepalive,
+    )
+    target = serverFromString(reactor, endpoint) if isinstance(endpoint, str) else endpoint
+    return PublisherService(factory, target)

@@ -1,0 +1,59 @@
+"""How a request is refused: a status, a code for programs, a text for people."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from synrepl.errors import StorageError, UnknownStream
+from synrepl.storage import KeyReused
+from synrepl.streams.jsontext import dumps
+
+__all__ = ["INTERNAL", "Refused", "as_refused", "ours", "synapse"]
+
+MAX_MESSAGE: Final = 1_000
+"""Characters of a message; some quote what was sent."""
+
+RETRY_SECONDS: Final = b"1"
+
+
+class Refused(Exception):
+    """This request gets `status`, and `code` and `message` in the body."""
+
+    def __init__(
+        self, status: int, code: str, message: str, *, more: Mapping[str, Any] | None = None, **headers: bytes
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "..."
+        self.more = more or {}
+        self.headers = {name.replace("_", "-").encode(): value for name, value in headers.items()}
+
+
+INTERNAL: Final = Refused(500, "internal", "something went wrong here; it is in the log of this daemon")
+
+
+def as_refused(error: Exception) -> Refused | None:
+    """How an error that is ours is told; None if it is not."""
+    match error:
+        case Refused():
+            return error
+        case UnknownStream():
+            return Refused(404, "unknown_stream", str(error))
+        case KeyReused():
+            return Refused(409, "idempotency_key_reused", str(error))
+        case StorageError(retryable=True):
+            return Refused(503, "storage_error", str(error), retry_after=RETRY_SECONDS)
+        case StorageError():
+            return Refused(500, "storage_error", str(error))
+    return None
+
+
+def ours(refused: Refused) -> bytes:
+    """The body of a refusal under ``/v1`` and everywhere else that is ours."""
+    return dumps({"error": refused.code, **refused.more, "message": refused.message})
+
+
+def synapse(refused: Refused) -> bytes:
+    """The body of a refusal under ``/_synapse``."""
+    code = refused.code if refused.code.startswith("M_") else "M_UNKNOWN"
+    return dumps({"errcode": code, "error": refused.message})

@@ -1,0 +1,81 @@
+"""What stands in the query of a URL."""
+
+import re
+from typing import Any, Final, NoReturn
+
+from synrepl.transports.http.answers import Refused
+
+__all__ = ["MAX_TOKEN", "integer", "seconds", "text", "token_as_synapse", "word"]
+
+MAX_TOKEN: Final = 2**63 - 1
+MAX_WORD: Final = 255
+
+_integer: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+_seconds: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
+
+
+def text(request: Any, name: str) -> str | None:
+    """The parameter of this name; None if there is none. Said twice it is refused."""
+    values = request.args.get(name.encode())
+    if not values:
+        return None
+    if len(values) > 1:
+        _refuse(f"{name} is given {len(values)} times")
+    try:
+        given: str = values[0].decode("utf-8")
+    except UnicodeDecodeError:
+        _refuse(f"{name} is not UTF-8")
+    return given
+
+
+def word(request: Any, name: str) -> str | None:
+    """The parameter of this name, which is an instance's name; None if there is none."""
+    given = text(request, name)
+    if given is not None and not is_word(given):
+        raise Refused(400, "bad_writer", BAD_WORD)
+    return given
+
+
+BAD_WORD: Final = f"a writer is one word, without control characters, of at most {MAX_WORD} characters"
+
+
+def is_word(name: str) -> bool:
+    """Whether this can be the name of an instance."""
+    return 0 < len(name) <= MAX_WORD and name.isprintable() and " " not in name
+
+
+def integer(request: Any, name: str, default: int, *, lowest: int = 0, highest: int = MAX_TOKEN) -> int:
+    """A whole number; what is over `highest` counts as that."""
+    given = text(request, name)
+    if given is None:
+        return default
+    if not _integer.fullmatch(given) or int(given) < lowest or int(given) > MAX_TOKEN:
+        _refuse(f"{name} must be a whole number from {lowest} on, not {given[:40]!r}")
+    return min(int(given), highest)
+
+
+def seconds(request: Any, name: str, *, highest: float) -> float:
+    """A time, 0 unless given; what is over `highest` counts as that."""
+    given = text(request, name)
+    if given is None:
+        return 0.0
+    if not _seconds.fullmatch(given):
+        _refuse(f"{name} must be a number of seconds, not {given[:40]!r}")
+    return min(float(given), highest)
+
+
+def token_as_synapse(request: Any, name: str) -> int:
+    """A required token, refused in Synapse's words."""
+    values = request.args.get(name.encode())
+    if not values:
+        raise Refused(400, "M_MISSING_PARAM", f"Missing required integer query parameter {name}")
+    given = values[0].decode("latin-1")
+    if not _integer.fullmatch(given) or abs(int(given)) > MAX_TOKEN:
+        raise Refused(400, "M_INVALID_PARAM", f"Query parameter {name} must be an integer")
+    if int(given) < 0:
+        raise Refused(400, "M_INVALID_PARAM", f"Query parameter {name} must be a positive integer.")
+    return int(given)
+
+
+def _refuse(why: str) -> NoReturn:
+    raise Refused(400, "bad_request", why)

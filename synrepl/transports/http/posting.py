@@ -1,0 +1,63 @@
+"""The body of a POST of facts: from bytes to facts that can be kept, or to what is wrong with it."""
+
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from twisted.internet.task import deferLater
+
+from synrepl.errors import RowError
+from synrepl.ports.interfaces import IClock
+from synrepl.streams.declare import Stream
+from synrepl.transports.http.answers import Refused
+from synrepl.transports.http.parameters import BAD_WORD, is_word
+
+__all__ = ["Posted", "read_body", "read_facts"]
+
+FACTS_AT_ONCE: Final = 1_000
+"""Facts checked before the reactor gets its turn again: some five milliseconds of work."""
+
+MAX_KEY: Final = 255
+
+
+class Posted(msgspec.Struct, forbid_unknown_fields=True):
+    """What is posted: `facts` is a list of facts, each a JSON array of rows, not looked into yet."""
+
+    facts: list[msgspec.Raw]
+    writer: str | UnsetType = UNSET
+    idempotency_key: str | UnsetType = UNSET
+
+
+_decode: Final = msgspec.json.Decoder(Posted).decode
+
+
+def read_body(body: bytes) -> Posted:
+    """What a body says. Raises `Refused`."""
+    try:
+        posted = _decode(body)
+    except msgspec.ValidationError as error:
+        raise Refused(400, "bad_request", str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refused(400, "bad_json", f"the body is not JSON: {error}") from error
+    except RecursionError:
+        raise Refused(400, "bad_json", "the body is not JSON: nested too deeply") from None
+    if posted.writer is not UNSET and not is_word(posted.writer):
+        raise Refused(400, "bad_writer", BAD_WORD)
+    key = posted.idempotency_key
+    if key is not UNSET and not (0 < len(key) <= MAX_KEY and key.isprintable()):
+        raise Refused(400, "bad_request", f"idempotency_key has 1 to {MAX_KEY} printable characters")
+    return posted
+
+
+async def read_facts(stream: Stream[Any], posted: Posted, clock: IClock) -> list[bytes]:
+    """The facts in canonical form. Raises `Refused` for the first row that is not one."""
+    facts: list[bytes] = []
+    for raw in posted.facts:
+        if len(facts) % FACTS_AT_ONCE == FACTS_AT_ONCE - 1:
+            await deferLater(clock, 0)  # type: ignore[arg-type]
+        try:
+            facts.append(stream.canonical_fact(bytes(raw)))
+        except RowError as error:
+            why = f"fact {len(facts)}, row {error.index}: {error.why}"
+            raise Refused(400, "bad_row", why) from error
+    return facts

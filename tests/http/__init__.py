@@ -1,0 +1,1 @@
+"""HTTP: a site and its clients, in memory."""

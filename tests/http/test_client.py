@@ -1,0 +1,212 @@
+"""Our clients against our site, and against servers that misbehave."""
+
+import subprocess
+import sys
+from typing import Any
+
+from treq.testing import StringStubbingResource, StubTreq
+from twisted.internet.defer import Deferred, ensureDeferred, fail
+from twisted.internet.error import ConnectionRefusedError as Refused
+
+from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
+from synrepl.replication.catchup import Missed
+from synrepl.transports.http.client import (
+    AheadOfLog,
+    HttpAppender,
+    HttpCatchUp,
+    HttpChangelog,
+    RequestRefused,
+)
+from tests.http.builders import SiteCase, receipt
+
+URL = "http://ada:pass@hs.example:9093"
+
+
+class Failing:
+    """A treq client whose requests fail so."""
+
+    def __init__(self, *, error: Exception | None = None) -> None:
+        self._error = error
+
+    def request(self, *_: Any, **__: Any) -> "Deferred[Any]":
+        return Deferred() if self._error is None else fail(self._error)
+
+
+def answering(status: int, body: bytes) -> StubTreq:
+    """A server that always says this."""
+    return StubTreq(StringStubbingResource(lambda *_: (status, {}, body)))
+
+
+class CatchUpTests(SiteCase):
+    """Pulling missed rows."""
+
+    def fetch(self, client: Any, **options: Any) -> "Deferred[Missed]":
+        catch_up = HttpCatchUp(self.clock, URL, client=client, **options)
+        return ensureDeferred(catch_up.fetch(stream="receipts", writer="w/1", after=1, upto=9))
+
+    def ours(self, **options: Any) -> Missed:
+        """What our own site gives."""
+        client = StubTreq(self.site.resource)
+        fetched = self.fetch(client, **options)
+        client.flush()
+        return self.successResultOf(fetched)
+
+    def test_rows_of_a_fact_come_together(self) -> None:
+        """A fact is applied whole or not at all, so it must arrive whole."""
+        self.receipts(1, writer="w/1")
+        self.post("receipts", [receipt("@a:h"), receipt("@b:h")], [receipt("@c:h")], writer="w/1")
+
+        missed = self.ours()
+
+        self.assertEqual([(2, 2), (3, 1)], [(token, len(rows)) for token, rows in missed.facts])
+        self.assertEqual((9, False), (missed.upto, missed.limited))
+        self.assertIn(b'"@b:h"', missed.facts[0][1][1])
+
+    def test_wrong_answers_are_the_servers_fault(self) -> None:
+        """The text names the URL, and never what is secret in it."""
+        cases = [
+            (200, b"<html>", "wrong answer"),
+            (200, b"{}", "updates"),
+            (200, b'{"updates":[],"limited":false}', "upto_token"),
+            (200, b'{"updates":[[1]],"upto_token":1,"limited":false}', "updates"),
+            (200, b'{"updates":[["1",[]]],"upto_token":1,"limited":false}', "int"),
+            (200, b'{"updates":[],"upto_token":1,"limited":true}', "gave none"),
+            (500, b'{"errcode":"M_UNKNOWN","error":"Internal server error"}', "Internal server error"),
+            (404, b"nothing", "404"),
+            (302, b"", "302"),
+            (200, b"x" * 2_000, "more than 1000 bytes"),
+        ]
+        for status, body, words in cases:
+            with self.subTest(words):
+                fetched = self.fetch(answering(status, body), max_bytes=1_000)
+                error = self.failureResultOf(fetched, RemoteProtocolError).value
+
+                self.assertIn(words, str(error))
+                self.assertIn("http://hs.example:9093/_synapse", str(error))
+                self.assertNotIn("pass", str(error))
+                self.assertNotIn("\n", str(error))
+
+    def test_nobody_there_is_not_connected(self) -> None:
+        """The follower tries again, and says which address did not answer."""
+        error = self.failureResultOf(self.fetch(Failing(error=Refused())), NotConnected).value
+
+        self.assertIn("http://hs.example:9093/_synapse", str(error))
+        self.assertNotIn("pass", str(error))
+
+    def test_a_server_that_is_away_for_now_is_not_connected(self) -> None:
+        """503 is worth another try."""
+        self.failureResultOf(self.fetch(answering(503, b"{}")), NotConnected)
+
+    def test_waiting_for_an_answer_ends(self) -> None:
+        """A server that accepts and says nothing must not hold up a stream for ever."""
+        fetched = self.fetch(Failing(), timeout=7.0)
+        self.assertNoResult(fetched)
+        self.clock.advance(7)
+
+        self.assertIn("7 seconds", str(self.failureResultOf(fetched, NotConnected).value))
+
+    def test_the_secret_is_shown(self) -> None:
+        """And it is the one that our site wants."""
+        self.site = self.make_site(secret="s3cret")
+
+        self.assertEqual(401, self.get("/v1/status").status)
+        self.assertEqual([], self.ours(secret="s3cret").facts)
+
+    def test_a_writer_may_have_an_address_of_its_own(self) -> None:
+        """As in Synapse's instance map."""
+        asked: list[str] = []
+
+        def answer(method: object, url: object, *_: object) -> tuple[int, dict[str, str], bytes]:
+            asked.append(url.decode() if isinstance(url, bytes) else str(url))
+            return 404, {}, b""
+
+        stub = StubTreq(StringStubbingResource(answer))
+        fetched = self.fetch(stub, instance_map={"w/1": "http://other:1"})
+
+        self.failureResultOf(fetched, RemoteProtocolError)
+        self.assertTrue(asked[0].startswith("http://other:1/_synapse/"), asked)
+
+
+class ChangelogTests(SiteCase):
+    """Reading the log."""
+
+    def pages(self, since: int, *, streams: list[str] | None = None, **options: Any) -> Any:
+        """The lines given, and where to go on."""
+        lines: list[bytes] = []
+        client = StubTreq(self.site.resource)
+        changelog = HttpChangelog(self.clock, URL, client=client)
+        done = ensureDeferred(changelog.pages(since, streams, 0, lines.append, **options))
+        client.flush()
+        return done, lines
+
+    def test_lines_arrive_whole_and_in_order(self) -> None:
+        """However the network cut them."""
+        self.receipts(3)
+        done, lines = self.pages(1)
+
+        self.assertEqual(3, self.successResultOf(done))
+        self.assertEqual([2, 3], [int(text.split(b":")[1].split(b",")[0]) for text in lines])
+
+    def test_it_goes_on_from_the_head_when_nothing_was_wanted(self) -> None:
+        """A filter that fits nothing must not make the server look through the same facts for ever."""
+        self.receipts(3)
+        done, lines = self.pages(0, streams=["caches"])
+
+        self.assertEqual((3, []), (self.successResultOf(done), lines))
+
+    def test_a_limit_stops_where_it_stopped(self) -> None:
+        """And not at the head, which was not reached."""
+        self.receipts(3)
+        done, lines = self.pages(0, limit=2)
+
+        self.assertEqual((2, 2), (self.successResultOf(done), len(lines)))
+
+    def test_being_ahead_is_told_with_the_head(self) -> None:
+        """Whoever reads can then say how far the histories are apart."""
+        self.receipts(2)
+        error = self.failureResultOf(self.pages(7)[0], AheadOfLog).value
+
+        self.assertEqual((2, 1), (error.serial, error.epoch))
+
+
+class AppenderTests(SiteCase):
+    """Adding facts."""
+
+    def append(self, stream: str, facts: list[list[Any]], **options: Any) -> "Deferred[Any]":
+        client = StubTreq(self.site.resource)
+        done: Deferred[Any] = ensureDeferred(
+            HttpAppender(self.clock, URL, client=client).append(stream, facts, **options)
+        )
+        client.flush()
+        return done
+
+    def test_the_answer_is_typed(self) -> None:
+        """Callers count serials and tokens, not keys of a dict."""
+        appended = self.successResultOf(self.append("receipts", [[receipt()]], writer="w", key="k"))
+
+        self.assertEqual((1, 1, [1]), (appended.epoch, appended.first_serial, appended.tokens))
+        self.assertEqual("w", self.engine.facts[0].writer)
+
+    def test_a_refusal_carries_the_servers_words(self) -> None:
+        """One line, ready to be shown."""
+        error = self.failureResultOf(self.append("receipts", [[[1]]]), RequestRefused).value
+
+        self.assertEqual((400, "bad_row"), (error.status, error.code))
+        self.assertIn("fact 0, row 0", str(error))
+        self.assertNotIn("\n", str(error))
+
+    def test_what_is_no_json_is_refused_here(self) -> None:
+        """It was never sent."""
+        self.failureResultOf(self.append("receipts", [[[float("nan")]]]), ReplicationError)
+
+
+def test_importing_installs_no_reactor() -> None:
+    """A worker chooses its own."""
+    code = (
+        "import sys, synrepl.transports.http.client, synrepl.transports.http.server\n"
+        "from synrepl.transports.http.client import HttpCatchUp\n"
+        "print('twisted.internet.reactor' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+    assert (result.stdout, result.stderr) == ("False\n", "")

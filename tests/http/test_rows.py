@@ -1,0 +1,212 @@
+"""Pages of rows: ours, and those that Synapse's workers ask for."""
+
+from typing import Any
+
+from synrepl.wire.dialect import Dialect
+from tests.http.builders import CATCH_UP, SiteCase, receipt, typing
+
+EVENT = ["ev", ["$e", "!r", "m.room.message", None, None, None, None, False, False]]
+
+
+class RowsTests(SiteCase):
+    """GET of rows: honest about what it covers."""
+
+    path = "/v1/streams/receipts/rows"
+
+    def page(self, query: str = "") -> Any:
+        """The tokens given, up to where, and whether there is more."""
+        answer = self.get(f"{self.path}?{query}").json()
+        return [token for token, _ in answer["updates"]], answer["upto"], answer["limited"]
+
+    def test_rows_come_from_exclusive_to_inclusive(self) -> None:
+        """Asking from the last answer's `upto` neither repeats nor skips."""
+        self.receipts(5)
+
+        self.assertEqual(([1, 2, 3, 4, 5], 5, False), self.page())
+        self.assertEqual(([3, 4], 4, False), self.page("from=2&upto=4"))
+        self.assertEqual(([3, 4], 4, True), self.page("from=2&limit=2"))
+        self.assertEqual(([], 5, False), self.page("from=5"))
+
+    def test_nothing_is_claimed_beyond_the_head(self) -> None:
+        """A reader that believed it would skip what is written next."""
+        self.receipts(2)
+
+        self.assertEqual(([1, 2], 2, False), self.page("upto=99"))
+        self.assertEqual(([], 0, False), self.page("upto=99&writer=nobody"))
+
+    def test_a_fact_is_never_split(self) -> None:
+        """Half a fact is a state that never was."""
+        three = [receipt("@a:h"), receipt("@b:h"), receipt("@c:h")]
+        self.post("receipts", three, three)
+
+        self.assertEqual(([1, 1, 1], 1, True), self.page("limit=1"))
+        self.assertEqual(([1, 1, 1], 1, True), self.page("limit=5"))
+        self.assertEqual(([1] * 3 + [2] * 3, 2, False), self.page("limit=6"))
+
+    def test_writers_are_kept_apart(self) -> None:
+        """Positions are per writer, and so are pages."""
+        self.receipts(1)
+        self.receipts(1, writer="w2")
+        self.receipts(1)
+
+        self.assertEqual(([1, 3], 3, False), self.page())
+        self.assertEqual(([2], 2, False), self.page("writer=w2"))
+
+    def test_a_reader_from_a_former_life_gets_all_of_this_one(self) -> None:
+        """Tokens of memory streams restart: without this it would wait for token 51 for ever."""
+        self.post("typing", [typing("@ada:h")], [typing()])
+        self.path = "/v1/streams/typing/rows"
+
+        self.assertEqual(([1, 2], 2, False), self.page("from=50"))
+        self.assertEqual(([1, 2], 2, False), self.page("from=50&upto=60"))
+        self.path = "/v1/streams/receipts/rows"
+        self.receipts(2)
+        self.assertEqual(([], 2, False), self.page("from=50"))
+
+    def test_bad_queries_are_refused(self) -> None:
+        """A typing error must not be read as `everything`."""
+        for query in ("from=x", "from=-1", "from=", "upto=1.5", "limit=0", "from=1&from=2", "from=%FF"):
+            answer = self.get(f"{self.path}?{query}")
+            self.assertEqual((400, "bad_request"), (answer.status, answer.json()["error"]), query)
+        answer = self.get(f"{self.path}?writer=a%20b")
+        self.assertEqual((400, "bad_writer"), (answer.status, answer.json()["error"]))
+
+
+class CatchUpTests(SiteCase):
+    """What real workers ask, answered as Synapse does."""
+
+    def updates(self, stream: str, after: int, upto: int, *headers: str, more: str = "") -> Any:
+        """The answer to a worker."""
+        query = f"from_token={after}&upto_token={upto}{more}"
+        return self.get(f"{CATCH_UP}/{stream}/abcdefghij?{query}", *headers).json()
+
+    def test_the_answer_has_synapses_keys(self) -> None:
+        """Real workers index it without asking."""
+        self.receipts(2)
+
+        answer = self.updates("receipts", 1, 2)
+
+        self.assertEqual({"updates": [[2, receipt()]], "upto_token": 2, "limited": False}, answer)
+
+    def test_what_was_asked_is_what_is_covered(self) -> None:
+        """A worker is told the token that it asked for, however far that lies beyond the head."""
+        self.receipts(1)
+
+        self.assertEqual(9_999, self.updates("receipts", 0, 9_999)["upto_token"])
+        self.assertEqual({"updates": [], "upto_token": 0, "limited": False}, self.updates("receipts", 50, 0))
+
+    def test_long_answers_come_in_pages(self) -> None:
+        """A worker goes on from `upto_token` while `limited`."""
+        self.post("receipts", *[[receipt()]] * 999)
+        self.clock.pump([0, 0])
+        self.post("receipts", *[[receipt()]] * 200)
+
+        first = self.updates("receipts", 0, 1_199)
+        second = self.updates("receipts", first["upto_token"], 1_199)
+
+        self.assertEqual((1_000, True), (first["upto_token"], first["limited"]))
+        self.assertEqual((1_199, False), (second["upto_token"], second["limited"]))
+        self.assertEqual(list(range(1, 1_200)), [token for token, _ in first["updates"] + second["updates"]])
+
+    def test_host_names_the_writer(self) -> None:
+        """That is how real workers, which share one address here, say whose rows they want."""
+        self.receipts(1)
+        self.receipts(1, writer="stream_writer1")
+
+        def tokens(*headers: str, more: str = "") -> list[int]:
+            answer = self.updates("receipts", 0, 9, *headers, more=more)
+            return [token for token, _ in answer["updates"]]
+
+        self.assertEqual([2], tokens("Host: stream_writer1:80"))
+        self.assertEqual([1], tokens("Host: proxy.example:80"))
+        self.assertEqual([2], tokens("Host: proxy.example:80", more="&writer=stream_writer1"))
+        self.assertEqual([], tokens(more="&writer=nobody"))
+
+    def test_rows_are_cut_to_a_dialect_that_was_said(self) -> None:
+        """An old worker dies of a field too many."""
+        self.post("events", [EVENT, ["state-all", ["!r"]]])
+        whole = self.updates("events", 0, 1)["updates"]
+        self.site = self.make_site(dialect=Dialect.parse("1.22"))
+        cut = self.updates("events", 0, 1)["updates"]
+
+        self.assertEqual([[1, EVENT], [1, ["state-all", ["!r"]]]], whole)
+        self.assertEqual([[1, ["ev", ["$e", "!r", "m.room.message", None, None, None]]]], cut)
+
+    def test_a_stream_that_the_dialect_lacks_is_unknown(self) -> None:
+        """As it would be to a server of that release."""
+        self.site = self.make_site(dialect=Dialect.parse("1.22"))
+
+        self.assertEqual(
+            {"errcode": "M_UNKNOWN", "error": "Unknown stream"}, self.updates("sticky_events", 0, 1)
+        )
+
+    def test_mistakes_are_told_in_synapses_words(self) -> None:
+        """Status and body are what was recorded from real servers."""
+        ok = "from_token=0&upto_token=5"
+        unrecognized = {"errcode": "M_UNRECOGNIZED", "error": "Unrecognized request"}
+        cases: list[tuple[str, str, int, Any]] = [
+            ("GET", f"/nope/abc?{ok}", 400, {"errcode": "M_UNKNOWN", "error": "Unknown stream"}),
+            ("GET", f"/caches?{ok}", 404, unrecognized),
+            ("GET", f"/caches/?{ok}", 404, unrecognized),
+            ("GET", f"/caches/abc/?{ok}", 404, unrecognized),
+            ("POST", f"/caches/abc?{ok}", 405, unrecognized),
+            ("PUT", f"/caches/abc?{ok}", 405, unrecognized),
+            (
+                "GET",
+                "/caches/abc?upto_token=5",
+                400,
+                {
+                    "errcode": "M_MISSING_PARAM",
+                    "error": "Missing required integer query parameter from_token",
+                },
+            ),
+            (
+                "GET",
+                "/caches/abc?from_token=0&to_token=5",
+                400,
+                {
+                    "errcode": "M_MISSING_PARAM",
+                    "error": "Missing required integer query parameter upto_token",
+                },
+            ),
+            (
+                "GET",
+                "/caches/abc?from_token=abc&upto_token=5",
+                400,
+                {"errcode": "M_INVALID_PARAM", "error": "Query parameter from_token must be an integer"},
+            ),
+            (
+                "GET",
+                "/caches/abc?from_token=-5&upto_token=5",
+                400,
+                {
+                    "errcode": "M_INVALID_PARAM",
+                    "error": "Query parameter from_token must be a positive integer.",
+                },
+            ),
+        ]
+        for method, path, status, body in cases:
+            with self.subTest(path):
+                answer = self.ask(method, CATCH_UP + path)
+                self.assertEqual((status, body), (answer.status, answer.json()))
+
+    def test_head_is_answered_without_a_body(self) -> None:
+        """Load balancers ask so."""
+        answer = self.ask("HEAD", f"{CATCH_UP}/caches/abc?from_token=0&upto_token=5")
+
+        self.assertEqual((200, b""), (answer.status, answer.body))
+
+    def test_a_wrong_secret_is_500_as_in_synapse(self) -> None:
+        """Real servers fail there instead of refusing, and workers know it as that."""
+        self.site = self.make_site(secret="s3cret")
+        path = f"{CATCH_UP}/caches/abc?from_token=0&upto_token=5"
+        right = "Authorization: Bearer s3cret"
+        wrong: list[tuple[str, ...]] = [(), ("Authorization: Bearer x",), (right, right)]
+
+        for headers in wrong:
+            answer = self.get(path, *headers)
+            self.assertEqual(
+                (500, {"errcode": "M_UNKNOWN", "error": "Internal server error"}),
+                (answer.status, answer.json()),
+            )
+        self.assertEqual(200, self.get(path, right).status)

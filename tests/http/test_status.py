@@ -1,0 +1,124 @@
+"""What the daemon says about itself, to programs, people, probes and Prometheus."""
+
+from typing import Any
+
+from synrepl.replication.status import STATES
+from synrepl.wire.declare import Command
+from synrepl.wire.dialect import CURRENT
+from tests.http.builders import BROKEN, SiteCase, receipt
+
+
+class FullConnection:
+    """A follower's connection."""
+
+    def write(self, data: bytes) -> None:
+        """Take it."""
+
+    def send(self, command: Command) -> None:
+        """Take it."""
+
+    def fail(self, why: str) -> None:
+        """It never does."""
+
+
+class StatusTests(SiteCase):
+    """Honest, the worst part first, also while errors stand."""
+
+    def follower(self, name: str) -> Any:
+        """A follower has connected."""
+        attached = self.publisher.attach(FullConnection())
+        attached.name = name
+        attached.dialect_known(CURRENT)
+        return attached
+
+    def test_status_says_where_the_daemon_stands(self) -> None:
+        """Each key is in the contract."""
+        self.receipts(2)
+        self.clock.advance(5)
+
+        status = self.get("/v1/status").json()
+
+        streams = status.pop("streams")
+        status.pop("version")
+        self.assertEqual(
+            {
+                "role": "primary",
+                "state": "serving",
+                "errors": [],
+                "server_name": "hs.example",
+                "instance": "master",
+                "epoch": 1,
+                "serial": 2,
+                "digest": self.log.digest,
+                "lag_rows": 0,
+                "lag_seconds": 0.0,
+                "upstream": None,
+                "replicas": [],
+                "leases": [],
+                "followers": [],
+                "uptime_seconds": 5.0,
+            },
+            status,
+        )
+        self.assertEqual({"writers": {"master": 2}, "kept": True}, streams["receipts"])
+        self.assertEqual({"writers": {}, "kept": False}, streams["typing"])
+
+    def test_the_worst_follower_gives_the_lag(self) -> None:
+        """An average would hide the one that matters."""
+        self.follower("well")
+        self.follower("slow").pause()
+        self.receipts(3)
+        self.clock.pump([1.0] * 4)
+
+        status = self.get("/v1/status").json()
+
+        self.assertEqual(["slow", "well"], [one["name"] for one in status["followers"]])
+        self.assertEqual([3, 0], [one["lag_rows"] for one in status["followers"]])
+        self.assertEqual(3, status["lag_rows"])
+        self.assertGreaterEqual(status["lag_seconds"], 3.0)
+
+    def test_a_failing_log_shows_everywhere(self) -> None:
+        """And status still answers."""
+        self.engine.fail_next(BROKEN)
+        self.post("receipts", [receipt()])
+
+        status = self.get("/v1/status").json()
+        ready = self.get("/readyz")
+        page = self.get("/status")
+
+        self.assertEqual("failing", status["state"])
+        self.assertIn("the disk is full", status["errors"][0]["what"])
+        self.assertEqual((503, False), (ready.status, ready.json()["ready"]))
+        self.assertIn("the disk is full", ready.json()["reasons"][0])
+        self.assertIn(b"the disk is full", page.body)
+        self.assertEqual(200, self.get("/livez").status)
+
+    def test_every_state_is_documented(self) -> None:
+        """Programs compare it with words that they know."""
+        self.assertIn(self.get("/v1/status").json()["state"], STATES)
+
+    def test_the_page_escapes_what_others_named(self) -> None:
+        """A follower chooses its own name."""
+        self.follower("<script>alert(1)</script>")
+        self.receipts(1, writer="<b>&")
+
+        page = self.get("/status")
+
+        self.assertEqual("text/html; charset=utf-8", page.headers["content-type"])
+        self.assertNotIn(b"<script", page.body)
+        self.assertIn(b"&lt;script&gt;", page.body)
+        self.assertIn(b"&lt;b&gt;&amp;", page.body)
+
+    def test_readyz_is_ready(self) -> None:
+        """A load balancer sends traffic on this word."""
+        self.assertEqual({"ready": True}, self.get("/readyz").json())
+
+    def test_metrics_are_fresh_when_scraped(self) -> None:
+        """Positions and lag are read when they are asked for, not when they change."""
+        self.follower("slow").pause()
+        self.receipts(2)
+
+        text = self.get("/metrics").body.decode()
+
+        self.assertIn('synrepl_stream_position{stream="receipts",writer="master"} 2.0', text)
+        self.assertIn("synrepl_replication_lag_rows 2.0", text)
