@@ -34,7 +34,7 @@ class ChangelogPlace(msgspec.Struct, frozen=True):
 class FilePositions:
     """An `IPositionStore` over the file at `path`; for readers of the changelog it keeps one serial instead.
 
-    A missing file is a fresh start; one that is anything else than what was saved is an error, not a fresh start.
+    A missing file is a fresh start; one that holds anything else than what was saved is an error.
     `<path>.lock` is held from `open` to `close`, so that no two followers share a file.
     """
 
@@ -101,11 +101,11 @@ class FilePositions:
     def _write(self, kept: _Kept) -> None:
         fresh = self._path.with_name(f".{self._path.name}.new")
         try:
-            with open(fresh, "wb") as file:
+            with fresh.open("wb") as file:
                 file.write(msgspec.json.encode(kept) + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(fresh, self._path)
+            fresh.replace(self._path)
             folder = os.open(self._path.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)

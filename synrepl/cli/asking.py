@@ -1,0 +1,115 @@
+"""Asking a daemon over HTTP, one question after the other.
+
+Blocking on purpose: a command that asks and waits needs no reactor, and order is kept by doing one thing at
+a time.
+"""
+
+import http.client
+import json
+import ssl
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from synrepl.cli.trouble import Trouble
+
+__all__ = ["Answer", "Asking", "Refused", "Unreachable"]
+
+TIMEOUT_SECONDS: Final = 60.0
+
+Answer = http.client.HTTPResponse
+
+
+class Unreachable(Exception):
+    """There was no answer, or only a part of one; whether the question was heard is not known."""
+
+
+class Refused(Exception):
+    """The answer is an error."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+
+    @property
+    def is_retryable(self) -> bool:
+        """Whether asking the same again later can help."""
+        return self.status >= 500 or self.status in (408, 429)
+
+
+class Asking:
+    """A kept-alive connection to one daemon."""
+
+    def __init__(self, url: str, *, secret: str | None = None, timeout: float = TIMEOUT_SECONDS) -> None:
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            raise Trouble(f"{url!r} is not the address of a daemon; an example is http://127.0.0.1:9093")
+        self.url = url.rstrip("/")
+        self._path = parts.path.rstrip("/")
+        self._headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
+        self._connection: http.client.HTTPConnection
+        if parts.scheme == "https":
+            context = ssl.create_default_context()
+            self._connection = http.client.HTTPSConnection(
+                parts.hostname, port, timeout=timeout, context=context
+            )
+        else:
+            self._connection = http.client.HTTPConnection(parts.hostname, port, timeout=timeout)
+
+    def get_json(self, path: str) -> Any:
+        """Ask, and read all of the answer. Raises `Unreachable` and `Refused`."""
+        return self._json(self._ask("GET", path, None))
+
+    def post_json(self, path: str, body: bytes) -> Any:
+        """Post, and read all of the answer."""
+        return self._json(self._ask("POST", path, body))
+
+    def _ask(self, method: str, path: str, body: bytes | None) -> Answer:
+        headers = self._headers | ({"Content-Type": "application/json"} if body is not None else {})
+        is_fresh = self._connection.sock is None
+        try:
+            try:
+                self._connection.request(method, self._path + path, body, headers)
+                answer = self._connection.getresponse()
+            except (ConnectionError, http.client.BadStatusLine):
+                # A connection kept for long may have been closed by the daemon; then ask on a new one. What
+                # is posted has an idempotency key, so that asking twice is harmless.
+                self._connection.close()
+                if is_fresh:
+                    raise
+                self._connection.request(method, self._path + path, body, headers)
+                answer = self._connection.getresponse()
+            if answer.status >= 400:
+                raise _refused(answer.status, answer.read())
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            raise Unreachable(_why(error)) from error
+        return answer
+
+    def _json(self, answer: Answer) -> Any:
+        try:
+            return json.loads(answer.read())
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            raise Unreachable(_why(error)) from error
+        except ValueError as error:
+            raise Trouble(f"{self.url} does not answer as a synrepl daemon does") from error
+
+
+def _refused(status: int, body: bytes) -> Refused:
+    try:
+        found = json.loads(body)
+        return Refused(status, str(found["error"]), str(found["message"]))
+    except (ValueError, KeyError, TypeError):
+        return Refused(status, "http", f"HTTP status {status}")
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -1,0 +1,163 @@
+"""Reading recorded sessions: which facts a master sent.
+
+``<seconds> <mark> <line>``, with ``>`` towards the master, ``<`` from it, ``*`` a remark. A proxy's recording
+has the number of the connection, ``c3``, before the mark; a collection of samples a count in place of
+seconds; a recording of Redis a time and a channel, with tabs. Bare lines, as a peer sent them, are read too.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from synrepl.errors import RowError
+from synrepl.streams import jsontext
+from synrepl.streams.table import StreamTable
+from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect, span
+
+__all__ = ["BadLine", "Recorded", "Recording", "as_posted", "read"]
+
+_MARKED: Final = re.compile(rb"\s*(\d+(?:\.\d+)?) (?:(c\d+) )?([<>*]) (.*)", re.DOTALL)
+_PUBLISHED: Final = re.compile(rb"\d+\t[^\t]*\t(.*)", re.DOTALL)
+_TOKEN: Final = re.compile(rb"-?\d+|batch")
+
+_WITH_INSTANCE: Final = span(since="1.13")
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """A fact of a recording: its rows in canonical form. `at` is when it came, in seconds, if known."""
+
+    stream: str
+    rows: list[bytes]
+    at: float | None
+
+
+class BadLine(msgspec.Struct, frozen=True):
+    """A row that was left out, by the number of its line."""
+
+    number: int
+    stream: str
+    why: str
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """What a recorded session holds."""
+
+    dialect: Dialect
+    facts: list[Recorded]
+    bad: list[BadLine]
+
+
+class _Line(msgspec.Struct, frozen=True):
+    number: int
+    at: float | None
+    connection: str
+    text: bytes
+
+
+class _Row(msgspec.Struct, frozen=True):
+    number: int
+    at: float | None
+    text: bytes
+
+
+def read(
+    data: bytes, table: StreamTable, *, dialect: Dialect | None = None, connection: str | None = None
+) -> Recording:
+    """The facts of a recording, in order; rows that no known release writes so are left out, and listed.
+
+    The `dialect` is found from the lines if it is not given. Where several connections were recorded,
+    those of `connection` count, or else those of the first one with rows.
+    """
+    lines = list(_received(data))
+    if connection is None:
+        connection = next((line.connection for line in lines if line.text.startswith(b"RDATA ")), "")
+    lines = [line for line in lines if line.connection == connection]
+    if dialect is None:
+        dialect = _found(line.text for line in lines)
+    return _Reading(table, dialect).all(lines)
+
+
+def _received(data: bytes) -> Iterable[_Line]:
+    """What came from the master."""
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if found := _MARKED.fullmatch(line):
+            seconds, connection, mark, text = found.groups()
+            if mark == b"<":
+                at = float(seconds) if b"." in seconds else None
+                yield _Line(number, at, (connection or b"").decode(), text)
+        elif found := _PUBLISHED.fullmatch(line):
+            yield _Line(number, None, "", found[1])
+        else:
+            yield _Line(number, None, "", line)
+
+
+def _found(lines: Iterable[bytes]) -> Dialect:
+    """The dialect of these lines, by the words of POSITION or RDATA: whichever says most."""
+    guess = CURRENT
+    for line in lines:
+        name, *words = line.split(b" ")
+        if name == b"POSITION":
+            return {2: LEGACY, 3: MIDDLE}.get(len(words), CURRENT)
+        if name == b"RDATA" and len(words) > 2:
+            guess = LEGACY if _TOKEN.fullmatch(words[1]) and not _TOKEN.fullmatch(words[2]) else CURRENT
+    return guess
+
+
+class _Reading:
+    """Joins the rows of a fact, and checks them."""
+
+    def __init__(self, table: StreamTable, dialect: Dialect) -> None:
+        self._table = table
+        self._dialect = dialect
+        self._words = 3 if dialect.release in _WITH_INSTANCE else 2
+        self._begun: dict[tuple[bytes, ...], list[_Row]] = {}
+        self._facts: list[Recorded] = []
+        self._bad: list[BadLine] = []
+
+    def all(self, lines: Iterable[_Line]) -> Recording:
+        """Read every line."""
+        for line in lines:
+            if line.text.startswith(b"RDATA "):
+                self._rdata(line)
+        for (stream, *_), rows in self._begun.items():
+            for row in rows:
+                self._leave_out(row.number, stream, "its fact has no end in the recording")
+        self._bad.sort(key=lambda bad: bad.number)
+        return Recording(self._dialect, self._facts, self._bad)
+
+    def _rdata(self, line: _Line) -> None:
+        words = line.text.split(b" ", self._words + 1)[1:]
+        if len(words) <= self._words or not _TOKEN.fullmatch(words[-2]):
+            self._leave_out(line.number, words[0], f"not a row as {self._dialect} writes it")
+            return
+        *writer, token, text = words
+        row = _Row(line.number, line.at, text)
+        key = tuple(writer)
+        if token == b"batch":
+            self._begun.setdefault(key, []).append(row)
+        else:
+            self._fact(writer[0], [*self._begun.pop(key, []), row])
+
+    def _fact(self, stream: bytes, rows: list[_Row]) -> None:
+        declared = self._table.get(stream.decode(errors="replace"))
+        texts = []
+        for row in rows:
+            if declared is None:
+                self._leave_out(row.number, stream, "unknown stream")
+                continue
+            try:
+                texts.append(declared.canonical(row.text, self._dialect))
+            except RowError as error:
+                self._leave_out(row.number, stream, error.why)
+        if declared is not None and texts:
+            self._facts.append(Recorded(declared.name, texts, rows[-1].at))
+
+    def _leave_out(self, number: int, stream: bytes, why: str) -> None:
+        self._bad.append(BadLine(number, stream.decode(errors="replace"), why))
+
+
+def as_posted(fact: Recorded) -> bytes:
+    """The fact as a JSON array of its rows."""
+    return jsontext.join(fact.rows)

@@ -1,0 +1,22 @@
+"""What `synrepl` says about itself, and which commands it has."""
+
+import click
+
+from synrepl.cli.append import append
+from synrepl.cli.replay import replay
+from synrepl.cli.status import status
+from synrepl.cli.streams import streams
+from synrepl.cli.tail import tail
+from synrepl.cli.trouble import EXIT_CODES
+
+__all__ = ["main"]
+
+
+@click.group(epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="synrepl", message="%(prog)s %(version)s")
+def main() -> None:
+    """Follow, feed and inspect the replication streams of a homeserver."""
+
+
+for command in (tail, append, replay, status, streams):
+    main.add_command(command)

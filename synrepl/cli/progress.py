@@ -1,0 +1,51 @@
+"""How far a long command is, on a terminal only: pipes and logs stay clean."""
+
+import sys
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+__all__ = ["Advance"]
+
+
+class _Rate(ProgressColumn):
+    """Facts a second."""
+
+    def render(self, task: Task) -> Text:
+        seconds = task.elapsed or 0.0
+        facts = int(task.fields["facts"])
+        return Text(f"{facts:,} facts, {facts / seconds:,.0f}/s" if seconds else f"{facts:,} facts")
+
+
+class Advance:
+    """A bar on standard error, if that is a terminal; `total` is in the unit of `step`'s first argument."""
+
+    def __init__(self, what: str, total: int | None) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            _Rate(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=not sys.stderr.isatty(),
+            transient=True,
+        )
+        self._task = self._progress.add_task(what, total=total, facts=0)
+        self._facts = 0
+
+    def step(self, done: int, facts: int) -> None:
+        """So much more is done."""
+        self._facts += facts
+        self._progress.update(self._task, advance=done, facts=self._facts)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()

@@ -1,0 +1,137 @@
+"""``synrepl replay``: the rows of a recorded session become new facts."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from synrepl.cli.asking import Asking, Refused
+from synrepl.cli.capture import Recorded, Recording, as_posted, read
+from synrepl.cli.posting import BATCH, Posting
+from synrepl.cli.progress import Advance
+from synrepl.cli.trouble import EXIT_CODES, Trouble, dialect_option, read_secret, secret_option, url_option
+from synrepl.streams.table import StreamTable
+from synrepl.wire.dialect import Dialect
+
+__all__ = ["replay"]
+
+BATCH_BYTES: Final = 4 * 1024 * 1024
+
+
+@click.command(epilog=EXIT_CODES)
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True))
+@url_option(required=True)
+@dialect_option(default=None, help="How the recorded master spoke; found from the recording unless said.")
+@click.option(
+    "--connection",
+    metavar="cN",
+    help="Whose rows count in a proxy's recording [default: the first with rows]",
+)
+@click.option(
+    "--speed",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="How many times as fast as recorded; 0 is as fast as possible.",
+)
+@secret_option
+@click.option("--json", "as_json", is_flag=True, help="The summary as JSON.")
+def replay(
+    file: Path,
+    url: str,
+    dialect: Dialect | None,
+    connection: str | None,
+    speed: float,
+    secret_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Append the rows of the recorded session FILE as new facts.
+
+    Repeats included, in order, the rows of one fact together; the recorded tokens are not kept. A row in no
+    known shape is told on standard error and left out, and the exit code is 1 at the end.
+    """
+    posting = Posting(Asking(url, secret=read_secret(secret_file)))
+    recording = _recording(file, dialect, connection)
+    for bad in recording.bad:
+        click.echo(f"{file}, line {bad.number}: left out a row of {bad.stream}: {bad.why}", err=True)
+    begun = time.monotonic()
+    stored = 0
+    try:
+        with Advance(f"replaying {file.name}", len(recording.facts)) as advance:
+            for facts in _requests(recording.facts, speed):
+                _wait_for(facts[0], recording.facts[0], speed, begun)
+                posting.post(facts[0].stream, list(map(as_posted, facts)))
+                stored += len(facts)
+                advance.step(len(facts), len(facts))
+    except Refused as error:
+        raise Trouble(f"{error.message}; {stored} facts were stored before") from error
+    except KeyboardInterrupt:
+        raise Trouble(
+            f"interrupted; {stored} facts were stored, and perhaps some that were under way"
+        ) from None
+    _summary(recording, time.monotonic() - begun, as_json=as_json)
+    if recording.bad:
+        sys.exit(1)
+
+
+def _recording(file: Path, dialect: Dialect | None, connection: str | None) -> Recording:
+    try:
+        data = sys.stdin.buffer.read() if file == Path("-") else file.read_bytes()
+    except OSError as error:
+        raise Trouble(f"cannot read {file}: {error.strerror}") from error
+    recording = read(data, StreamTable.default(), dialect=dialect, connection=connection)
+    if not recording.facts and not recording.bad:
+        raise Trouble(f"{file} holds no rows" + (f" of connection {connection}" if connection else ""))
+    return recording
+
+
+def _requests(facts: Sequence[Recorded], speed: float) -> Iterator[list[Recorded]]:
+    """Neighbors of one stream together, within bounds; with a speed, only what came at the same time."""
+    for _, run in groupby(facts, key=lambda fact: (fact.stream, fact.at if speed else None)):
+        batch: list[Recorded] = []
+        room = BATCH_BYTES
+        for fact in run:
+            size = sum(map(len, fact.rows))
+            if batch and (len(batch) == BATCH or size > room):
+                yield batch
+                batch, room = [], BATCH_BYTES
+            batch.append(fact)
+            room -= size
+        yield batch
+
+
+def _wait_for(fact: Recorded, first: Recorded, speed: float, begun: float) -> None:
+    if speed and fact.at is not None and first.at is not None:
+        time.sleep(max(0.0, begun + (fact.at - first.at) / speed - time.monotonic()))
+
+
+def _summary(recording: Recording, seconds: float, *, as_json: bool) -> None:
+    counts: dict[str, dict[str, int]] = {}
+    for fact in recording.facts:
+        count = counts.setdefault(fact.stream, {"rows": 0, "facts": 0})
+        count["rows"] += len(fact.rows)
+        count["facts"] += 1
+    if as_json:
+        found = {
+            "dialect": recording.dialect.name,
+            "facts": len(recording.facts),
+            "rows": sum(count["rows"] for count in counts.values()),
+            "left_out": len(recording.bad),
+            "seconds": round(seconds, 3),
+            "streams": counts,
+        }
+        click.echo(json.dumps(found))
+        return
+    table = Table("stream", "rows", "facts")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for stream in sorted(counts):
+        table.add_row(stream, f"{counts[stream]['rows']:,}", f"{counts[stream]['facts']:,}")
+    Console().print(table)

@@ -1,0 +1,135 @@
+"""``synrepl tail``: what a server sends, as JSON lines."""
+
+import re
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from synrepl.cli.output import Lines
+from synrepl.cli.trouble import EXIT_CODES, Trouble, dialect_option, read_secret, secret_option
+from synrepl.errors import ConfigError, StorageError
+from synrepl.storage.positions import FilePositions
+from synrepl.wire.dialect import Dialect
+
+__all__ = ["tail"]
+
+
+@click.command(epilog=EXIT_CODES)
+@click.argument("target")
+@click.option("--stream", "streams", multiple=True, metavar="S", help="Only this stream. May be repeated.")
+@click.option(
+    "--from",
+    "start",
+    type=click.Choice(["latest", "earliest"]),
+    default="latest",
+    show_default=True,
+    help="Where to begin, unless the state says where to go on.",
+)
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Keep the position in this file, so that a restart goes on exactly.",
+)
+@dialect_option(default="current", help="How to speak: legacy, middle, current or a release.")
+@click.option("--name", default="synrepl-tail", show_default=True, help="What to call ourselves.")
+@click.option("--server-name", help="Refuse a server with another server_name.")
+@click.option(
+    "--http", metavar="URL", help="Where to pull what was missed [default: the same host, port 9093]"
+)
+@click.option("--exit-after", type=click.IntRange(1), metavar="N", help="Stop after so many facts.")
+@secret_option
+def tail(
+    target: str,
+    streams: tuple[str, ...],
+    start: Literal["latest", "earliest"],
+    state: Path | None,
+    dialect: Dialect,
+    name: str,
+    server_name: str | None,
+    http: str | None,
+    exit_after: int | None,
+    secret_file: Path | None,
+) -> None:
+    """Follow TARGET, and print one JSON object a line.
+
+    TARGET is host:port or a Twisted client endpoint string (the line protocol), or an HTTP URL (the changelog
+    of a synrepl daemon). The "type" of a line is connected, disconnected, server, position, rdata or error.
+    SIGINT and SIGTERM end it well, and keep the state.
+    """
+    if name.split() != [name]:
+        raise click.UsageError("--name is one word")
+    secret = read_secret(secret_file)
+    is_http = target.startswith(("http://", "https://"))
+    endpoint = "" if is_http else _endpoint(target)
+    file = FilePositions(state) if state is not None else None
+    from twisted.internet import reactor
+
+    from synrepl.cli.quiet import quiet
+    from synrepl.cli.tail_changelog import tail_changelog
+    from synrepl.cli.tail_lines import tail_lines
+    from synrepl.cli.tailing import Tailing
+
+    quiet()
+    tailing = Tailing(reactor, Lines(), exit_after=exit_after)
+    try:
+        if file is not None:
+            file.open()
+        if is_http:
+            tail_changelog(
+                tailing,
+                target,
+                streams=streams,
+                start=start,
+                state=file,
+                server_name=server_name,
+                secret=secret,
+            )
+        else:
+            tail_lines(
+                tailing,
+                endpoint,
+                streams=streams,
+                start=start,
+                state=file,
+                dialect=dialect,
+                name=name,
+                server_name=server_name,
+                http=http or _http(endpoint),
+                secret=secret,
+            )
+    except (StorageError, ConfigError) as error:
+        raise Trouble(str(error)) from error
+    finally:
+        if file is not None:
+            file.close()
+    if tailing.trouble:
+        raise Trouble(tailing.trouble)
+
+
+def _endpoint(target: str) -> str:
+    """TARGET as an endpoint string that Twisted understands."""
+    from twisted.internet.endpoints import clientFromString
+
+    if found := re.fullmatch(r"\[([0-9a-fA-F:.]+)\]:(\d+)", target):
+        target = f"tcp:{found[1].replace(':', chr(92) + ':')}:{found[2]}"
+    elif re.fullmatch(r"[\w.-]+:\d+", target) and not re.match(r"(tcp|unix|tls|ssl):", target):
+        target = f"tcp:{target}"
+    try:
+        clientFromString(None, target)
+    except Exception as error:  # parsers of endpoints, plugins among them, raise whatever they like
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise click.UsageError(
+            f"TARGET is host:port, an endpoint string such as tcp:host:port, or an HTTP URL,"
+            f" not {target!r} ({why})"
+        ) from error
+    return target
+
+
+def _http(endpoint: str) -> str | None:
+    """Where missed rows are pulled from unless said: the same host."""
+    found = re.match(r"tcp:(?:host=)?((?:\\:|[^:=])+)", endpoint)
+    if found is None:
+        return None
+    host = found[1].replace("\\:", ":")
+    return f"http://[{host}]:9093" if ":" in host else f"http://{host}:9093"

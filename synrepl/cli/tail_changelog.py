@@ -1,0 +1,204 @@
+"""``synrepl tail`` over HTTP: the changelog, by long polls."""
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+
+from synrepl.cli.tailing import Tailing
+from synrepl.errors import NotConnected, ReplicationError, StorageError
+from synrepl.ports.tasks import Tasks
+from synrepl.storage.positions import ChangelogPlace, FilePositions
+from synrepl.streams import jsontext
+from synrepl.transports.http.client import AheadOfLog, HttpChangelog, RequestRefused
+
+__all__ = ["tail_changelog"]
+
+WAIT_SECONDS: Final = 30.0
+RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 10.0)
+SAVE_SECONDS: Final = 0.1
+
+
+class _Status(msgspec.Struct):
+    """What is asked of a daemon before its changelog."""
+
+    server_name: str
+    epoch: int
+    serial: int
+
+
+class _Fact(msgspec.Struct):
+    serial: int
+    epoch: int
+    stream: str
+    writer: str
+    token: int
+    rows: msgspec.Raw
+
+
+def tail_changelog(
+    tailing: Tailing,
+    url: str,
+    *,
+    streams: Sequence[str],
+    start: Literal["latest", "earliest"],
+    state: FilePositions | None,
+    server_name: str | None,
+    secret: str | None,
+) -> None:
+    """Read a daemon's changelog, and print it, until the end."""
+    reading = _Reading(tailing, url, streams, start, state, server_name, secret)
+    tailing.run(reading.start, reading.stop)
+
+
+class _Reading:
+    """One reader, and its place."""
+
+    def __init__(
+        self,
+        tailing: Tailing,
+        url: str,
+        streams: Sequence[str],
+        start: Literal["latest", "earliest"],
+        state: FilePositions | None,
+        server_name: str | None,
+        secret: str | None,
+    ) -> None:
+        self._tailing = tailing
+        self._url = url.rstrip("/")
+        self._streams = list(streams) or None
+        self._earliest = start == "earliest"
+        self._state = state
+        self._server_name = server_name
+        self._secret = secret
+        self._changelog = HttpChangelog(tailing.reactor, url, secret=secret)
+        self._tasks = Tasks(Logger(), "tail")
+        self._place = state.load_place() if state is not None else None
+        self._save_timer: Any = None
+        self._is_connected = False
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._tasks.start(self._read_for_ever(), "reading the changelog")
+
+    def stop(self) -> "Deferred[None]":
+        """Read no more, and keep the place."""
+        self._tasks.cancel_all()
+        self._save()
+        return Deferred.fromCoroutine(self._changelog.stop())
+
+    async def _read_for_ever(self) -> None:
+        attempt = 0
+        while not self._tailing.is_ending:
+            try:
+                if not self._is_connected:
+                    await self._connect()
+                assert self._place is not None
+                upto = await self._changelog.pages(
+                    self._place.serial, self._streams, WAIT_SECONDS, self._show
+                )
+                self._move(ChangelogPlace(max(upto, self._place.serial), self._place.epoch))
+                attempt = 0
+            except AheadOfLog as error:
+                self._tailing.say(
+                    "error", message=f"{error}: its history is another one than what was read before"
+                )
+                self._tailing.end(f"{error}; start anew, without the old state")
+            except RequestRefused as error:
+                if not error.retryable:
+                    self._tailing.end(str(error))
+                    return
+                await self._pause(error, attempt)
+                attempt += 1
+            except ReplicationError as error:
+                await self._pause(error, attempt)
+                attempt += 1
+
+    async def _connect(self) -> None:
+        status = await self._ask_status()
+        if self._server_name not in (None, status.server_name):
+            self._tailing.end(f"this is {status.server_name}, expected {self._server_name}")
+            await Deferred()
+        self._is_connected = True
+        self._tailing.say("connected")
+        self._tailing.say("server", name=status.server_name)
+        if self._place is None:
+            self._move(ChangelogPlace(0 if self._earliest else status.serial, status.epoch))
+        else:
+            self._check_epoch(status.epoch)
+
+    async def _ask_status(self) -> _Status:
+        import treq
+
+        headers: dict[bytes | str, bytes | str] = (
+            {} if self._secret is None else {"Authorization": f"Bearer {self._secret}"}
+        )
+        url = f"{self._url}/v1/status"
+        try:
+            response = await treq.get(url, headers=headers, reactor=self._tailing.reactor, timeout=10)
+            body = await treq.content(response)
+        except Exception as error:  # Agent has a dozen ways to say that nobody answers
+            raise NotConnected(f"{self._url} cannot be reached: {_reason(error)}") from error
+        if response.code != 200:
+            raise RequestRefused(
+                url=url, status=response.code, code="refused", message="is the secret right?"
+            )
+        try:
+            return msgspec.json.decode(body, type=_Status)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise NotConnected(f"{self._url} does not answer as a synrepl daemon does") from error
+
+    def _show(self, text: bytes) -> Deferred[None] | None:
+        fact = msgspec.json.decode(text, type=_Fact)
+        self._check_epoch(fact.epoch)
+        line = {
+            "type": "rdata",
+            "stream": fact.stream,
+            "writer": fact.writer,
+            "token": fact.token,
+            "serial": fact.serial,
+            "rows": jsontext.loads(bytes(fact.rows)),
+        }
+        if not self._tailing.fact(line):
+            return Deferred()  # for ever: it must not count as had
+        self._move(ChangelogPlace(fact.serial, fact.epoch))
+        return None
+
+    def _check_epoch(self, epoch: int) -> None:
+        assert self._place is not None
+        if epoch != self._place.epoch:
+            why = f"the epoch changed from {self._place.epoch} to {epoch}: history may have forked"
+            self._tailing.say("error", message=why)
+            self._move(ChangelogPlace(self._place.serial, epoch))
+
+    async def _pause(self, error: ReplicationError, attempt: int) -> None:
+        self._is_connected = False
+        self._tailing.say("disconnected", reason=str(error))
+        seconds = RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
+        await deferLater(self._tailing.reactor, seconds)
+
+    def _move(self, place: ChangelogPlace) -> None:
+        self._place = place
+        if self._state is not None and self._save_timer is None:
+            self._save_timer = self._tailing.reactor.callLater(SAVE_SECONDS, self._save)
+
+    def _save(self) -> None:
+        timer, self._save_timer = self._save_timer, None
+        if timer is None or self._state is None or self._place is None:
+            return
+        if timer.active():
+            timer.cancel()
+        if self._tailing.flush():
+            try:
+                self._state.save_place(self._place)
+            except StorageError as error:
+                self._tailing.end(str(error))
+
+
+def _reason(error: Exception) -> str:
+    reasons = getattr(error, "reasons", None)
+    cause = reasons[0].value if reasons else error
+    return " ".join(str(cause).split()) or type(cause).__name__

@@ -1,0 +1,99 @@
+"""``synrepl tail`` over the line protocol."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from twisted.internet.defer import Deferred
+
+from synrepl.cli.tailing import PrintedPositions, Tailing
+from synrepl.connecting import connect
+from synrepl.replication.applying import Updates
+from synrepl.replication.follower import Event, Follower
+from synrepl.storage.positions import FilePositions
+from synrepl.streams.declare import Stream, row
+from synrepl.streams.table import StreamTable
+from synrepl.wire.dialect import Dialect
+
+__all__ = ["tail_lines"]
+
+
+@row
+class _AnyRow:
+    """Stands for the rows of streams that are unknown here; they are printed as they come."""
+
+    value: Any
+
+
+def tail_lines(
+    tailing: Tailing,
+    endpoint: str,
+    *,
+    streams: Sequence[str],
+    start: Literal["latest", "earliest"],
+    state: FilePositions | None,
+    dialect: Dialect,
+    name: str,
+    server_name: str | None,
+    http: str | None,
+    secret: str | None,
+) -> None:
+    """Follow a server, and print what it says, until the end."""
+    store = PrintedPositions(state, tailing) if state is not None else None
+    follower = Follower(
+        instance=name,
+        clock=tailing.reactor,
+        positions=store,
+        start=start,
+        raw=True,
+    )
+
+    def show(updates: Updates[Any]) -> Deferred[None] | None:
+        line = {
+            "type": "rdata",
+            "stream": updates.stream,
+            "writer": updates.writer,
+            "token": updates.token,
+            "rows": updates.rows,
+        }
+        # What is not printed is never done, so that no position goes past it.
+        return None if tailing.fact(line) else Deferred()
+
+    if streams:
+        known = StreamTable.default()
+        for one in streams:
+            follower.on(known.get(one) or Stream(one, _AnyRow))(show)
+    else:
+        follower.on_everything(show)
+    follower.on_event(lambda event: _show_event(tailing, event))
+    service = connect(
+        tailing.reactor,
+        endpoint,
+        follower,
+        dialect=dialect,
+        server_name=server_name,
+        http=http,
+        secret=secret,
+    )
+
+    def stop() -> Any:
+        stopped = service.stopService()
+        if store is not None:
+            store.save(store.load() | follower.positions())
+        return stopped
+
+    tailing.run(service.startService, stop)
+
+
+def _show_event(tailing: Tailing, event: Event) -> None:
+    match event.kind:
+        case "connected":
+            tailing.say("connected")
+        case "disconnected":
+            tailing.say("disconnected", reason=event.text)
+        case "server":
+            tailing.say("server", name=event.text)
+        case "position":
+            tailing.say("position", stream=event.stream, writer=event.writer, token=event.token)
+        case "error":
+            where = {"stream": event.stream, "writer": event.writer}
+            tailing.say("error", message=event.text, **{key: value for key, value in where.items() if value})

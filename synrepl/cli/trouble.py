@@ -1,0 +1,75 @@
+"""How a command says that something went wrong: one line, and an exit code that scripts can tell apart."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from synrepl.config import suggestion
+from synrepl.errors import ConfigError
+from synrepl.wire.dialect import Dialect
+
+__all__ = ["EXIT_CODES", "Trouble", "dialect_option", "read_secret", "secret_option", "url_option"]
+
+EXIT_CODES: Final = "Exit codes: 0 all went well, 1 there was trouble (told in one line), 2 wrong usage."
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Trouble(click.ClickException):
+    """Ends the command with exit code 1 and this line."""
+
+    exit_code = 1
+
+    def __init__(self, why: str) -> None:
+        super().__init__(" ".join(why.split()))
+
+
+def read_secret(path: Path | None) -> str | None:
+    """The shared secret, from its file: never an argument, which everyone on the machine could see."""
+    if path is None:
+        return None
+    try:
+        secret = path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise Trouble(f"cannot read the secret file {path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        secret = ""
+    if not secret or not secret.isprintable() or not secret.isascii():
+        raise Trouble(f"the secret file {path} does not hold one line of plain characters")
+    return secret
+
+
+class _DialectType(click.ParamType[Dialect]):
+    name = "dialect"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Dialect:
+        if isinstance(value, Dialect):
+            return value
+        if value == "native":
+            self.fail("native is not in this release yet", param, ctx)
+        try:
+            return Dialect.parse(value)
+        except ConfigError as error:
+            self.fail(f"{error}{suggestion(value, ('legacy', 'middle', 'current'))}", param, ctx)
+
+
+def dialect_option(*, default: str | None, help: str) -> Callable[[Command], Command]:
+    """``--dialect``"""
+    return click.option("--dialect", type=_DialectType(), default=default, show_default=True, help=help)
+
+
+secret_option = click.option(
+    "--secret-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file with the shared secret of the HTTP API.",
+)
+
+
+def url_option(*, required: bool) -> Callable[[Command], Command]:
+    """``--url``"""
+    text = "The HTTP address of the daemon."
+    if required:
+        return click.option("--url", required=True, metavar="URL", help=text)
+    return click.option("--url", default="http://127.0.0.1:9093", show_default=True, metavar="URL", help=text)

@@ -1,0 +1,112 @@
+"""What `twistd synrepl` and `twist synrepl` run: flags to settings, settings to the daemon."""
+
+import atexit
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from twisted.application.service import IService
+from twisted.python import usage
+
+from synrepl.config import Settings, settings, suggestion
+from synrepl.errors import ConfigError
+
+__all__ = ["Options", "makeService"]
+
+
+class Options(usage.Options):
+    """The flags, one for each setting; none has a default of its own, so that a file can say otherwise."""
+
+    synopsis = "[options]"
+    longdesc = (
+        "Keeps a durable log of replication streams and serves it to followers, live and from any position."
+    )
+    optParameters = [
+        [
+            "config",
+            "c",
+            None,
+            "A YAML file with settings, by the names of the flags with _ for -; flags win.",
+        ],
+        *(
+            [one.flag, None, None, f"{one.help} [default: {one.default_text}]"]
+            for one in settings()
+            if one.kind == "value"
+        ),
+    ]
+    optFlags = [[one.flag, None, one.help] for one in settings() if one.kind == "switch"]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listen: list[str] = []
+        self.settings: Settings | None = None
+
+    def opt_listen(self, endpoint: str) -> None:
+        """Where followers connect: a Twisted server endpoint string. May be repeated."""
+        self.listen.append(endpoint)
+
+    opt_listen.__doc__ = next(
+        f"{one.help} [default: {one.default_text}]" for one in settings() if one.kind == "list"
+    )
+
+    def opt_version(self) -> None:
+        """Show the version, and exit."""
+        from importlib.metadata import version
+
+        print(f"synrepl {version('synrepl')}")  # noqa: T201  # asked for
+        sys.exit(0)
+
+    def parseOptions(self, options: Any = None) -> None:
+        try:
+            super().parseOptions(options)
+        except usage.UsageError as error:
+            raise usage.UsageError(_with_nearest(str(error))) from error
+
+    def parseArgs(self, *extra: str) -> None:
+        if extra:
+            raise usage.UsageError(f"{extra[0]!r} is no option: options begin with --")
+
+    def postOptions(self) -> None:
+        flags: dict[str, Any] = {}
+        for one in settings():
+            if one.kind == "value" and self[one.flag] is not None:
+                flags[one.name] = self[one.flag]
+            elif one.kind == "switch" and self[one.flag]:
+                flags[one.name] = True
+        if self.listen:
+            flags["listen"] = self.listen
+        try:
+            self.settings = Settings.build(flags, file=Path(self["config"]) if self["config"] else None)
+        except ConfigError as error:
+            raise usage.UsageError(str(error)) from error
+
+
+def makeService(options: Options) -> IService:
+    """The daemon, ready to be started."""
+    from twisted.internet import reactor
+
+    from synrepl.service import Daemon
+
+    assert options.settings is not None
+
+    def failed() -> None:
+        # Neither twistd nor twist has a way to be told an exit code; theirs would be 0.
+        atexit.register(_exit_in_trouble)
+        reactor.callWhenRunning(reactor.stop)
+
+    return Daemon(options.settings, reactor, on_failure=failed)
+
+
+def _exit_in_trouble() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _with_nearest(message: str) -> str:
+    words = message.split()
+    given = next((word.lstrip("-") for word in words if word.startswith("--")), "")
+    if "not recognized" not in message or not given:
+        return message
+    return message + suggestion(given, [one.flag for one in settings() if one.kind != "file"])

@@ -1,0 +1,281 @@
+"""Settings: every one by flag and by file, who wins, what is refused and how it is said."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from twisted.python.usage import UsageError
+
+from synrepl.config import Settings, settings, table_for_the_manual
+from synrepl.errors import ConfigError
+from synrepl.tap import Options
+from synrepl.wire.dialect import LEGACY, Dialect
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# name, what the flag says, what the file says, what it becomes
+VALUES: list[tuple[str, str, Any, Any]] = [
+    ("server_name", "example.org", "example.org", "example.org"),
+    ("instance_name", "w1", "w1", "w1"),
+    ("listen", "tcp:1:interface=127.0.0.1", ["tcp:1:interface=127.0.0.1"], ("tcp:1:interface=127.0.0.1",)),
+    ("http", "unix:/tmp/here", "unix:/tmp/here", "unix:/tmp/here"),
+    ("database", "sqlite:/tmp/a.db", "sqlite:/tmp/a.db", "sqlite:/tmp/a.db"),
+    ("lease_seconds", "60", 60, 60.0),
+    ("lease_bytes", "2GiB", 2 * 1024**3, 2 * 1024**3),
+    ("retain_seconds", "1.5", 1.5, 1.5),
+    ("dialect", "legacy", "legacy", LEGACY),
+    ("dialect", "1.83", "1.83", Dialect.parse("1.83")),
+    ("dialect", "auto", "auto", None),
+    ("ping_seconds", "1", 1, 1.0),
+    ("timeout_seconds", "30", 30, 30.0),
+    ("reader_bytes", "65536", "64KiB", 65536),
+    ("max_body_bytes", "1MiB", "1 MiB", 1024**2),
+]
+
+
+def written(folder: Path, **values: Any) -> Path:
+    """A file with these settings."""
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def parsed(*arguments: str) -> Settings:
+    """What the command line makes of these."""
+    options = Options()
+    options.parseOptions(list(arguments))
+    assert options.settings is not None
+    return options.settings
+
+
+@pytest.mark.parametrize(("name", "flag", "in_file", "value"), VALUES)
+def test_a_setting_can_be_given_as_a_flag_and_in_a_file(
+    name: str, flag: str, in_file: Any, value: Any, tmp_path: Path
+) -> None:
+    """The same names, the same meaning."""
+    path = written(tmp_path, **{name: in_file})
+
+    assert getattr(parsed(f"--{name.replace('_', '-')}", flag), name) == value
+    assert getattr(parsed("--config", str(path)), name) == value
+
+
+def test_every_setting_is_tried_here() -> None:
+    """A new one is not forgotten."""
+    elsewhere = {"redis", "upstream", "secret_file", "instance_map", "insecure"}
+
+    assert {name for name, *_ in VALUES} | elsewhere == {one.name for one in settings()}
+
+
+def test_the_defaults_are_those_of_the_contract() -> None:
+    """Outside programs rely on them."""
+    built = Settings.build()
+
+    assert (
+        built.server_name,
+        built.instance_name,
+        built.listen,
+        built.http,
+        built.database,
+        built.retain_seconds,
+        built.lease_bytes,
+        built.dialect,
+        built.insecure,
+    ) == (
+        "localhost",
+        "master",
+        ("tcp:9092:interface=127.0.0.1",),
+        "tcp:9093:interface=127.0.0.1",
+        "sqlite:synrepl.db",
+        604_800.0,
+        1024**3,
+        None,
+        False,
+    )
+
+
+def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
+    """Also for lists: the flags replace what the file lists."""
+    path = written(tmp_path, server_name="file", instance_name="file", listen=["unix:/a", "unix:/b"])
+
+    built = parsed("-c", str(path), "--server-name", "flag", "--listen", "unix:/c", "--listen", "unix:/d")
+
+    assert ("flag", "file", ("unix:/c", "unix:/d")) == (
+        built.server_name,
+        built.instance_name,
+        built.listen,
+    )
+
+
+def test_the_example_file_is_right() -> None:
+    """It is what people start from."""
+    assert Settings.build(file=ROOT / "contrib/config.example.yaml") == Settings.build()
+
+
+def test_unknown_names_are_told_with_the_nearest_known_one(tmp_path: Path) -> None:
+    """A typo must not be a default in silence."""
+    with pytest.raises(ConfigError, match=r"no setting sever_name; did you mean server_name\?"):
+        Settings.build(file=written(tmp_path, sever_name="x"))
+    with pytest.raises(ConfigError, match=r"did you mean retain_seconds\?"):
+        Settings.build(file=written(tmp_path, **{"retain-seconds": 5}))
+    with pytest.raises(UsageError, match=r"--lisen not recognized; did you mean listen\?"):
+        parsed("--lisen", "unix:/a")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--dialect", "legcy"], "did you mean legacy?"),
+        (["--dialect", "native"], "not in this release yet"),
+        (["--redis", "redis://localhost"], "--redis is not in this release yet"),
+        (["--upstream", "tcp:primary:9092"], "--upstream is not in this release yet"),
+        (["--database", "postgresql://a/b"], "not in this release yet"),
+        (["--database", "sqlite:///a.db"], "perhaps sqlite:/a.db, or sqlite:a.db"),
+        (["--database", "a.db"], "is sqlite:PATH"),
+        (["--database", "sqlite:"], "needs the path"),
+        (["--listen", "9092"], "say tcp:9092:interface=127.0.0.1"),
+        (["--listen", "tpc:9092"], "is a Twisted server endpoint string"),
+        (["--http", "tcp:lots"], "is a Twisted server endpoint string"),
+        (["--retain-seconds", "0"], "number of seconds above 0"),
+        (["--retain-seconds", "nan"], "number of seconds above 0"),
+        (["--lease-seconds", "-1"], "number of seconds above 0"),
+        (["--lease-bytes", "1GB"], "number of bytes above 0"),
+        (["--reader-bytes", "0"], "number of bytes above 0"),
+        (["--instance-name", "two words"], "one word"),
+        (["--secret-file", "/no/such/file"], "cannot read the secret file /no/such/file"),
+        (["--config", "/no/such/file"], "cannot read /no/such/file"),
+        (["--ping-seconds", "30"], "longer than --ping-seconds"),
+        (["extra"], "'extra' is no option"),
+    ],
+)
+def test_what_makes_no_sense_is_told_in_one_line(arguments: list[str], said: str) -> None:
+    """With the name of the setting, and what would make sense."""
+    with pytest.raises(UsageError) as caught:
+        parsed(*arguments)
+
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("listen: [", "line 1: not YAML"),
+        ("- a\n", "expected `key: value` lines"),
+        ("insecure: 'yes'\n", "insecure in .* is true or false"),
+        ("instance_map: {w1: nonsense}\n", "no HTTP address"),
+        ("listen: []\n", "or a list of them"),
+        ("listen: {a: b}\n", "or a list of them"),
+    ],
+)
+def test_a_bad_file_is_told_in_one_line(content: str, said: str, tmp_path: Path) -> None:
+    """With its name."""
+    path = tmp_path / "bad.yaml"
+    path.write_text(content)
+
+    with pytest.raises(ConfigError, match=said) as caught:
+        Settings.build(file=path)
+
+    assert "bad.yaml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_map_of_instances_is_for_the_file_only(tmp_path: Path) -> None:
+    """It is a table; flags are lines."""
+    path = written(tmp_path, instance_map={"w1": "http://localhost:9101"})
+
+    assert Settings.build(file=path).instance_map == {"w1": "http://localhost:9101"}
+    with pytest.raises(UsageError, match="not recognized"):
+        parsed("--instance-map", "w1")
+
+
+OPEN, CLOSED = "tcp:9092", "tcp:9092:interface=127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "is_loopback"),
+    [
+        (CLOSED, True),
+        ("tcp:9092:127.0.0.1", True),
+        ("tcp:9092:interface=127.9.9.9", True),
+        ("tcp:9092:interface=localhost", True),
+        ("tcp6:9092:interface=\\:\\:1", True),
+        ("unix:/tmp/socket", True),
+        ("haproxy:tcp:9092:interface=127.0.0.1", True),
+        (OPEN, False),
+        ("tcp6:9092", False),
+        ("tcp:9092:interface=0.0.0.0", False),
+        ("tcp:9092:interface=10.0.0.1", False),
+        ("tcp:9092:interface=127.evil.example", False),
+        ("tcp:9092:interface=", False),
+        ("haproxy:tcp:9092", False),
+    ],
+)
+def test_closed_by_default(endpoint: str, is_loopback: bool, tmp_path: Path) -> None:
+    """Nothing beyond this machine without a guard or a word; the secret guards HTTP only."""
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret")
+    secret.chmod(0o600)
+    guarded = {"secret_file": str(secret)}
+
+    def is_taken(**flags: Any) -> bool:
+        try:
+            Settings.build(flags)
+        except ConfigError as error:
+            return "--insecure" not in str(error)
+        return True
+
+    taken = {
+        "listen": is_taken(listen=endpoint),
+        "listen, secret": is_taken(listen=endpoint, **guarded),
+        "listen, insecure": is_taken(listen=endpoint, insecure=True),
+        "http": is_taken(http=endpoint),
+        "http, secret": is_taken(http=endpoint, **guarded),
+        "http, insecure": is_taken(http=endpoint, insecure=True),
+    }
+
+    assert taken == {
+        "listen": is_loopback,
+        "listen, secret": is_loopback,
+        "listen, insecure": True,
+        "http": is_loopback,
+        "http, secret": True,
+        "http, insecure": True,
+    }
+
+
+def test_the_refusal_says_how_to_mend_it() -> None:
+    """The operator most likely wanted loopback."""
+    with pytest.raises(ConfigError, match=r"say tcp:9092:interface=127.0.0.1, or say --insecure"):
+        Settings.build({"listen": OPEN})
+
+
+def test_a_secret_is_never_shown(tmp_path: Path) -> None:
+    """Settings end in logs."""
+    path = tmp_path / "secret"
+    path.write_text("hush-hush\n")
+    path.chmod(0o644)
+
+    built = Settings.build({"secret_file": str(path)})
+
+    assert built.secret == "hush-hush"
+    assert "hush" not in repr(built)
+    assert ["everyone on this machine can read"] == [warning[:33] for warning in built.warnings]
+
+
+@pytest.mark.parametrize("content", [b"", b" \n", b"two\nlines", b"\xff\xfe"])
+def test_a_secret_file_holds_a_secret(content: bytes, tmp_path: Path) -> None:
+    """An empty secret would be no guard at all."""
+    path = tmp_path / "secret"
+    path.write_bytes(content)
+
+    with pytest.raises(ConfigError, match="the secret file"):
+        Settings.build({"secret_file": str(path)})
+
+
+def test_the_table_of_the_manual_has_every_setting() -> None:
+    """It is printed from the class."""
+    table = table_for_the_manual()
+
+    for one in settings():
+        assert f"`{one.name}`" in table
