@@ -12,6 +12,9 @@ from synrepl.wire.declare import Command
 
 __all__ = ["Encoder"]
 
+BATCH = b"batch "
+"""In place of a token, for every row of a fact but the last."""
+
 
 class Encoder:
     """Writes facts for one release.
@@ -63,16 +66,17 @@ class Encoder:
                 out.append(self._position(fact, fact.prev_token))
             return
         prefix = self._prefix(fact.stream, fact.writer)
-        room = MAX_LENGTH - len(prefix) - 21
-        if max(map(len, rows)) > room:
+        token = b"%d " % fact.token
+        room = MAX_LENGTH - len(prefix)
+        if len(rows[-1]) + len(token) > room or any(len(row) + len(BATCH) > room for row in rows[:-1]):
             if self._pulls:
                 out.append(self._position(fact, fact.token))
             else:
                 self._withheld(fact, "row too long for a line")
             return
         for row in rows[:-1]:
-            out += (prefix, b"batch ", row, b"\n")
-        out += (prefix, b"%d " % fact.token, rows[-1], b"\n")
+            out += (prefix, BATCH, row, b"\n")
+        out += (prefix, token, rows[-1], b"\n")
 
     def _position(self, fact: Fact, prev_token: int) -> bytes:
         position = Position(stream=fact.stream, instance=fact.writer, prev_token=prev_token, token=fact.token)
@@ -84,5 +88,5 @@ class Encoder:
             return self._prefixes[stream, writer]
         except KeyError:
             sample = self._codec.format(Rdata(stream=stream, instance=writer, token=None, row=b"0"))
-            prefix = self._prefixes[stream, writer] = sample.removesuffix(b"batch 0")
+            prefix = self._prefixes[stream, writer] = sample.removesuffix(BATCH + b"0")
             return prefix

@@ -8,7 +8,7 @@ import msgspec
 from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger
 
-from synrepl.errors import GapError, NotConnected, RemoteProtocolError, ReplicationError, RowError
+from synrepl.errors import GapError, NotConnected, ReplicationError, RowError
 from synrepl.ports.interfaces import IClock, IPositionStore
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
@@ -251,25 +251,20 @@ class Follower:
             connection.send(command)
 
     def received(self, commands: Sequence[Command | Rows]) -> None:
-        """The server sent these."""
+        """The server sent these. Raises RemoteProtocolError if it may not, as too large a batch."""
         streams = self._streams
         self.last_heard = self.clock.seconds()
-        try:
-            for command in commands:
-                if isinstance(command, (Rows, Rdata)):
-                    stream = streams.get(command.stream) or self._unfollowed(command.stream)
-                    if stream is None:
-                        continue
-                    if isinstance(command, Rows):
-                        stream.run(command)
-                    else:
-                        stream.rdata(command)
+        for command in commands:
+            if isinstance(command, (Rows, Rdata)):
+                stream = streams.get(command.stream) or self._unfollowed(command.stream)
+                if stream is None:
+                    continue
+                if isinstance(command, Rows):
+                    stream.run(command)
                 else:
-                    self._received_other(command)
-        except RemoteProtocolError as error:
-            self.trouble(error, "")
-            if self._connection is not None:
-                self._connection.fail(error.why)
+                    stream.rdata(command)
+            else:
+                self._received_other(command)
 
     def disconnected(self, why: str) -> None:
         """The connection is gone."""

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from twisted.logger import Logger
 
+from synrepl.errors import RemoteProtocolError, RowError
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.syncing import SyncingUsers
@@ -55,7 +56,7 @@ class Upstream:
         self._subscribers[command].append(subscriber)
 
     def received(self, connection: object, command: Command) -> None:
-        """A follower sent this."""
+        """A follower sent this. Raises RemoteProtocolError if it makes no sense."""
         match command:
             case UserSync():
                 self.syncing.user_sync(connection, command)
@@ -84,7 +85,10 @@ class Upstream:
 
     def _invalidate(self, command: InvalidateCache) -> None:
         row = [command.cache, command.keys, int(self._clock.seconds() * 1000)]
-        fact = self._table["caches"].canonical_fact([row])
+        try:
+            fact = self._table["caches"].canonical_fact([row])
+        except RowError as error:
+            raise RemoteProtocolError(f"cannot parse INVALIDATE_CACHE: {error}") from error
         self._tasks.start(self._append(fact), "storing an invalidation")
 
     async def _append(self, fact: bytes) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from synrepl.testing.cluster import Cluster, FakeDaemon, FakeWorker, MemoryPositions
 from synrepl.testing.network import MemoryEndpoint, Network
+from synrepl.testing.raw import RawPeer, raw_client, raw_server
 
 if TYPE_CHECKING:
     from synrepl.testing.simulation import Simulation
@@ -19,7 +20,10 @@ __all__ = [
     "MemoryEndpoint",
     "MemoryPositions",
     "Network",
+    "RawPeer",
     "Simulation",
+    "raw_client",
+    "raw_server",
 ]
 
 

@@ -11,7 +11,7 @@ from twisted.protocols.basic import LineOnlyReceiver
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from synrepl.errors import LocalProtocolError
+from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower import Follower
@@ -183,6 +183,8 @@ class ReplicationProtocol(LineOnlyReceiver):
             return
         try:
             self._end.received(commands)
+        except RemoteProtocolError as error:
+            self._do(self.session.fail(error.why))
         except LocalProtocolError as error:
             self._logger.failure("a rule of the wire was broken here")
             self._do(self.session.fail(f"internal error: {error.why}"))

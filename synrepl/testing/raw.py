@@ -1,0 +1,64 @@
+"""A peer that says exactly what a test tells it to."""
+
+from typing import Any
+
+from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.python.failure import Failure
+
+from synrepl.testing.network import Network
+
+__all__ = ["RawPeer", "raw_client", "raw_server"]
+
+
+class RawPeer(Protocol):
+    """One end of a connection, spoken by hand: `says` sends lines, `heard` are those that came."""
+
+    transport: Any
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.is_connected = False
+        self._rest = b""
+
+    def connectionMade(self) -> None:
+        self.is_connected = True
+
+    def dataReceived(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self.heard += [line.decode() for line in lines]
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self.is_connected = False
+
+    def says(self, *lines: str) -> None:
+        """Send these lines."""
+        self.transport.write("".join(f"{line}\n" for line in lines).encode())
+
+    def hears(self) -> list[str]:
+        """The lines that came since the last call, but for PINGs."""
+        heard, self.heard = self.heard, []
+        return [line for line in heard if not line.startswith("PING")]
+
+    def drop(self) -> None:
+        """Cut the connection."""
+        self.transport.abortConnection()
+
+
+def raw_client(network: Network, address: str, name: str = "raw") -> RawPeer:
+    """A hand-spoken follower of whoever listens at `address`; connected once the clock has moved a little."""
+    peer = RawPeer()
+    factory = Factory.forProtocol(lambda: peer)
+    network.connect(name, address, factory)
+    return peer
+
+
+def raw_server(network: Network, address: str) -> list[RawPeer]:
+    """A hand-spoken server at `address`: the list fills with a peer for each connection."""
+    peers: list[RawPeer] = []
+
+    def make() -> RawPeer:
+        peers.append(RawPeer())
+        return peers[-1]
+
+    network.listen(address, Factory.forProtocol(make))
+    return peers
