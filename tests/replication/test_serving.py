@@ -345,7 +345,7 @@ class TestSyncing:
         assert seen == [("@a:hs", True), ("@a:hs", False)]
 
     def test_an_instance_outlives_its_connection_but_not_for_ever(self) -> None:
-        """A worker that reconnects does not make its users flicker; one that died does not keep them online."""
+        """A worker that reconnects makes no user flicker; one that died keeps none online."""
         one, seen = self.start()
         peer = client(one, "USER_SYNC w1 @a:hs start 1")
         peer.drop()

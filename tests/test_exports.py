@@ -1,0 +1,34 @@
+"""The public surface: what is there, and that nothing slips in or out by accident."""
+
+import synrepl
+import synrepl.errors
+import synrepl.testing
+
+
+def test_every_public_name_is_there() -> None:
+    """A name in the list that cannot be had would break only the worker that uses it."""
+    assert synrepl.__all__ == [
+        "CURRENT", "LEGACY", "MIDDLE", "NATIVE",
+        "ConfigError", "Dialect", "Event", "Follower", "GapError", "LocalProtocolError", "Metrics",
+        "NotConnected", "ProtocolError", "Publisher", "RemoteProtocolError", "ReplicationError", "RowError",
+        "Settings", "StorageError", "Stream", "StreamTable", "UnknownStream", "Updates", "VClock",
+        "connect", "row", "serve",
+    ]  # fmt: skip
+    for name in synrepl.__all__:
+        assert getattr(synrepl, name).__class__ is not None
+
+
+def test_every_error_is_public() -> None:
+    """A worker must be able to catch what we raise."""
+    assert set(synrepl.errors.__all__) <= set(synrepl.__all__)
+
+
+def test_the_test_kit_is_public() -> None:
+    """Workers are tested with the same parts as we are."""
+    for name in synrepl.testing.__all__:
+        assert getattr(synrepl.testing, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    """As in any module."""
+    assert not hasattr(synrepl, "NoSuchThing")

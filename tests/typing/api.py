@@ -1,0 +1,46 @@
+"""A worker's program, for the type checker alone.
+
+Where it says that an error is ignored, the checker would complain if there were none.
+"""
+
+from twisted.application.service import MultiService
+from twisted.internet.interfaces import IReactorTCP
+
+import synrepl
+from synrepl.streams.catalog import RECEIPTS, TYPING, Receipt, Typing
+
+
+def program(reactor: IReactorTCP, app: MultiService, publisher: synrepl.Publisher) -> None:
+    follower = synrepl.Follower(instance="pusher1")
+
+    @follower.on(RECEIPTS)
+    async def wake_pushers(updates: synrepl.Updates[Receipt]) -> None:
+        for row in updates.rows:
+            room: str = row.room_id
+            thread: str | None = row.thread_id
+            print(room, thread, updates.token)
+
+    @follower.on(TYPING)
+    def show(updates: synrepl.Updates[Typing]) -> None:
+        users: list[str] = updates.rows[0].user_ids
+        print(users)
+
+    @follower.on(TYPING)  # type: ignore[arg-type]
+    def wrong(updates: synrepl.Updates[Receipt]) -> None:
+        pass
+
+    @synrepl.row
+    class Note:
+        author: str
+        text: str
+
+    notes: synrepl.Stream[Note] = synrepl.Stream("notes", Note, key="author")
+    mine: synrepl.StreamTable = synrepl.StreamTable.default() | {notes}
+    Note(author="@ada:hs", text="hello")
+    Note(author="@ada:hs")  # type: ignore[call-arg]
+
+    service = synrepl.connect(reactor, "tcp:master:9092", follower, dialect=synrepl.CURRENT)
+    service.setServiceParent(app)
+    synrepl.serve(reactor, "tcp:9092:interface=127.0.0.1", publisher, server_name="hs").setServiceParent(app)
+    at: dict[str, dict[str, int]] = follower.positions()
+    print(at, mine, follower.caught_up(RECEIPTS, writer="master", token=54))
