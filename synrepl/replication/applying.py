@@ -115,6 +115,7 @@ class StreamFollower:
         self._batches = batches
         self._had_position = bool(known)
         self._open_gaps: set[str] = set()
+        self._wanted: dict[str, int] = {}
         # For streams whose tokens do not tell what is new: the facts of late.
         self._remembered: dict[tuple[str, int, int], None] = {}
         # Of this connection:
@@ -172,6 +173,11 @@ class StreamFollower:
     def is_waiting(self) -> bool:
         """Whether something holds this stream up now: missing facts, or a busy subscriber."""
         return self._busy
+
+    @property
+    def missing(self) -> int:
+        """How many tokens are known to be missing now."""
+        return sum(max(0, upto - self.known.get(writer, 0)) for writer, upto in self._wanted.items())
 
     # -- what comes ----------------------------------------------------------------------------------------
 
@@ -424,6 +430,7 @@ class StreamFollower:
         if command.instance not in self._open_gaps:
             self._open_gaps.add(command.instance)
             self._host.gap_detected()
+        self._wanted[command.instance] = command.token
         if is_reset:
             # The writer began anew: all that it has is news.
             self.known[command.instance] = 0
@@ -459,6 +466,7 @@ class StreamFollower:
             after = page.upto if page.limited else upto
         else:
             self._close_gap(writer)
+        self._wanted.pop(writer, None)
         self.known[writer] = max(upto, self.known.get(writer, upto))
         self._reached(command)
 
@@ -483,6 +491,7 @@ class StreamFollower:
             self._fetching = None
 
     def _close_gap(self, writer: str) -> None:
+        self._wanted.pop(writer, None)
         if writer in self._open_gaps:
             self._open_gaps.discard(writer)
             self._host.gap_repaired()

@@ -333,6 +333,32 @@ class TestPositions:
         assert len(story.shelf.asked) == 1
 
 
+class TestLag:
+    """What a worker says of itself."""
+
+    def test_it_is_in_step_until_something_is_missing(self) -> None:
+        """Operators page on seconds; rows tell whether there is progress."""
+        story = Story(CURRENT, "to_device")
+        assert story.follower.lag_seconds() == float("inf")
+        story.hears("POSITION to_device master 1 1", *rows(2, 3))
+        assert story.follower.lag_seconds() < 0.2
+        story.shelf.waiting = []
+
+        story.hears("POSITION to_device master 9 9")
+        story.wait(2)
+        behind = (story.follower.lag_rows(), story.follower.lag_seconds())
+        story.shelf.waiting[0].callback(None)
+        story.hears("PING 2")
+        story.wait(0.1)
+
+        assert behind[0] == 6
+        assert 2 < behind[1] < 2.5
+        assert (0, True) == (story.follower.lag_rows(), story.follower.lag_seconds() < 0.2)
+        value = story.metrics.registry.get_sample_value
+        assert value("synrepl_replication_lag_rows") == 0
+        assert value("synrepl_stream_position", {"stream": "to_device", "writer": "master"}) == 9
+
+
 class TestTokensThatGoBack:
     """Restarted masters count some streams from the beginning again."""
 
