@@ -1,9 +1,6 @@
 """One stream on the follower's side: what is news, what is missing, and applying it in order."""
 
-import types
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from itertools import islice
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -16,6 +13,8 @@ from synrepl.errors import GapError, ReplicationError, RowError
 from synrepl.ports.interfaces import IClock
 from synrepl.replication.catchup import ICatchUp
 from synrepl.replication.following import Following
+from synrepl.replication.running import run_now
+from synrepl.replication.waiting import Waiting
 from synrepl.streams.batches import Batches
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.runs import Rows
@@ -27,10 +26,6 @@ R = TypeVar("R")
 REMEMBERED: Final = 10_000
 """Facts of an out-of-order stream that are remembered to tell repetitions; a real master repeats a few
 dozen."""
-
-MAX_QUEUED_BYTES: Final = 8 * 1024 * 1024
-"""Rows of a stream that wait while it is fetching or a subscriber is busy; beyond it they are fetched again
-later."""
 
 RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
@@ -130,9 +125,7 @@ class StreamFollower:
         # Of what takes time:
         self._busy = False
         self._fetching: Deferred[Any] | None = None
-        self._queue: deque[Rdata | Position] = deque()
-        self._queued_bytes = 0
-        self._skipped: dict[str, int | None] = {}
+        self._waiting = Waiting()
 
     # -- the connection ------------------------------------------------------------------------------------
 
@@ -151,7 +144,6 @@ class StreamFollower:
         POSITION.
         """
         self._empty_queue()
-        self._skipped.clear()
         self._ready.clear()
         self._held = None
         self._batching.clear()
@@ -184,7 +176,7 @@ class StreamFollower:
     def rdata(self, command: Rdata) -> None:
         """A row came."""
         writer = command.instance
-        if self._busy or writer in self._skipped:
+        if self._busy or self._waiting.lets_go_of(writer):
             self._enqueue(command)
             return
         if writer not in self._ready and not self._accepts(writer):
@@ -230,7 +222,7 @@ class StreamFollower:
                 failure = waiting = None
                 try:
                     result = subscriber(updates)
-                    if result is None or (waiting := _run_now(result)) is None:
+                    if result is None or (waiting := run_now(result)) is None:
                         continue
                 except Exception as error:
                     failure = error
@@ -257,7 +249,7 @@ class StreamFollower:
         self._batching.clear()
         self._in_push = False
         if self._held is not None and not self._flush_held():
-            self._queue.appendleft(command)
+            self._waiting.put_first(command)
             return
         is_first = command.instance not in self._ready
         self._ready.add(command.instance)
@@ -337,7 +329,7 @@ class StreamFollower:
         for index, subscriber in enumerate(self.subscribers if updates is not None else ()):
             try:
                 result = subscriber(updates)  # type: ignore[arg-type]
-                waiting = None if result is None else _run_now(result)
+                waiting = None if result is None else run_now(result)
             except Exception as error:
                 self._hold(self._apply(updates, index, failure=error))  # type: ignore[arg-type]
                 return False
@@ -381,14 +373,12 @@ class StreamFollower:
     async def _until_done(self, work: Coroutine[Any, Any, None]) -> None:
         await work
         self._busy = False
-        while self._queue and not self._busy:
-            command = self._queue.popleft()
+        while not self._busy and (command := self._waiting.take()) is not None:
             if isinstance(command, Rdata):
-                self._queued_bytes -= len(command.row)
                 self.rdata(command)
             else:
                 self.position(command)
-        if not self._queue:
+        if not self._waiting:
             self._host.speed_up(self.name)
 
     async def _apply(
@@ -411,7 +401,7 @@ class StreamFollower:
                     raise failure
                 if waiting is None:
                     result = self.subscribers[index](updates)
-                    waiting = None if result is None else _run_now(result)
+                    waiting = None if result is None else run_now(result)
                 if waiting is not None:
                     await waiting
                 index += 1
@@ -505,77 +495,22 @@ class StreamFollower:
     def _enqueue(self, command: Rdata | Position) -> None:
         """Keep for later, within bounds.
 
-        Beyond them the server is slowed down where it pushes; where we can pull, what waits is let go, and
-        a POSITION in its place makes us fetch it when we get there.
+        Beyond them the server is slowed down where it pushes; where we can pull, what waits is let go, and a
+        POSITION in its place makes us fetch it when we get there.
         """
-        if isinstance(command, Position):
-            self._queue.append(command)
-            return
-        if command.instance in self._skipped:
-            self._skip(command)
-            return
-        self._queue.append(command)
-        self._queued_bytes += len(command.row)
-        if self._queued_bytes > MAX_QUEUED_BYTES:
+        self._waiting.put(command)
+        if self._waiting.is_too_much:
             if self._pushed:
                 self._host.slow_down(self.name)
             else:
-                self._let_go()
-
-    def _let_go(self) -> None:
-        waiting = list(self._queue)
-        self._empty_queue()
-        for command in waiting:
-            if isinstance(command, Rdata):
-                self._skip(command)
-            else:
-                self._queue.append(command)
-
-    def _skip(self, command: Rdata) -> None:
-        """Drop a row. Once its fact is whole, a POSITION at its token stands for it."""
-        writer, token = command.instance, command.token
-        self._skipped[writer] = token
-        if token is None:
-            return
-        del self._skipped[writer]
-        last = self._queue[-1] if self._queue else None
-        if isinstance(last, Position) and last.instance == writer and last.token <= token:
-            self._queue.pop()
-        self._queue.append(Position(stream=self.name, instance=writer, prev_token=token, token=token))
+                self._waiting.let_go()
         if not self._busy:
-            self._hold(_nothing())
+            self._hold(_nothing())  # the rest of what was let go came late: look at what waits now
 
     def _empty_queue(self) -> None:
-        self._queue.clear()
-        self._queued_bytes = 0
+        self._waiting.clear()
         self._host.speed_up(self.name)
 
 
 async def _nothing() -> None:
     """Takes no time: lets the queue be looked at."""
-
-
-def _run_now(result: Awaitable[None]) -> Awaitable[None] | None:
-    """Run a coroutine up to where it waits. None: it did not have to, as most do not."""
-    if not isinstance(result, types.CoroutineType):
-        return result
-    try:
-        first = result.send(None)
-    except StopIteration:
-        return None
-    return Deferred.fromCoroutine(_go_on(result, first))
-
-
-def _go_on(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
-    """The rest of a coroutine that was run by hand up to its first wait."""
-    while True:
-        try:
-            answer = yield waits_for
-        except BaseException as error:
-            step: Callable[[], Any] = partial(coroutine.throw, error)
-        else:
-            step = partial(coroutine.send, answer)
-        try:
-            waits_for = step()
-        except StopIteration:
-            return

@@ -10,9 +10,10 @@ from twisted.internet.task import Clock
 
 from synrepl.errors import NotConnected
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.applying import MAX_QUEUED_BYTES, Updates
+from synrepl.replication.applying import Updates
 from synrepl.replication.catchup import Missed
 from synrepl.replication.follower import Event, Follower
+from synrepl.replication.waiting import MAX_WAITING_BYTES
 from synrepl.streams.table import StreamTable
 from synrepl.testing import MemoryEndpoint, MemoryPositions, Network, RawPeer, raw_server
 from synrepl.transports.tcp import FollowerFactory
@@ -288,19 +289,19 @@ class TestPositions:
         story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
         story.shelf.waiting = []
         big = "x" * 10_000
-        count = MAX_QUEUED_BYTES // 10_000 + 50
+        count = MAX_WAITING_BYTES // 10_000 + 50
         story.hears("POSITION to_device master 2 2")
         for n in range(3, 3 + count):
             story.master.says(f'RDATA to_device master {n} ["{big}"]')
         story.wait(3)
-        queued = story.follower._streams["to_device"]._queued_bytes
+        queued = story.follower._streams["to_device"]._waiting.bytes
 
         story.shelve("to_device", range(2, 3 + count))
         waiting, story.shelf.waiting = story.shelf.waiting, None
         waiting[0].callback(None)
         story.wait(1)
 
-        assert queued <= MAX_QUEUED_BYTES
+        assert queued <= MAX_WAITING_BYTES
         assert story.tokens() == list(range(2, 3 + count))
 
     def test_a_writer_that_appears_later_starts_with_its_first_row(self) -> None:

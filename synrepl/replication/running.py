@@ -1,0 +1,36 @@
+"""Running a coroutine at once for as long as it need not wait, without a Deferred."""
+
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from functools import partial
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+__all__ = ["run_now"]
+
+
+def run_now(result: Awaitable[None]) -> Awaitable[None] | None:
+    """Run a coroutine up to where it waits. None: it did not have to, as most do not."""
+    if not isinstance(result, types.CoroutineType):
+        return result
+    try:
+        first = result.send(None)
+    except StopIteration:
+        return None
+    return Deferred.fromCoroutine(_go_on(result, first))
+
+
+def _go_on(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
+    """The rest of a coroutine that was run by hand up to its first wait."""
+    while True:
+        try:
+            answer = yield waits_for
+        except BaseException as error:
+            step: Callable[[], Any] = partial(coroutine.throw, error)
+        else:
+            step = partial(coroutine.send, answer)
+        try:
+            waits_for = step()
+        except StopIteration:
+            return
