@@ -24,9 +24,9 @@ if TYPE_CHECKING:
         UnknownStream,
     )
     from synrepl.ports.metrics import Metrics
-    from synrepl.replication.applying import Updates
     from synrepl.replication.follower import Event, Follower
     from synrepl.replication.publisher import Publisher
+    from synrepl.replication.updates import Updates
     from synrepl.streams.declare import Stream, row
     from synrepl.streams.positions import VClock
     from synrepl.streams.table import StreamTable
@@ -55,7 +55,7 @@ _HOMES = {
     "Stream": "synrepl.streams.declare",
     "StreamTable": "synrepl.streams.table",
     "UnknownStream": "synrepl.errors",
-    "Updates": "synrepl.replication.applying",
+    "Updates": "synrepl.replication.updates",
     "VClock": "synrepl.streams.positions",
     "connect": "synrepl.connecting",
     "row": "synrepl.streams.declare",

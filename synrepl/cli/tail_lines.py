@@ -7,8 +7,8 @@ from twisted.internet.defer import Deferred
 
 from synrepl.cli.tailing import PrintedPositions, Tailing
 from synrepl.connecting import connect
-from synrepl.replication.applying import Updates
 from synrepl.replication.follower import Event, Follower
+from synrepl.replication.updates import Updates
 from synrepl.storage.positions import FilePositions
 from synrepl.streams.declare import Stream, row
 from synrepl.streams.table import StreamTable

@@ -1,0 +1,1 @@
+"""Publishing the log to followers, and following."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from itertools import islice
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 import msgspec
 from twisted.internet import defer
@@ -14,14 +14,13 @@ from synrepl.ports.interfaces import IClock
 from synrepl.replication.catchup import ICatchUp
 from synrepl.replication.following import Following
 from synrepl.replication.running import run_now
+from synrepl.replication.updates import Subscriber, Updates
 from synrepl.replication.waiting import Waiting
 from synrepl.streams.batches import Batches
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.runs import Rows
 
-__all__ = ["Host", "Settings", "StreamFollower", "Subscriber", "Updates"]
-
-R = TypeVar("R")
+__all__ = ["Host", "Settings", "StreamFollower"]
 
 REMEMBERED: Final = 10_000
 """Facts of an out-of-order stream that are remembered to tell repetitions; a real master repeats a few
@@ -32,18 +31,6 @@ RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 RESET_ATTEMPTS: Final = 3
 """A writer that went back may have lost for good what we missed of its new life: ask so often, then say
 so."""
-
-
-class Updates(msgspec.Struct, Generic[R], frozen=True):
-    """One fact, whole: its typed rows, and where it stands."""
-
-    stream: str
-    writer: str
-    token: int
-    rows: list[R]
-
-
-Subscriber = Callable[[Updates[Any]], Awaitable[None] | None]
 
 
 class Host(Protocol):

@@ -13,9 +13,10 @@ from synrepl.errors import GapError, NotConnected, ReplicationError, RowError
 from synrepl.ports.interfaces import IClock, IPositionStore
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
-from synrepl.replication.applying import Settings, StreamFollower, Updates
+from synrepl.replication.applying import Settings, StreamFollower
 from synrepl.replication.catchup import ICatchUp, Missed, NoCatchUp
 from synrepl.replication.following import Following, following
+from synrepl.replication.updates import Updates
 from synrepl.streams.batches import Batches
 from synrepl.streams.declare import Stream, row
 from synrepl.streams.table import StreamTable

@@ -11,10 +11,10 @@ from twisted.logger import Logger
 from synrepl.errors import NotConnected, ReplicationError
 from synrepl.ports.interfaces import Appended, IClock, SaveablePosition
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.applying import Updates
 from synrepl.replication.catchup import Missed
 from synrepl.replication.follower import Event, Follower
 from synrepl.replication.publisher import Publisher
+from synrepl.replication.updates import Updates
 from synrepl.storage.log import Log
 from synrepl.storage.memory import MemoryEngine
 from synrepl.storage.threads import DelayedThread

@@ -13,7 +13,7 @@ import msgspec
 from twisted.internet.task import Clock, deferLater
 from twisted.logger import LogLevel, globalLogPublisher
 
-from synrepl.replication.applying import Updates
+from synrepl.replication.updates import Updates
 from synrepl.storage import digest
 from synrepl.streams.facts import Fact
 from synrepl.testing.cluster import FakeDaemon, FakeWorker, MemoryPositions

@@ -1,0 +1,1 @@
+"""The wire: commands, dialects, sessions. Without input or output, and without Twisted."""

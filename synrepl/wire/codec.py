@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from synrepl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from synrepl.wire.commands import Rdata, declared_commands
-from synrepl.wire.declare import Command, Form, Side, exists, show
+from synrepl.wire.declare import Command, Form, Side, exists
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect, nearest
+from synrepl.wire.kinds import show
 from synrepl.wire.runs import RunReader
 
 __all__ = ["MAX_LENGTH", "Codec"]

@@ -13,8 +13,21 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
-from synrepl.wire import jsontext
 from synrepl.wire.dialect import Dialect, Release, Span, span
+from synrepl.wire.kinds import (
+    Either,
+    Integer,
+    JsonArray,
+    JsonValue,
+    Kind,
+    MiddleText,
+    RawJson,
+    Rest,
+    TokenOr,
+    Word,
+    WordOr,
+    show,
+)
 
 __all__ = [
     "BOTH",
@@ -32,12 +45,10 @@ __all__ = [
     "json_value",
     "middle_text",
     "rest",
-    "show",
     "token_or",
     "word",
 ]
 
-MAX_INTEGER: Final = 2**63 - 1
 _REQUIRED: Final = object()
 
 
@@ -55,210 +66,6 @@ BROKER: Final = Side.BROKER
 BOTH: Final = Side.SERVER | Side.CLIENT
 
 
-def show(data: bytes | str) -> str:
-    """Somebody's bytes, safe and short enough to stand in a message or on the wire."""
-    text = data.decode("utf-8", "backslashreplace") if isinstance(data, bytes) else data
-    text = ascii(text[:80])
-    return text if len(data) <= 80 else f"{text}..."
-
-
-# -- kinds of fields -----------------------------------------------------------------------------------
-
-
-class Kind:
-    """How one field is written. `takes_rest`: it may hold spaces, so it ends the line."""
-
-    takes_rest = False
-    grammar = "<{name}>"
-
-    def parse(self, data: bytes) -> Any:
-        """The value; raises ValueError with words that fit after the field's name."""
-        raise NotImplementedError
-
-    def format(self, value: Any, dialect: Dialect) -> bytes:
-        """The bytes; raises ValueError likewise."""
-        raise NotImplementedError
-
-
-class _Names(dict[bytes, str]):
-    """Stream and writer names come again and again: decode each once. Bounded, as peers choose them."""
-
-    def __missing__(self, data: bytes) -> str:
-        if not data:
-            raise ValueError("must not be empty")
-        text = data.decode("utf-8")
-        if len(self) < 10_000 and len(data) < 256:
-            self[data] = text
-        return text
-
-
-class _Word(Kind):
-    def __init__(self) -> None:
-        # A bound C method: every row's stream and writer pass here.
-        self.parse = _Names().__getitem__  # type: ignore[method-assign, assignment]
-
-    def format(self, value: Any, dialect: Dialect) -> bytes:
-        if not value or " " in value or "\n" in value or "\r" in value:
-            raise ValueError(f"must be one word, not {show(value)}")
-        return typing.cast("str", value).encode("utf-8")
-
-
-class _Integer(Kind):
-    grammar = "<{name}: integer>"
-
-    def parse(self, data: bytes) -> Any:
-        if data.isdigit() and len(data) < 19:
-            return int(data)
-        digits = data[1:] if data[:1] == b"-" else data
-        if not digits.isdigit() or len(digits) > 19 or abs(value := int(data)) > MAX_INTEGER:
-            raise ValueError(f"must be a 64-bit integer, not {show(data)}")
-        return value
-
-    def format(self, value: Any, dialect: Dialect) -> bytes:
-        return b"%d" % value
-
-
-class _TokenOr(_Integer):
-    """An integer, or a word that stands for None."""
-
-    def __init__(self, absent: str, *, any_case: bool) -> None:
-        self._absent = absent.encode("ascii")
-        self._any_case = any_case
-        self.grammar = "<{name}: integer or " + absent + ">"
-
-    def parse(self, data: bytes) -> Any:
-        if data.isdigit() and len(data) < 19:
-            return int(data)
-        if data == self._absent or (self._any_case and data.upper() == self._absent):
-            return None
-        try:
-            return super().parse(data)
-        except ValueError:
-            raise ValueError(
-                f"must be a 64-bit integer or {self._absent.decode()}, not {show(data)}"
-            ) from None
-
-    def format(self, value: Any, dialect: Dialect) -> bytes:
-        return self._absent if value is None else b"%d" % value
-
-
-class _WordOr(_Word):
-    """A word, or another that stands for None."""
-
-    def __init__(self, absent: str) -> None:
-        super().__init__()
-        self._absent = absent
-        self._read_word = self.parse
-        self.parse = self._parse_or_none  # type: ignore[method-assign]
-
-    def _parse_or_none(self, data: bytes) -> Any:
-        text = self._read_word(data)
-        return None if text == self._absent else text
-
-    def format(self, value: Any, dialect: Dialect) -> bytes:
-        return super().format(self._absent if value is None else value, dialect)
-
-
-class _Either(Kind):
-    """One of two words: True and False."""
-
-    def __init__(self, yes: str, no: str) -> None:
-        self._words = {yes.encode(): True, no.encode(): False}
-        self._texts = {value: text for text, value in self._words.items()}
-        self.grammar = f"{yes}|{no}"
-
-    def parse(self, data: bytes) -> Any:
-        if data not in self._words:
-            words = " or ".join(word.decode() for word in self._words)
-            raise ValueError(f"must be {words}, not {show(data)}")
-        return self._words[data]
-
-    def format(self, value: Any, dialect: Dialect) -> bytes:
-        return self._texts[bool(value)]
-
-
-class _Rest(Kind):
-    """Free text to the end of the line. `optional`: the space before it may be missing, which is None."""
-
-    takes_rest = True
-    grammar = "<{name}...>"
-
-    def __init__(self, *, optional: bool, may_be_empty: bool, ignored: bool) -> None:
-        self.optional = optional
-        self.ignored = ignored
-        self._may_be_empty = may_be_empty
-        if optional:
-            self.grammar = "[{name}...]"
-
-    def parse(self, data: bytes) -> Any:
-        if not data and not self._may_be_empty:
-            raise ValueError("must not be empty")
-        return data.decode("utf-8")
-
-    def format(self, value: Any, dialect: Dialect) -> bytes:
-        if "\n" in value:
-            raise ValueError("must not hold a line break")
-        return typing.cast("str", value).encode("utf-8")
-
-
-class _MiddleText(_Rest):
-    """Text that may hold spaces although single words follow it: read from both ends."""
-
-    takes_rest = False
-    grammar = "<{name}>"
-
-    def __init__(self) -> None:
-        super().__init__(optional=False, may_be_empty=False, ignored=False)
-
-
-class _RawJson(Kind):
-    """JSON to the end of the line, handed on unread: the stream's row decoder reads it, once."""
-
-    takes_rest = True
-    grammar = "<{name}: JSON>"
-
-    def parse(self, data: bytes) -> Any:
-        if not data:
-            raise ValueError("must be JSON, not nothing")
-        return data
-
-    def format(self, value: Any, dialect: Dialect) -> bytes:
-        if b"\n" in value:
-            raise ValueError("must not hold a line break")
-        return typing.cast("bytes", value)
-
-
-class _JsonValue(Kind):
-    """JSON to the end of the line, read here."""
-
-    takes_rest = True
-    grammar = "<{name}: JSON>"
-
-    def parse(self, data: bytes) -> Any:
-        try:
-            return jsontext.loads(data)
-        except ValueError as error:
-            raise ValueError(f"must be JSON: {error}") from error
-
-    def format(self, value: Any, dialect: Dialect) -> bytes:
-        return jsontext.dumps(value, spaced=jsontext.is_spaced(dialect))
-
-
-class _JsonArray(_JsonValue):
-    """A JSON array of a known length to the end of the line."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-        self.grammar = "<{name}: JSON array of " + str(length) + ">"
-
-    def parse(self, data: bytes) -> Any:
-        value = super().parse(data)
-        if not isinstance(value, list) or len(value) != self._length:
-            # What came is not shown: USER_IP holds an access token.
-            raise ValueError(f"must be a JSON array of {self._length}")
-        return value
-
-
 class Field(msgspec.Struct, frozen=True):
     """One field of a command: its kind, the releases that have it, and what stands in where it is not."""
 
@@ -274,24 +81,24 @@ def _field(kind: Kind, since: str, until: str, default: Any) -> Any:
 
 def word(*, since: str = "", until: str = "", default: Any = _REQUIRED, none: str | None = None) -> Any:
     """Text without spaces; the word `none`, if given, stands for None."""
-    return _field(_Word() if none is None else _WordOr(none), since, until, default)
+    return _field(Word() if none is None else WordOr(none), since, until, default)
 
 
 def integer(*, since: str = "", until: str = "", default: Any = _REQUIRED) -> Any:
     """A 64-bit integer."""
-    return _field(_Integer(), since, until, default)
+    return _field(Integer(), since, until, default)
 
 
 def token_or(
     absent: str, *, since: str = "", until: str = "", default: Any = _REQUIRED, any_case: bool = False
 ) -> Any:
     """A 64-bit integer, or None written as the word `absent`."""
-    return _field(_TokenOr(absent, any_case=any_case), since, until, default)
+    return _field(TokenOr(absent, any_case=any_case), since, until, default)
 
 
 def either(yes: str, no: str, *, since: str = "", until: str = "", default: Any = _REQUIRED) -> Any:
     """True and False as two words."""
-    return _field(_Either(yes, no), since, until, default)
+    return _field(Either(yes, no), since, until, default)
 
 
 def rest(
@@ -308,28 +115,28 @@ def rest(
     With `optional` a missing argument is None, which differs from an empty one by a space. `ignored` text
     means nothing to anybody, so it cannot tell which release a peer speaks.
     """
-    kind = _Rest(optional=optional, may_be_empty=may_be_empty or optional, ignored=ignored)
+    kind = Rest(optional=optional, may_be_empty=may_be_empty or optional, ignored=ignored)
     return _field(kind, since, until, default)
 
 
 def middle_text(*, since: str = "", until: str = "", default: Any = _REQUIRED) -> Any:
     """Text that may hold spaces although single words follow it."""
-    return _field(_MiddleText(), since, until, default)
+    return _field(MiddleText(), since, until, default)
 
 
 def json_rest(*, since: str = "", until: str = "", default: Any = _REQUIRED) -> Any:
     """JSON to the end of the line as bytes, not read yet."""
-    return _field(_RawJson(), since, until, default)
+    return _field(RawJson(), since, until, default)
 
 
 def json_value(*, since: str = "", until: str = "", default: Any = _REQUIRED) -> Any:
     """JSON to the end of the line."""
-    return _field(_JsonValue(), since, until, default)
+    return _field(JsonValue(), since, until, default)
 
 
 def json_array(length: int, *, since: str = "", until: str = "", default: Any = _REQUIRED) -> Any:
     """A JSON array of exactly so many items to the end of the line."""
-    return _field(_JsonArray(length), since, until, default)
+    return _field(JsonArray(length), since, until, default)
 
 
 # -- commands ------------------------------------------------------------------------------------------
@@ -399,7 +206,7 @@ class Form:
         self.fields = tuple(field for field in made.FIELDS if dialect.release in field.span)
         self._name = made.NAME.encode("ascii")
         self._spread = next(
-            (i for i, field in enumerate(self.fields) if isinstance(field.kind, _MiddleText)), None
+            (i for i, field in enumerate(self.fields) if isinstance(field.kind, MiddleText)), None
         )
         self._order = self._struct_order()
         self.parse: Callable[[bytes], Command] = self._unrolled() or self._parse
@@ -407,7 +214,7 @@ class Form:
     @property
     def is_decisive(self) -> bool:
         """Whether a peer that writes this command so has shown what it speaks, ignored text aside."""
-        return any(isinstance(field.kind, _Rest) and field.kind.ignored for field in self.fields)
+        return any(isinstance(field.kind, Rest) and field.kind.ignored for field in self.fields)
 
     def grammar(self) -> str:
         """The line as documentation shows it."""
@@ -493,7 +300,7 @@ class Form:
         """The command with nothing after its name, not even a space. Raises RemoteProtocolError."""
         if not self.fields:
             return self.command()
-        if len(self.fields) == 1 and isinstance(kind := self.fields[0].kind, _Rest) and kind.optional:
+        if len(self.fields) == 1 and isinstance(kind := self.fields[0].kind, Rest) and kind.optional:
             return self.command(**{self.fields[0].name: None})
         raise RemoteProtocolError(f"cannot parse {self.command.NAME}: expected {self.grammar()}, got nothing")
 
@@ -503,7 +310,7 @@ class Form:
         try:
             for field in self.fields:
                 member = getattr(value, field.name)
-                if member is None and isinstance(field.kind, _Rest) and field.kind.optional:
+                if member is None and isinstance(field.kind, Rest) and field.kind.optional:
                     continue
                 parts.append(field.kind.format(member, self._dialect))
         except (ValueError, TypeError) as error:

@@ -10,9 +10,9 @@ from twisted.internet.task import Clock
 
 from synrepl.errors import NotConnected
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.applying import Updates
 from synrepl.replication.catchup import Missed
 from synrepl.replication.follower import Event, Follower
+from synrepl.replication.updates import Updates
 from synrepl.replication.waiting import MAX_WAITING_BYTES
 from synrepl.streams.table import StreamTable
 from synrepl.testing import MemoryEndpoint, MemoryPositions, Network, RawPeer, raw_server

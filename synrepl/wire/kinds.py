@@ -1,0 +1,225 @@
+"""How one field of a command is written."""
+
+import typing
+from typing import Any, Final
+
+from synrepl.wire import jsontext
+from synrepl.wire.dialect import Dialect
+
+__all__ = [
+    "Either",
+    "Integer",
+    "JsonArray",
+    "JsonValue",
+    "Kind",
+    "MiddleText",
+    "RawJson",
+    "Rest",
+    "TokenOr",
+    "Word",
+    "WordOr",
+    "show",
+]
+
+MAX_INTEGER: Final = 2**63 - 1
+
+
+def show(data: bytes | str) -> str:
+    """Somebody's bytes, safe and short enough to stand in a message or on the wire."""
+    text = data.decode("utf-8", "backslashreplace") if isinstance(data, bytes) else data
+    text = ascii(text[:80])
+    return text if len(data) <= 80 else f"{text}..."
+
+
+class Kind:
+    """How one field is written. `takes_rest`: it may hold spaces, so it ends the line."""
+
+    takes_rest = False
+    grammar = "<{name}>"
+
+    def parse(self, data: bytes) -> Any:
+        """The value; raises ValueError with words that fit after the field's name."""
+        raise NotImplementedError
+
+    def format(self, value: Any, dialect: Dialect) -> bytes:
+        """The bytes; raises ValueError likewise."""
+        raise NotImplementedError
+
+
+class _Names(dict[bytes, str]):
+    """Stream and writer names come again and again: decode each once. Bounded, as peers choose them."""
+
+    def __missing__(self, data: bytes) -> str:
+        if not data:
+            raise ValueError("must not be empty")
+        text = data.decode("utf-8")
+        if len(self) < 10_000 and len(data) < 256:
+            self[data] = text
+        return text
+
+
+class Word(Kind):
+    def __init__(self) -> None:
+        # A bound C method: every row's stream and writer pass here.
+        self.parse = _Names().__getitem__  # type: ignore[method-assign, assignment]
+
+    def format(self, value: Any, dialect: Dialect) -> bytes:
+        if not value or " " in value or "\n" in value or "\r" in value:
+            raise ValueError(f"must be one word, not {show(value)}")
+        return typing.cast("str", value).encode("utf-8")
+
+
+class Integer(Kind):
+    grammar = "<{name}: integer>"
+
+    def parse(self, data: bytes) -> Any:
+        if data.isdigit() and len(data) < 19:
+            return int(data)
+        digits = data[1:] if data[:1] == b"-" else data
+        if not digits.isdigit() or len(digits) > 19 or abs(value := int(data)) > MAX_INTEGER:
+            raise ValueError(f"must be a 64-bit integer, not {show(data)}")
+        return value
+
+    def format(self, value: Any, dialect: Dialect) -> bytes:
+        return b"%d" % value
+
+
+class TokenOr(Integer):
+    """An integer, or a word that stands for None."""
+
+    def __init__(self, absent: str, *, any_case: bool) -> None:
+        self._absent = absent.encode("ascii")
+        self._any_case = any_case
+        self.grammar = "<{name}: integer or " + absent + ">"
+
+    def parse(self, data: bytes) -> Any:
+        if data.isdigit() and len(data) < 19:
+            return int(data)
+        if data == self._absent or (self._any_case and data.upper() == self._absent):
+            return None
+        try:
+            return super().parse(data)
+        except ValueError:
+            raise ValueError(
+                f"must be a 64-bit integer or {self._absent.decode()}, not {show(data)}"
+            ) from None
+
+    def format(self, value: Any, dialect: Dialect) -> bytes:
+        return self._absent if value is None else b"%d" % value
+
+
+class WordOr(Word):
+    """A word, or another that stands for None."""
+
+    def __init__(self, absent: str) -> None:
+        super().__init__()
+        self._absent = absent
+        self._read_word = self.parse
+        self.parse = self._parse_or_none  # type: ignore[method-assign]
+
+    def _parse_or_none(self, data: bytes) -> Any:
+        text = self._read_word(data)
+        return None if text == self._absent else text
+
+    def format(self, value: Any, dialect: Dialect) -> bytes:
+        return super().format(self._absent if value is None else value, dialect)
+
+
+class Either(Kind):
+    """One of two words: True and False."""
+
+    def __init__(self, yes: str, no: str) -> None:
+        self._words = {yes.encode(): True, no.encode(): False}
+        self._texts = {value: text for text, value in self._words.items()}
+        self.grammar = f"{yes}|{no}"
+
+    def parse(self, data: bytes) -> Any:
+        if data not in self._words:
+            words = " or ".join(word.decode() for word in self._words)
+            raise ValueError(f"must be {words}, not {show(data)}")
+        return self._words[data]
+
+    def format(self, value: Any, dialect: Dialect) -> bytes:
+        return self._texts[bool(value)]
+
+
+class Rest(Kind):
+    """Free text to the end of the line. `optional`: the space before it may be missing, which is None."""
+
+    takes_rest = True
+    grammar = "<{name}...>"
+
+    def __init__(self, *, optional: bool, may_be_empty: bool, ignored: bool) -> None:
+        self.optional = optional
+        self.ignored = ignored
+        self._may_be_empty = may_be_empty
+        if optional:
+            self.grammar = "[{name}...]"
+
+    def parse(self, data: bytes) -> Any:
+        if not data and not self._may_be_empty:
+            raise ValueError("must not be empty")
+        return data.decode("utf-8")
+
+    def format(self, value: Any, dialect: Dialect) -> bytes:
+        if "\n" in value:
+            raise ValueError("must not hold a line break")
+        return typing.cast("str", value).encode("utf-8")
+
+
+class MiddleText(Rest):
+    """Text that may hold spaces although single words follow it: read from both ends."""
+
+    takes_rest = False
+    grammar = "<{name}>"
+
+    def __init__(self) -> None:
+        super().__init__(optional=False, may_be_empty=False, ignored=False)
+
+
+class RawJson(Kind):
+    """JSON to the end of the line, handed on unread: the stream's row decoder reads it, once."""
+
+    takes_rest = True
+    grammar = "<{name}: JSON>"
+
+    def parse(self, data: bytes) -> Any:
+        if not data:
+            raise ValueError("must be JSON, not nothing")
+        return data
+
+    def format(self, value: Any, dialect: Dialect) -> bytes:
+        if b"\n" in value:
+            raise ValueError("must not hold a line break")
+        return typing.cast("bytes", value)
+
+
+class JsonValue(Kind):
+    """JSON to the end of the line, read here."""
+
+    takes_rest = True
+    grammar = "<{name}: JSON>"
+
+    def parse(self, data: bytes) -> Any:
+        try:
+            return jsontext.loads(data)
+        except ValueError as error:
+            raise ValueError(f"must be JSON: {error}") from error
+
+    def format(self, value: Any, dialect: Dialect) -> bytes:
+        return jsontext.dumps(value, spaced=jsontext.is_spaced(dialect))
+
+
+class JsonArray(JsonValue):
+    """A JSON array of a known length to the end of the line."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self.grammar = "<{name}: JSON array of " + str(length) + ">"
+
+    def parse(self, data: bytes) -> Any:
+        value = super().parse(data)
+        if not isinstance(value, list) or len(value) != self._length:
+            # What came is not shown: USER_IP holds an access token.
+            raise ValueError(f"must be a JSON array of {self._length}")
+        return value
