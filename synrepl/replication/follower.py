@@ -118,6 +118,7 @@ class Follower:
         self._tasks = Tasks(self._logger)
         self._saved = positions.load() if positions is not None else {}
         self._save_timer: Any = None
+        self._has_begun = False
         self._waiters: list[tuple[str, str, int, Deferred[None]]] = []
         self._connection: FollowerConnection | None = None
         self._way: Following | None = None
@@ -286,6 +287,8 @@ class Follower:
             else:
                 self._received_other(command)
         self._note_in_step()
+        if self._has_begun:
+            self._save()
 
     def disconnected(self, why: str) -> None:
         """The connection is gone."""
@@ -374,6 +377,8 @@ class Follower:
 
     def positioned(self, stream: str, writer: str, token: int) -> None:
         """A POSITION was processed."""
+        # Where a stream begins is saved at once: forgotten in a kill, it would begin somewhere else.
+        self._has_begun |= writer not in self._saved.get(stream, ())
         self._tell(Event(kind="position", stream=stream, writer=writer, token=token))
         if not self._established and self._connection is not None:
             self._established = True
@@ -428,9 +433,11 @@ class Follower:
         if self._save_timer.active():
             self._save_timer.cancel()
         self._save_timer = None
+        self._has_begun = False
         positions = self.positions()
         if self._store is not None:
-            self._store.save(self._saved | positions)
+            self._saved = self._saved | positions
+            self._store.save(self._saved)
         if self._metrics is not None:
             for stream, writers in positions.items():
                 for writer, token in writers.items():

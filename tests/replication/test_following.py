@@ -686,6 +686,14 @@ class TestSubscribers:
 
         assert story.positions.saved == {"to_device": {"master": 50}}
 
+    def test_where_a_stream_begins_is_saved_at_once(self) -> None:
+        """Killed right after it, a follower that began at latest must not begin at a later latest."""
+        story = Story(CURRENT, "to_device")
+        story.master.says("POSITION to_device master 7 7")
+        story.wait(0.005)
+
+        assert story.positions.saved == {"to_device": {"master": 7}}
+
     def test_positions_of_streams_not_followed_now_are_kept(self) -> None:
         """A worker that follows less for a day must not forget where it was."""
         positions = MemoryPositions()
