@@ -36,6 +36,11 @@ class Process:
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
