@@ -1,8 +1,12 @@
 """Every number synrepl exports."""
 
+from collections.abc import Iterable
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from synrepl.wire.declare import Command
+from synrepl.wire.runs import Rows
 
 __all__ = ["Metrics"]
 
@@ -34,6 +38,7 @@ class Metrics:
         self.send_buffer = gauge("send_buffer_bytes", "Bytes waiting in the transports of all connections.")
         self.reconnects = counter("reconnects", "Times that a lost connection was opened again.")
         self.commands = counter("commands_received", "Commands received.", ["command"])
+        self._commands: dict[str, Counter] = {}
         self.errors_sent = counter("errors_sent", "Peers told ERROR and closed.")
         self.catch_up_requests = counter(
             "catch_up_requests", "Pages of missed rows fetched or served.", ["direction"]
@@ -56,3 +61,12 @@ class Metrics:
             "Age of the oldest id reserved but not finished.",
             ["stream", "writer"],
         )
+
+    def count_commands(self, commands: Iterable[Command | Rows]) -> None:
+        """Count what came over a connection, by command."""
+        for command in commands:
+            name = "RDATA" if isinstance(command, Rows) else command.NAME
+            counter = self._commands.get(name)
+            if counter is None:
+                counter = self._commands[name] = self.commands.labels(name)
+            counter.inc(len(command.rows) if isinstance(command, Rows) else 1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from itertools import islice
+from types import CoroutineType
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -13,7 +14,7 @@ from synrepl.errors import GapError, ReplicationError, RowError
 from synrepl.ports.interfaces import IClock
 from synrepl.replication.catchup import ICatchUp
 from synrepl.replication.following import Following
-from synrepl.replication.running import run_now
+from synrepl.replication.running import rest_of, run_now
 from synrepl.replication.updates import Subscriber, Updates
 from synrepl.replication.waiting import Waiting
 from synrepl.streams.batches import Batches
@@ -206,11 +207,19 @@ class StreamFollower:
                 continue
             updates = Updates(self.name, writer, token, [rows[place]])
             for index, subscriber in enumerate(subscribers):
-                failure = waiting = None
+                failure: Exception | None = None
+                waiting: Awaitable[None] | None = None
                 try:
-                    result = subscriber(updates)
-                    if result is None or (waiting := run_now(result)) is None:
+                    waiting = subscriber(updates)
+                    if waiting is None:
                         continue
+                    if type(waiting) is CoroutineType:
+                        # As `run_now` does, but for the call: this is where every row of every stream passes.
+                        try:
+                            first = waiting.send(None)
+                        except StopIteration:
+                            continue
+                        waiting = rest_of(waiting, first)
                 except Exception as error:
                     failure = error
                 self._host.moved()

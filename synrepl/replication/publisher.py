@@ -16,7 +16,7 @@ from synrepl.replication.upstream import Upstream
 from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
-from synrepl.wire.codec import Codec
+from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import Name, RemoteServerUp, Replicate
 from synrepl.wire.declare import BOTH, SERVER, Command
 from synrepl.wire.dialect import Dialect
@@ -162,7 +162,7 @@ class Publisher:
         if encoder is None:
             encoder = self._encoders[dialect] = Encoder(
                 self.table,
-                Codec(dialect, ours=SERVER, theirs=BOTH & ~SERVER),
+                codec_of(dialect, ours=SERVER, theirs=BOTH & ~SERVER),
                 pulls=way.pulls,
                 certifies=way.certifies,
                 withheld=self._note_withheld,

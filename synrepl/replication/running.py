@@ -7,7 +7,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
-__all__ = ["run_now"]
+__all__ = ["rest_of", "run_now"]
 
 
 def run_now(result: Awaitable[None]) -> Awaitable[None] | None:
@@ -18,7 +18,12 @@ def run_now(result: Awaitable[None]) -> Awaitable[None] | None:
         first = result.send(None)
     except StopIteration:
         return None
-    return Deferred.fromCoroutine(_go_on(result, first))
+    return rest_of(result, first)
+
+
+def rest_of(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> "Deferred[None]":
+    """The rest of a coroutine that was sent None once, and then waited for something."""
+    return Deferred.fromCoroutine(_go_on(coroutine, waits_for))
 
 
 def _go_on(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:

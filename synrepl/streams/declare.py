@@ -211,13 +211,9 @@ class Stream(Generic[R]):
         if self._only is not None:
             found = self._only.read_many(texts, dialect.release)
         else:
-            for head, length, shapes in self._tagged:
-                if texts[0].startswith(head):
-                    bodies = [
-                        text[length:-1] for text in texts if text.startswith(head) and text.endswith(b"]")
-                    ]
-                    if len(bodies) == len(texts):
-                        found = shapes.read_many(bodies, dialect.release)
+            for kind in self._kinds:
+                if texts[0].startswith(kind.head):
+                    found = kind.read_many_tagged(texts, dialect.release)
                     break
         return [self.decode(text, dialect) for text in texts] if found is None else found
 

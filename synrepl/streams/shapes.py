@@ -152,12 +152,16 @@ class Shapes:
             return row if reader.is_newest else self._lift(row, reader, release)
         return self._search(text, release)
 
+    def is_newest(self, release: Release) -> bool:
+        """Whether the last row of this release had the newest shape, as then the next most likely has."""
+        reader = self._last.get(release)
+        return reader is not None and reader.is_newest
+
     def read_many(self, texts: list[bytes], release: Release) -> list[Any] | None:
         """The rows that all these texts hold, or None if one needs a closer look."""
-        reader = self._last.get(release)
-        if reader is None or not reader.is_newest:
+        if not self.is_newest(release):
             return None
-        decode = reader.decode
+        decode = self._last[release].decode
         try:
             return [decode(text) for text in texts]
         except undecodable:
@@ -226,11 +230,23 @@ class Kind:
         self._fields = _in_order(final, list(gone))
         self._is_open = any(is_open(field.type) for field in self._fields if not field.gone)
         self.shapes = Shapes(row, final, self._releases(flat=False))
+        tagged: Any = tuple[Literal[tag], row]  # type: ignore[valid-type]
+        self._decode_tagged = msgspec.json.Decoder(tagged).decode
         self.flat_shapes = Shapes(row, final, self._releases(flat=True)) if flat.until else None
 
     def shape(self, release: Release) -> Shape:
         """The fields that rows of this kind have in a release, in order."""
         return tuple(field for field in self._fields if release in field.span)
+
+    def read_many_tagged(self, texts: list[bytes], release: Release) -> list[Any] | None:
+        """The rows that all these texts hold behind this kind's tag, or None if one needs a closer look."""
+        if not self.shapes.is_newest(release):
+            return None
+        decode = self._decode_tagged
+        try:
+            return [decode(text)[1] for text in texts]
+        except undecodable:
+            return None
 
     def write(self, row: Any) -> bytes:
         """The canonical text of a checked row.

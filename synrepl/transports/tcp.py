@@ -80,6 +80,9 @@ class ReplicationProtocol(LineOnlyReceiver):
 
     def connectionMade(self) -> None:
         self._metrics.connections.inc()
+        # Rows come in small writes: waiting to fill a packet would cost each of them tens of milliseconds.
+        if set_no_delay := getattr(self.transport, "setTcpNoDelay", None):
+            set_no_delay(True)
         self.transport.registerProducer(self, True)
         self._do(self.session.connected())
         self._end = self._make_end(self)
@@ -181,6 +184,7 @@ class ReplicationProtocol(LineOnlyReceiver):
         self._tell_dialect()
         if self._end is None or not commands:
             return
+        self._metrics.count_commands(commands)
         try:
             self._end.received(commands)
         except RemoteProtocolError as error:

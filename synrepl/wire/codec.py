@@ -1,6 +1,7 @@
 """All commands as one release writes them: lines to commands and back, directions checked."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 
 from synrepl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from synrepl.wire.commands import Rdata, declared_commands
@@ -9,7 +10,7 @@ from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialec
 from synrepl.wire.kinds import show
 from synrepl.wire.runs import RunReader
 
-__all__ = ["MAX_LENGTH", "Codec"]
+__all__ = ["MAX_LENGTH", "Codec", "codec_of"]
 
 MAX_LENGTH = 16_384
 """Bytes in a line, its end not counted; peers of every release refuse longer ones."""
@@ -26,6 +27,12 @@ def _table(commands: Iterable[type[Command]]) -> dict[str, type[Command]]:
 
 
 COMMANDS: Mapping[str, type[Command]] = _table(declared_commands())
+
+
+@lru_cache(maxsize=64)
+def codec_of(dialect: Dialect, *, ours: Side, theirs: Side) -> "Codec":
+    """The codec of all connections that speak so; it holds nothing of any of them."""
+    return Codec(dialect, ours=ours, theirs=theirs)
 
 
 class Codec:

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
-from synrepl.wire.codec import MAX_LENGTH, Codec
+from synrepl.wire.codec import MAX_LENGTH, Codec, codec_of
 from synrepl.wire.commands import Error, Name, Ping, Server
 from synrepl.wire.declare import BOTH, SERVER, Command, Side
 from synrepl.wire.dialect import CURRENT, LEGACY, NEWEST, Dialect
@@ -91,12 +91,8 @@ class Session:
         self._keepalive = keepalive
         self._peer_pings = False
         self._last_sent = self._last_received = seconds()
-        theirs = BOTH & ~side
-        self._guesses = (
-            [Codec(guess, ours=side, theirs=theirs) for guess in _GUESSES] if dialect is AUTO else []
-        )
-        self._codec = self._guesses[0] if dialect is AUTO else Codec(dialect, ours=side, theirs=theirs)
-        self._watch(self._codec)
+        self._theirs = BOTH & ~side
+        self._codec = codec_of(_GUESSES[0] if dialect is AUTO else dialect, ours=side, theirs=self._theirs)
 
     # -- what happens --------------------------------------------------------------------------------------
 
@@ -191,7 +187,9 @@ class Session:
         place = 0
         while self.dialect is AUTO and place < len(lines):
             if lines[place]:
-                deliver(self._guess(lines[place]))
+                command = self._guess(lines[place])
+                self._note(command)
+                deliver(command)
             place += 1
         parse = self._codec.parse
         runs = self._codec.runs
@@ -202,14 +200,17 @@ class Session:
                 place += len(run.rows)
                 continue
             if line:
-                deliver(parse(line))
+                command = parse(line)
+                self._note(command)
+                deliver(command)
             place += 1
 
     def _guess(self, line: bytes) -> Command:
         """A command from a peer of unknown dialect, which is then known if only one can mean it."""
         meanings: list[tuple[Codec, Command]] = []
         complaints: list[str] = []
-        for codec in self._guesses:
+        for guess in _GUESSES:
+            codec = codec_of(guess, ours=self.side, theirs=self._theirs)
             try:
                 command = codec.parse(line)
             except RemoteProtocolError as error:
@@ -221,11 +222,9 @@ class Session:
         if not meanings:
             raise RemoteProtocolError("; or ".join(complaints))
         codec, command = meanings[0]
-        if len(meanings) < len(self._guesses) or any(other != command for _, other in meanings):
+        if len(meanings) < len(_GUESSES) or any(other != command for _, other in meanings):
             self.dialect = codec.dialect
             self._codec = codec
-            if codec is not self._guesses[0]:
-                self._watch(codec)
         return command
 
     @staticmethod
@@ -233,28 +232,18 @@ class Session:
         """Whether it holds text that its release ignores, so that it says nothing about the release."""
         return bool(getattr(command, "ignored", None))
 
-    def _watch(self, codec: Codec) -> None:
-        """Hear the few commands that concern the session itself, at no cost for all the others."""
-        notes = {b"PING": self._note_ping, b"NAME": self._note_name, b"SERVER": self._note_server}
-        for name, note in notes.items():
-            if name in codec.parsers:
-                codec.parsers[name] = _noting(codec.parsers[name], note)
-                codec.bare_parsers[name] = _noting(codec.bare_parsers[name], note)
-
-    def _note_ping(self, command: Command) -> None:
-        self._peer_pings = True
-
-    def _note_name(self, command: Command) -> None:
-        assert isinstance(command, Name)
-        self.peer_name = command.name
-
-    def _note_server(self, command: Command) -> None:
-        assert isinstance(command, Server)
-        if self._expected_server is not None and command.server_name != self._expected_server:
-            raise RemoteProtocolError(
-                f"Wrong remote: this is {command.server_name}, expected {self._expected_server}"
-            )
-        self.peer_name = command.server_name
+    def _note(self, command: Command) -> None:
+        """Some commands concern the session itself. Raises RemoteProtocolError."""
+        if isinstance(command, Ping):
+            self._peer_pings = True
+        elif isinstance(command, Name):
+            self.peer_name = command.name
+        elif isinstance(command, Server):
+            if self._expected_server is not None and command.server_name != self._expected_server:
+                raise RemoteProtocolError(
+                    f"Wrong remote: this is {command.server_name}, expected {self._expected_server}"
+                )
+            self.peer_name = command.server_name
 
     def _ping(self) -> Ping:
         return Ping(text=str(int(self._seconds() * 1000)))
@@ -270,14 +259,3 @@ def _good_lines(lines: Sequence[bytes]) -> tuple[int, str]:
         except UnicodeDecodeError:
             return place, "a line is not UTF-8"
     return len(lines), ""
-
-
-def _noting(parse: Callable[..., Command], note: Callable[[Command], None]) -> Callable[..., Command]:
-    """The same parser, which also tells `note` what it read."""
-
-    def parse_and_note(*arguments: bytes) -> Command:
-        command = parse(*arguments)
-        note(command)
-        return command
-
-    return parse_and_note

@@ -595,6 +595,22 @@ class TestSubscribers:
         assert story.errors() == ["a subscriber failed: OSError('database is away')"] * 2
         assert story.follower.positions() == {"to_device": {"master": 3}}
 
+    def test_a_stray_stop_iteration_of_a_subscriber_is_a_failure_like_any_other(self) -> None:
+        """It must not be taken for the end of a coroutine, or the fact would be lost."""
+        story = Story(CURRENT, "push_rules")
+        calls: list[int] = []
+
+        @story.follower.on(TABLE["to_device"])
+        def stumbles(updates: Updates[Any]) -> None:
+            calls.append(updates.token)
+            if len(calls) == 1:
+                next(iter(()))
+
+        story.hears("POSITION to_device master 1 1", *rows(2, 3))
+        story.wait(1)
+
+        assert calls == [2, 2, 3]
+
     def test_the_next_fact_waits_until_a_subscriber_is_done(self) -> None:
         """Order holds through whatever it awaits; another stream does not wait."""
         story = Story(CURRENT, "push_rules")
