@@ -1,0 +1,80 @@
+"""Catching up: rows out of a long log, to one reader."""
+
+import json
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from http.client import HTTPConnection
+
+from scripts.bench_parts.measuring import DaemonProcess, Options, Result, daemon, part, resident_bytes
+
+__all__ = ["catch_up"]
+
+
+def catch_up(options: Options) -> Iterator[Result]:
+    """Each way that a reader can take; the daemon's memory is looked at before and after."""
+    rows = options.scaled(200_000)
+    with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as folder:
+        part("log_writers", "--fill", folder, "--rows", rows)
+        with daemon(folder) as running:
+            before = resident_bytes(running.pid)
+            for name, read in (
+                ("HTTP changelog", _changelog),
+                ("HTTP rows", _rows),
+                ("HTTP as Synapse asks", _as_synapse),
+            ):
+                yield Result.at_least(name, rows / _seconds(read, running, rows), "rows/s", 150_000)
+            seconds = _seconds(_pushed, running, rows)
+            yield Result("pushed to a legacy reader", rows / seconds, "rows/s")
+            grown = (resident_bytes(running.pid) - before) / 2**20
+            yield Result("growth of the daemon meanwhile", grown, "MiB")
+
+
+def _seconds(read: object, running: DaemonProcess, rows: int) -> float:
+    assert callable(read)
+    started = time.monotonic()
+    found = read(running, rows)
+    assert found == rows, f"{found} rows instead of {rows}"
+    return time.monotonic() - started
+
+
+def _changelog(running: DaemonProcess, rows: int) -> int:
+    connection = HTTPConnection("127.0.0.1", running.http)
+    connection.request("GET", "/v1/changelog?since=0")
+    answer = connection.getresponse()
+    seen = 0
+    while data := answer.read1(1 << 18):
+        seen += data.count(b"\n")
+    return seen
+
+
+def _rows(running: DaemonProcess, rows: int) -> int:
+    return _pages(running, "/v1/streams/events/rows?from={after}&limit=10000", "upto")
+
+
+def _as_synapse(running: DaemonProcess, rows: int) -> int:
+    url = "/_synapse/replication/get_repl_stream_updates/events/bench?from_token={after}"
+    return _pages(running, f"{url}&upto_token={rows}", "upto_token")
+
+
+def _pages(running: DaemonProcess, url: str, upto: str) -> int:
+    connection = HTTPConnection("127.0.0.1", running.http)
+    seen, after, is_limited = 0, 0, True
+    while is_limited:
+        connection.request("GET", url.format(after=after), headers={"Host": "master"})
+        body = connection.getresponse().read()
+        end = json.loads(b"{" + body[body.rindex(f'"{upto}"'.encode()) :])  # not all of it: that costs us
+        seen += body.count(b'["ev",')
+        after, is_limited = end[upto], end["limited"]
+    return seen
+
+
+def _pushed(running: DaemonProcess, rows: int) -> int:
+    with socket.create_connection(("127.0.0.1", running.follow), timeout=60) as connection:
+        connection.sendall(b"NAME bench\nREPLICATE events 0\n")
+        seen, rest = 0, b""
+        while seen < rows and (data := connection.recv(1 << 18)):
+            whole, _, rest = (rest + data).rpartition(b"\n")
+            seen += whole.count(b"RDATA ")
+    return seen

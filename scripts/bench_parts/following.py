@@ -1,0 +1,113 @@
+"""Following: bytes in, typed rows at a subscriber."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+
+from scripts.bench_parts.measuring import EVENT, Options, Result, best, peer
+from synrepl.ports.metrics import Metrics
+from synrepl.replication.follower import Follower
+from synrepl.replication.updates import Updates
+from synrepl.streams.catalog import EVENTS
+from synrepl.streams.catalog.events import Event
+from synrepl.transports.tcp import FollowerFactory
+from synrepl.wire.dialect import CURRENT
+
+__all__ = ["follower"]
+
+CHUNK: Final = 64 * 1024
+"""What a socket gives at once."""
+
+
+def follower(options: Options) -> Iterator[Result]:
+    """The same lines: to us, to a bare loop, to Synapse."""
+    rows = options.scaled(50_000)
+    lines = made_up(rows)
+    chunks = [lines[start : start + CHUNK] for start in range(0, len(lines), CHUNK)]
+    measures: list[Callable[[], float]] = [
+        lambda: _follow(chunks, rows, is_async=True),
+        lambda: _follow(chunks, rows, is_async=False),
+        lambda: _bare(chunks, rows),
+    ]
+    with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as folder:
+        file = Path(folder, "lines.txt")
+        file.write_bytes(lines)
+        if options.peer:
+            measures.append(
+                lambda: peer(options, "bench_follower.py", "--lines", file, "--server-name", "bench")[
+                    "us_per_row"
+                ]
+            )
+        coroutine, plain, bare, *others = best(options.rounds, *measures)
+    yield Result("async subscriber", coroutine, "us a row")
+    yield Result("plain subscriber", plain, "us a row")
+    yield Result("bare splitting and decoding", bare, "us a row")
+    yield Result.at_most("async subscriber / bare", coroutine / bare, "x", 3)
+    for other in others:
+        yield Result("Synapse 1.66.0", other, "us a row")
+        yield Result.at_least("Synapse / async subscriber", other / coroutine, "x", 40)
+
+
+def made_up(rows: int) -> bytes:
+    """What a server sends that publishes so many events."""
+    lines = [b"SERVER bench\nPOSITION events master 0 0\n"]
+    lines += [b"RDATA events master %d %s\n" % (token, EVENT) for token in range(1, rows + 1)]
+    return b"".join(lines)
+
+
+def _follow(chunks: list[bytes], rows: int, *, is_async: bool) -> float:
+    clock = Clock()
+    metrics = Metrics(CollectorRegistry())
+    follower = Follower(instance="bench", clock=clock, metrics=metrics, start="earliest")
+    applied: list[int] = []
+    last: list[object] = []
+
+    async def apply(updates: Updates[Any]) -> None:
+        applied.append(len(updates.rows))
+        last[:] = updates.rows
+
+    def apply_plainly(updates: Updates[Any]) -> None:
+        applied.append(len(updates.rows))
+        last[:] = updates.rows
+
+    follower.on(EVENTS)(apply if is_async else apply_plainly)
+    factory = FollowerFactory(
+        follower, dialect=CURRENT, expected_server="bench", clock=clock, metrics=metrics
+    )
+    protocol = factory.buildProtocol(None)
+    protocol.makeConnection(StringTransport())
+    started = time.process_time()
+    for chunk in chunks:
+        protocol.dataReceived(chunk)
+        clock.advance(0)
+    while sum(applied) < rows:
+        clock.advance(0.001)
+    spent = time.process_time() - started
+    assert isinstance(last[0], Event)
+    return spent / rows * 1e6
+
+
+def _bare(chunks: list[bytes], rows: int) -> float:
+    """What nobody can do without: cut lines, cut words, read typed rows."""
+    decode = msgspec.json.Decoder(tuple[Literal["ev"], Event]).decode
+    seen = 0
+    rest = b""
+    started = time.process_time()
+    for chunk in chunks:
+        lines = (rest + chunk).split(b"\n")
+        rest = lines.pop()
+        for line in lines:
+            if line.startswith(b"RDATA "):
+                _, _, _, token, row = line.split(b" ", 4)
+                int(token)
+                decode(row)
+                seen += 1
+    assert seen == rows
+    return (time.process_time() - started) / rows * 1e6

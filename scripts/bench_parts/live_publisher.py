@@ -1,0 +1,155 @@
+"""A publisher over TCP from a log on disk, at a steady rate; its readers are in a second process.
+
+python -m scripts.bench_parts.live_publisher [--seconds S] [--readers N] [--rate ROWS]
+"""
+
+import argparse
+import json
+import re
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry
+from twisted.internet import reactor as installed
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import serverFromString
+from twisted.internet.task import LoopingCall, deferLater
+from twisted.logger import Logger
+
+from synrepl.ports.metrics import Metrics
+from synrepl.replication.publisher import Publisher
+from synrepl.storage import Log, ReactorThread, SQLiteEngine
+from synrepl.streams.table import StreamTable
+from synrepl.transports.tcp import PublisherFactory
+from synrepl.wire.dialect import CURRENT
+
+reactor: Any = installed
+
+WARM_UP_SECONDS: Final = 0.5
+
+FACT: Final = b'[["ev",["$%d","!room:here","m.room.member","@user:here",null,null,"join",false,false]]]'
+"""Its event id tells when it was appended, by the clock that all processes share."""
+
+
+def main() -> None:
+    """Publishes, or reads if told to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--readers", type=int, default=50)
+    parser.add_argument("--rate", type=int, default=5_000)
+    parser.add_argument("--read-from", type=int)
+    options = parser.parse_args()
+    if options.read_from is not None:
+        _read(options.read_from, options.readers)
+        return
+    with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as folder:
+        found = Deferred.fromCoroutine(_publish(folder, options))
+        found.addBoth(_print)
+        reactor.run()
+
+
+def _print(found: Any) -> None:
+    if not isinstance(found, dict):
+        found.printTraceback()
+    else:
+        print(json.dumps(found))
+    reactor.stop()
+
+
+async def _publish(folder: str, options: argparse.Namespace) -> dict[str, float]:
+    log = Log(
+        SQLiteEngine(f"{folder}/synrepl.db"),
+        ReactorThread(reactor, "writing"),
+        ReactorThread(reactor, "reading"),
+        reactor,
+        ephemeral=[],
+        logger=Logger(),
+    )
+    await log.start()
+    metrics = Metrics(CollectorRegistry())
+    publisher = Publisher(log, StreamTable.default(), reactor, metrics, instance="master")
+    factory = PublisherFactory(
+        publisher, server_name="bench", dialect=CURRENT, clock=reactor, metrics=metrics
+    )
+    port = await serverFromString(reactor, "tcp:0:interface=127.0.0.1").listen(factory)
+    command = [sys.executable, "-m", "scripts.bench_parts.live_publisher"]
+    command += ["--read-from", str(port.getHost().port), "--readers", str(options.readers)]
+    readers = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    while sum(follower.reader is not None for follower in publisher.followers) < options.readers:
+        await deferLater(reactor, 0.05)
+
+    sent = 0
+    started, cpu = time.monotonic(), time.process_time()
+
+    def more() -> None:
+        nonlocal sent
+        due = int((time.monotonic() - started) * options.rate)
+        for _ in range(sent, due):
+            log.append("events", "master", [FACT % time.monotonic_ns()])
+        sent = due
+
+    appending = LoopingCall(more)
+    _ = appending.start(0.001)
+    await deferLater(reactor, WARM_UP_SECONDS + options.seconds)
+    appending.stop()
+    took, cpu = time.monotonic() - started, time.process_time() - cpu
+    await deferLater(reactor, 0.5)
+    factory.close("done")
+    publisher.stop()
+    await log.stop()
+    await deferLater(reactor, 0.2)
+    found: dict[str, float] = json.loads(readers.communicate(timeout=30)[0])
+    assert found["rows"] == sent * options.readers, "rows were lost"
+    return {
+        "rows_per_second": sent / took,
+        "cpu_percent": cpu / took * 100,
+        "readers_cpu_percent": found["cpu_seconds"] / took * 100,
+        "p50_ms": found["p50_ms"],
+        "p99_ms": found["p99_ms"],
+    }
+
+
+def _read(port: int, count: int) -> None:
+    """Read with so many connections until they end; tell how old rows were on arrival."""
+    stamp = re.compile(rb'"\$(\d+)"')
+    selector = selectors.DefaultSelector()
+    for _ in range(count):
+        connection = socket.create_connection(("127.0.0.1", port))
+        connection.sendall(b"REPLICATE \n")
+        selector.register(connection, selectors.EVENT_READ)
+    ages: list[int] = []
+    rests: dict[int, bytes] = {}
+    begun = 0
+    while selector.get_map():
+        for key, _ in selector.select():
+            data = key.fileobj.recv(1 << 18)  # type: ignore[union-attr]  # a socket
+            now = time.monotonic_ns()
+            if not data:
+                selector.unregister(key.fileobj)
+                continue
+            whole, _, rests[key.fd] = (rests.get(key.fd, b"") + data).rpartition(b"\n")
+            stamps = [int(digits) for digits in stamp.findall(whole)]
+            begun = begun or (stamps[0] if stamps else 0)
+            ages += [now - then if then - begun > WARM_UP_SECONDS * 1e9 else -1 for then in stamps]
+    cpu = time.process_time()
+    rows = len(ages)
+    ages = sorted(age for age in ages if age >= 0)
+    print(
+        json.dumps(
+            {
+                "rows": rows,
+                "cpu_seconds": cpu,
+                "p50_ms": ages[len(ages) // 2] / 1e6,
+                "p99_ms": ages[len(ages) * 99 // 100] / 1e6,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Writers that append to one log on disk, each waiting for its answer before it goes on.
+
+python -m scripts.bench_parts.log_writers [--writers N] [--seconds S] [--fill FOLDER --rows N]
+"""
+
+import argparse
+import json
+import sqlite3
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor as installed
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.logger import Logger
+
+from scripts.bench_parts.measuring import EVENT
+from synrepl.storage import Log, ReactorThread, SQLiteEngine
+
+reactor: Any = installed
+
+
+def main() -> None:
+    """Measures; or fills a log with rows, to be read."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--writers", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--fill", default="")
+    parser.add_argument("--rows", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as folder:
+        Deferred.fromCoroutine(_run(options.fill or folder, options)).addBoth(_print)
+        reactor.run()
+
+
+def _print(found: Any) -> None:
+    if not isinstance(found, dict):
+        found.printTraceback()
+    else:
+        print(json.dumps(found))
+    reactor.stop()
+
+
+async def _run(folder: str, options: argparse.Namespace) -> dict[str, float]:
+    log = Log(
+        SQLiteEngine(f"{folder}/synrepl.db"),
+        ReactorThread(reactor, "writing"),
+        ReactorThread(reactor, "reading"),
+        reactor,
+        ephemeral=[],
+        logger=Logger(),
+    )
+    await log.start()
+    started = time.monotonic()
+    if options.fill:
+        for start in range(0, options.rows, 1_000):
+            await log.append("events", "master", [b"[%s]" % EVENT] * min(1_000, options.rows - start))
+    else:
+        until = started + options.seconds
+        await gatherResults([Deferred.fromCoroutine(_write(log, until)) for _ in range(options.writers)])
+    took = time.monotonic() - started
+    found = {"facts_per_second": log.serial / took}
+    await log.stop()
+    if not options.fill and options.writers == 1:
+        found["bare_per_second"] = _bare(Path(folder, "bare.db"), options.seconds / 2)
+    return found
+
+
+async def _write(log: Log, until: float) -> None:
+    while time.monotonic() < until:
+        await log.append("events", "master", [b"[%s]" % EVENT])
+
+
+def _bare(path: Path, seconds: float) -> float:
+    """What the disk and SQLite allow: one insert a commit, synced, nothing around it."""
+    database = sqlite3.connect(path, isolation_level=None)
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = FULL")
+    database.execute("CREATE TABLE facts (serial INTEGER PRIMARY KEY, rows BLOB)")
+    commits, started = 0, time.monotonic()
+    while time.monotonic() < started + seconds:
+        database.execute("INSERT INTO facts (rows) VALUES (?)", (EVENT,))
+        commits += 1
+    found = commits / (time.monotonic() - started)
+    database.close()
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""What every measurement needs: what it found, how big to make it, other processes and their cost."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+__all__ = [
+    "EVENT",
+    "ROOT",
+    "DaemonProcess",
+    "Options",
+    "Result",
+    "best",
+    "cpu_seconds",
+    "daemon",
+    "part",
+    "peer",
+    "resident_bytes",
+]
+
+ROOT: Final = Path(__file__).resolve().parent.parent.parent
+
+EVENT: Final = (
+    b'["ev",["$event:here","!room:here","m.room.member","@user:here",null,null,"join",false,false]]'
+)
+"""A row as release 1.66 writes it, and as the log keeps it."""
+
+PATIENCE_SECONDS: Final = 120
+TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+class Options(msgspec.Struct, frozen=True):
+    """How big to make it. `peer` is the interpreter of a real Synapse, if there is one."""
+
+    quick: bool = False
+    rows: int | None = None
+    peer: str = ""
+
+    def scaled(self, rows: int) -> int:
+        """So many rows, unless fewer or more are wanted."""
+        return self.rows or (rows // 5 if self.quick else rows)
+
+    @property
+    def seconds(self) -> float:
+        """How long to load something that takes as much as it can."""
+        return 1.0 if self.quick else 4.0
+
+    @property
+    def rounds(self) -> int:
+        """How often to measure what is compared; the best round counts."""
+        return 2 if self.quick else 5
+
+
+class Result(msgspec.Struct):
+    """A line of the table. `aim` in words; `is_met` None: there is none."""
+
+    what: str
+    value: float
+    unit: str
+    aim: str = ""
+    is_met: bool | None = None
+
+    @classmethod
+    def at_least(cls, what: str, value: float, unit: str, aim: float) -> "Result":
+        """The more the better."""
+        return cls(what, value, unit, f">= {aim:,g}", value >= aim)
+
+    @classmethod
+    def at_most(cls, what: str, value: float, unit: str, aim: float) -> "Result":
+        """The less the better."""
+        return cls(what, value, unit, f"<= {aim:,g}", value <= aim)
+
+
+def best(rounds: int, *measures: Callable[[], float]) -> list[float]:
+    """The least that each of these takes, taken in turns, so that a busy moment does not hit only one."""
+    found = [[measure() for measure in measures] for _ in range(rounds)]
+    return [min(taken) for taken in zip(*found, strict=True)]
+
+
+def part(name: str, *arguments: object) -> dict[str, Any]:
+    """What another module of this folder prints, run by itself."""
+    return _last_line([sys.executable, "-m", f"scripts.bench_parts.{name}", *map(str, arguments)])
+
+
+def peer(options: Options, name: str, *arguments: object) -> dict[str, Any]:
+    """What Synapse's own classes need for the same work."""
+    return _last_line([options.peer, str(ROOT / "tests/interop/peers" / name), *map(str, arguments)])
+
+
+def _last_line(command: list[str]) -> dict[str, Any]:
+    done = subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=PATIENCE_SECONDS
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+class DaemonProcess:
+    """``twistd -n synrepl`` over a log in `folder`, ready to be asked."""
+
+    def __init__(self, folder: str) -> None:
+        self._said: list[str] = []
+        self._is_ready = threading.Event()
+        code = "from twisted.scripts.twistd import run; run()"
+        anywhere = "tcp:0:interface=127.0.0.1"
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-c", code, "--nodaemon", "--pidfile=", "synrepl"),
+                *("--listen", anywhere, "--http", anywhere, "--database", f"sqlite:{folder}/synrepl.db"),
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.pid = self._process.pid
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+        if not self._is_ready.wait(PATIENCE_SECONDS) or self._process.poll() is not None:
+            self.stop()
+            raise SystemExit("\n".join(["the daemon did not start:", *self._said]))
+        self.follow = self._port("followers")
+        self.http = self._port("http")
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._said.append(line.rstrip())
+            if "ready:" in line:
+                self._is_ready.set()
+        self._is_ready.set()
+
+    def _port(self, what: str) -> int:
+        found = re.search(rf"{what}: listening at tcp:127\.0\.0\.1:(\d+)", "\n".join(self._said))
+        assert found is not None
+        return int(found[1])
+
+    def stop(self) -> None:
+        """End it well, or at least end it."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+
+@contextmanager
+def daemon(folder: str = "") -> Iterator[DaemonProcess]:
+    """A daemon while the block runs; over an empty log unless a folder with one is given."""
+    with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as empty:
+        running = DaemonProcess(folder or empty)
+        try:
+            yield running
+        finally:
+            running.stop()
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process has used, in all of its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that a process holds."""
+    found = re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024

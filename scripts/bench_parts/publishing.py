@@ -1,0 +1,93 @@
+"""Publishing: facts in, lines out to many followers."""
+
+import time
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.logger import Logger
+
+from scripts.bench_parts.measuring import EVENT, Options, Result, best, part, peer
+from synrepl.ports.metrics import Metrics
+from synrepl.replication.publisher import Publisher
+from synrepl.storage import ImmediateThread, Log, MemoryEngine
+from synrepl.streams.table import StreamTable
+from synrepl.transports.tcp import PublisherFactory
+from synrepl.wire.dialect import CURRENT
+
+__all__ = ["live", "publisher"]
+
+FOLLOWERS: Final = 50
+FACT: Final = b"[%s]" % EVENT
+
+
+def publisher(options: Options) -> Iterator[Result]:
+    """In memory; as the facts come one by one, in groups, and all at once, as Synapse would send them."""
+    rows = options.scaled(5_000)
+    measures = [partial(_publish, rows, at_once) for at_once in (1, 20, rows)]
+    if options.peer:
+        measures.append(partial(_publish_by_peer, options, rows))
+    single, grouped, whole, *others = best(options.rounds, *measures)
+    yield Result(f"to {FOLLOWERS} followers, one by one", single, "us a row x follower")
+    yield Result("20 facts at a time", grouped, "us a row x follower")
+    yield Result("all at once", whole, "us a row x follower")
+    for other in others:
+        yield Result("Synapse 1.66.0, all at once", other, "us a row x follower")
+        yield Result.at_least("Synapse / ours, all at once", other / whole, "x", 15)
+
+
+def live(options: Options) -> Iterator[Result]:
+    """Over TCP, to readers in a second process, from a log on disk."""
+    found = part("live_publisher", "--seconds", 2 if options.quick else 5, "--readers", FOLLOWERS)
+    yield Result("rows sent", found["rows_per_second"], f"rows/s to {FOLLOWERS}")
+    yield Result("append to reader, p50", found["p50_ms"], "ms")
+    yield Result.at_most("append to reader, p99", found["p99_ms"], "ms", 50)
+    yield Result("CPU of the publisher", found["cpu_percent"], "% of a core")
+    yield Result("CPU of the readers", found["readers_cpu_percent"], "% of a core")
+
+
+class Sink(StringTransport):
+    """Counts the rows written to it, and keeps nothing; just as the one in Synapse's measurement."""
+
+    rows = 0
+
+    def write(self, data: bytes) -> None:
+        self.rows += data.count(b"RDATA ")
+
+    def writeSequence(self, data: Iterable[bytes]) -> None:
+        for piece in data:
+            self.write(piece)
+
+
+def _publish(rows: int, at_once: int) -> float:
+    clock = Clock()
+    log = Log(MemoryEngine(), ImmediateThread(), ImmediateThread(), clock, ephemeral=[], logger=Logger())
+    Deferred.fromCoroutine(log.start())
+    metrics = Metrics(CollectorRegistry())
+    publisher = Publisher(log, StreamTable.default(), clock, metrics, instance="master")
+    factory = PublisherFactory(publisher, server_name="bench", dialect=CURRENT, clock=clock, metrics=metrics)
+    sinks = [Sink() for _ in range(FOLLOWERS)]
+    for sink in sinks:
+        protocol = factory.buildProtocol(None)
+        protocol.makeConnection(sink)
+        protocol.dataReceived(b"REPLICATE \n")
+    started = time.process_time()
+    for start in range(0, rows, at_once):
+        facts = [FACT] * min(at_once, rows - start)
+        log.append("events", "master", facts)
+        clock.advance(0.001 * len(facts))
+    clock.advance(0.01)
+    spent = time.process_time() - started
+    assert all(sink.rows == rows for sink in sinks)
+    return spent / rows / FOLLOWERS * 1e6
+
+
+def _publish_by_peer(options: Options, rows: int) -> float:
+    found: float = peer(options, "bench_publisher.py", "--rows", rows, "--followers", FOLLOWERS)[
+        "us_per_row_follower"
+    ]
+    return found

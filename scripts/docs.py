@@ -1,0 +1,349 @@
+"""Writes the pages of docs/reference that are derived from the code: what is declared once is told once."""
+
+import argparse
+import inspect
+import re
+import sys
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from synrepl.cli.main import main as synrepl_command  # noqa: E402  # after the path
+from synrepl.cli.trouble import EXIT_CODES  # noqa: E402
+from synrepl.config import table_for_the_manual  # noqa: E402
+from synrepl.ports.metrics import Metrics  # noqa: E402
+from synrepl.streams.declare import Stream  # noqa: E402
+from synrepl.streams.table import StreamTable  # noqa: E402
+from synrepl.wire.codec import MAX_LENGTH  # noqa: E402
+from synrepl.wire.commands import declared_commands  # noqa: E402
+from synrepl.wire.declare import Command, Form, Side  # noqa: E402
+from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect, Release, Span  # noqa: E402
+
+REFERENCE: Final = ROOT / "docs" / "reference"
+MADE: Final = "<!-- Written by scripts/docs from the code; edit that. -->\n"
+
+WIRE: Final = f"""\
+Lines of UTF-8, each ended by LF and without it at most {MAX_LENGTH:,} bytes long: a word, and what belongs
+to it. A release of Synapse knows some commands, and some of their fields. Where no releases are named,
+something has always been so, that is since 0.21. A connection speaks as one release does. What only
+Redis carries is read and written by nobody yet: this version of synrepl speaks TCP.
+Dialects that have a name:"""
+
+STREAMS: Final = """\
+Rows are JSON arrays; those of a stream with several kinds are `[tag, [fields]]`. The fields below are those
+of the newest shape, in order, with the releases that have them. Coming in, a row of any release is taken, and
+where it lacks a field the value in the last column is assumed. A field that says "before" a release is gone
+from the newest shape.
+
+* **Kept** streams are in the log on disk. **Ephemeral** ones are held in memory, and their tokens begin anew
+  with the daemon.
+* The **key** tells which rows replace earlier ones.
+* **Ordered**: facts arrive in the order of their tokens.
+* **Monotonic**: tokens do not go back when the writer restarts."""
+
+SETTINGS: Final = """\
+Of `twistd synrepl` and `twist synrepl`: flags, or keys of the YAML file that `--config` names; flags win. An
+unknown key is an error. An example is [contrib/config.example.yaml](../../contrib/config.example.yaml).
+
+There is no trimming of the log yet: what is said about leases and about retaining is checked, and does
+nothing."""
+
+METRICS: Final = """\
+At `/metrics` of the HTTP endpoint, in the format of Prometheus. Labels come from closed sets: names of
+streams, writers and commands, and directions (`in`, `out`)."""
+
+METRICS_OF_FOLLOWERS: Final = """\
+Gaps, refused rows, reconnects and fetches that failed are counted where the follower is: in a worker, give
+`Follower` and `connect` a `Metrics` with a registry that you serve."""
+
+SENDERS: Final = {Side.SERVER: "the server", Side.CLIENT: "the client", Side.BROKER: "Redis, from anyone"}
+
+
+# The wire
+
+
+def wire() -> str:
+    """Every command."""
+    lines = [
+        "# The wire",
+        "",
+        WIRE,
+        "",
+        *(f"* `{one}` is release {_release(one.release)}" for one in (LEGACY, MIDDLE, CURRENT)),
+        "",
+        f"The newest release looked at is {_release(NEWEST.release)}.",
+    ]
+    for command in declared_commands():
+        lines += ["", f"## {command.NAME}", "", *_doc(command), "", *_about(command)]
+    return _page(lines)
+
+
+def _about(command: type[Command]) -> Iterator[str]:
+    senders = ", ".join(name for side, name in SENDERS.items() if side & command.SENT_BY)
+    yield f"Sent by: {senders}. Releases: {_span(command.SPAN)}."
+    yield ""
+    yield from _table(
+        ("releases", "line"), [(_span(span), f"`{grammar}`") for span, grammar in _grammars(command)]
+    )
+    if command.FIELDS:
+        types = typing.get_type_hints(command)
+        yield ""
+        yield from _table(
+            ("field", "type", "releases", "elsewhere"),
+            [
+                (
+                    f"`{field.name}`",
+                    f"`{_type(types[field.name])}`",
+                    _span(field.span),
+                    _default(field.default) if _span(field.span) != "all" else "",
+                )
+                for field in command.FIELDS
+            ],
+        )
+    yield ""
+    yield "```text"
+    yield from dict.fromkeys(line.rstrip() for line in command.EXAMPLES.values())
+    yield "```"
+
+
+def _grammars(command: type[Command]) -> list[tuple[Span, str]]:
+    """The line as each range of releases writes it; ranges that write it alike are one."""
+    spans = [command.SPAN, *(field.span for field in command.FIELDS)]
+    ends = {edge for span in spans for edge in (span.since, span.until) if edge is not None}
+    edges = sorted(edge for edge in ends if edge in command.SPAN)
+    found: list[tuple[Span, str]] = []
+    for place, edge in enumerate(edges):
+        until = edges[place + 1] if place + 1 < len(edges) else command.SPAN.until
+        grammar = Form(command, Dialect(release=edge, name=_release(edge))).grammar()
+        since = found.pop()[0].since if found and found[-1][1] == grammar else edge
+        found.append((Span(since=since, until=until), grammar))
+    return found
+
+
+# The streams
+
+
+def streams() -> str:
+    """Every stream."""
+    table = StreamTable.default()
+    lines = [
+        "# The streams",
+        "",
+        STREAMS,
+        "",
+        *_table(
+            ("stream", "where", "releases", "ordered", "monotonic"),
+            [
+                (
+                    f"[`{one.name}`](#{one.name})",
+                    _kept(one),
+                    _span(one.span),
+                    _yes(one.ordered),
+                    _yes(one.monotonic),
+                )
+                for one in table
+            ],
+        ),
+    ]
+    for stream in table:
+        lines += ["", f"## {stream.name}", "", *_stream(stream)]
+    return _page(lines)
+
+
+def _stream(stream: Stream[Any]) -> Iterator[str]:
+    for place, kind in enumerate(stream._kinds):
+        if place:
+            yield ""
+        if kind.tag:
+            yield f"### `{kind.tag}`"
+            yield ""
+        yield from _doc(kind.row)
+        yield ""
+        flat = f" Before {_release(kind.flat.until)}: the bare fields." if kind.flat.until else ""
+        yield f"Releases: {_span(_both(stream.span, kind.span))}.{flat} Key: {_key(stream, kind.row)}."
+        yield ""
+        yield from _table(
+            ("field", "type", "releases", "assumed"),
+            [
+                (
+                    f"`{field.name}`",
+                    f"`{_type(field.type)}`",
+                    _span(field.span),
+                    _default(field.default) if _span(field.span) != "all" and not field.gone else "",
+                )
+                for field in kind._fields
+            ],
+        )
+
+
+def _key(stream: Stream[Any], row: type[Any]) -> str:
+    """Which fields are the key, found by asking it about a row whose fields hold their own names."""
+    if stream.key is None:
+        return "none, every row counts"
+    names = list(row.__struct_fields__)
+    found = [str(part).strip('"') for part in stream.key(row(*names))]
+    return ", ".join(f"`{part}`" for part in found if part in names)
+
+
+def _both(one: Span, other: Span) -> Span:
+    until = min((span.until for span in (one, other) if span.until), default=None)
+    return Span(since=max(one.since, other.since), until=until)
+
+
+def _kept(stream: Stream[Any]) -> str:
+    return "ephemeral" if stream.ephemeral else "kept"
+
+
+# Settings, metrics, commands
+
+
+def settings() -> str:
+    """Every setting."""
+    return _page(
+        [
+            "# The settings",
+            "",
+            SETTINGS,
+            "",
+            table_for_the_manual().rstrip(),
+        ]
+    )
+
+
+def metrics() -> str:
+    """Every number."""
+    made = Metrics(CollectorRegistry())
+    rows = []
+    for one in vars(made).values():
+        if isinstance(one, MetricWrapperBase) and not one._labelvalues:
+            family = next(iter(one.describe()))
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            labels = ", ".join(f"`{label}`" for label in one._labelnames)
+            rows.append((f"`{name}`", family.type, labels, family.documentation))
+    return _page(
+        [
+            "# The metrics",
+            "",
+            METRICS,
+            "",
+            *_table(("name", "type", "labels", "what"), rows),
+            "",
+            METRICS_OF_FOLLOWERS,
+        ]
+    )
+
+
+def cli() -> str:
+    """Every command of `synrepl`."""
+    lines = [
+        "# The command line",
+        "",
+        f"`synrepl`: {inspect.getdoc(synrepl_command.callback)} `python -m synrepl` is the same.",
+        "",
+        EXIT_CODES,
+        "",
+        "The daemon is started by `twistd` or `twist`: see [the settings](settings.md).",
+    ]
+    for name, command in synrepl_command.commands.items():
+        arguments = [one for one in command.params if isinstance(one, click.Argument)]
+        options = [one for one in command.params if isinstance(one, click.Option)]
+        usage = " ".join([f"synrepl {name}", *(one.human_readable_name for one in arguments), "[options]"])
+        lines += ["", f"## {name}", "", f"    {usage}", "", *_doc(command.callback), ""]
+        lines += _table(("option", "default", ""), [_option(one) for one in options])
+    return _page(lines)
+
+
+def _option(option: click.Option) -> tuple[str, str, str]:
+    flag = ", ".join(option.opts)
+    if not option.is_flag:
+        choices = "\\|".join(option.type.choices) if isinstance(option.type, click.Choice) else ""
+        flag += f" {option.metavar or choices or option.type.name.upper()}"
+    default = "required" if option.required else ""
+    if option.show_default and option.default is not None and not option.required:
+        default = f"`{option.default}`"
+    return f"`{flag}`", default, option.help or ""
+
+
+# Markdown
+
+
+def _page(lines: Iterable[str]) -> str:
+    title, *rest = lines
+    return "\n".join([title, "", MADE.rstrip(), *rest]) + "\n"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    texts = ["| " + " | ".join(cell.replace(" | ", " \\| ") for cell in row) + " |" for row in rows]
+    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *texts]
+
+
+def _doc(documented: object) -> list[str]:
+    return (inspect.getdoc(documented) or "").splitlines()
+
+
+def _type(of: Any) -> str:
+    text = of.__name__ if isinstance(of, type) and not typing.get_args(of) else str(of)
+    return re.sub(r"\b(typing|builtins|collections\.abc)\.", "", text)
+
+
+def _release(release: Release | None) -> str:
+    return ".".join(map(str, release if release and release[2] else (release or ())[:2]))
+
+
+def _span(span: Span) -> str:
+    text = str(span).replace("until", "before")
+    return "all" if text == "always" else text
+
+
+def _default(value: object) -> str:
+    words = {None: "null", True: "true", False: "false"}
+    if isinstance(value, bool) or value is None:
+        return f"`{words[value]}`"
+    return f"`{value}`" if isinstance(value, (str, int, list, dict)) and value != "" else "empty"
+
+
+def _yes(claim: bool) -> str:
+    return "yes" if claim else "no"
+
+
+PAGES: Final[dict[str, Callable[[], str]]] = {
+    "wire.md": wire,
+    "streams.md": streams,
+    "settings.md": settings,
+    "metrics.md": metrics,
+    "cli.md": cli,
+}
+
+
+def outdated(folder: Path = REFERENCE) -> dict[Path, str]:
+    """The pages whose file does not say what the code does, and what they should say."""
+    made = {folder / name: page() for name, page in PAGES.items()}
+    return {path: text for path, text in made.items() if not path.exists() or path.read_text("utf-8") != text}
+
+
+def main() -> int:
+    """Write what has changed, or only complain."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
+    options = parser.parse_args()
+    changed = outdated()
+    for path, text in changed.items():
+        if options.check:
+            print(f"out of date: {path.relative_to(ROOT)}; run scripts/docs", file=sys.stderr)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")
+    return 1 if options.check and changed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""The manual: what is derived from the code says what the code does."""
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from scripts.docs import PAGES, REFERENCE, metrics
+from synrepl.ports.metrics import Metrics
+
+ROOT = Path(__file__).resolve().parent.parent
+
+LINK = re.compile(r"\[[^\]]*\]\((?!https?:)([^)#]*)(#[^)]*)?\)")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_derived_page_is_up_to_date(name: str) -> None:
+    """Otherwise: scripts/docs."""
+    assert (REFERENCE / name).read_text("utf-8") == PAGES[name]()
+
+
+def test_the_manual_and_a_scrape_name_the_same_metrics() -> None:
+    """An operator finds every number that is told about, and is told about every number."""
+    told = set(re.findall(r"^\| `(synrepl_\w+)`", metrics(), re.MULTILINE))
+
+    scraped = generate_latest(Metrics(CollectorRegistry()).registry).decode()
+
+    found = set(re.findall(r"^# HELP (\w+)", scraped, re.MULTILINE))
+    # The client adds a _created to each counter, when it has a value.
+    assert told == {name for name in found if not name.endswith("_created")}
+
+
+def test_every_stream_and_command_has_a_heading() -> None:
+    """Whatever else changes, nothing is left out."""
+    from synrepl.streams.table import StreamTable
+    from synrepl.wire.codec import COMMANDS
+
+    assert [stream.name for stream in StreamTable.default()] == _headings("streams.md")
+    assert list(COMMANDS) == _headings("wire.md")
+
+
+def _headings(name: str) -> list[str]:
+    return re.findall(r"^## (\S+)$", (REFERENCE / name).read_text("utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name
+)
+def test_links_within_the_manual_lead_somewhere(page: Path) -> None:
+    """Links to other pages and files; those to the net are not followed."""
+    targets = [found[1] for found in LINK.finditer(page.read_text("utf-8")) if found[1]]
+
+    assert [] == [target for target in targets if not (page.parent / target).exists()]
