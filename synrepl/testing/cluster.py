@@ -71,6 +71,11 @@ class FakeDaemon:
         self._ring_bytes = ring_bytes
         self._threads: list[DelayedThread] = []
 
+    def address_for(self, dialect: Dialect) -> str:
+        """Where a follower of this dialect connects."""
+        told = {dialect: address for address, dialect in self.addresses.items()}
+        return told.get(dialect, self.name)
+
     def start(self) -> "Deferred[None]":
         """Open the log and listen; fires when that is done."""
         return Deferred.fromCoroutine(self._start())
@@ -209,8 +214,7 @@ class FakeWorker:
             metrics=self.metrics,
         )
         self._factory.jitter = 0  # chance comes from the simulation alone
-        address = f"{daemon.name}-middle" if dialect == MIDDLE else daemon.name
-        self._endpoint = MemoryEndpoint(network, name, address)
+        self._endpoint = MemoryEndpoint(network, name, daemon.address_for(dialect))
 
     def start(self) -> None:
         """Connect, and stay connected."""

@@ -13,6 +13,7 @@ import msgspec
 from twisted.internet.task import Clock, deferLater
 from twisted.logger import LogLevel, globalLogPublisher
 
+from synrepl.replication.following import following
 from synrepl.replication.updates import Updates
 from synrepl.storage import digest
 from synrepl.streams.facts import Fact
@@ -43,6 +44,7 @@ class _Slot:
     def __init__(self, name: str, dialect: Dialect) -> None:
         self.name = name
         self.dialect = dialect
+        self.knows_writers = not following(dialect).pushed
         self.positions = MemoryPositions()
         self.lives: list[_Life] = []
         self.seen: set[tuple[str, int]] = set()
@@ -280,10 +282,10 @@ class Simulation:
         for stream in self.daemon.table.known_to(slot.dialect):
             if stream.ephemeral:
                 continue
-            if slot.dialect == LEGACY:
-                reached = {"master": self.daemon.log.linear_position(stream.name)}
-            else:
+            if slot.knows_writers:
                 reached = self.daemon.log.positions(stream.name)
+            else:
+                reached = {"master": self.daemon.log.linear_position(stream.name)}
             if any(positions.get(stream.name, {}).get(w, 0) != t for w, t in reached.items() if t):
                 return False
         return True
@@ -333,12 +335,12 @@ class Simulation:
             rows = [stream.decode(row, slot.dialect) for row in stream.cut_fact(fact.rows, slot.dialect)]
             if rows != updates.rows:
                 self._fail(f"G2: {slot.name} applied {key} as {updates.rows}, not as {rows}")
-            if slot.dialect != LEGACY and updates.writer != fact.writer:
+            if slot.knows_writers and updates.writer != fact.writer:
                 self._fail(f"{slot.name} took {key} of {fact.writer} for one of {updates.writer}")
             if key in seen:
                 self._fail(f"G6: {slot.name} applied {key} twice")
             seen.add(key)
-            if stream.ordered and not (slot.dialect == LEGACY and updates.stream == "account_data"):
+            if following(slot.dialect).keeps_order(updates.stream, stream.ordered):
                 at = (updates.stream, updates.writer)
                 if updates.token <= last[at]:
                     self._fail(f"G1: {slot.name} applied {key} of {updates.writer} after {last[at]}")

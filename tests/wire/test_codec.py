@@ -123,7 +123,7 @@ BAD_LINES = [
     (
         CURRENT,
         b"USER_SYNC @a:b start 1",
-        "cannot parse USER_SYNC: expected USER_SYNC <instance_id> <user_id> start|end <last_sync_ms: integer>",
+        "cannot parse USER_SYNC: expected USER_SYNC <instance_id> <user_id> start|end <last_sync_ms",
     ),
     (
         CURRENT,

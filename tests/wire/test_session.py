@@ -1,5 +1,7 @@
 """A connection's conversation, without a connection."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -386,7 +388,7 @@ def test_nothing_that_a_peer_sends_makes_a_session_raise(
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     closes = 0
 
-    for start, end in zip(places, places[1:], strict=False):
+    for start, end in pairwise(places):
         chunk = data[start:end]
         whole, too_long = lines.feed(chunk)
         actions = session.receive(whole, clean=chunk.isascii() and b"\r" not in chunk)
