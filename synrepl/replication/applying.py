@@ -251,6 +251,8 @@ class StreamFollower:
         self._ready.add(command.instance)
         if self._pushed:
             self._before_push = None
+            if command.token < self.known.get(command.instance, command.token):
+                self._remembered.clear()  # it began anew: the same rows at the same tokens are news
             self.known[command.instance] = command.token
             self._reached(command)
         else:

@@ -405,6 +405,21 @@ class TestTokensThatGoBack:
         assert story.tokens() == [9, 2]
         assert story.follower.positions() == {"to_device": {"master": 9}, "typing": {"master": 2}}
 
+    @pytest.mark.parametrize("stream", ["typing", "federation", "account_data"])
+    def test_the_same_row_at_the_same_token_of_a_new_life_is_news(self, stream: str) -> None:
+        """A restarted master of 1.0 says the very same line again, and means it."""
+        rows_of = {
+            "typing": '["!r", []]',
+            "federation": '["p", {}]',
+            "account_data": '["@a:hs", null, "t", "{}"]',
+        }
+        story = Story(LEGACY, stream).hears(f"POSITION {stream} 1", f"RDATA {stream} 2 {rows_of[stream]}")
+        story.reconnect()
+
+        story.hears(f"POSITION {stream} 1", f"RDATA {stream} 2 {rows_of[stream]}")
+
+        assert story.tokens() == [2, 2]
+
     @pytest.mark.parametrize(
         ("dialect", "lines"),
         [
