@@ -252,7 +252,8 @@ class StreamFollower:
         if self._pushed:
             self._before_push = None
             if command.token < self.known.get(command.instance, command.token):
-                self._remembered.clear()  # it began anew: the same rows at the same tokens are news
+                # It began anew: the same rows at the same tokens are news.
+                self._remembered = {key: None for key in self._remembered if key[1] <= command.token}
             self.known[command.instance] = command.token
             self._reached(command)
         else:

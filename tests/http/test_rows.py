@@ -132,6 +132,34 @@ class CatchUpTests(SiteCase):
         self.assertEqual([[1, EVENT], [1, ["state-all", ["!r"]]]], whole)
         self.assertEqual([[1, ["ev", ["$e", "!r", "m.room.message", None, None, None]]]], cut)
 
+    def test_rows_are_cut_to_the_release_that_a_worker_names(self) -> None:
+        """One port serves all releases, and tells by the User-Agent of real workers which one asks."""
+        self.post("receipts", [receipt()])
+        whole = [[1, receipt()]]
+        cut = [[1, receipt()[:4] + receipt()[5:]]]  # thread_id is newer
+        cases = {
+            "Synapse/1.66.0": cut,
+            "Synapse/1.66.0rc1 (b=develop,abcdef) a suffix": cut,
+            "Synapse/1.98": whole,
+            "Synapse/0.20.0": whole,
+            "Synapse": whole,
+            "treq Synapse/1.66.0": whole,
+        }
+
+        for agent, updates in cases.items():
+            with self.subTest(agent):
+                answer = self.updates("receipts", 0, 1, f"User-Agent: {agent}")
+                self.assertEqual(updates, answer["updates"])
+
+    def test_what_is_set_goes_before_what_a_worker_names(self) -> None:
+        """The operator knows better."""
+        self.post("events", [EVENT])
+        self.site = self.make_site(dialect=Dialect.parse("1.22"))
+
+        answer = self.updates("events", 0, 1, "User-Agent: Synapse/1.66.0")
+
+        self.assertEqual([[1, ["ev", ["$e", "!r", "m.room.message", None, None, None]]]], answer["updates"])
+
     def test_a_stream_that_the_dialect_lacks_is_unknown(self) -> None:
         """As it would be to a server of that release."""
         self.site = self.make_site(dialect=Dialect.parse("1.22"))

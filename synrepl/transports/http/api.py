@@ -3,6 +3,7 @@
 Klein imports the reactor, so only `server.make_site` imports this module, and only when it is called.
 """
 
+import re
 from collections.abc import Awaitable, Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
@@ -16,6 +17,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
+from synrepl.errors import ConfigError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
@@ -43,6 +45,20 @@ MAX_WAIT_SECONDS: Final = 300.0
 JSON: Final = b"application/json"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 CATCH_UP: Final = "/_synapse/replication/get_repl_stream_updates/"
+
+_synapse: Final = re.compile(r"Synapse/([0-9]{1,3}\.[0-9]{1,4}(?:\.[0-9]{1,4})?)", re.ASCII)
+
+
+def _worker_dialect(request: Any) -> Dialect | None:
+    """The release of a real worker, which its User-Agent names (``Synapse/1.66.0``): it dies of a field or a
+    kind of row that it does not know."""
+    found = _synapse.match(request.getHeader("user-agent") or "")
+    if found is None:
+        return None
+    try:
+        return Dialect.parse(found[1])
+    except ConfigError:  # a release before the wire: nothing we could cut rows to
+        return None
 
 
 class Api:
@@ -129,12 +145,13 @@ class Api:
 
         async def answer() -> bytes:
             declared = self._table.get(stream)
-            if declared is None or (self._dialect and self._dialect.release not in declared.span):
+            dialect = self._dialect or _worker_dialect(request)
+            if declared is None or (dialect and dialect.release not in declared.span):
                 raise Refused(400, "M_UNKNOWN", "Unknown stream")
             after = token_as_synapse(request, "from_token")
             upto = token_as_synapse(request, "upto_token")
             texts: Callable[[bytes], list[bytes]] = jsontext.split
-            if (dialect := self._dialect) is not None:
+            if dialect is not None:
                 texts = lambda rows: declared.cut_fact(rows, dialect)  # noqa: E731
             found = await read_page(
                 self._log,

@@ -1,0 +1,1 @@
+"""synrepl against real Synapse releases. Run by scripts/interop; see README.md here."""
