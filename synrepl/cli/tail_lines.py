@@ -7,21 +7,13 @@ from twisted.internet.defer import Deferred
 
 from synrepl.cli.tailing import PrintedPositions, Tailing
 from synrepl.connecting import connect
-from synrepl.replication.follower import Event, Follower
+from synrepl.replication.follower import Event, Follower, untyped
 from synrepl.replication.updates import Updates
 from synrepl.storage.positions import FilePositions
-from synrepl.streams.declare import Stream, row
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import Dialect
 
 __all__ = ["tail_lines"]
-
-
-@row
-class _AnyRow:
-    """Stands for the rows of streams that are unknown here; they are printed as they come."""
-
-    value: Any
 
 
 def tail_lines(
@@ -61,7 +53,7 @@ def tail_lines(
     if streams:
         known = StreamTable.default()
         for one in streams:
-            follower.on(known.get(one) or Stream(one, _AnyRow))(show)
+            follower.on(known.get(one) or untyped(one))(show)
     else:
         follower.on_everything(show)
     follower.on_event(lambda event: _show_event(tailing, event))

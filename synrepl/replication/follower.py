@@ -26,7 +26,7 @@ from synrepl.wire.declare import Command
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.runs import Rows
 
-__all__ = ["Event", "Follower", "FollowerConnection"]
+__all__ = ["Event", "Follower", "FollowerConnection", "untyped"]
 
 R = TypeVar("R")
 C = TypeVar("C", bound=Command)
@@ -348,7 +348,7 @@ class Follower:
         assert self._way is not None
         assert self._dialect is not None
         if self._raw and self._everyone:
-            stream: Stream[Any] = Stream(name, _AnyRow)
+            stream = untyped(name)
             follower = self._stream(stream)
             follower.subscribers.extend(self._everyone)
             follower.connected(self._way, self._decoder(stream, self._dialect))
@@ -459,6 +459,11 @@ class _AnyRow:
     """Stands for the rows of a stream unknown here, which are not looked at."""
 
     value: Any
+
+
+def untyped(name: str) -> Stream[Any]:
+    """A stream of which nothing is known but its name, for a follower that takes rows raw."""
+    return Stream(name, _AnyRow)
 
 
 def _decode_raw(stream: str, rows: list[bytes]) -> list[Any]:

@@ -101,8 +101,8 @@ class HttpCatchUp:
         await self._http.stop()
 
 
-class HttpChangelog:
-    """Reads a daemon's log over HTTP. `timeout` bounds, in seconds, the wait for an answer to begin."""
+class _Daemon:
+    """A daemon of ours, over HTTP. `timeout` bounds, in seconds, the wait for an answer to begin."""
 
     def __init__(
         self,
@@ -115,6 +115,14 @@ class HttpChangelog:
     ) -> None:
         self._base_url = base_url.rstrip("/")
         self._http = _Http(reactor, secret, timeout, client)
+
+    async def stop(self) -> None:
+        """Close the idle connections."""
+        await self._http.stop()
+
+
+class HttpChangelog(_Daemon):
+    """Reads a daemon's log over HTTP."""
 
     async def pages(
         self,
@@ -155,25 +163,9 @@ class HttpChangelog:
         told = response.headers.getRawHeaders("synrepl-serial") or [""]
         return max(since, int(told[0])) if told[0].isdecimal() else since
 
-    async def stop(self) -> None:
-        """Close the idle connections."""
-        await self._http.stop()
 
-
-class HttpAppender:
+class HttpAppender(_Daemon):
     """Adds facts to a daemon's log over HTTP."""
-
-    def __init__(
-        self,
-        reactor: Any,
-        base_url: str,
-        secret: str | None = None,
-        *,
-        timeout: float = 60.0,
-        client: Any = None,
-    ) -> None:
-        self._base_url = base_url.rstrip("/")
-        self._http = _Http(reactor, secret, timeout, client)
 
     async def append(
         self, stream: str, facts: list[list[Any]], writer: str | None = None, key: str | None = None
