@@ -101,7 +101,8 @@ class StreamFollower:
         self._wanted: dict[str, int] = {}
         # For streams whose tokens do not tell what is new: the facts of late.
         self._remembered: dict[tuple[str, int, int], None] = {}
-        # Of this connection:
+        # Of this connection, the first, second ...:
+        self._connection = 0
         self._pushed = False
         self._compares = True
         self._decode_many: Callable[[list[bytes]], list[Any]] = list
@@ -131,6 +132,7 @@ class StreamFollower:
         A subscriber that is at work is let finish; what is being fetched is asked for again by the next
         POSITION.
         """
+        self._connection += 1
         self._empty_queue()
         self._ready.clear()
         self._held = None
@@ -428,6 +430,7 @@ class StreamFollower:
 
     async def _fetch(self, command: Position, after: int, attempts: int | None) -> None:
         writer, upto = command.instance, command.token
+        connection = self._connection
         attempt = 0
         while after < upto:
             try:
@@ -452,6 +455,8 @@ class StreamFollower:
             attempt = 0
             for token, rows in page.facts:
                 await self._apply_fetched(writer, token, rows)
+            if connection != self._connection:
+                return  # lost while a subscriber was busy: the next POSITION asks for the rest
             after = page.upto if page.limited else upto
         else:
             self._close_gap(writer)

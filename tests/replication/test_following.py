@@ -284,6 +284,31 @@ class TestPositions:
         assert story.tokens() == list(range(2, 10))
         assert story.gaps() == (1, 1)
 
+    def test_a_fetch_ends_with_its_connection_also_while_a_subscriber_is_busy(self) -> None:
+        """What it would ask next may never be answered; the next POSITION asks for the rest."""
+        story = Story(CURRENT, "push_rules")
+        waits: list[Deferred[None]] = []
+        begun: list[int] = []
+
+        @story.follower.on(TABLE["to_device"])
+        async def slow(updates: Updates[Any]) -> None:
+            begun.append(updates.token)
+            waits.append(Deferred())
+            await waits[-1]
+
+        story.hears("POSITION to_device master 1 1")
+        story.shelve("to_device", [2, 3])
+        story.shelf.page = 1
+        story.hears("POSITION to_device master 3 3")
+        story.network.stop_listening("master")
+        story.master.drop()
+        waits.pop().callback(None)
+        story.wait()
+
+        assert begun == [2]
+        assert story.shelf.asked == [("to_device", "master", 1, 3)]
+        assert story.follower.positions() == {"to_device": {"master": 2}}
+
     def test_too_much_waiting_is_let_go_and_fetched_later(self) -> None:
         """Memory is bounded however long HTTP is away."""
         story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
