@@ -389,6 +389,7 @@ class StreamFollower:
         *,
         waiting: Awaitable[None] | None = None,
         failure: Exception | None = None,
+        counts: bool = True,
     ) -> None:
         """Go on with a fact at a subscriber that waits or failed.
 
@@ -414,7 +415,8 @@ class StreamFollower:
                 await self._sleep(attempt)
                 attempt += 1
             waiting = None
-        self._advance(updates.writer, updates.token)
+        if counts:
+            self._advance(updates.writer, updates.token)
 
     def _repair(self, command: Position, *, after: int, is_reset: bool) -> None:
         """Facts are missing up to this position: fetch them."""
@@ -465,16 +467,20 @@ class StreamFollower:
         self._reached(command)
 
     async def _apply_fetched(self, writer: str, token: int, rows: Sequence[bytes]) -> None:
+        """Apply a fact that was missing.
+
+        Where there is no order its token says nothing of the others, which count only when all are applied.
+        """
         if self._compares:
             if token <= self.known.get(writer, -1):
                 return
         elif not self._remember(writer, token, rows):
             return
         updates = self._updates(writer, token, rows)
-        if updates is None:
+        if updates is not None:
+            await self._apply(updates, counts=self._compares)
+        elif self._compares:
             self._advance(writer, token)
-        else:
-            await self._apply(updates)
 
     async def _interruptible(self, work: Awaitable[Any]) -> Any:
         """Wait for something that losing the connection makes pointless. Raises CancelledError then."""

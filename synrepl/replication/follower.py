@@ -165,7 +165,7 @@ class Follower:
         self._watchers.append(watcher)
         return watcher
 
-    def _stream(self, stream: Stream[Any]) -> StreamFollower:
+    def _stream(self, stream: Stream[Any], *, asks: bool = True) -> StreamFollower:
         if stream.name not in self._streams:
             if stream.name not in self.table:
                 self.table = self.table | {stream}
@@ -178,7 +178,20 @@ class Follower:
                 self._batches,
                 dict(self._saved.get(stream.name, {})),
             )
+            if self._connection is not None:
+                self._join(stream, self._connection if asks else None)
         return self._streams[stream.name]
+
+    def _join(self, stream: Stream[Any], connection: FollowerConnection | None) -> None:
+        """Follow a stream while connected already; ask for it on `connection`, unless it comes by itself."""
+        assert self._way is not None
+        assert self._dialect is not None
+        self._streams[stream.name].connected(self._way, self._decoder(stream, self._dialect))
+        if connection is not None and self._dialect.release in stream.span:
+            for command in self._way.requests(
+                [stream.name], everything=False, token=self._resume_token, earliest=self._earliest
+            ):
+                connection.send(command)
 
     @property
     def clock(self) -> IClock:
@@ -345,13 +358,9 @@ class Follower:
         """A stream that nobody here wants, or that this version does not know; the second is worth a word."""
         if name in self.table or name in self._unknown or len(self._unknown) >= MAX_UNKNOWN:
             return None
-        assert self._way is not None
-        assert self._dialect is not None
         if self._raw and self._everyone:
-            stream = untyped(name)
-            follower = self._stream(stream)
+            follower = self._stream(untyped(name), asks=False)
             follower.subscribers.extend(self._everyone)
-            follower.connected(self._way, self._decoder(stream, self._dialect))
             return follower
         self._unknown.add(name)
         self._tell(Event(kind="error", stream=name, text=f"the server has a stream unknown here: {name}"))

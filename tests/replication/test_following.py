@@ -167,6 +167,44 @@ class TestGreeting:
         assert "ERROR Wrong remote: this is other, expected hs" in story.masters[-2].heard
 
 
+class TestJoiningLate:
+    """Streams that are subscribed to while the connection is open."""
+
+    def test_a_stream_joined_late_is_asked_for_and_typed(self) -> None:
+        """A part of a worker may start when the worker has run for long."""
+        story = Story(CURRENT, "push_rules").hears("POSITION push_rules master 1 1")
+        story.master.hears()
+
+        story.follower.on(TABLE["to_device"])(story.apply)
+        story.wait()
+        asked = story.master.hears()
+        story.hears("POSITION push_rules master 1 1", "POSITION to_device master 5 5", *rows(6, 7))
+
+        assert asked == ["REPLICATE "]
+        assert [row.entity for row in story.rows] == ["@u6:hs", "@u7:hs"]
+        assert story.follower.positions() == {"push_rules": {"master": 1}, "to_device": {"master": 7}}
+
+    def test_legacy_asks_for_it_by_name(self) -> None:
+        """And for nothing else again."""
+        story = Story(LEGACY, "push_rules").hears("POSITION push_rules 1")
+        story.master.hears()
+
+        story.follower.on(TABLE["to_device"])(story.apply)
+        story.wait()
+
+        assert story.master.hears() == ["REPLICATE to_device NOW"]
+
+    def test_a_stream_that_nobody_knows_is_followed_raw_without_asking(self) -> None:
+        """As `tail` does."""
+        story = Story(CURRENT, raw=True)
+        story.master.hears()
+
+        story.hears("POSITION newest master 1 1", "RDATA newest master 2 [1]", "RDATA newest master 3 [2]")
+
+        assert [[1], [2]] == story.rows
+        assert story.master.hears() == []
+
+
 class TestPositions:
     """POSITION against what we have: the five cases, and whether anything is asked over HTTP for them."""
 
@@ -308,6 +346,30 @@ class TestPositions:
         assert begun == [2]
         assert story.shelf.asked == [("to_device", "master", 1, 3)]
         assert story.follower.positions() == {"to_device": {"master": 2}}
+
+    def test_missed_rows_without_order_count_when_all_are_applied(self) -> None:
+        """Real masters answer with backfill from the newest down: having 48 does not mean having 47."""
+        positions = MemoryPositions()
+        positions.save({"backfill": {"master": 40}})
+        story = Story(CURRENT, "push_rules", positions=positions)
+        waits: list[Deferred[None]] = []
+
+        @story.follower.on(TABLE["backfill"])
+        async def slow(updates: Updates[Any]) -> None:
+            waits.append(Deferred())
+            await waits[-1]
+
+        rows = [(token, [b'["$b","!r","t",null,null,null]']) for token in (48, 47)]
+        story.shelf.facts["backfill", "master"] = rows
+        story.hears("POSITION backfill master 48 48")
+        waits[0].callback(None)
+        story.wait()
+        half = story.follower.positions()
+        waits[1].callback(None)
+        story.wait()
+
+        assert half == {"backfill": {"master": 40}}
+        assert story.follower.positions() == {"backfill": {"master": 48}}
 
     def test_too_much_waiting_is_let_go_and_fetched_later(self) -> None:
         """Memory is bounded however long HTTP is away."""
