@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from itertools import islice
 from types import CoroutineType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 from twisted.internet import defer
@@ -11,9 +11,10 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 
 from synrepl.errors import GapError, ReplicationError, RowError
-from synrepl.ports.interfaces import IClock
 from synrepl.replication.catchup import ICatchUp
 from synrepl.replication.following import Following
+from synrepl.replication.hosting import Host
+from synrepl.replication.repetitions import Repetitions
 from synrepl.replication.running import rest_of, run_now
 from synrepl.replication.updates import Subscriber, Updates
 from synrepl.replication.waiting import Waiting
@@ -21,47 +22,13 @@ from synrepl.streams.batches import Batches
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.runs import Rows
 
-__all__ = ["Host", "Settings", "StreamFollower"]
-
-REMEMBERED: Final = 10_000
-"""Facts of an out-of-order stream that are remembered to tell repetitions; a real master repeats a few
-dozen."""
+__all__ = ["Settings", "StreamFollower"]
 
 RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
 RESET_ATTEMPTS: Final = 3
 """A writer that went back may have lost for good what we missed of its new life: ask so often, then say
 so."""
-
-
-class Host(Protocol):
-    """What a stream needs of its follower."""
-
-    clock: IClock
-
-    def start(self, work: Coroutine[Any, Any, None], what: str) -> "Deferred[None]":
-        """Own a coroutine, and report if it fails."""
-
-    def moved(self) -> None:
-        """Positions moved."""
-
-    def positioned(self, stream: str, writer: str, token: int) -> None:
-        """A POSITION was processed."""
-
-    def gap_detected(self) -> None:
-        """Facts are missing."""
-
-    def gap_repaired(self) -> None:
-        """They were fetched."""
-
-    def trouble(self, error: Exception, stream: str) -> None:
-        """Something went wrong that a person may want to know of."""
-
-    def slow_down(self, stream: str) -> None:
-        """Read no more from the server until `speed_up`: too much waits here."""
-
-    def speed_up(self, stream: str) -> None:
-        """What waited is done."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -99,8 +66,7 @@ class StreamFollower:
         self._had_position = bool(known)
         self._open_gaps: set[str] = set()
         self._wanted: dict[str, int] = {}
-        # For streams whose tokens do not tell what is new: the facts of late.
-        self._remembered: dict[tuple[str, int, int], None] = {}
+        self._repetitions = Repetitions()
         # Of this connection, the first, second ...:
         self._connection = 0
         self._pushed = False
@@ -254,8 +220,7 @@ class StreamFollower:
         if self._pushed:
             self._before_push = None
             if command.token < self.known.get(command.instance, command.token):
-                # It began anew: the same rows at the same tokens are news.
-                self._remembered = {key: None for key in self._remembered if key[1] <= command.token}
+                self._repetitions.forget_beyond(command.token)
             self.known[command.instance] = command.token
             self._reached(command)
         else:
@@ -324,7 +289,7 @@ class StreamFollower:
         if self._compares:
             if token <= self.known.get(writer, -1):
                 return True
-        elif not self._remember(writer, token, rows):
+        elif not self._repetitions.is_news(writer, token, rows):
             return True
         updates = self._updates(writer, token, rows)
         for index, subscriber in enumerate(self.subscribers if updates is not None else ()):
@@ -348,16 +313,6 @@ class StreamFollower:
         except RowError as error:
             self._host.trouble(error, self.name)
             return None
-
-    def _remember(self, writer: str, token: int, rows: Sequence[bytes]) -> bool:
-        """Whether this very fact was not here lately."""
-        key = (writer, token, hash(tuple(rows)))
-        if key in self._remembered:
-            return False
-        self._remembered[key] = None
-        if len(self._remembered) > REMEMBERED:
-            del self._remembered[next(iter(self._remembered))]
-        return True
 
     def _advance(self, writer: str, token: int) -> None:
         if self._compares or not self._settings.monotonic or token > self.known.get(writer, -1):
@@ -427,7 +382,7 @@ class StreamFollower:
         if is_reset:
             # The writer began anew: all that it has is news.
             self.known[command.instance] = 0
-            self._remembered.clear()
+            self._repetitions.forget_beyond(0)
         self._hold(self._fetch(command, after, RESET_ATTEMPTS if is_reset else None))
 
     async def _fetch(self, command: Position, after: int, attempts: int | None) -> None:
@@ -474,7 +429,7 @@ class StreamFollower:
         if self._compares:
             if token <= self.known.get(writer, -1):
                 return
-        elif not self._remember(writer, token, rows):
+        elif not self._repetitions.is_news(writer, token, rows):
             return
         updates = self._updates(writer, token, rows)
         if updates is not None:

@@ -371,7 +371,7 @@ class Follower:
             return partial(_decode_raw, stream.name)
         return partial(stream.decode_many, dialect=dialect)
 
-    # -- what a stream says (`applying.Host`) --------------------------------------------------------------
+    # -- what a stream says (`hosting.Host`) ---------------------------------------------------------------
 
     def start(self, work: Coroutine[Any, Any, None], what: str) -> "Deferred[None]":
         """Own a coroutine, and report if it fails."""

@@ -1,0 +1,40 @@
+"""What a followed stream needs of its follower."""
+
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+from twisted.internet.defer import Deferred
+
+from synrepl.ports.interfaces import IClock
+
+__all__ = ["Host"]
+
+
+class Host(Protocol):
+    """What a stream needs of its follower."""
+
+    clock: IClock
+
+    def start(self, work: Coroutine[Any, Any, None], what: str) -> "Deferred[None]":
+        """Own a coroutine, and report if it fails."""
+
+    def moved(self) -> None:
+        """Positions moved."""
+
+    def positioned(self, stream: str, writer: str, token: int) -> None:
+        """A POSITION was processed."""
+
+    def gap_detected(self) -> None:
+        """Facts are missing."""
+
+    def gap_repaired(self) -> None:
+        """They were fetched."""
+
+    def trouble(self, error: Exception, stream: str) -> None:
+        """Something went wrong that a person may want to know of."""
+
+    def slow_down(self, stream: str) -> None:
+        """Read no more from the server until `speed_up`: too much waits here."""
+
+    def speed_up(self, stream: str) -> None:
+        """What waited is done."""
