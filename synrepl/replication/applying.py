@@ -351,6 +351,7 @@ class StreamFollower:
         One that fails is asked again, with patience: its database may be away for a moment, and a fact is
         never skipped.
         """
+        connection = self._connection
         attempt = 0
         while index < len(self.subscribers):
             try:
@@ -370,7 +371,8 @@ class StreamFollower:
                 await self._sleep(attempt)
                 attempt += 1
             waiting = None
-        if counts:
+        # Without order a token says nothing of those before it, which may have been lost with the connection.
+        if counts and (self._compares or connection == self._connection):
             self._advance(updates.writer, updates.token)
 
     def _repair(self, command: Position, *, after: int, is_reset: bool) -> None:

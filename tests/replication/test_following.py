@@ -421,6 +421,35 @@ class TestPositions:
         assert len(story.shelf.asked) == 1
 
 
+class TestCutsWithoutOrder:
+    """Streams whose tokens do not tell what is missing, cut while a subscriber is at work."""
+
+    def test_what_ends_after_the_cut_does_not_count(self) -> None:
+        """Having 48 does not mean having 47: the rest of the push must be asked for again."""
+        positions = MemoryPositions()
+        positions.save({"backfill": {"master": 40}})
+        story = Story(LEGACY, "push_rules", positions=positions)
+        waits: list[Deferred[None]] = []
+        begun: list[int] = []
+
+        async def slow(updates: Updates[Any]) -> None:
+            begun.append(updates.token)
+            waits.append(Deferred())
+            await waits[-1]
+
+        story.follower.on(TABLE["backfill"])(slow)
+        row = '["$b", "!r", "t", null, null, null]'
+        story.wait()
+        story.hears(f"RDATA backfill 48 {row}", f"RDATA backfill 47 {row}")
+        story.network.stop_listening("master")
+        story.master.drop()
+        waits[0].callback(None)
+        story.wait()
+
+        assert begun == [48]
+        assert story.follower.positions() == {"backfill": {"master": 40}}
+
+
 class TestLag:
     """What a worker says of itself."""
 
