@@ -12,23 +12,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client import CollectorRegistry
-from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import serverFromString
 from twisted.internet.task import LoopingCall, deferLater
-from twisted.logger import Logger
 
+from scripts.bench_parts.children import open_log, print_and_stop, reactor
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
-from synrepl.storage import Log, ReactorThread, SQLiteEngine
 from synrepl.streams.table import StreamTable
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import CURRENT
-
-reactor: Any = installed
 
 WARM_UP_SECONDS: Final = 0.5
 
@@ -49,28 +45,12 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as folder:
         found = Deferred.fromCoroutine(_publish(folder, options))
-        found.addBoth(_print)
+        found.addBoth(print_and_stop)
         reactor.run()
 
 
-def _print(found: Any) -> None:
-    if not isinstance(found, dict):
-        found.printTraceback()
-    else:
-        print(json.dumps(found))
-    reactor.stop()
-
-
 async def _publish(folder: str, options: argparse.Namespace) -> dict[str, float]:
-    log = Log(
-        SQLiteEngine(f"{folder}/synrepl.db"),
-        ReactorThread(reactor, "writing"),
-        ReactorThread(reactor, "reading"),
-        reactor,
-        ephemeral=[],
-        logger=Logger(),
-    )
-    await log.start()
+    log = await open_log(folder)
     metrics = Metrics(CollectorRegistry())
     publisher = Publisher(log, StreamTable.default(), reactor, metrics, instance="master")
     factory = PublisherFactory(

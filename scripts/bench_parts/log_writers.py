@@ -4,21 +4,16 @@ python -m scripts.bench_parts.log_writers [--writers N] [--seconds S] [--fill FO
 """
 
 import argparse
-import json
 import sqlite3
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
-from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred, gatherResults
-from twisted.logger import Logger
 
+from scripts.bench_parts.children import open_log, print_and_stop, reactor
 from scripts.bench_parts.measuring import EVENT
-from synrepl.storage import Log, ReactorThread, SQLiteEngine
-
-reactor: Any = installed
+from synrepl.storage import Log
 
 
 def main() -> None:
@@ -30,28 +25,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as folder:
-        Deferred.fromCoroutine(_run(options.fill or folder, options)).addBoth(_print)
+        Deferred.fromCoroutine(_run(options.fill or folder, options)).addBoth(print_and_stop)
         reactor.run()
 
 
-def _print(found: Any) -> None:
-    if not isinstance(found, dict):
-        found.printTraceback()
-    else:
-        print(json.dumps(found))
-    reactor.stop()
-
-
 async def _run(folder: str, options: argparse.Namespace) -> dict[str, float]:
-    log = Log(
-        SQLiteEngine(f"{folder}/synrepl.db"),
-        ReactorThread(reactor, "writing"),
-        ReactorThread(reactor, "reading"),
-        reactor,
-        ephemeral=[],
-        logger=Logger(),
-    )
-    await log.start()
+    log = await open_log(folder)
     started = time.monotonic()
     if options.fill:
         for start in range(0, options.rows, 1_000):

@@ -34,10 +34,6 @@ class Lines:
         """One object, one line."""
         self._waiting.append(jsontext.dumps(line))
 
-    def add_text(self, line: bytes) -> None:
-        """One object that is JSON text already."""
-        self._waiting.append(line)
-
     def flush(self) -> None:
         """Write what was gathered. Raises `OutputClosed` if nobody reads it."""
         if not self._waiting:

@@ -78,7 +78,6 @@ class Simulation:
         self.chance = random.Random(seed)
         self.history: list[str] = []
         self.acknowledged: list[tuple[str, int]] = []
-        self.kills = 0
         self._seconds = seconds
         self._count = 0
         self._outages: list[tuple[float, Callable[[], None]]] = []
@@ -235,7 +234,6 @@ class Simulation:
         if not self.daemon.is_running:
             return
         self._note("daemon is killed")
-        self.kills += 1
         self.daemon.kill()
         self._until_later(self.chance.uniform(0.05, 3), self._start_daemon)
 

@@ -44,7 +44,6 @@ class Codec:
 
     def __init__(self, dialect: Dialect, *, ours: Side, theirs: Side) -> None:
         self.dialect = dialect
-        self._ours = ours
         self._forms: dict[type[Command], Form] = {}
         self.parsers: dict[bytes, Callable[[bytes], Command]] = {}
         self.bare_parsers: dict[bytes, Callable[[], Command]] = {}
@@ -76,10 +75,6 @@ class Codec:
                 raise RemoteProtocolError(f"invalid command: {name.decode()} is not for this side to send")
             raise RemoteProtocolError(f"invalid command: {show(name)}")
         return parse(arguments) if space else self.bare_parsers[name]()
-
-    def speaks(self, command: type[Command]) -> bool:
-        """Whether our side may send this command in this release."""
-        return command in self._forms
 
     def format(self, command: Command) -> bytes:
         """The line, without its end. Raises LocalProtocolError if it is not ours to send, or too long."""

@@ -211,11 +211,6 @@ class Form:
         self._order = self._struct_order()
         self.parse: Callable[[bytes], Command] = self._unrolled() or self._parse
 
-    @property
-    def is_decisive(self) -> bool:
-        """Whether a peer that writes this command so has shown what it speaks, ignored text aside."""
-        return any(isinstance(field.kind, Rest) and field.kind.ignored for field in self.fields)
-
     def grammar(self) -> str:
         """The line as documentation shows it."""
         return " ".join([self.command.NAME, *(f.kind.grammar.format(name=f.name) for f in self.fields)])

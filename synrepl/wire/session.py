@@ -161,15 +161,6 @@ class Session:
 
     # -- what we say ---------------------------------------------------------------------------------------
 
-    @property
-    def codec(self) -> Codec:
-        """How commands are written here; only meaningful once the dialect is known."""
-        return self._codec
-
-    def speaks(self, command: type[Command]) -> bool:
-        """Whether we may send this command on this connection now."""
-        return self._codec.speaks(command)
-
     def lines(self, commands: Sequence[Command]) -> bytes:
         """The bytes of these commands. Raises LocalProtocolError if one is not ours to send, or too long."""
         self.sent()

@@ -1,0 +1,36 @@
+"""What the programs that a measurement starts have in common."""
+
+import json
+from typing import Any
+
+from twisted.internet import reactor as installed
+from twisted.logger import Logger
+
+from synrepl.storage import Log, ReactorThread, SQLiteEngine
+
+__all__ = ["open_log", "print_and_stop", "reactor"]
+
+reactor: Any = installed
+
+
+def print_and_stop(found: Any) -> None:
+    """Print what was found as JSON, or the failure to find it, and end."""
+    if not isinstance(found, dict):
+        found.printTraceback()
+    else:
+        print(json.dumps(found))
+    reactor.stop()
+
+
+async def open_log(folder: str) -> Log:
+    """A log on disk, with threads of its own."""
+    log = Log(
+        SQLiteEngine(f"{folder}/synrepl.db"),
+        ReactorThread(reactor, "writing"),
+        ReactorThread(reactor, "reading"),
+        reactor,
+        ephemeral=[],
+        logger=Logger(),
+    )
+    await log.start()
+    return log
