@@ -41,6 +41,8 @@ setup(
             "import-linter>=2.1",
             "mypy>=1.13",
             "mypy-zope>=1.0.9",
+            "pgserver>=0.1.4",
+            "psycopg[binary]>=3.2",
             "pytest>=8.3",
             "ruff>=0.8",
             "towncrier>=24.8",

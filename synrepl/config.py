@@ -12,6 +12,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
 
 import yaml
 from twisted.internet.endpoints import serverFromString
@@ -136,17 +137,42 @@ def endpoints(value: Any) -> tuple[str, ...]:
 
 
 def database(value: Any) -> str:
-    """``sqlite:`` and a path."""
+    """``sqlite:`` and a path, or a PostgreSQL URL without a password."""
     url = text(value)
-    if url.startswith(("postgresql:", "postgres:")):
-        raise ConfigError("as postgresql:// is not in this release yet; use sqlite:PATH")
+    kind, _, rest = url.partition(":")
+    if kind in ("postgresql", "postgres"):
+        return _postgres(url, rest)
     if url.startswith("sqlite://"):
         path = "/" + url.removeprefix("sqlite:").lstrip("/")
         raise ConfigError(f"is sqlite:PATH without //; perhaps sqlite:{path}, or sqlite:{path[1:]}")
-    if not url.startswith("sqlite:"):
-        raise ConfigError(f"is sqlite:PATH, as sqlite:synrepl.db or sqlite:/var/lib/synrepl.db, not {url!r}")
+    if kind != "sqlite":
+        raise ConfigError(
+            "is sqlite:PATH, as sqlite:synrepl.db or sqlite:/var/lib/synrepl.db, or postgresql://..., not"
+            f" {kind + '://...' if rest.startswith('//') else repr(url)}"
+        )
     if url == "sqlite:" or url.endswith("/"):
         raise ConfigError(f"needs the path of a file after sqlite:, not {url!r}")
+    return url
+
+
+def _postgres(url: str, rest: str) -> str:
+    """Nothing that is wrong with it is shown whole: there may be a password in it."""
+    if not rest.startswith("//"):
+        raise ConfigError("is postgresql://user@host/database, with // after the colon")
+    try:
+        parts = urlsplit(url)
+        # A password may hold a slash that should have been written as %2F.
+        has_password = ":" in rest.partition("?")[0].rpartition("@")[0]
+        asked = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError:
+        raise ConfigError("is no URL such as postgresql://user@host/database") from None
+    if has_password or any(name in ("password", "sslpassword") for name, _ in asked):
+        raise ConfigError(
+            "has a password in it, which other users of the machine could see: put it into a pgpass file,"
+            " and name that with ?passfile=/path or in PGPASSFILE"
+        )
+    if parts.fragment or url.split() != [url]:
+        raise ConfigError("is a URL without spaces and #, as postgresql://user@host/database")
     return url
 
 
@@ -220,7 +246,7 @@ class Settings:
     )
     database: str = setting(
         "sqlite:synrepl.db",
-        "Where the log is kept: sqlite:relative.db or sqlite:/absolute/path.db.",
+        "Where the log is kept: sqlite:relative.db, sqlite:/absolute/path.db or postgresql://user@host/database.",
         parse=database,
         metavar="URL",
     )

@@ -9,15 +9,20 @@
     * `GapError`: rows are missing and could not be fetched (yet)
     * `StorageError`: the log could not be read or written
     * `NotConnected`: nobody is there to send it to
+    * `WaitTimeout`: a position was not reached in time
+    * `NeverAllocated`: a position cannot be reached, as no fact has that token
     * `ConfigError`: the settings make no sense
 
 Each carries its facts as attributes; the text is derived from them.
 """
 
+from collections.abc import Mapping
+
 __all__ = [
     "ConfigError",
     "GapError",
     "LocalProtocolError",
+    "NeverAllocated",
     "NotConnected",
     "ProtocolError",
     "RemoteProtocolError",
@@ -25,6 +30,7 @@ __all__ = [
     "RowError",
     "StorageError",
     "UnknownStream",
+    "WaitTimeout",
 ]
 
 
@@ -91,10 +97,20 @@ class GapError(ReplicationError):
 
 
 class StorageError(ReplicationError):
-    """The log could not do `op`. `hint` says what a person can do about it."""
+    """The log could not do `op`. `hint` says what a person can do about it.
+
+    `tried` is False when it is certain that nothing of it was done.
+    """
 
     def __init__(
-        self, *, op: str, why: str, hint: str = "", stream: str = "", retryable: bool = False
+        self,
+        *,
+        op: str,
+        why: str,
+        hint: str = "",
+        stream: str = "",
+        retryable: bool = False,
+        tried: bool = True,
     ) -> None:
         of = f" of {stream}" if stream else ""
         super().__init__(f"{op}{of} failed: {why}" + (f" ({hint})" if hint else ""))
@@ -103,12 +119,64 @@ class StorageError(ReplicationError):
         self.hint = hint
         self.stream = stream
         self.retryable = retryable
+        self.tried = tried
 
 
 class NotConnected(ReplicationError):
     """There is no connection to send this on; it was not queued."""
 
     retryable = True
+
+
+class WaitTimeout(ReplicationError):
+    """A follower did not get as far as somebody waited for.
+
+    `writer`, `have` and `want` are those furthest behind (`have` is None if nothing is known of it), `lacks`
+    holds both of every writer that lacks something; `connection` is ``connected`` or ``disconnected``;
+    `queued` counts the rows and positions of the stream that wait here to be applied.
+    """
+
+    retryable = True
+
+    def __init__(
+        self,
+        *,
+        stream: str,
+        lacks: Mapping[str, tuple[int | None, int]],
+        timeout: float,
+        connection: str,
+        queued: int,
+    ) -> None:
+        worst = sorted(lacks, key=lambda name: (lacks[name][0] or 0) - lacks[name][1])
+        told = "; ".join(
+            f"{name}: have {'nothing' if have is None else have}, want {want}"
+            for name in worst
+            for have, want in [lacks[name]]
+        )
+        super().__init__(
+            f"waited {timeout:g} seconds for {stream}: {told}; {connection}, {queued} rows and positions queued"
+        )
+        self.stream = stream
+        self.writer = worst[0]
+        self.have, self.want = lacks[self.writer]
+        self.lacks = {name: lacks[name] for name in worst}
+        self.timeout = timeout
+        self.connection = connection
+        self.queued = queued
+
+
+class NeverAllocated(ReplicationError):
+    """No fact of `stream` has the token `want`: the highest ever given out is `allocated`.
+
+    Either it was never given out, or the history that had it is lost.
+    """
+
+    def __init__(self, *, stream: str, writer: str, want: int, allocated: int) -> None:
+        super().__init__(f"{stream} has no token {want} of {writer}: the highest is {allocated}")
+        self.stream = stream
+        self.writer = writer
+        self.want = want
+        self.allocated = allocated
 
 
 class ConfigError(ReplicationError):

@@ -17,7 +17,7 @@ from synrepl.errors import ReplicationError, StorageError
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.publisher import Publisher
-from synrepl.storage import Log, ReactorThread, SQLiteEngine
+from synrepl.storage import Log, ReactorThread, engine_for
 from synrepl.streams.declare import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.server import make_site
@@ -104,8 +104,12 @@ class Daemon(Service):
 
     async def _open_log(self) -> None:
         reactor = self._reactor
+        try:
+            engine = engine_for(self.settings.database)
+        except StorageError as error:
+            raise _CannotStart(f"the log: {error}") from error
         log = Log(
-            SQLiteEngine(self.settings.database_path),
+            engine,
             ReactorThread(reactor, "log writing"),
             ReactorThread(reactor, "log reading"),
             reactor,

@@ -1,10 +1,13 @@
 """The log: where facts are kept, in which order, and how one knows that it is still the same log."""
 
+from synrepl.storage.choosing import engine_for
 from synrepl.storage.ephemeral import EphemeralStream
 from synrepl.storage.log import KeyReused, Log
 from synrepl.storage.memory import MemoryEngine
+from synrepl.storage.postgres import PostgresEngine
 from synrepl.storage.sqlite import SQLiteEngine
 from synrepl.storage.threads import DelayedThread, ImmediateThread, ReactorThread
+from synrepl.storage.wakeups import Wakeups
 
 __all__ = [
     "DelayedThread",
@@ -13,6 +16,9 @@ __all__ = [
     "KeyReused",
     "Log",
     "MemoryEngine",
+    "PostgresEngine",
     "ReactorThread",
     "SQLiteEngine",
+    "Wakeups",
+    "engine_for",
 ]

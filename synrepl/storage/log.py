@@ -23,6 +23,8 @@ RETRY_SECONDS = 1.0
 FORGET_EVERY_SECONDS = 3600.0
 RECEIPT_MS = 24 * 3600 * 1000
 """How long the answer of an append with an idempotency key is remembered."""
+MAX_NAME_BYTES = 1024
+"""Of a stream, a writer, an idempotency key. Two of them must fit in PostgreSQL's entry of an index."""
 EPHEMERAL_RECEIPTS = 10_000
 """How many such answers are remembered for ephemeral streams."""
 
@@ -220,12 +222,12 @@ class Log:
         if stream not in self._names or writer not in self._names:
             for name in (stream, writer):
                 if name.split() != [name] or not _is_text(name):
-                    return _refused(stream, f"{name!r} cannot be a name: empty, or holds a space")
+                    return _refused(stream, f"{name[:100]!r} cannot be a name: empty, too long, or no word")
                 self._names.add(name)
         if not facts:
             return succeed(Appended(self.epoch, None, []))
         if key is not None and not _is_text(key):
-            return _refused(stream, f"{key!r} cannot be an idempotency key: it is no Unicode text")
+            return _refused(stream, f"{key[:100]!r} cannot be an idempotency key: too long, or no text")
         asked = "" if key is None else checksum(stream, writer, facts)
         held = self._ephemeral.get(stream)
         if held is not None:
@@ -313,8 +315,8 @@ class Log:
     async def _write(self) -> None:
         try:
             while self._queue or self._doubted is not None:
-                if self._doubted is not None and not await self._settle_doubt():
-                    self._fail_queue()
+                if self._doubted is not None and (error := await self._settle_doubt()) is not None:
+                    self._fail_queue(error)
                     break
                 if self._queue:
                     await self._write_group(self._take_group())
@@ -372,7 +374,7 @@ class Log:
                 self._engine.commit(group.facts, group.receipts)
         except Exception as error:
             failure = _as_storage_error(error)
-            if group is None:
+            if group is None or not failure.tried:
                 return None, failure, True
             try:
                 now = self._engine.head()
@@ -383,16 +385,17 @@ class Log:
             return group, failure, now.digest == group.before
         return group, None, True
 
-    async def _settle_doubt(self) -> bool:
-        """Find out what became of the doubted group; False while the engine does not say."""
+    async def _settle_doubt(self) -> StorageError | None:
+        """Find out what became of the doubted group; why not, while the engine does not say."""
         group = self._doubted
         assert group is not None
         try:
             head: Head = await self._writing.run(self._engine.head)
         except Exception as error:
-            self._trouble = f"nobody knows where the log stands: {error}"
+            failure = _as_storage_error(error)
+            self._trouble = f"nobody knows where the log stands: {failure}"
             self._later("doubt", RETRY_SECONDS, self._write_soon)
-            return False
+            return failure
         self._doubted = None
         if head.digest == group.after:
             self._logger.info("{count} facts were kept after all", count=len(group.facts))
@@ -404,11 +407,17 @@ class Log:
                 expected=self._standing.serial,
             )
             self._standing.take(head)
-        return True
+        return None
 
-    def _fail_queue(self) -> None:
+    def _fail_queue(self, failure: StorageError) -> None:
         """Fail what waits: it cannot be given serials as long as nobody knows which are taken."""
-        error = StorageError(op="append", why=self._trouble, hint="try again later", retryable=True)
+        error = StorageError(
+            op="append",
+            why=self._trouble,
+            hint="try again later" if failure.retryable else "",
+            retryable=failure.retryable,
+            tried=False,
+        )
         waiting, self._queue = self._queue, deque()
         for request in waiting:
             self._answer(request, error)
@@ -465,12 +474,11 @@ def _nothing() -> None:
 
 
 def _is_text(name: str) -> bool:
-    """Whether it can be encoded. Refused alone, before it spoils the group that it would go with."""
+    """Whether every database keeps it. Refused alone, before it spoils the group that it would go with."""
     try:
-        name.encode()
+        return len(name.encode()) <= MAX_NAME_BYTES and "\0" not in name
     except UnicodeEncodeError:
         return False
-    return True
 
 
 def _refused(stream: str, why: str, *, hint: str = "", retryable: bool = False) -> "Deferred[Appended]":

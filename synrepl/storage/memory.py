@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Head, Receipt
 from synrepl.storage.digest import EMPTY
+from synrepl.storage.following import check_follow
 from synrepl.storage.paging import take_rows, take_tokens
 from synrepl.streams.facts import Fact
 
@@ -83,9 +84,7 @@ class MemoryEngine:
             self._head_failures = [failure[0]] * failure[2]
             if not failure[1]:
                 raise failure[0]
-        for serial, fact in enumerate(facts, len(self.facts) + 1):
-            if fact.serial != serial:
-                raise StorageError(op="commit", why=f"serial {fact.serial} cannot follow {serial - 1}")
+        check_follow(facts, len(self.facts), self.facts[-1].digest if self.facts else EMPTY)
         self.commits += 1
         for fact in facts:
             stream = self._by_stream.setdefault(fact.stream, [])

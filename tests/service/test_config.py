@@ -21,6 +21,8 @@ VALUES: list[tuple[str, str, Any, Any]] = [
     ("listen", "tcp:1:interface=127.0.0.1", ["tcp:1:interface=127.0.0.1"], ("tcp:1:interface=127.0.0.1",)),
     ("http", "unix:/tmp/here", "unix:/tmp/here", "unix:/tmp/here"),
     ("database", "sqlite:/tmp/a.db", "sqlite:/tmp/a.db", "sqlite:/tmp/a.db"),
+    ("database", *["postgresql://synrepl@db.example/synapse?passfile=/etc/synrepl/pgpass"] * 3),
+    ("database", *["postgres:///synapse?host=/run/postgresql"] * 3),
     ("lease_seconds", "60", 60, 60.0),
     ("lease_bytes", "2GiB", 2 * 1024**3, 2 * 1024**3),
     ("retain_seconds", "1.5", 1.5, 1.5),
@@ -129,7 +131,15 @@ def test_unknown_names_are_told_with_the_nearest_known_one(tmp_path: Path) -> No
         (["--dialect", "native"], "not in this release yet"),
         (["--redis", "redis://localhost"], "--redis is not in this release yet"),
         (["--upstream", "tcp:primary:9092"], "--upstream is not in this release yet"),
-        (["--database", "postgresql://a/b"], "not in this release yet"),
+        (["--database", "postgresql://ada:hush@a/b"], "pgpass file, and name that with ?passfile=/path"),
+        (["--database", "postgresql://:hush@a/b"], "has a password in it"),
+        (["--database", "postgresql://ada:hu/sh@a/b"], "has a password in it"),
+        (["--database", "postgresql://a/b?sslmode=require&password=hush"], "has a password in it"),
+        (["--database", "postgresql:hush"], "with // after the colon"),
+        (["--database", "postgresql://[hush/b"], "is no URL such as"),
+        (["--database", "postgresql://a/b?hush"], "is no URL such as"),
+        (["--database", "postgresql://a/b#hush"], "without spaces and #"),
+        (["--database", "mysql://ada:hush@a/b"], "is sqlite:PATH"),
         (["--database", "sqlite:///a.db"], "perhaps sqlite:/a.db, or sqlite:a.db"),
         (["--database", "a.db"], "is sqlite:PATH"),
         (["--database", "sqlite:"], "needs the path"),
@@ -155,6 +165,7 @@ def test_what_makes_no_sense_is_told_in_one_line(arguments: list[str], said: str
 
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert "hush" not in str(caught.value)  # a password
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The contract of every engine, and what only SQLite can do wrong."""
+"""The contract of every engine, and what only SQLite can do wrong; PostgreSQL's own is in test_postgres."""
 
 import os
 import sqlite3
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Appended, IEngine, Receipt
-from synrepl.storage import MemoryEngine, SQLiteEngine
+from synrepl.storage import MemoryEngine, PostgresEngine, SQLiteEngine
 from synrepl.storage.digest import EMPTY
 from synrepl.storage.schema import MIGRATIONS
+from tests.postgres import new_database
 from tests.storage.builders import NOW, LogCase, facts_after, tokens
 
 if TYPE_CHECKING:
@@ -85,6 +86,33 @@ class Contract(Case):
         self.assertEqual(([], 0), engine.read(after=0, upto=9, streams=None, limit=9))
         self.assertEqual(0, engine.head().serial)
         engine.commit(facts, [])
+
+    def test_facts_of_another_history_are_refused(self) -> None:
+        """Two that wrote the same serials must not become one log by turns."""
+        engine = self.again()
+        engine.open()
+        other = facts_after(None, ("events", "w2", 0, 1), ("events", "w2", 1, 2))
+        engine.commit(facts_after(None, ("events", "w1", 0, 1)), [])
+
+        with self.assertRaises(StorageError) as caught:
+            engine.commit(other[1:], [])
+
+        self.assertIn("serial 1 is not the one that these facts follow", str(caught.exception))
+        self.assertFalse(caught.exception.retryable)
+        self.assertEqual(1, engine.head().serial)
+
+    def test_any_text_and_any_bytes_come_back_as_they_went(self) -> None:
+        """Names may hold what means something in SQL; rows are not ours to judge."""
+        engine = self.again()
+        engine.open()
+        facts = facts_after(None, ("x';--", "w%1?", 0, 1), ("s\\N\u20ac", "\\.", 0, 2**53))
+        key = Receipt("k\\'%s\u00e4", "r", Appended(1, 1, [1]), 1)
+        engine.commit(facts, [key])
+
+        self.assertEqual((facts, 2), engine.read(after=0, upto=9, streams=None, limit=9))
+        self.assertEqual((facts[:1], 2), engine.read(after=0, upto=9, streams={"x';--"}, limit=9))
+        self.assertEqual(key, engine.receipt(key.key))
+        self.assertEqual({"x';--": 1, "s\\N\u20ac": 2**53}, dict(engine.head().allocated))
 
     def test_a_page_ends_with_the_fact_that_fills_it(self) -> None:
         """A limit below one fact still moves on: or a reader would ask for the same page for ever."""
@@ -247,6 +275,19 @@ class MemoryTests(Contract, LogCase):
                 self.engine.commit([fact], [])
             self.assertEqual(int(kept), self.engine.head().serial)
         self.engine.commit(facts[1:], [])
+
+
+class PostgresTests(Contract, LogCase):
+    """For who has one already."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.url = new_database()
+
+    def again(self) -> IEngine:
+        engine = PostgresEngine(self.url)
+        self.addCleanup(engine.close)
+        return engine
 
 
 class SQLiteTests(Contract, LogCase):

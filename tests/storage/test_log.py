@@ -90,9 +90,11 @@ class AppendTests(LogCase):
         """The digest's text is parted by spaces; and one bad name must not spoil its group."""
         log = self.started(MemoryEngine())
 
-        for stream, writer in (("two words", "w1"), ("events", "w\n1"), ("", "w1"), ("events", "\ud800")):
-            self.failureResultOf(log.append(stream, writer, [A]), StorageError)
-        self.failureResultOf(log.append("events", "w1", [A], key="\ud800"), StorageError)
+        for name in ("two words", "w\n1", "", "\ud800", "a\0b", "w" * 1025):
+            self.failureResultOf(log.append(name, "w1", [A]), StorageError)
+            self.failureResultOf(log.append("events", name, [A]), StorageError)
+        for key in ("\ud800", "a\0b", "k" * 1025):
+            self.failureResultOf(log.append("events", "w1", [A], key=key), StorageError)
         self.assertEqual(0, log.serial)
 
     def test_the_log_goes_on_where_it_stood(self) -> None:
@@ -381,6 +383,28 @@ class FailureTests(LogCase):
         self.clock.pump([0.1] * 50)
 
         self.assertEqual(Appended(1, 1, [1]), self.append(log, "events", "w1", A))
+
+    def test_a_commit_that_was_never_tried_leaves_no_doubt(self) -> None:
+        """With no connection to begin with, nothing can have been kept, whatever can be asked now."""
+        log = self.start()
+        gone = StorageError(op="commit", why="the server is away", retryable=True, tried=False)
+        self.engine.fail_next(gone, silent=1)
+
+        failed = self.failure_after(log.append("events", "w1", [A]), 0.1)
+
+        self.assertIs(gone, failed)
+        self.assertEqual(Appended(1, 1, [1]), self.append(log, "events", "w1", B))
+
+    def test_a_log_that_went_on_without_us_says_that_trying_again_is_useless(self) -> None:
+        """Clients that are told to try again would do so until someone reads the logs."""
+        log = self.start()
+        self.engine.fail_next(StorageError(op="head", why="it has moved on"), silent=2)
+        self.failure_after(log.append("events", "w1", [A]), 0.1)
+
+        refused = self.failure_after(log.append("events", "w1", [B]), 0.1)
+
+        self.assertIn("it has moved on", str(refused))
+        self.assertFalse(refused.retryable)
 
     def test_any_exception_of_the_engine_is_a_storage_error(self) -> None:
         """Callers know one class; and the log survives what nobody thought of."""

@@ -1,0 +1,165 @@
+"""One connection to PostgreSQL: every wait bounded, errors in our words, and no password in any of them.
+
+psycopg is an extra; it is imported when the first connection is made.
+"""
+
+import os
+import select
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from synrepl.errors import StorageError
+from synrepl.storage.engine import DAMAGED
+
+if TYPE_CHECKING:
+    import psycopg
+
+    Connection = psycopg.Connection[tuple[Any, ...]]
+
+__all__ = ["PostgresAddress", "is_alive"]
+
+PATIENCE: Final = {
+    "connect_timeout": 5,
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+"""How soon a server that has gone without a word is taken for gone. What the URL says of these wins."""
+
+LIMITS: Final = [
+    "idle_in_transaction_session_timeout",
+    "idle_session_timeout",
+    "lock_timeout",
+    "transaction_timeout",
+]
+
+HINTS: Final = {
+    "08": "check that the server runs, can be reached, and lets this user into this database",
+    "25006": "it is a standby, or read only; name the primary",
+    "28": "check the user, and its password in the pgpass file",
+    "3D000": "make the database, or name another one",
+    "42501": "the user needs CREATE on the database, or a schema synrepl of its own",
+    "53": "the server has run out of something; free some",
+    "53100": "the server's disk is full; free some space",
+    "53300": "the server has too many connections",
+    "57P": "the server is stopping or starting",
+    "58": "the server's disk or system failed; look at its log",
+    "XX001": DAMAGED.format(database="database"),
+    "XX002": DAMAGED.format(database="database"),
+}
+"""What a person can do, by SQLSTATE or how it begins."""
+
+RETRYABLE: Final = {"08", "25006", "40", "53", "55", "57", "58"}
+
+ASK_AT_MOST: Final = 100
+"""Reads from a socket before a connection that keeps talking is taken for alive."""
+
+
+class PostgresAddress:
+    """Where a database is, and how connections to it are made. Its text is safe to show.
+
+    `what` begins the name under which the server lists the connections; the process and its machine follow.
+    """
+
+    def __init__(self, url: str, *, what: str = "synrepl") -> None:
+        from_url = _parsed(url)
+        self._password = from_url.get("password", "")
+        self._given = {**PATIENCE, **from_url}
+        self._given["application_name"] = f"{what} {os.getpid()} {socket.gethostname()}"
+        self.name = _shown(from_url)
+
+    def __repr__(self) -> str:
+        return f"<PostgresAddress {self.name}>"
+
+    def connect(self, op: str) -> "Connection":
+        """A connection in autocommit mode; `StorageError` with `tried` False when there is none to be had."""
+        connect = _psycopg().connect
+        with self.telling(op, tried=False):
+            database: Connection = connect(autocommit=True, client_encoding="utf8", **self._given)
+            try:
+                # What an operator has set for other programs must not end ours in the middle of something.
+                database.execute("SET statement_timeout = 0")
+                database.execute(
+                    "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = ANY(%s)", (LIMITS,)
+                )
+            except BaseException:
+                database.close()
+                raise
+        return database
+
+    @contextmanager
+    def telling(self, op: str, stream: str = "", *, tried: bool = True) -> Iterator[None]:
+        """Say `StorageError`, with a hint, where PostgreSQL says something of its own."""
+        try:
+            yield
+        except _psycopg().Error as error:
+            state = error.sqlstate or ("08" if isinstance(error, _psycopg().OperationalError) else "")
+            why = " ".join(str(error).split()) or type(error).__name__
+            if self._password:
+                why = why.replace(self._password, "***")
+            raise StorageError(
+                op=op,
+                why=f"{self.name}: {why}",
+                hint=HINTS.get(state) or HINTS.get(state[:3]) or HINTS.get(state[:2], ""),
+                stream=stream,
+                retryable=bool({state, state[:2]} & RETRYABLE),
+                tried=tried,
+            ) from error
+
+
+def is_alive(database: "psycopg.Connection[Any]") -> bool:
+    """Whether the other end of an idle connection is there, as far as it has told: without asking it."""
+    waiting = select.poll()
+    try:
+        waiting.register(database.fileno(), select.POLLIN)
+        for _ in range(ASK_AT_MOST):
+            if not waiting.poll(0):
+                break
+            # The end of a connection shows only when all that came before it was read.
+            database.pgconn.consume_input()
+            database.pgconn.is_busy()
+    except _psycopg().Error:
+        return False
+    return not database.closed
+
+
+@cache
+def _psycopg() -> Any:
+    try:
+        import psycopg
+    except ImportError as error:
+        raise StorageError(
+            op="open", why=f"PostgreSQL needs psycopg: {error}", hint="install synrepl[postgres]", tried=False
+        ) from error
+    return psycopg
+
+
+def _parsed(url: str) -> dict[str, Any]:
+    """What the URL says, by libpq's names."""
+    _psycopg()
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        return conninfo_to_dict(url)
+    except _psycopg().Error:
+        # Its own text, and whatever led to it, may quote a password.
+        raise StorageError(
+            op="open", why="the database is no PostgreSQL URL", hint="as postgresql://user@host/database"
+        ) from None
+
+
+def _shown(given: dict[str, Any]) -> str:
+    """The parts of a URL that are no secret."""
+    user = f"{given['user']}@" if given.get("user") else ""
+    host = str(given.get("host", ""))
+    is_path = host.startswith("/")
+    port = f":{given['port']}" if given.get("port") else ""
+    where = "" if is_path else host
+    return f"postgresql://{user}{where}{port}/{given.get('dbname', '')}" + (
+        f"?host={host}" if is_path else ""
+    )

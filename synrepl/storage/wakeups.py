@@ -1,0 +1,221 @@
+"""Being woken when a database changes: by NOTIFY, and by the clock in case nobody notifies."""
+
+from collections.abc import Callable
+from random import random
+from typing import TYPE_CHECKING, Any, Final
+
+from twisted.internet.interfaces import IReadDescriptor
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from synrepl.ports.interfaces import IThread
+from synrepl.ports.tasks import Tasks
+from synrepl.storage.postgres_connection import PostgresAddress
+from synrepl.storage.threads import ReactorThread
+
+if TYPE_CHECKING:
+    import psycopg
+
+    Connection = psycopg.Connection[tuple[Any, ...]]
+
+__all__ = ["Wakeups"]
+
+FIRST_DELAY_SECONDS: Final = 0.1
+LONGEST_DELAY_SECONDS: Final = 30.0
+STEADY_SECONDS: Final = 10.0
+"""A connection that lasted this long was a good one: the next attempt comes soon again."""
+
+
+class Wakeups:
+    """Calls `on_wake`, in the reactor's thread, whenever there may be something new.
+
+    That is after notifications on `channel` (however many came together, once), after each connection (what
+    was notified before it was made is lost), and at least every `poll_seconds`, whether or not there is a
+    connection. What a notification says is not looked at.
+
+    Connections are made in `thread`, which is this object's own and ends with it; `jitter` gives numbers from
+    0 to 1.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        url: str,
+        channel: str,
+        on_wake: Callable[[], object],
+        poll_seconds: float,
+        *,
+        thread: IThread | None = None,
+        jitter: Callable[[], float] = random,
+        logger: Logger | None = None,
+    ) -> None:
+        self._reactor = reactor
+        self._address = PostgresAddress(url, what="synrepl-wakeups")
+        self._channel = channel
+        self._on_wake = on_wake
+        self._poll_seconds = poll_seconds
+        self._thread = thread if thread is not None else ReactorThread(reactor, "wake-ups")
+        self._jitter = jitter
+        self._logger = logger if logger is not None else Logger()
+        self._tasks = Tasks(self._logger, "wake-ups")
+        self._socket: _Socket | None = None
+        self._poll: Any = None
+        self._retry: Any = None
+        self._delay = FIRST_DELAY_SECONDS
+        self._connected_at = 0.0
+        self._is_told = False
+        self._is_running = False
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether notifications arrive; without, there is polling only."""
+        return self._socket is not None
+
+    def start(self) -> None:
+        """Begin. Harmless when repeated."""
+        if not self._is_running:
+            self._is_running = True
+            self._wait_to_poll()
+            self._connect_soon()
+
+    async def stop(self) -> None:
+        """Wake no one any more; done when the connection is closed and the thread has ended."""
+        self._is_running = False
+        for timer in (self._poll, self._retry):
+            if timer is not None and timer.active():
+                timer.cancel()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        # A connection that is being made ends up in `_connect`, which closes it.
+        await self._thread.stop()
+
+    # Waking
+
+    def _wake(self) -> None:
+        self._wait_to_poll()
+        try:
+            self._on_wake()
+        except Exception:
+            self._logger.failure("being woken failed")
+
+    def _wait_to_poll(self) -> None:
+        if self._poll is not None and self._poll.active():
+            self._poll.reset(self._poll_seconds)
+        else:
+            self._poll = self._reactor.callLater(self._poll_seconds, self._wake)
+
+    # The connection
+
+    def _connect_soon(self) -> None:
+        self._tasks.start(self._connect(), "connecting")
+
+    async def _connect(self) -> None:
+        try:
+            database = await self._thread.run(self._listen)
+        except Exception as error:
+            if self._is_running:
+                self._lost(str(error))
+            return
+        if not self._is_running:
+            database.close()
+            return
+        self._is_told = False
+        self._connected_at = self._reactor.seconds()
+        self._socket = _Socket(self._reactor, database, self._wake, self._dropped)
+        self._wake()
+
+    def _listen(self) -> "Connection":
+        """In the thread: a connection that listens."""
+        from psycopg import sql
+
+        database = self._address.connect("listen")
+        try:
+            with self._address.telling("listen"):
+                database.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def _dropped(self, why: str) -> None:
+        self._socket = None
+        if self._reactor.seconds() - self._connected_at >= STEADY_SECONDS:
+            self._delay = FIRST_DELAY_SECONDS
+        if self._is_running:
+            self._lost(why)
+
+    def _lost(self, why: str) -> None:
+        """Try again later, and say so once until it works again."""
+        if not self._is_told:
+            self._is_told = True
+            self._logger.warn(
+                "no notifications on {channel}, looking every {seconds} seconds: {why}",
+                channel=self._channel,
+                seconds=self._poll_seconds,
+                why=why,
+            )
+        # Not all of a fleet at the same moment, when the server comes back.
+        delay = self._delay * (0.5 + self._jitter() / 2)
+        self._delay = min(self._delay * 2, LONGEST_DELAY_SECONDS)
+        self._retry = self._reactor.callLater(delay, self._connect_soon)
+
+
+@implementer(IReadDescriptor)
+class _Socket:
+    """The socket of a connection that listens, among those that the reactor watches."""
+
+    def __init__(
+        self,
+        reactor: Any,
+        database: "Connection",
+        on_notified: Callable[[], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._reactor = reactor
+        self._database = database
+        self._on_notified = on_notified
+        self._on_lost = on_lost
+        self._descriptor = database.fileno()
+        reactor.addReader(self)
+
+    def fileno(self) -> int:
+        """Which socket; it stays the same number until the reactor has let go of it."""
+        return self._descriptor
+
+    def logPrefix(self) -> str:
+        return "wake-ups"
+
+    def doRead(self) -> None:
+        """Take what has come, all of it, and wake once."""
+        import psycopg
+
+        connection = self._database.pgconn
+        is_notified = False
+        try:
+            connection.consume_input()
+            while connection.notifies() is not None:
+                is_notified = True
+            why = "" if connection.status == psycopg.pq.ConnStatus.OK else "the connection was closed"
+        except psycopg.Error as error:
+            why = " ".join(str(error).split())
+        if why:
+            self._end(why)
+        elif is_notified:
+            self._on_notified()
+
+    def connectionLost(self, reason: Failure) -> None:
+        self._end(reason.getErrorMessage())
+
+    def close(self) -> None:
+        """Let go of the socket, and close it. Harmless when repeated."""
+        if self._descriptor >= 0:
+            self._reactor.removeReader(self)
+            self._descriptor = -1
+            self._database.close()
+
+    def _end(self, why: str) -> None:
+        if self._descriptor >= 0:
+            self.close()
+            self._on_lost(why)

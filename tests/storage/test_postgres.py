@@ -1,0 +1,607 @@
+"""What only PostgreSQL can do: have its own idea of who is there, and be away."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psycopg
+from psycopg.pq import TransactionStatus
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+
+from synrepl.errors import ConfigError, StorageError
+from synrepl.ports.interfaces import Appended
+from synrepl.storage import Log, PostgresEngine, ReactorThread, SQLiteEngine, engine_for, postgres
+from synrepl.storage.digest import EMPTY, verify
+from synrepl.storage.engine import COLUMNS
+from synrepl.storage.schema import MIGRATIONS
+from synrepl.streams.facts import Fact
+from synrepl.testing.postgres import PostgresServer
+from tests.postgres import new_database, shared_server
+from tests.storage.builders import LogCase, facts_after, rows
+from tests.storage.reactors import in_reactor
+
+ROOT = Path(__file__).parents[2]
+A, B, C = (rows(text) for text in "abc")
+
+
+class PostgresCase(LogCase):
+    """A database of one's own."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.url = new_database()
+        self.patch(postgres, "FIRST_PATIENCE", 0.2)
+
+    def again(self, **options: Any) -> PostgresEngine:
+        """The engine of the next process."""
+        engine = PostgresEngine(self.url, **options)
+        self.addCleanup(engine.close)
+        return engine
+
+    def opened(self, **options: Any) -> PostgresEngine:
+        engine = self.again(**options)
+        engine.open()
+        return engine
+
+    def filled(self, count: int) -> list[Fact]:
+        """Leave a log with this many facts, closed."""
+        engine = self.opened()
+        facts = facts_after(None, *(("events", "w1", n - 1, n) for n in range(1, count + 1)))
+        engine.commit(facts, [])
+        engine.close()
+        return facts
+
+    def execute(self, statement: str, *values: object) -> list[Any]:
+        """Do something behind the engine's back."""
+        with psycopg.connect(self.url, autocommit=True) as database:
+            done = database.execute(statement.encode(), values or None)
+            return done.fetchall() if done.description is not None else []
+
+    def kept(self) -> list[Fact]:
+        """All that is in the database, whoever has the log."""
+        found = self.execute(
+            "SELECT serial, epoch, stream, writer, prev_token, token, rows, committed_at_ms, digest"
+            " FROM synrepl.facts ORDER BY serial"
+        )
+        return [Fact(*row) for row in found]
+
+    def error(self, use: Callable[[], object]) -> StorageError:
+        with self.assertRaises(StorageError) as caught:
+            use()
+        error: StorageError = caught.exception
+        return error
+
+    def terminate(self, engine: PostgresEngine) -> None:
+        """End the connection that writes, as an administrator would, and wait until it is gone."""
+        assert engine._writes is not None
+        self.execute("SELECT pg_terminate_backend(%s, 10000)", engine._writes.info.backend_pid)
+
+
+class StartTests(PostgresCase):
+    """What can be wrong at the start."""
+
+    def test_the_second_process_is_told_who_has_the_log(self) -> None:
+        """The operator needs the number of the process to end, and where it is."""
+        self.opened()
+
+        error = self.error(self.again().open)
+
+        self.assertIn(
+            f"process {os.getpid()} on {os.uname().nodename} has the log in postgresql://", str(error)
+        )
+        self.assertIn("end it, or name another database", error.hint)
+        self.assertFalse(error.retryable)
+
+    def test_the_lock_of_a_killed_process_is_free(self) -> None:
+        """Nobody should have to look for locks at night."""
+        code = (
+            "import sys; from synrepl.storage import engine_for; engine = engine_for(sys.argv[1]);"
+            "engine.open(); print('open', flush=True); input()"
+        )
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, self.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+        )
+        with child:
+            assert child.stdout is not None
+            self.assertEqual(b"open\n", child.stdout.readline())
+            self.assertIn(f"process {child.pid} on", str(self.error(self.again().open)))
+            child.kill()
+
+        self.assertEqual(2, self.again().open().boots)
+
+    def test_of_starts_that_race_one_wins(self) -> None:
+        """Two that make the tables at once must not break each other, or both believe in their luck."""
+        engines = [self.again() for _ in range(6)]
+
+        def start(engine: PostgresEngine) -> str:
+            try:
+                return f"boot {engine.open().boots}"
+            except StorageError as error:
+                return "refused" if "has the log" in str(error) else str(error)
+
+        with ThreadPoolExecutor(6) as threads:
+            told = sorted(threads.map(start, engines))
+
+        self.assertEqual(["boot 1"] + ["refused"] * 5, told)
+
+    def test_a_newer_schema_is_refused(self) -> None:
+        """After a downgrade the old release would destroy what it does not know."""
+        self.filled(1)
+        self.execute("UPDATE synrepl.meta SET value = %s WHERE key = 'version'", len(MIGRATIONS) + 1)
+        engine = self.again()
+
+        self.assertIn("a newer release wrote it", str(self.error(engine.open)))
+        self.execute("UPDATE synrepl.meta SET value = %s WHERE key = 'version'", len(MIGRATIONS))
+
+        self.assertEqual((1, 2), (engine.open().serial, engine.head().boots))
+
+    def test_a_damaged_head_is_refused(self) -> None:
+        """Going on from a log that contradicts itself would spread the damage to every replica."""
+        self.filled(1200)
+        self.execute("UPDATE synrepl.facts SET rows = '[]' WHERE serial = 1190")
+
+        error = self.error(self.again().open)
+
+        self.assertIn("the digest of serial 1190", str(error))
+        self.assertIn("the database is damaged", error.hint)
+
+    def test_the_log_shares_a_database_without_touching_what_is_there(self) -> None:
+        """It may be the homeserver's own."""
+        self.execute("CREATE TABLE facts (mine TEXT)")
+        self.execute("CREATE TABLE meta (mine TEXT)")
+        self.filled(2)
+
+        for theirs in ("public.facts", "public.meta"):
+            self.assertEqual([], self.execute(f"SELECT * FROM {theirs}"))
+        self.assertEqual(2, len(self.kept()))
+
+    def test_a_user_who_may_make_no_schema_uses_one_that_is_there(self) -> None:
+        """Many administrators grant no more."""
+        self.execute("CREATE ROLE modest LOGIN")
+        self.addCleanup(shared_server().execute, "DROP ROLE modest")
+        self.addCleanup(self.execute, "DROP OWNED BY modest")
+        self.url = self.url.replace("//postgres@", "//modest@")
+
+        refused = self.error(self.again().open)
+        self.url = self.url.replace("//modest@", "//postgres@")
+        self.execute("CREATE SCHEMA synrepl AUTHORIZATION modest")
+        self.url = self.url.replace("//postgres@", "//modest@")
+        self.opened().close()
+        self.url = self.url.replace("//modest@", "//postgres@")
+
+        self.assertIn("a schema synrepl of its own", refused.hint)
+
+    def test_what_others_have_set_does_not_weaken_a_commit(self) -> None:
+        """A homeserver may choose speed for itself; acknowledged is durable all the same."""
+        name = self.url.partition("?")[0].rpartition("/")[2]
+        for setting in ("synchronous_commit = off", "statement_timeout = 50", "idle_session_timeout = 50"):
+            shared_server().execute(f"ALTER DATABASE {name} SET {setting}")
+        engine = self.opened()
+
+        found = [
+            engine._writer("test").execute(f"SHOW {name}".encode()).fetchone()[0]
+            for name in ("synchronous_commit", "statement_timeout", "idle_session_timeout", "lock_timeout")
+        ]
+
+        self.assertEqual(["on", "0", "0", "0"], found)
+
+    def test_a_server_that_is_not_there_is_told(self) -> None:
+        """The first thing to go wrong in every installation."""
+        self.url = "postgresql://ada@/synapse?host=/no/such/place"
+
+        error = self.error(self.again().open)
+
+        self.assertIn("postgresql://ada@/synapse?host=/no/such/place: ", error.why)
+        self.assertIn("check that the server runs", error.hint)
+        self.assertTrue(error.retryable)
+        self.assertNotIn("\n", str(error))
+
+    def test_a_database_that_is_not_there_is_told(self) -> None:
+        """A hint says what to do, not only what is wrong."""
+        self.url = self.url.replace("/test_", "/missing_")
+
+        error = self.error(self.again().open)
+
+        self.assertIn("does not exist", error.why)
+        self.assertIn("lets this user into this database", error.hint)
+
+    def test_a_password_is_shown_nowhere(self) -> None:
+        """Log lines end up in tickets."""
+        for url in (
+            "postgresql://ada:hush@/synapse?host=/no/such/place",
+            "postgresql:///synapse?host=/no/such/place&password=hush",
+            "postgresql://ada:hush@/synapse?hush=hush",
+            "postgresql://ada:hush@[:1/synapse",
+        ):
+            with self.subTest(url):
+                try:
+                    engine = PostgresEngine(url)
+                    shown = f"{engine!r} {engine.name} {engine._address!r}"
+                    engine.open()
+                except StorageError as error:
+                    shown = f"{error!r} {error.why}"
+                    told = "".join(traceback.format_exception(error)).replace(repr(url), "")
+                    self.assertNotIn("hush", told)
+                else:
+                    self.fail("it connected")
+                self.assertNotIn("hush", shown)
+
+    def test_an_url_names_an_engine(self) -> None:
+        """One setting chooses between all of them."""
+        self.assertIsInstance(engine_for("sqlite:a.db"), SQLiteEngine)
+        for kind in ("postgresql", "postgres"):
+            self.assertIsInstance(engine_for(f"{kind}://h/d"), PostgresEngine)
+        with self.assertRaises(ConfigError) as caught:
+            engine_for("mysql://ada:hush@h/d")
+        self.assertNotIn("hush", str(caught.exception))
+
+    def test_without_psycopg_everything_else_works_and_the_extra_is_named(self) -> None:
+        """It is an extra: who keeps the log in SQLite need not have it."""
+        code = (
+            "import sys; from synrepl.storage import engine_for; engine_for('sqlite:a.db');"
+            "print('psycopg' in sys.modules); sys.modules['psycopg'] = None;"
+            "engine_for('postgresql://h/d')"
+        )
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+
+        self.assertEqual("False\n", done.stdout)
+        self.assertIn("install synrepl[postgres]", done.stderr.splitlines()[-1])
+
+
+class PageTests(PostgresCase):
+    """Reading."""
+
+    def test_a_page_read_in_part_leaves_no_transaction_open(self) -> None:
+        """It would keep the server from tidying up anything that came later."""
+        self.filled(1000)
+        engine = self.opened()
+
+        for streams in (None, {"events"}):
+            found, upto = engine.read(after=0, upto=1000, streams=streams, limit=3)
+            self.assertEqual((3, 3), (len(found), upto))
+        engine.read_tokens(stream="events", writer=None, after=0, upto=999, serial=999, limit=3)
+
+        self.assertEqual(TransactionStatus.IDLE, engine._reader().pgconn.transaction_status)
+
+    def test_a_long_answer_comes_in_parts(self) -> None:
+        """A reader far behind must not bring the whole log into memory for one page."""
+        self.filled(1000)
+        engine = self.opened()
+        parts: list[int] = []
+        fetch = psycopg.ServerCursor._fetch_gen
+
+        def count(cursor: Any, size: int | None) -> Any:
+            found = yield from fetch(cursor, size)
+            parts.append(len(found))
+            return found
+
+        self.patch(psycopg.ServerCursor, "_fetch_gen", count)
+        engine.read(after=0, upto=1000, streams=None, limit=300)
+
+        self.assertEqual([200, 200], parts)
+
+
+class LostConnectionTests(PostgresCase):
+    """A connection that ends, in every moment, for every reason."""
+
+    def log_over(self, engine: PostgresEngine) -> Log:
+        log = self.started(engine)
+        self.addCleanup(lambda: self.wait(log.stop()))
+        return log
+
+    @contextmanager
+    def at_commit(self, engine: PostgresEngine, *, before: Any = None, after: Any = None) -> Iterator[None]:
+        """Do something right before, or right after, the next transaction commits."""
+        real = engine._transaction
+
+        @contextmanager
+        def once(database: Any) -> Iterator[None]:
+            engine._transaction = real  # type: ignore[method-assign]
+            with real(database):
+                yield
+                if before is not None:
+                    before()
+            if after is not None:
+                after()
+
+        engine._transaction = once  # type: ignore[method-assign]
+        yield
+
+    def test_one_that_ended_meanwhile_is_not_even_noticed(self) -> None:
+        """A server that was restarted at night should not cost the first client of the day its append."""
+        engine = self.opened()
+        facts = facts_after(None, ("events", "w1", 0, 1), ("events", "w1", 1, 2))
+        engine.commit(facts[:1], [])
+        engine.read(after=0, upto=9, streams=None, limit=9)
+
+        self.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid != pg_backend_pid()"
+        )
+
+        engine.commit(facts[1:], [])
+        self.assertEqual((facts, 2), engine.read(after=0, upto=9, streams=None, limit=9))
+        self.assertIn("has the log", str(self.error(self.again().open)))
+
+    def test_one_that_ends_in_a_commit_keeps_nothing_and_is_got_over(self) -> None:
+        """The append fails, and says what is so: nothing was kept."""
+        engine = self.again()
+        log = self.log_over(engine)
+        self.append(log, "events", "w1", A)
+
+        with self.at_commit(engine, before=lambda: self.terminate(engine)):
+            failed = log.append("events", "w1", [B])
+
+        error = self.failureResultOf(failed, StorageError).value
+        self.assertTrue(error.retryable)
+        self.assertNotIn("may have been kept", str(error))
+        self.assertEqual(Appended(1, 2, [2]), self.append(log, "events", "w1", C))
+        self.assertEqual((True, ""), log.healthy)
+        self.assertEqual([A, C], [fact.rows for fact in self.kept()])
+        self.assertIsNone(verify(self.kept(), EMPTY))
+
+    def test_one_that_ends_at_any_step_of_a_commit_keeps_all_or_nothing(self) -> None:
+        """Whatever the append was answered is what is so."""
+        engine = self.again()
+        log = self.log_over(engine)
+
+        for step, key in (("_last", None), ("_insert", "a"), ("_insert", None), ("_execute_many", "b")):
+            real = getattr(engine, step)
+
+            def end_first(*args: Any, step: str = step, real: Any = real) -> Any:
+                setattr(engine, step, real)
+                self.terminate(engine)
+                return real(*args)
+
+            setattr(engine, step, end_first)
+            failed = log.append("events", "w1", [A], key=key)
+
+            self.assertTrue(self.failureResultOf(failed, StorageError).value.retryable)
+            serial = log.serial
+            answer = self.append(log, "events", "w1", B, key=key and f"{key}2")
+            self.assertEqual(serial + 1, answer.first_serial)
+            self.assertEqual([B] * log.serial, [fact.rows for fact in self.kept()])
+        self.assertEqual([("a2",), ("b2",)], self.execute("SELECT key FROM synrepl.receipts ORDER BY key"))
+
+    def test_a_commit_whose_answer_is_lost_is_answered_as_kept(self) -> None:
+        """The log asks what became of it; nothing is kept twice."""
+        engine = self.again()
+        log = self.log_over(engine)
+
+        def lose() -> None:
+            self.terminate(engine)
+            raise psycopg.OperationalError("the connection was lost")
+
+        with self.at_commit(engine, after=lose):
+            self.assertEqual(Appended(1, 1, [1]), self.append(log, "events", "w1", A))
+
+        self.assertEqual(Appended(1, 2, [2]), self.append(log, "events", "w1", B))
+        self.assertEqual([A, B], [fact.rows for fact in self.kept()])
+
+    def test_a_commit_of_unknown_outcome_is_settled_when_the_server_is_back(self) -> None:
+        """Kept or not, history stays one; asking again with the key gives the one answer."""
+        for when, count in (("before", 0), ("after", 1)):
+            with self.subTest(when), PostgresServer() as server:
+                self.url = server.new_database()
+                engine = self.again()
+                log = self.started(engine)
+
+                def lose(server: PostgresServer = server) -> None:
+                    server.kill()
+                    raise psycopg.OperationalError("the connection was lost")
+
+                with self.at_commit(engine, **{when: lose}):
+                    failed = log.append("events", "w1", [A], key="k")
+                error = self.failureResultOf(failed, StorageError).value
+                refused = self.failureResultOf(log.append("events", "w1", [B]), StorageError).value
+                server.start()
+                again = self.append(log, "events", "w1", A, key="k")
+
+                self.assertIn("it may have been kept", str(error))
+                self.assertIn("nobody knows where the log stands", str(refused))
+                self.assertTrue(error.retryable)
+                self.assertTrue(refused.retryable)
+                self.assertEqual(Appended(1, 1, [1]), again)
+                self.assertEqual([A], [fact.rows for fact in self.kept()])
+                self.assertEqual(
+                    count, sum("were kept after all" in event["log_format"] for event in self.told)
+                )
+                self.wait(log.stop())
+                self.told.clear()
+
+    def test_what_was_never_tried_is_not_in_doubt(self) -> None:
+        """As long as there is no server, an append fails for certain, and the log knows where it stands."""
+        with PostgresServer() as server:
+            self.url = server.new_database()
+            log = self.started(self.again())
+            self.append(log, "events", "w1", A)
+            server.stop()
+
+            error = self.failureResultOf(log.append("events", "w1", [B]), StorageError).value
+            server.start()
+
+            self.assertTrue(error.retryable)
+            self.assertNotIn("may have been kept", str(error))
+            self.assertEqual(Appended(1, 2, [2]), self.append(log, "events", "w1", C))
+            self.wait(log.stop())
+
+    def test_a_log_that_another_process_took_over_is_left_alone(self) -> None:
+        """Two that write by turns, each from its own memory, would tell two histories."""
+        engine = self.again(lock_seconds=0.3)
+        log = self.started(engine)
+        self.append(log, "events", "w1", A)
+        # Without the connection, the lock is free for anyone.
+        self.terminate(engine)
+        other = self.opened()
+        ours = self.failureResultOf(log.append("events", "w1", [B]), StorageError).value
+        other.commit(facts_after(self.kept()[-1], ("events", "w2", 0, 2)), [])
+        other.close()
+        lost = self.failureResultOf(log.append("events", "w1", [B]), StorageError).value
+        for_ever = self.failureResultOf(log.append("events", "w1", [B]), StorageError).value
+
+        self.assertIn(f"process {os.getpid()} on", str(ours))
+        self.assertFalse(ours.retryable)
+        for error in (lost, for_ever):
+            self.assertIn("another process has opened the log", str(error))
+            self.assertFalse(error.retryable)
+        self.assertFalse(log.healthy[0])
+        self.assertEqual([1, 2], [fact.serial for fact in self.kept()])
+        self.assertIsNone(verify(self.kept(), EMPTY))
+        self.wait(log.stop())
+        self.assertEqual(3, self.opened().head().boots)
+
+    def test_a_database_that_lost_what_was_acknowledged_is_not_gone_on_with(self) -> None:
+        """After a failover to a server that was behind, going on would give the same serials twice."""
+        engine = self.opened()
+        facts = facts_after(None, *(("events", "w1", n - 1, n) for n in range(1, 4)))
+        engine.commit(facts, [])
+        self.terminate(engine)
+        self.execute("DELETE FROM synrepl.facts WHERE serial = 3")
+
+        error = self.error(engine.head)
+
+        self.assertIn("serial 3 is not there as it was committed", str(error))
+        self.assertFalse(error.retryable)
+
+    def test_a_lost_connection_that_the_server_still_believes_in_is_waited_for(self) -> None:
+        """After a network cut it holds the lock until the server notices: that is no other process."""
+        engine = self.opened(lock_seconds=0.3)
+        believed, engine._writes = engine._writes, None
+        assert believed is not None
+        facts = facts_after(None, ("events", "w1", 0, 1))
+
+        error = self.error(lambda: engine.commit(facts, []))
+        self.assertIn("the lost connection has the log", str(error))
+        self.assertEqual((True, False), (error.retryable, error.tried))
+        believed.close()
+
+        engine.commit(facts, [])
+
+    def test_a_commit_that_the_server_still_works_on_is_waited_for(self) -> None:
+        """Looking too early would find nothing, and the facts would be there a moment later."""
+        engine = self.opened()
+        lost, engine._writes = engine._writes, None
+        assert lost is not None
+        fact = facts_after(None, ("events", "w1", 0, 1))
+
+        with ThreadPoolExecutor(1) as threads:
+            with lost.transaction():
+                head = threads.submit(engine.head)
+                engine._insert(lost, "facts", COLUMNS, map(msgspec.structs.astuple, fact))
+                self.execute("SELECT pg_sleep(0.1)")
+                self.assertFalse(head.done())
+            lost.close()
+            self.assertEqual(1, head.result().serial)
+
+    def test_a_hung_server_is_given_up(self) -> None:
+        """A daemon that waits for ever answers nobody, and cannot be stopped."""
+        with PostgresServer() as server:
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGSTOP)
+            self.url = server.url + "&connect_timeout=2"
+
+            error = self.error(self.again().open)
+
+            os.kill(server.pid, signal.SIGCONT)
+        self.assertTrue(error.retryable)
+
+
+class OutageTests(PostgresCase):
+    """The server goes, again and again, under a log in use."""
+
+    def test_nothing_acknowledged_is_lost_or_doubled_and_appends_come_back_by_themselves(self) -> None:
+        """This is all that a client can ask of a log: one answer, one fact."""
+        answers: dict[str, Appended] = {}
+        once: list[tuple[bytes, int]] = []
+        errors: list[StorageError] = []
+        shown: list[int] = []
+        is_over = False
+
+        async def story(reactor: Any) -> None:
+            nonlocal is_over
+            helper, writing, reading = (ReactorThread(reactor, name) for name in ("server", "w", "r"))
+            log = Log(
+                PostgresEngine(self.url),
+                writing,
+                reading,
+                reactor,
+                ephemeral=[],
+                logger=Logger(observer=self.told.append),  # type: ignore[arg-type]
+            )
+            await log.start()
+            log.watch(lambda facts: shown.extend(fact.serial for fact in facts))
+
+            async def insist(writer: str) -> None:
+                """With a key, until it is answered."""
+                number = 0
+                while not is_over:
+                    number += 1
+                    key = f"{writer}-{number}"
+                    while key not in answers:
+                        try:
+                            answers[key] = await log.append("events", writer, [rows(key)], key=key)
+                        except StorageError as error:
+                            errors.append(error)
+                            await deferLater(reactor, 0.01)
+
+            async def try_once() -> None:
+                """Without one, and without trying again."""
+                number = 0
+                while not is_over:
+                    number += 1
+                    try:
+                        answer = await log.append("events", "once", [rows(number)])
+                        assert answer.first_serial is not None
+                        once.append((rows(number), answer.first_serial))
+                    except StorageError as error:
+                        errors.append(error)
+                        await deferLater(reactor, 0.01)
+
+            writers = [insist(f"w{number}") for number in range(4)] + [try_once()]
+            running = [Deferred.fromCoroutine(writer) for writer in writers]
+            for end in (server.kill, server.stop, server.kill, lambda: server.stop("immediate")):
+                before = len(answers)
+                while len(answers) < before + 40:
+                    await deferLater(reactor, 0.005)
+                await deferLater(reactor, random.random() * 0.05)
+                await helper.run(end)
+                await deferLater(reactor, 0.05)
+                await helper.run(server.start)
+            before = len(answers)
+            while len(answers) < before + 40:
+                await deferLater(reactor, 0.005)
+            is_over = True
+            await gatherResults(running)
+            self.assertEqual((True, ""), log.healthy)
+            await log.stop()
+            await helper.stop()
+
+        with PostgresServer() as server:
+            self.url = server.new_database()
+            in_reactor(story)
+            facts = self.kept()
+
+        self.assertIsNone(verify(facts, EMPTY))
+        self.assertEqual(list(range(1, len(facts) + 1)), [fact.serial for fact in facts])
+        self.assertEqual(list(range(1, len(facts) + 1)), shown)
+        self.assertEqual(
+            sorted(rows(key) for key in answers), sorted(f.rows for f in facts if f.writer != "once")
+        )
+        for key, answer in answers.items():
+            assert answer.first_serial is not None
+            self.assertEqual(rows(key), facts[answer.first_serial - 1].rows)
+        for content, serial in once:
+            self.assertEqual(content, facts[serial - 1].rows)
+        self.assertGreater(len(errors), 0)
+        self.assertEqual({True}, {error.retryable for error in errors})
