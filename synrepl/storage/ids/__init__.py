@@ -1,0 +1,26 @@
+"""Ids for streams in a database: reserved, completed, and known to be complete up to where."""
+
+from synrepl.storage.ids.generator import (
+    MultiWriterIdGenerator,
+    NotAWriter,
+    Reservation,
+    StreamIdGenerator,
+    Unfinished,
+)
+from synrepl.storage.ids.layout import IdStream, IdTable
+from synrepl.storage.ids.sessions import WriterSession
+from synrepl.storage.ids.transactions import ITransaction, Transaction, transact
+
+__all__ = [
+    "ITransaction",
+    "IdStream",
+    "IdTable",
+    "MultiWriterIdGenerator",
+    "NotAWriter",
+    "Reservation",
+    "StreamIdGenerator",
+    "Transaction",
+    "Unfinished",
+    "WriterSession",
+    "transact",
+]

@@ -1,0 +1,166 @@
+"""What is wrong with a stream's ids in the database, and what mends it.
+
+One look serves the start of every generator and ``synrepl doctor``. A difference that cannot have lost
+anything is mended with one warning; what may have lost history is said, and ids go on beyond whatever any
+reader has seen, so that no token ever stands for two things.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from synrepl.storage.ids.database import IdDatabase
+from synrepl.storage.ids.transactions import ICursor
+
+__all__ = ["Finding", "Findings", "Standing", "examine", "mend", "stand"]
+
+Kind = Literal[
+    "sequence_behind_tables",
+    "sequence_behind_positions",
+    "sequence_unused",
+    "unknown_writer",
+    "history_lost",
+]
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is wrong. `before` and `after`: what mending changes the sequence or position from and
+    to.
+    """
+
+    kind: Kind
+    stream: str
+    text: str
+    before: int = 0
+    after: int = 0
+    writer: str = ""
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether history that somebody has seen is gone: mending cannot bring it back."""
+        return self.kind == "history_lost"
+
+
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a look at a stream found. `goal` is what the sequence must have given at least."""
+
+    stream: str
+    allocated: int
+    highest_row: int
+    positions: Mapping[str, int]
+    goal: int
+    found: list[Finding]
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a process begins: what `Tracker` is built from."""
+
+    positions: Mapping[str, int]
+    persisted_upto: int
+
+
+def examine(cursor: ICursor, database: IdDatabase, *, seen: int = 0) -> Findings:
+    """Look, and change nothing. `seen` is the highest token that any reader, as a log, is known to have."""
+    stream = database.stream
+    allocated = database.allocated(cursor)
+    highest = database.highest_row(cursor)
+    positions = database.positions(cursor)
+    found: list[Finding] = []
+
+    def behind(kind: Kind, goal: int, what: str) -> None:
+        if allocated < goal:
+            found.append(
+                Finding(
+                    kind=kind,
+                    stream=stream.name,
+                    text=f"sequence {stream.sequence} stands at {allocated}, behind {what} ({goal});"
+                    f" left so, it would give ids a second time",
+                    before=allocated,
+                    after=goal,
+                )
+            )
+
+    behind("sequence_behind_tables", highest, "the rows of its tables")
+    stored = max(positions.values(), default=0)
+    behind("sequence_behind_positions", stored, "the positions stored of its writers")
+    known = max(allocated, highest, stored)
+    if seen > known:
+        found.append(
+            Finding(
+                kind="history_lost",
+                stream=stream.name,
+                text=f"readers have seen ids up to {seen}, the database knows none beyond {known}: it is"
+                f" older than they are (restored from a dump?), and what was written between is gone",
+                before=known,
+                after=seen,
+            )
+        )
+    # Position 1 stands for "nothing yet": an id 1 would be one that everybody has.
+    goal = max(known, seen, 1)
+    if goal == 1 > allocated:
+        found.append(
+            Finding(
+                kind="sequence_unused",
+                stream=stream.name,
+                text=f"sequence {stream.sequence} would begin with 1, which counts as seen",
+                before=allocated,
+                after=1,
+            )
+        )
+    found += [
+        Finding(
+            kind="unknown_writer",
+            stream=stream.name,
+            text=f"{writer} has a position ({positions[writer]}), but is none of the writers configured"
+            f" ({', '.join(stream.writers)})",
+            before=positions[writer],
+            writer=writer,
+        )
+        for writer in sorted(set(positions) - set(stream.writers))
+        if stream.writers
+    ]
+    return Findings(
+        stream=stream.name,
+        allocated=allocated,
+        highest_row=highest,
+        positions=positions,
+        goal=goal,
+        found=found,
+    )
+
+
+def mend(cursor: ICursor, database: IdDatabase, findings: Findings) -> None:
+    """Do what the findings ask for, in this transaction."""
+    if findings.allocated < findings.goal:
+        database.raise_to(cursor, findings.goal)
+    for finding in findings.found:
+        if finding.kind == "unknown_writer":
+            database.forget_position(cursor, finding.writer)
+
+
+def stand(cursor: ICursor, database: IdDatabase, instance: str | None) -> Standing:
+    """Where a process of this name begins, once everything is mended; None stands for one who only reads.
+
+    A writer has nothing unfinished at its start, so it stands where the sequence does, or at its last row if
+    there is one beyond the linear position. That is the lowest of all, moved on over rows that follow without
+    a hole; a writer that never wrote stands there too.
+    """
+    stream = database.stream
+    positions = {
+        name: token
+        for name, token in database.positions(cursor).items()
+        if name in stream.writers or (not stream.writers and instance is None)
+    }
+    if instance is not None and stream.is_writer(instance):
+        positions[instance] = max(1, database.allocated(cursor))
+    if positions:
+        lowest = min(positions.values())
+        upto = database.end_of_run(cursor, lowest)
+        if instance in positions and instance is not None:
+            positions[instance] = database.last_row_of(cursor, instance, lowest) or positions[instance]
+    else:
+        upto = max(database.highest_row(cursor), 1)
+    for writer in stream.writers:
+        positions.setdefault(writer, upto)
+    return Standing(positions=positions, persisted_upto=upto)

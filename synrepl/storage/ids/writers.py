@@ -1,0 +1,108 @@
+"""The table in which writers tell what they have unfinished, for whoever asks why a stream does not move."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from synrepl.storage.ids.database import Flavor, IdDatabase
+from synrepl.storage.ids.generator import Unfinished
+from synrepl.storage.ids.transactions import ICursor
+from synrepl.storage.sql import for_postgres
+
+__all__ = ["WriterState", "create_writers", "holder", "read_writers", "tell"]
+
+WRITERS: Final = """CREATE TABLE IF NOT EXISTS synrepl_writers (
+    stream_name TEXT NOT NULL,
+    instance_name TEXT NOT NULL,
+    process TEXT NOT NULL,
+    told_at DOUBLE PRECISION NOT NULL,
+    position BIGINT NOT NULL,
+    unfinished BIGINT NOT NULL,
+    oldest_id BIGINT,
+    oldest_since DOUBLE PRECISION,
+    owner TEXT,
+    PRIMARY KEY (stream_name, instance_name)
+)"""
+
+
+class WriterState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a writer last told of a stream. `told_at` and `oldest_since` are seconds since 1970.
+
+    `process` is empty once the writer was found to be gone and its ids were released.
+    """
+
+    stream: str
+    writer: str
+    process: str
+    told_at: float
+    position: int
+    unfinished: int
+    oldest_id: int | None
+    oldest_since: float | None
+    owner: str | None
+
+
+def create_writers(cursor: ICursor) -> None:
+    """Make the table if it is missing."""
+    cursor.execute(WRITERS)
+
+
+def tell(
+    cursor: ICursor,
+    database: IdDatabase,
+    *,
+    writer: str,
+    process: str,
+    position: int,
+    unfinished: Sequence[Unfinished],
+    now: float,
+) -> None:
+    """Say where a writer stands, and the oldest of what it has not finished."""
+    oldest = unfinished[0] if unfinished else None
+    values = (
+        database.stream.name,
+        writer,
+        process,
+        now,
+        position,
+        sum(len(one.tokens) for one in unfinished),
+        None if oldest is None else oldest.tokens[0],
+        None if oldest is None else now - oldest.age_seconds,
+        None if oldest is None else oldest.owner,
+    )
+    _do(
+        cursor,
+        database.flavor,
+        "INSERT INTO synrepl_writers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT (stream_name, instance_name) DO UPDATE SET process = excluded.process,"
+        " told_at = excluded.told_at, position = excluded.position, unfinished = excluded.unfinished,"
+        " oldest_id = excluded.oldest_id, oldest_since = excluded.oldest_since, owner = excluded.owner",
+        values,
+    )
+
+
+def holder(cursor: ICursor, database: IdDatabase, writer: str) -> str | None:
+    """The process that last told of this writer; empty: it is known to be gone; None: there never was one."""
+    _do(
+        cursor,
+        database.flavor,
+        "SELECT process FROM synrepl_writers WHERE stream_name = ? AND instance_name = ?",
+        (database.stream.name, writer),
+    )
+    found = cursor.fetchone()
+    return None if found is None else str(found[0])
+
+
+def read_writers(cursor: ICursor) -> list[WriterState]:
+    """Everything that was told, by stream and writer."""
+    cursor.execute(
+        "SELECT stream_name, instance_name, process, told_at, position, unfinished, oldest_id, oldest_since,"
+        " owner FROM synrepl_writers ORDER BY stream_name, instance_name"
+    )
+    names = WriterState.__struct_fields__
+    return [WriterState(**dict(zip(names, row, strict=True))) for row in cursor.fetchall()]
+
+
+def _do(cursor: ICursor, flavor: Flavor, statement: str, values: Sequence[object]) -> None:
+    cursor.execute(for_postgres(statement) if flavor == "postgresql" else statement, values)

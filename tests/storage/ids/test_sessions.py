@@ -1,0 +1,261 @@
+"""One process of a name at a time, seen to be alive; and what becomes of the ids of one that is not."""
+
+from typing import Any
+
+from twisted.logger import LogEvent, Logger
+
+from synrepl.errors import StorageError
+from synrepl.storage.ids import MultiWriterIdGenerator, WriterSession, transact
+from synrepl.storage.ids.writers import WriterState, read_writers
+from synrepl.storage.threads import ImmediateThread
+from tests.storage.ids.databases import IdCase
+
+
+class _Connection:
+    """A connection that can be cut, as by a server that goes away."""
+
+    def __init__(self, real: Any) -> None:
+        self.real = real
+        self.is_cut = False
+
+    def cursor(self) -> Any:
+        if self.is_cut:
+            raise OSError("server closed the connection unexpectedly")
+        return self.real.cursor()
+
+    def commit(self) -> None:
+        self.real.commit()
+
+    def close(self) -> None:
+        self.real.close()
+
+
+class Sessions(IdCase):
+    """Written once, run on each database."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.told: list[LogEvent] = []
+        self.connections: dict[str, _Connection] = {}
+        self.is_away = False
+
+    def session(self, instance: str, generator: MultiWriterIdGenerator | None = None) -> WriterSession:
+        def connect() -> _Connection:
+            if self.is_away:
+                raise OSError("connection refused")
+            self.connections[instance] = _Connection(self.connect())
+            return self.connections[instance]
+
+        session = WriterSession(
+            connect,
+            [generator or self.generator(instance, ["A", "B"])],
+            instance=instance,
+            flavor=self.flavor,
+            clock=self.clock,
+            thread=ImmediateThread(),
+        )
+        session._logger = Logger(observer=self.told.append)  # type: ignore[arg-type]
+        self.addCleanup(self.end, session)
+        return session
+
+    def end(self, session: WriterSession) -> None:
+        """As a kill does: no word, and the database or the system takes back the name."""
+        session._is_stopped = True
+        if session._timer is not None and session._timer.active():
+            session._timer.cancel()
+        session._close()
+
+    def begun(self, instance: str) -> tuple[WriterSession, MultiWriterIdGenerator]:
+        generator = self.generator(instance, ["A", "B"])
+        session = self.session(instance, generator)
+        self.wait(session.start())
+        return session, generator
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.pump([0.25] * int(seconds * 4))
+
+    def write(self, generator: MultiWriterIdGenerator, count: int = 1) -> list[int]:
+        def work(transaction: Any) -> list[int]:
+            with generator.within(transaction, count) as tokens:
+                self.insert(transaction, tokens, generator.instance)
+                return list(tokens)
+
+        ids: list[int] = self.wait(transact(self.pool, work))
+        return ids
+
+    def states(self) -> dict[str, WriterState]:
+        return {state.writer: state for state in self.interact(read_writers)}
+
+    def warnings(self) -> list[str]:
+        return [event["log_format"].format(**event) for event in self.told]
+
+    def test_an_idle_writer_moves_on(self) -> None:
+        """It has nothing to say, and still holds nobody back for more than a few seconds (S#8499)."""
+        _, a = self.begun("A")
+        _, b = self.begun("B")
+
+        self.write(a, 5)
+        self.pass_time(5)
+
+        self.assertEqual((6, 6), (a.persisted_upto, b.persisted_upto))
+        self.assertEqual({"A": 6, "B": 6}, self.get_positions())
+
+    def test_a_rollback_is_told(self) -> None:
+        """Nothing was stored for it, but readers of the database are not left waiting for the id."""
+        _, a = self.begun("A")
+        context = a.next()
+        self.wait(context.__aenter__())
+
+        self.wait(context.__aexit__(ValueError, ValueError(), None))
+        self.pass_time(1)
+
+        self.assertEqual(2, self.get_positions()["A"])
+
+    def test_what_is_unfinished_is_seen(self) -> None:
+        """Which id holds the stream, whose it is, since when, and where in the program it was reserved (N3)."""
+        _, a = self.begun("A")
+        self.wait(a.next_many(2, owner="persist_events").__aenter__())
+
+        self.pass_time(31)
+
+        state = self.states()["A"]
+        self.assertEqual((2, 2, "persist_events"), (state.unfinished, state.oldest_id, state.owner))
+        self.assertEqual(31, round(self.clock.seconds() - (state.oldest_since or 0)))
+        self.assertEqual(
+            ["things cannot move on: A has 2 to 3 unfinished since 30 s, reserved by persist_events"],
+            [text for text in self.warnings() if "cannot move" in text],
+        )
+
+    def test_the_place_in_the_program_is_the_owner(self) -> None:
+        """Nobody has to think of naming it."""
+        _, a = self.begun("A")
+
+        self.wait(a.next().__aenter__())
+
+        self.assertIn(
+            "test_the_place_in_the_program_is_the_owner (test_sessions.py:", a.unfinished()[0].owner
+        )
+
+    def test_the_ids_of_a_dead_writer_are_released(self) -> None:
+        """Within 15 seconds of its end, whoever lives moves on past what it will never write (N3)."""
+        session, a = self.begun("A")
+        _, b = self.begun("B")
+        self.wait(a.next().__aenter__())
+        self.write(b, 2)
+        self.pass_time(3)
+        self.assertEqual(1, b.persisted_upto)
+
+        self.end(session)
+        self.pass_time(10)
+
+        self.assertEqual(4, b.persisted_upto)
+        self.assertEqual({"A": 4, "B": 4}, self.get_positions())
+        self.assertEqual("", self.states()["A"].process)
+        self.assertEqual(1, len([text for text in self.warnings() if "is gone" in text]))
+        self.write(b, 2)
+        self.pass_time(2)
+        self.assertEqual(6, b.persisted_upto)
+
+    def test_a_dead_writer_comes_back(self) -> None:
+        """It begins above everything that was released in its name."""
+        session, a = self.begun("A")
+        _, b = self.begun("B")
+        self.wait(a.next().__aenter__())
+        self.end(session)
+        self.write(b, 2)
+        self.pass_time(10)
+
+        _, again = self.begun("A")
+        self.pass_time(2)
+
+        self.assertEqual([5], self.write(again))
+        self.pass_time(4)
+        self.assertEqual((5, 5), (again.persisted_upto, b.persisted_upto))
+
+    def test_a_successor_waits_for_the_end_of_its_predecessor(self) -> None:
+        """A process that was killed may have its session for a moment yet: the next one is patient."""
+        first, _ = self.begun("A")
+        second = self.session("A")
+        results: list[Any] = []
+
+        from twisted.internet.defer import ensureDeferred
+
+        ensureDeferred(second.start()).addBoth(results.append)
+        self.pass_time(2)
+        self.assertEqual([], results)
+        self.end(first)
+        self.pass_time(1)
+
+        self.assertEqual([None], results)
+        self.assertTrue(second.is_held)
+
+    def test_a_lost_connection_is_made_again(self) -> None:
+        """The server went away for a moment: no ids meanwhile, and then as before, unfinished ones included."""
+        session, a = self.begun("A")
+        context = a.next()
+        self.wait(context.__aenter__())
+        self.connections["A"].is_cut = self.is_away = True
+        self.pass_time(1)
+
+        with self.assertRaises(StorageError) as caught:
+            self.wait(a.next().__aenter__())
+
+        self.assertTrue(caught.exception.retryable)
+        self.is_away = False
+        self.pass_time(1)
+        self.assertTrue(session.is_held)
+        self.wait(context.__aexit__(None, None, None))
+        self.assertEqual([3], self.write(a))
+
+    def test_one_who_was_taken_for_dead_writes_no_more(self) -> None:
+        """Its unfinished ids were passed by others: only a new start can be sure that nothing comes of them."""
+        session, a = self.begun("A")
+        _, b = self.begun("B")
+        self.wait(a.next().__aenter__())
+        self.connections["A"].is_cut = self.is_away = True
+        self.pass_time(2)
+        self.is_away = False
+        self.connections["A"].is_cut = True
+        session._timer.cancel()
+        self.pass_time(10)
+        self.write(b)
+
+        session._beat_later()
+        self.pass_time(2)
+
+        self.assertFalse(session.is_held)
+        with self.assertRaises(StorageError) as caught:
+            self.wait(a.next().__aenter__())
+        self.assertFalse(caught.exception.retryable)
+        self.assertIn("start this process again", str(caught.exception))
+
+
+class SQLiteSessionTests(Sessions):
+    """On SQLite."""
+
+
+class PostgreSQLSessionTests(Sessions):
+    """On PostgreSQL."""
+
+    flavor = "postgresql"
+
+    def test_what_a_dead_writer_still_has_under_way_is_waited_for(self) -> None:
+        """Its backend may yet commit what it was told before the process died."""
+        session, a = self.begun("A")
+        _, b = self.begun("B")
+        other = self.new_pool().connection
+        with other.cursor() as cursor:
+            cursor.execute("SELECT nextval(%s)", (self.sequence,))
+            self.insert(cursor, [cursor.fetchone()[0]], "A")
+            self.end(session)
+            self.write(b)
+            self.pass_time(20)
+            self.assertEqual(1, b.persisted_upto)
+            other.commit()
+        self.pass_time(10)
+
+        self.assertEqual(3, b.persisted_upto)
+        del a
+
+
+del Sessions
