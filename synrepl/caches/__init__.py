@@ -1,0 +1,33 @@
+"""Caches of a worker that hear of changes elsewhere, and what a writer says so that they do.
+
+Pure: no network, no clock, no reactor.
+"""
+
+from synrepl.caches.cached import Cached, CachedCoroutine, CachedFunction
+from synrepl.caches.changes import Changes
+from synrepl.caches.computation import IWaiter
+from synrepl.caches.counters import CacheInfo
+from synrepl.caches.invalidation import Invalidation
+from synrepl.caches.lint import Finding, lint
+from synrepl.caches.registry import CacheRegistry
+from synrepl.caches.vintage import Drop, Unreadable, Vintage
+from synrepl.caches.vintages.release_1_0 import LEGACY
+from synrepl.caches.vintages.release_1_163 import NEWEST
+
+__all__ = [
+    "LEGACY",
+    "NEWEST",
+    "CacheInfo",
+    "CacheRegistry",
+    "Cached",
+    "CachedCoroutine",
+    "CachedFunction",
+    "Changes",
+    "Drop",
+    "Finding",
+    "IWaiter",
+    "Invalidation",
+    "Unreadable",
+    "Vintage",
+    "lint",
+]

@@ -1,0 +1,186 @@
+"""What the decorator makes of a function or method: the same to call, with a cache behind it."""
+
+import functools
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
+
+from synrepl.caches.arguments import Arguments
+from synrepl.caches.cache import Cache
+from synrepl.caches.calls import AsyncCalls, Calls, Plan
+from synrepl.caches.computation import IWaiter
+from synrepl.caches.entries import Entries
+from synrepl.errors import ConfigError
+
+__all__ = ["Cached", "CachedCoroutine", "CachedFunction", "Caching"]
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+S = TypeVar("S")
+T = TypeVar("T")
+
+CoroutineFunction = Callable[P, Coroutine[Any, Any, T]]
+
+
+class Caching(Protocol):
+    """What takes a function and gives it back with a cache behind it."""
+
+    # The two overlap where a plain function returns a coroutine; at run time that is refused.
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: CoroutineFunction[P, T], /
+    ) -> "CachedCoroutine[P, T]": ...
+    @overload
+    def __call__(self, function: Callable[P, T], /) -> "CachedFunction[P, T]": ...
+
+
+class Cached:
+    """What all decorated functions share: a name, and as methods a set of entries for each instance."""
+
+    __wrapped__: Callable[..., Any]
+    _plan: Plan
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        cache: Cache,
+        waiter: Callable[[], IWaiter],
+        abandoned: tuple[type[BaseException], ...],
+    ) -> None:
+        self._cache = cache
+        self._is_method = False
+        self._instances: dict[int, tuple[weakref.ref[Any], Entries]] = {}
+        functools.update_wrapper(cast(Any, self), function)
+        self._plan = Plan(
+            name=cache.name,
+            function=function,
+            arguments=Arguments(function),
+            waiter=waiter,
+            abandoned=abandoned,
+        )
+        cache.takes(self._plan.arguments)
+
+    def invalidate_all(self) -> None:
+        """Drops all entries, of all instances if it is a method, in this process."""
+        self._cache.invalidate(None)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._become_method()
+
+    def _become_method(self) -> None:
+        self._is_method = True
+        self._plan = Plan(
+            name=self._plan.name,
+            function=self._plan.function,
+            arguments=Arguments(self._plan.function, is_method=True),
+            waiter=self._plan.waiter,
+            abandoned=self._plan.abandoned,
+        )
+        self._cache.takes(self._plan.arguments)
+
+    def _entries_of(self, instance: object) -> Entries:
+        # By identity: instances need not be hashable, and equal ones are still two. A dead one's number may
+        # be given to another before its death is heard of.
+        found = self._instances.get(id(instance))
+        if found is not None and found[0]() is instance:
+            return found[1]
+        if not self._is_method:
+            self._become_method()
+        return self._begin_instance(instance)
+
+    def _begin_instance(self, instance: object) -> Entries:
+        number = id(instance)
+        instances = self._instances
+
+        def forget(reference: weakref.ref[Any]) -> None:
+            if number in instances and instances[number][0] is reference:
+                del instances[number]
+
+        try:
+            reference = weakref.ref(instance, forget)
+        except TypeError:
+            raise ConfigError(
+                f"{self._plan.name} is cached for each {type(instance).__name__}, which therefore needs"
+                " __weakref__ among its __slots__"
+            ) from None
+        entries = self._cache.entries()
+        instances[number] = (reference, entries)
+        return entries
+
+
+class CachedFunction(Cached, Calls[P, T]):
+    """A plain function, or method, with a cache behind it."""
+
+    def __init__(
+        self,
+        function: Callable[P, T],
+        cache: Cache,
+        waiter: Callable[[], IWaiter],
+        abandoned: tuple[type[BaseException], ...],
+    ) -> None:
+        Cached.__init__(self, function, cache, waiter, abandoned)
+        Calls.__init__(self, self._plan, cache.entries())
+
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> "CachedFunction[P, T]": ...
+    @overload
+    def __get__(
+        self: "CachedFunction[Concatenate[S, Q], T]", instance: S, owner: type | None = None, /
+    ) -> Calls[Q, T]: ...
+    def __get__(self, instance: Any, owner: type | None = None, /) -> Any:
+        if instance is None:
+            return OfAnyInstance(self)
+        entries = self._entries_of(instance)
+        return Calls(self._plan, entries, (instance,))
+
+
+class CachedCoroutine(Cached, AsyncCalls[P, T]):
+    """A coroutine function, or method, with a cache behind it."""
+
+    def __init__(
+        self,
+        function: CoroutineFunction[P, T],
+        cache: Cache,
+        waiter: Callable[[], IWaiter],
+        abandoned: tuple[type[BaseException], ...],
+    ) -> None:
+        Cached.__init__(self, function, cache, waiter, abandoned)
+        AsyncCalls.__init__(self, self._plan, cache.entries())
+
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> "CachedCoroutine[P, T]": ...
+    @overload
+    def __get__(
+        self: "CachedCoroutine[Concatenate[S, Q], T]", instance: S, owner: type | None = None, /
+    ) -> AsyncCalls[Q, T]: ...
+    def __get__(self, instance: Any, owner: type | None = None, /) -> Any:
+        if instance is None:
+            return OfAnyInstance(self)
+        entries = self._entries_of(instance)
+        return AsyncCalls(self._plan, entries, (instance,))
+
+
+class OfAnyInstance:
+    """A cached method as seen from its class: whose entries are meant is said by the first argument."""
+
+    __wrapped__: Callable[..., Any]
+
+    def __init__(self, cached: CachedFunction[..., Any] | CachedCoroutine[..., Any]) -> None:
+        self._cached = cached
+        functools.update_wrapper(self, cached.__wrapped__)
+
+    @property
+    def name(self) -> str:
+        """The name that invalidations call it by."""
+        return self._cached.name
+
+    def __call__(self, instance: object, /, *args: Any, **kwargs: Any) -> Any:
+        return self._cached.__get__(instance)(*args, **kwargs)
+
+    def invalidate(self, instance: object, /, *args: Any, **kwargs: Any) -> None:
+        """Drops the entry of this call of this instance, in this process."""
+        self._cached.__get__(instance).invalidate(*args, **kwargs)
+
+    def invalidate_all(self) -> None:
+        """Drops all entries of all instances, in this process."""
+        self._cached.invalidate_all()

@@ -1,0 +1,151 @@
+"""Calls of a function that are answered from a cache where they can be."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from synrepl.caches.arguments import Arguments
+from synrepl.caches.computation import AGAIN, IWaiter
+from synrepl.caches.entries import MISSING, Entries, Key
+
+__all__ = ["AsyncCalls", "Calls", "Plan"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Plan:
+    """What is called on a miss, and how: the same for every instance of a class.
+
+    `waiter` makes what callers wait on. Whoever is thrown one of `abandoned`, or anything that is no
+    Exception, has gone away: that says nothing about the value.
+    """
+
+    __slots__ = ("name", "function", "arguments", "full", "waiter", "abandoned")
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        function: Callable[..., Any],
+        arguments: Arguments,
+        waiter: Callable[[], IWaiter],
+        abandoned: tuple[type[BaseException], ...],
+    ) -> None:
+        self.name = name
+        self.function = function
+        self.arguments = arguments
+        self.full = arguments.full
+        self.waiter = waiter
+        self.abandoned = abandoned
+
+
+class Base(Generic[P, T]):
+    """One set of entries, and what fills it: a plain function, or a method of the one instance in `first`."""
+
+    __slots__ = ("_plan", "_entries", "_first")
+
+    def __init__(self, plan: Plan, entries: Entries, first: tuple[Any, ...] = ()) -> None:
+        self._plan = plan
+        self._entries = entries
+        self._first = first
+
+    def __getattr__(self, name: str) -> Any:
+        # Methods have no attributes of their own to hold these: they are made on every access.
+        if name == "__wrapped__":
+            return functools.partial(self._plan.function, *self._first)
+        if name in functools.WRAPPER_ASSIGNMENTS:
+            return getattr(self._plan.function, name)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    @property
+    def name(self) -> str:
+        """The name that invalidations call it by."""
+        return self._plan.name
+
+    def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Drops the entry of this call here, in this process; other processes hear of it from `Changes`."""
+        key = self._plan.arguments.key(args, kwargs)
+        try:
+            self._entries.drop(key)
+        except TypeError as error:
+            raise self._plan.arguments.unhashable(key, error) from None
+        self._entries.counters.invalidations += 1
+
+    def invalidate_all(self) -> None:
+        """Drops all entries here, in this process."""
+        self._entries.clear()
+        self._entries.counters.invalidations += 1
+
+
+class Calls(Base[P, T]):
+    """Calls of a plain function."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        key: Key = (
+            args if len(args) == self._plan.full and not kwargs else self._plan.arguments.key(args, kwargs)
+        )
+        try:
+            value: T = self._entries.get(key)
+        except TypeError as error:
+            raise self._plan.arguments.unhashable(key, error) from None
+        if value is not MISSING:
+            return value
+        computation = self._entries.begin(key)
+        try:
+            value = self._plan.function(*self._first, *args, **kwargs)
+            if hasattr(value, "__await__"):
+                raise TypeError(
+                    f"{self._plan.arguments.name}() is cached, but returned {type(value).__name__}, which is"
+                    " to be awaited: define it with `async def`, so that what comes of it is cached"
+                )
+        except BaseException:
+            self._entries.give_up(computation)
+            raise
+        self._entries.keep(computation, value)
+        return value
+
+
+class AsyncCalls(Base[P, T]):
+    """Calls of a coroutine function. Those of one key at one time are computed once."""
+
+    __slots__ = ()
+
+    # A coroutine that returns at once costs less than any awaitable written in Python, and what it answers
+    # is looked up when it is awaited, not before.
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        key: Key = (
+            args if len(args) == self._plan.full and not kwargs else self._plan.arguments.key(args, kwargs)
+        )
+        try:
+            value: T = self._entries.get(key)
+        except TypeError as error:
+            raise self._plan.arguments.unhashable(key, error) from None
+        if value is not MISSING:
+            return value
+        while (computation := self._entries.computing(key)) is not None:
+            answer = await computation.wait(self._plan.waiter())
+            if answer is not AGAIN:
+                self._entries.counters.hits += 1
+                return answer  # type: ignore[no-any-return]
+            value = self._entries.get(key)
+            if value is not MISSING:
+                return value
+        return await self._compute(key, args, kwargs)
+
+    async def _compute(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+        computation = self._entries.begin(key)
+        try:
+            value: T = await self._plan.function(*self._first, *args, **kwargs)
+        except BaseException as error:
+            self._entries.give_up(computation)
+            if isinstance(error, Exception) and not isinstance(error, self._plan.abandoned):
+                computation.fail(error)
+            else:
+                computation.hand_over()
+            raise
+        self._entries.keep(computation, value)
+        computation.tell(value)
+        return value

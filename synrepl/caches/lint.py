@@ -1,0 +1,132 @@
+"""What is probably wrong with a worker's caches."""
+
+import difflib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Literal
+
+import msgspec
+
+from synrepl.caches.counters import NameCounts
+from synrepl.caches.entries import Shape
+from synrepl.caches.registry import CacheRegistry
+
+__all__ = ["Finding", "lint"]
+
+Kind = Literal["no-route", "misshapen", "unknown", "never-seen"]
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What a person should look at.
+
+    * ``no-route``: nothing known can invalidate this cache
+    * ``misshapen``: it is invalidated by keys of another shape than its own, so everything goes each time
+    * ``unknown``: a name on the wire is neither cache nor alias here
+    * ``never-seen``: what can invalidate this cache has not been seen to do so
+    """
+
+    kind: Kind
+    cache: str
+    text: str
+
+
+def lint(
+    registry: CacheRegistry, seen: Mapping[str, int], lengths: Mapping[str, Collection[int]] | None = None
+) -> list[Finding]:
+    """What to look at, most urgent first.
+
+    `seen` are the names seen on ``caches`` and how often; `lengths`, where known, of which lengths their keys
+    were.
+    """
+    return [
+        *_no_route(registry, seen),
+        *_misshapen(registry, lengths or {}),
+        *_unknown(registry, seen),
+        *_never_seen(registry, seen),
+    ]
+
+
+def _no_route(registry: CacheRegistry, seen: Mapping[str, int]) -> Iterator[Finding]:
+    for name in registry.caches:
+        if registry.cache(name).streams == {"caches"} and not _routes(registry, name) and name not in seen:
+            yield Finding(
+                "no-route",
+                name,
+                f"Nothing known invalidates {name}: no alias and no stream reaches it, and its name was not"
+                " seen. Announce its changes under this name, or declare streams=() if it never changes.",
+            )
+
+
+def _misshapen(registry: CacheRegistry, lengths: Mapping[str, Collection[int]]) -> Iterator[Finding]:
+    wrong: dict[str, dict[str, None]] = {}
+    for source, example in registry.vintage.examples():
+        if example.cache in registry.caches and example.key is not None:
+            shape = registry.cache(example.cache).shape
+            if not shape.fits(example.key):
+                why = f"{source} of {registry.vintage.name} gives keys of {_arguments(len(example.key))}"
+                wrong.setdefault(example.cache, {})[why] = None
+    for name, of_lengths in lengths.items():
+        if name in registry.caches and not registry.vintage.is_alias(name):
+            shape = registry.cache(name).shape
+            for length in sorted(set(of_lengths)):
+                if not shape.fits(("",) * length):
+                    wrong.setdefault(name, {})[f"keys of {_arguments(length)} were seen"] = None
+    for name, info in registry.caches.items():
+        if info.misshapen and name not in wrong:
+            wrong[name] = {f"{info.misshapen} keys of another length came": None}
+    for name, whys in sorted(wrong.items()):
+        yield Finding("misshapen", name, _misshapen_text(name, registry.cache(name).shape, list(whys)))
+    for name, count in registry.misshapen.items():
+        yield Finding(
+            "misshapen",
+            name,
+            f"{name} came {count} times with keys that it does not take; everything it reaches was dropped."
+            " Look for a writer of another release, and choose the vintage that fits it.",
+        )
+
+
+def _misshapen_text(name: str, shape: Shape, whys: list[str]) -> str:
+    takes = f"its own have {shape.length}" + (" or fewer" if shape.tree and shape.length > 1 else "")
+    do = "Give it the arguments that writers name" + (
+        "." if shape.tree else ", or declare it with tree=True."
+    )
+    return f"Each such invalidation drops all of {name}: {', '.join(whys)}; {takes}. {do}"
+
+
+def _unknown(registry: CacheRegistry, seen: Mapping[str, int]) -> Iterator[Finding]:
+    for name, count in sorted(seen.items()):
+        if name in registry.caches or registry.vintage.is_alias(name) or name == NameCounts.REST:
+            continue
+        near = difflib.get_close_matches(name, list(registry.caches), n=1, cutoff=0.85)
+        do = f"Did you mean it by {near[0]}?" if near else "If this worker keeps nothing of it, all is well."
+        yield Finding(
+            "unknown", name, f"{name} was seen {count} times, and is neither cache nor alias here. {do}"
+        )
+
+
+def _never_seen(registry: CacheRegistry, seen: Mapping[str, int]) -> Iterator[Finding]:
+    for name in registry.caches:
+        routes = _routes(registry, name)
+        aliases = [route for route in routes if registry.vintage.is_alias(route)]
+        if aliases and aliases == routes and not any(alias in seen for alias in [name, *aliases]):
+            yield Finding(
+                "never-seen",
+                name,
+                f"{name} is invalidated by {', '.join(aliases)}, and none of it was seen. Watch for longer,"
+                " or compare the vintage with the release that writes.",
+            )
+
+
+def _routes(registry: CacheRegistry, cache: str) -> list[str]:
+    """The aliases and streams that the vintage knows to reach a cache."""
+    vintage = registry.vintage
+    aliases = [alias for alias in vintage.aliases if cache in vintage.reaches(alias)]
+    streams = []
+    for stream in vintage.implications:
+        reached = vintage.reached_by(stream)
+        if reached is None or cache in reached:
+            streams.append(stream)
+    return aliases + streams
+
+
+def _arguments(count: int) -> str:
+    return f"{count} argument" + ("" if count == 1 else "s")
