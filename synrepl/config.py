@@ -14,10 +14,12 @@ from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
+import msgspec
 import yaml
 from twisted.internet.endpoints import serverFromString
 
 from synrepl.errors import ConfigError
+from synrepl.storage.tables.layout import TableStream, table_streams
 from synrepl.wire.dialect import Dialect
 
 __all__ = ["Setting", "Settings", "read_file", "settings", "suggestion", "table_for_the_manual"]
@@ -45,10 +47,10 @@ class Setting:
     @property
     def default_text(self) -> str:
         """The default, for people."""
+        if self.default in (None, {}, ()):
+            return "none"
         if isinstance(self.default, tuple):
             return " ".join(self.default)
-        if self.default is None or self.default == {}:
-            return "none"
         if isinstance(self.default, bool):
             return "on" if self.default else "off"
         return str(self.default)
@@ -220,6 +222,16 @@ def instance_map(value: Any) -> Mapping[str, str]:
     return MappingProxyType({str(name): url for name, url in value.items()})
 
 
+def tables(value: Any) -> tuple[TableStream, ...]:
+    """Streams that are read from tables; `Settings.build` puts the instance's name in."""
+    return tuple(table_streams(value, default_writer="master")) if value else ()
+
+
+def maybe_database(value: Any) -> str | None:
+    """A database, or none."""
+    return None if value is None else database(value)
+
+
 # The settings
 
 
@@ -285,6 +297,19 @@ class Settings:
         metavar="TABLE",
         kind="file",
     )
+    table_streams: tuple[TableStream, ...] = setting(
+        (),
+        "Streams whose facts are rows of the homeserver's tables: a list of `stream`, `table`, `row` and more.",
+        parse=tables,
+        metavar="LIST",
+        kind="file",
+    )
+    tables_database: str | None = setting(
+        None,
+        "The database that has these tables, if it is not the one of the log.",
+        parse=maybe_database,
+        metavar="URL",
+    )
     dialect: Dialect | None = setting(  # noqa: RUF009  # gives a field
         "auto",
         "How connections speak: auto, legacy, middle, current or a release."
@@ -333,6 +358,13 @@ class Settings:
         if values["secret_file"] is not None:
             values["secret"] = _read_secret(values["secret_file"], warnings)
         built = cls(**values, warnings=tuple(warnings))
+        built = dataclasses.replace(
+            built,
+            table_streams=tuple(
+                msgspec.structs.replace(one, default_writer=built.instance_name)
+                for one in built.table_streams
+            ),
+        )
         _check_open(built)
         if built.timeout_seconds <= built.ping_seconds:
             raise ConfigError(

@@ -1,6 +1,6 @@
 """The daemon: everything built from the settings, started in order, stopped in order."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
@@ -17,7 +17,11 @@ from synrepl.errors import ReplicationError, StorageError
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.publisher import Publisher
-from synrepl.storage import Log, ReactorThread, engine_for
+from synrepl.storage import Log, ReactorThread, Wakeups, engine_for
+from synrepl.storage.databases import Database
+from synrepl.storage.ids.generator import CHANNEL
+from synrepl.storage.ids.writers import WriterState
+from synrepl.storage.tables import TableSource
 from synrepl.streams.declare import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.server import make_site
@@ -26,6 +30,9 @@ from synrepl.wire.dialect import NEWEST
 from synrepl.wire.session import Keepalive
 
 __all__ = ["Daemon"]
+
+POLL_SECONDS: Final = 1.0
+"""How often tables are looked at although nobody said that they changed."""
 
 FAREWELL_SECONDS: Final = 2.0
 """How long followers are given to take the last they are sent, when the daemon stops."""
@@ -58,6 +65,8 @@ class Daemon(Service):
         self.failure = ""
         self.log: Log | None = None
         self.publisher: Publisher | None = None
+        self.tables: TableSource | None = None
+        self._wakeups: Wakeups | None = None
         self._reactor = reactor
         self._on_failure = on_failure if on_failure is not None else reactor.stop
         self._tasks = Tasks(self._logger, "daemon")
@@ -79,6 +88,7 @@ class Daemon(Service):
     async def _start(self) -> None:
         try:
             await self._open_log()
+            self._open_tables()
             await self._listen()
         except _CannotStart as error:
             self.failure = str(error)
@@ -115,6 +125,7 @@ class Daemon(Service):
             reactor,
             ephemeral=[stream.name for stream in self.table if stream.ephemeral],
             key_of=self._key_of,
+            adopted=[one.stream for one in self.settings.table_streams],
             logger=Logger(namespace="synrepl.storage"),
         )
         try:
@@ -131,6 +142,49 @@ class Daemon(Service):
             ring_bytes=self.settings.reader_bytes,
         )
         self.metrics.send_buffer.set_function(self._unsent_bytes)
+
+    def _open_tables(self) -> None:
+        """Follow the tables that the settings name, if they name any."""
+        settings = self.settings
+        if not settings.table_streams:
+            return
+        assert self.log is not None
+        for one in settings.table_streams:
+            if one.stream not in self.table or self.table[one.stream].ephemeral:
+                raise _CannotStart(f"table_streams: {one.stream} is no stream that can be kept")
+        url = settings.tables_database or settings.database
+        try:
+            database = Database(url, what="synrepl-tables")
+        except ReplicationError as error:
+            raise _CannotStart(f"the tables: {error}") from error
+        self.tables = TableSource(
+            database.connect,
+            settings.table_streams,
+            flavor=database.flavor,
+            log=self.log,
+            table=self.table,
+            clock=self._reactor,
+            thread=ReactorThread(self._reactor, "tables"),
+            writers_told=self._writers_told,
+            lost=self._history_lost,
+        )
+        self.tables.start()
+        if database.flavor == "postgresql":
+            self._wakeups = Wakeups(self._reactor, url, CHANNEL, self.tables.wake, POLL_SECONDS)
+            self._wakeups.start()
+
+    def _writers_told(self, states: Sequence[WriterState]) -> None:
+        now = self._reactor.seconds()
+        for state in states:
+            age = 0.0 if state.oldest_since is None else max(0.0, now - state.oldest_since)
+            self.metrics.oldest_unfinished_id_age.labels(state.stream, state.writer).set(age)
+
+    def _history_lost(self, stream: str) -> None:
+        """Followers have what is true no more: they connect again, are told where the stream stands, and read
+        it again.
+        """
+        for factory in self._factories:
+            factory.close(f"history of {stream} was lost, a new epoch has begun")
 
     async def _listen(self) -> None:
         settings = self.settings
@@ -200,6 +254,12 @@ class Daemon(Service):
                 await stopped
         for factory in self._factories:
             factory.close("server shutting down")
+        if self._wakeups is not None:
+            wakeups, self._wakeups = self._wakeups, None
+            await wakeups.stop()
+        if self.tables is not None:
+            tables, self.tables = self.tables, None
+            await tables.stop()
         if self.publisher is not None:
             self.publisher.stop()
             self.publisher = None

@@ -10,6 +10,8 @@ from synrepl.streams.facts import Fact
 __all__ = [
     "Appended",
     "Head",
+    "IAllocated",
+    "ICaches",
     "IClock",
     "IEngine",
     "ILog",
@@ -113,6 +115,13 @@ class IEngine(Protocol):
         never parted. Gives the facts and whether there are more.
         """
 
+    def lose(self, stream: str, upto: int) -> Head:
+        """Begin a new epoch: the facts of this stream beyond token `upto` were lost where they came from.
+
+        They stay where they are in the order of serials, and are in no answer by token any more; positions
+        beyond `upto` go back to it. Says where the log stands now.
+        """
+
     def receipt(self, key: str) -> Receipt | None:
         """What an append with this idempotency key was answered."""
 
@@ -170,6 +179,30 @@ class ILog(Protocol):
 
     def forget(self, stream: str, upto: int) -> None:
         """Let go of an ephemeral stream's facts up to this token: all who read it have them."""
+
+
+class ICaches(Protocol):
+    """What a worker remembers, and must forget in time; `synrepl.ports.caching.Caches` is one."""
+
+    @property
+    def streams(self) -> Collection[str]:
+        """The names of all streams that can invalidate something."""
+
+    def apply(self, stream: str, rows: Sequence[Any], *, token: int = 0) -> None:
+        """Drop what these typed rows, those of one fact, invalidate. Harmless if repeated."""
+
+    def skipped(self, stream: str) -> None:
+        """Facts of this stream may have been missed for good: drop all that it can invalidate."""
+
+
+class IAllocated(Protocol):
+    """Where a follower asks how far a stream can be waited for."""
+
+    async def highest(self, stream: str) -> int | None:
+        """The highest token of this stream that anybody can have been told of; None if that is not known.
+
+        Any exception counts as None.
+        """
 
 
 SaveablePosition = dict[str, dict[str, int]]

@@ -16,6 +16,7 @@ from synrepl.ports.interfaces import Appended, Head, Receipt
 from synrepl.storage.digest import EMPTY, verify
 from synrepl.storage.following import check_follow
 from synrepl.storage.paging import take_rows, take_tokens
+from synrepl.storage.voids import Void, Voids
 from synrepl.streams.facts import Fact
 
 __all__ = ["COLUMNS", "DAMAGED", "SQLEngine"]
@@ -52,6 +53,7 @@ class SQLEngine(ABC):
         # What this process knows, for when a connection is lost: which start it is, what is surely kept.
         self._boots: int | None = None
         self._kept = (0, EMPTY)
+        self._voids = Voids()
 
     # What a database does in its own way
 
@@ -115,6 +117,7 @@ class SQLEngine(ABC):
                 database = self._writing("open")
                 with self._transaction(database):
                     self._migrate(database)
+                    self._voids = Voids(self._execute(database, "SELECT stream, epoch, token FROM voids"))
                     self._check_head(database)
                     self._execute(database, "UPDATE meta SET value = value + 1 WHERE key = 'boots'")
             head = self.head()
@@ -135,8 +138,11 @@ class SQLEngine(ABC):
             for (stream, _), token in positions.items():
                 allocated[stream] = max(token, allocated.get(stream, token))
             for stream, token in allocated.items():
+                unless_void, values = self._voids.condition(stream)
                 found = self._execute(
-                    database, "SELECT max(token) FROM facts WHERE stream = ?", (stream,)
+                    database,
+                    f"SELECT max(token) FROM facts WHERE stream = ?{unless_void}",
+                    (stream, *values),
                 ).fetchone()[0]
                 allocated[stream] = token if found is None else max(token, found)
         return Head(
@@ -195,17 +201,35 @@ class SQLEngine(ABC):
         self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int
     ) -> tuple[list[Fact], bool]:
         """Facts of one stream in order of token, and whether there are more."""
+        unless_void, values = self._voids.condition(stream)
         with (
             self._telling("read", stream),
             self._streamed(
                 self._reader("read"),
                 f"SELECT {COLUMNS} FROM facts WHERE stream = ? AND token > ? AND token <= ? AND serial <= ?"
+                + unless_void
                 + ("" if writer is None else " AND writer = ?")
                 + " ORDER BY token, serial",
-                (stream, after, upto, serial, *(() if writer is None else (writer,))),
+                (stream, after, upto, serial, *values, *(() if writer is None else (writer,))),
             ) as found,
         ):
             return take_tokens(_facts(found), limit)
+
+    def lose(self, stream: str, upto: int) -> Head:
+        """Begin a new epoch: of this stream, what is beyond `upto` was lost where it came from."""
+        with self._telling("lose"):
+            database = self._writer("lose")
+            epoch = self.head().epoch + 1
+            with self._transaction(database):
+                self._execute(database, "UPDATE meta SET value = ? WHERE key = 'epoch'", (epoch,))
+                self._execute(database, "INSERT INTO voids VALUES (?, ?, ?)", (stream, epoch, upto))
+                self._execute(
+                    database,
+                    "UPDATE positions SET token = ? WHERE stream = ? AND token > ?",
+                    (upto, stream, upto),
+                )
+        self._voids.add(stream, Void(epoch, upto))
+        return self.head()
 
     def receipt(self, key: str) -> Receipt | None:
         """What an append with this key was answered."""
@@ -285,9 +309,10 @@ class SQLEngine(ABC):
             why = f"the digest of serial {wrong} does not follow from the facts before it"
         else:
             positions = self._positions(database)
-            for (stream, writer), token in {(fact.stream, fact.writer): fact.token for fact in tail}.items():
-                if positions.get((stream, writer)) != token:
-                    kept = positions.get((stream, writer))
+            for (stream, writer), token in self._voids.positions(tail).items():
+                kept = positions.get((stream, writer))
+                # Where history was lost, a position stands where that ended, not at a fact.
+                if kept != token and not (self._voids.of(stream) and kept is not None and kept > token):
                     why = f"the last token of {writer} in {stream} is {token}, its position says {kept}"
         if why:
             raise StorageError(op="open", why=why, hint=DAMAGED.format(database=self.KIND))

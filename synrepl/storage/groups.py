@@ -33,9 +33,19 @@ class Request:
     `sharers` asked for the same thing with the same key while it was under way, and get the same answer.
     """
 
-    __slots__ = ("answer", "checksum", "facts", "key", "sharers", "size", "stream", "writer")
+    __slots__ = ("answer", "checksum", "facts", "key", "places", "sharers", "size", "stream", "writer")
 
-    def __init__(self, stream: str, writer: str, facts: Sequence[bytes], key: str | None, asked: str) -> None:
+    def __init__(
+        self,
+        stream: str,
+        writer: str,
+        facts: Sequence[bytes],
+        key: str | None,
+        asked: str,
+        places: Sequence[tuple[str, int]] | None = None,
+    ) -> None:
+        self.places = places
+        """The writer and token of each fact, when they were given elsewhere."""
         self.stream = stream
         self.writer = writer
         self.facts = facts
@@ -71,7 +81,8 @@ class Standing:
         fact = None
         for fact in facts:
             self.positions.setdefault(fact.stream, {})[fact.writer] = fact.token
-            self.allocated[fact.stream] = fact.token
+            if fact.token > self.allocated.get(fact.stream, 0):
+                self.allocated[fact.stream] = fact.token
         if fact is not None:
             self.serial = fact.serial
             self.digest = fact.digest
@@ -98,10 +109,11 @@ def form(
 ) -> Group:
     """Give serials, tokens and digests to what is new, and find the answers of what is not.
 
-    A token is the next of its stream, whoever writes; `prev_token` is the same writer's last one there.
+    A token is the next of its stream, whoever writes, unless it was given elsewhere; a given one that its
+    writer has reached already is known and left out. `prev_token` is the same writer's last one.
     """
     epoch, serial, digest = standing.epoch, standing.serial, standing.digest
-    tokens: dict[str, int] = {}
+    allocated: dict[str, int] = {}
     previous: dict[tuple[str, str], int] = {}
     group = Group([], [], [], before=digest, after=digest)
     for request in requests:
@@ -109,17 +121,24 @@ def form(
         if known is not None:
             group.answers.append(known.appended if known.request == request.checksum else None)
             continue
-        stream, writer = request.stream, request.writer
-        token = tokens.get(stream)
-        if token is None:
-            token = standing.allocated.get(stream, 0)
-        prev_token = previous.get((stream, writer))
-        if prev_token is None:
-            prev_token = standing.positions.get(stream, {}).get(writer, 0)
-        appended = Appended(epoch, serial + 1, list(range(token + 1, token + 1 + len(request.facts))))
-        for rows in request.facts:
+        stream, writer, places = request.stream, request.writer, request.places
+        highest = allocated.get(stream)
+        if highest is None:
+            highest = standing.allocated.get(stream, 0)
+        first_serial = serial + 1
+        tokens: list[int] = []
+        for index, rows in enumerate(request.facts):
+            if places is None:
+                token = highest + 1
+            else:
+                writer, token = places[index]
+            prev_token = previous.get((stream, writer))
+            if prev_token is None:
+                prev_token = standing.positions.get(stream, {}).get(writer, 0)
+            if token <= prev_token:
+                continue
             serial += 1
-            token += 1
+            highest = max(highest, token)
             digest = chain(
                 digest,
                 serial=serial,
@@ -132,9 +151,10 @@ def form(
                 rows=rows,
             )
             group.facts.append(Fact(serial, epoch, stream, writer, prev_token, token, rows, at_ms, digest))
-            prev_token = token
-        tokens[stream] = token
-        previous[stream, writer] = token
+            previous[stream, writer] = token
+            tokens.append(token)
+        allocated[stream] = highest
+        appended = Appended(epoch, first_serial, tokens)
         group.answers.append(appended)
         if request.key is not None:
             group.receipts.append(Receipt(request.key, request.checksum, appended, at_ms))

@@ -15,7 +15,7 @@ from synrepl.storage.ephemeral import EphemeralStream, KeyOf
 from synrepl.storage.groups import Group, Request, Standing, checksum, form
 from synrepl.streams.facts import Fact
 
-__all__ = ["KeyReused", "Log"]
+__all__ = ["GivenElsewhere", "KeyReused", "Log"]
 
 MIB = 1024 * 1024
 RETRY_SECONDS = 1.0
@@ -39,12 +39,28 @@ class KeyReused(StorageError):
         self.key = key
 
 
+class GivenElsewhere(StorageError):
+    """The tokens of this stream are given elsewhere, as in a table: nothing can be appended to it here."""
+
+    def __init__(self, *, stream: str) -> None:
+        super().__init__(
+            op="append",
+            why="its facts come from a table",
+            hint="write them there, with ids from its sequence",
+            stream=stream,
+            tried=False,
+        )
+
+
 class Log:
     """An `ILog` over an engine: group commit for kept streams, memory for the `ephemeral` ones.
 
     One commit is under way at a time; what is appended meanwhile goes together into the next, up to
     `max_batch_bytes`. Serials, tokens and digests are given when a group is formed, and adopted when it is
     kept. Over `max_pending_bytes` of unanswered appends, further ones fail at once.
+
+    The facts of `adopted` streams come with tokens that were given elsewhere (`adopt`), those of all others
+    get them here (`append`).
 
     The engine and both threads are the log's own from `start` to `stop`.
     """
@@ -58,6 +74,7 @@ class Log:
         *,
         ephemeral: Collection[str],
         key_of: KeyOf | None = None,
+        adopted: Collection[str] = (),
         max_pending_bytes: int = 64 * MIB,
         max_batch_bytes: int = 4 * MIB,
         max_ephemeral_bytes: int = 8 * MIB,
@@ -87,6 +104,7 @@ class Log:
         self._ephemeral_names = frozenset(ephemeral)
         self._ephemeral: dict[str, EphemeralStream] = {}
         self._ephemeral_receipts: OrderedDict[str, tuple[str, Appended]] = OrderedDict()
+        self._adopted = frozenset(adopted)
         self._names: set[str] = set()
 
         self._boots = 0
@@ -129,9 +147,7 @@ class Log:
         if self._queue:
             self._write_soon()
         while self._is_writing:
-            idle: Deferred[None] = Deferred()
-            self._idle.append(idle)
-            await idle
+            await self._until_idle()
         for timer in self._timers.values():
             if timer.active():
                 timer.cancel()
@@ -217,13 +233,11 @@ class Log:
         an idempotency `key` asking again is harmless, and gives the first answer; `KeyReused` when the key
         stands for another request.
         """
-        if not self._is_open:
-            return _refused(stream, "the log is not open", retryable=True)
-        if stream not in self._names or writer not in self._names:
-            for name in (stream, writer):
-                if name.split() != [name] or not _is_text(name):
-                    return _refused(stream, f"{name[:100]!r} cannot be a name: empty, too long, or no word")
-                self._names.add(name)
+        why = self._refusal(stream, writer)
+        if why is not None:
+            return why
+        if stream in self._adopted:
+            return fail(GivenElsewhere(stream=stream))
         if not facts:
             return succeed(Appended(self.epoch, None, []))
         if key is not None and not _is_text(key):
@@ -238,11 +252,59 @@ class Log:
             shared: Deferred[Appended] = Deferred()
             first.sharers.append(shared)
             return shared
-        request = Request(stream, writer, facts, key, asked)
+        return self._ask(Request(stream, writer, facts, key, asked))
+
+    def adopt(self, stream: str, facts: Sequence[tuple[str, int, bytes]]) -> "Deferred[Appended]":
+        """Add facts that have a writer and a token already: ``(writer, token, canonical rows)``; done when
+        they are durable.
+
+        Each writer's come in the order of their tokens; those that it has reached already are left out. A
+        fact without rows (``[]``) certifies that the writer wrote nothing since its last one.
+        """
+        for writer in {writer for writer, _, _ in facts}:
+            why = self._refusal(stream, writer)
+            if why is not None:
+                return why
+        places = [(writer, token) for writer, token, _ in facts]
+        return self._ask(Request(stream, "", [rows for _, _, rows in facts], None, "", places))
+
+    async def lose(self, stream: str, upto: int) -> None:
+        """The history of this stream beyond `upto` was lost where it came from: a new epoch begins.
+
+        Followers that have more are beside this history from now on, and must be told (`Publisher.resync`).
+        """
+        while self._is_writing:
+            await self._until_idle()
+        self._is_writing = True
+        try:
+            head = await self._writing.run(partial(self._engine.lose, stream, upto))
+            self._standing.take(head)
+        finally:
+            self._is_writing = False
+            if self._queue:
+                self._write_soon()
+
+    def _until_idle(self) -> "Deferred[None]":
+        idle: Deferred[None] = Deferred()
+        self._idle.append(idle)
+        return idle
+
+    def _refusal(self, stream: str, writer: str) -> "Deferred[Appended] | None":
+        if not self._is_open:
+            return _refused(stream, "the log is not open", retryable=True)
+        if stream not in self._names or writer not in self._names:
+            for name in (stream, writer):
+                if name.split() != [name] or not _is_text(name):
+                    return _refused(stream, f"{name[:100]!r} cannot be a name: empty, too long, or no word")
+                self._names.add(name)
+        return None
+
+    def _ask(self, request: Request) -> "Deferred[Appended]":
+        """Queue a request for the next group."""
         if self._pending_bytes and self._pending_bytes + request.size > self._max_pending_bytes:
-            return _refused(stream, "the log is busy", hint="try again later", retryable=True)
-        if key is not None:
-            self._keyed[key] = request
+            return _refused(request.stream, "the log is busy", hint="try again later", retryable=True)
+        if request.key is not None:
+            self._keyed[request.key] = request
         self._pending_bytes += request.size
         self._queue.append(request)
         if not self._is_writing:

@@ -8,6 +8,7 @@ from synrepl.ports.interfaces import Head, Receipt
 from synrepl.storage.digest import EMPTY
 from synrepl.storage.following import check_follow
 from synrepl.storage.paging import take_rows, take_tokens
+from synrepl.storage.voids import Void, Voids
 from synrepl.streams.facts import Fact
 
 __all__ = ["MemoryEngine"]
@@ -26,6 +27,7 @@ class MemoryEngine:
         self.epoch = 1
         self._by_stream: dict[str, list[Fact]] = {}
         self._positions: dict[tuple[str, str], int] = {}
+        self._voids = Voids()
         self._allocated: dict[str, int] = {}
         self._boots = 0
         self._is_open = False
@@ -122,10 +124,23 @@ class MemoryEngine:
             (
                 fact
                 for fact in facts[first:last]
-                if fact.serial <= serial and (writer is None or fact.writer == writer)
+                if fact.serial <= serial
+                and (writer is None or fact.writer == writer)
+                and not self._voids.hold(fact)
             ),
             limit,
         )
+
+    def lose(self, stream: str, upto: int) -> Head:
+        """Begin a new epoch: of this stream, what is beyond `upto` was lost where it came from."""
+        self._check("lose")
+        self.epoch = self.head().epoch + 1
+        self._voids.add(stream, Void(self.epoch, upto))
+        for place, token in self._positions.items():
+            if place[0] == stream:
+                self._positions[place] = min(token, upto)
+        self._allocated[stream] = min(upto, self._allocated.get(stream, upto))
+        return self.head()
 
     def receipt(self, key: str) -> Receipt | None:
         """What an append with this key was answered."""

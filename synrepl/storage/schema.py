@@ -81,6 +81,24 @@ MIGRATIONS: tuple[Migration, ...] = (
             "INSERT INTO meta (key, value) VALUES ('epoch', 1), ('boots', 0)",
         ),
     ),
+    Migration(
+        sqlite=(
+            """CREATE TABLE voids (
+                stream TEXT NOT NULL,
+                epoch INTEGER NOT NULL,
+                token INTEGER NOT NULL,
+                PRIMARY KEY (stream, epoch)
+            ) WITHOUT ROWID""",
+        ),
+        postgres=(
+            """CREATE TABLE voids (
+                stream TEXT NOT NULL,
+                epoch BIGINT NOT NULL,
+                token BIGINT NOT NULL,
+                PRIMARY KEY (stream, epoch)
+            )""",
+        ),
+    ),
 )
 """From each version of the schema to the next, from 0 on. Only ever add to the end."""
 

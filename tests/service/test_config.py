@@ -23,6 +23,7 @@ VALUES: list[tuple[str, str, Any, Any]] = [
     ("database", "sqlite:/tmp/a.db", "sqlite:/tmp/a.db", "sqlite:/tmp/a.db"),
     ("database", *["postgresql://synrepl@db.example/synapse?passfile=/etc/synrepl/pgpass"] * 3),
     ("database", *["postgres:///synapse?host=/run/postgresql"] * 3),
+    ("tables_database", *["postgresql:///synapse"] * 3),
     ("lease_seconds", "60", 60, 60.0),
     ("lease_bytes", "2GiB", 2 * 1024**3, 2 * 1024**3),
     ("retain_seconds", "1.5", 1.5, 1.5),
@@ -64,7 +65,7 @@ def test_a_setting_can_be_given_as_a_flag_and_in_a_file(
 
 def test_every_setting_is_tried_here() -> None:
     """A new one is not forgotten."""
-    elsewhere = {"redis", "upstream", "secret_file", "instance_map", "insecure"}
+    elsewhere = {"redis", "upstream", "secret_file", "instance_map", "table_streams", "insecure"}
 
     assert {name for name, *_ in VALUES} | elsewhere == {one.name for one in settings()}
 

@@ -144,6 +144,38 @@ class Contract(Case):
         self.assertEqual(([], 4), engine.read(after=3, upto=4, streams={"events"}, limit=9))
         self.assertEqual(([], 4), engine.read(after=0, upto=4, streams=[], limit=9))
 
+    def test_lost_history_is_in_no_answer_by_token(self) -> None:
+        """It stays in the order of serials, which never changes; but nobody who catches up is given it."""
+        engine = self.again()
+        engine.open()
+        facts = facts_after(None, *(("events", "w1", token - 1, token) for token in range(1, 5)))
+        engine.commit(facts, [])
+
+        head = engine.lose("events", 2)
+        after = facts_after(facts[-1], ("events", "w2", 0, 3), ("events", "w1", 2, 4), epoch=2)
+        engine.commit(after, [])
+        engine.close()
+        engine = self.again()
+
+        self.assertEqual(
+            (2, {("events", "w1"): 2}, {"events": 2}), (head.epoch, head.positions, head.allocated)
+        )
+        self.assertEqual((2, 4), (engine.open().epoch, engine.head().allocated["events"]))
+        found, _ = engine.read_tokens(stream="events", writer=None, after=0, upto=9, serial=9, limit=99)
+        self.assertEqual([*facts[:2], *after], found)
+        self.assertEqual((facts + after, 6), engine.read(after=0, upto=9, streams=None, limit=99))
+
+    def test_a_log_that_lost_history_opens_again(self) -> None:
+        """Its positions are not those of its last facts, and that is right so."""
+        engine = self.again()
+        engine.open()
+        facts = facts_after(None, ("events", "w1", 0, 4), ("events", "w1", 4, 8))
+        engine.commit(facts, [])
+        engine.lose("events", 6)
+        engine.close()
+
+        self.assertEqual({("events", "w1"): 6}, dict(self.again().open().positions))
+
     def test_a_read_never_claims_to_have_seen_the_future(self) -> None:
         """A reader that is told "up to 99" would never ask for serials 2 to 99 once they exist."""
         engine = self.again()

@@ -112,7 +112,7 @@ class Sessions(IdCase):
         self.assertEqual(2, self.get_positions()["A"])
 
     def test_what_is_unfinished_is_seen(self) -> None:
-        """Which id holds the stream, whose it is, since when, and where in the program it was reserved (N3)."""
+        """Which id holds the stream, whose it is, since when, and where it was reserved (N3)."""
         _, a = self.begun("A")
         self.wait(a.next_many(2, owner="persist_events").__aenter__())
 
@@ -190,7 +190,7 @@ class Sessions(IdCase):
         self.assertTrue(second.is_held)
 
     def test_a_lost_connection_is_made_again(self) -> None:
-        """The server went away for a moment: no ids meanwhile, and then as before, unfinished ones included."""
+        """The server went away for a moment: no ids meanwhile, then as before, unfinished ones included."""
         session, a = self.begun("A")
         context = a.next()
         self.wait(context.__aenter__())
@@ -208,7 +208,7 @@ class Sessions(IdCase):
         self.assertEqual([3], self.write(a))
 
     def test_one_who_was_taken_for_dead_writes_no_more(self) -> None:
-        """Its unfinished ids were passed by others: only a new start can be sure that nothing comes of them."""
+        """Its unfinished ids were passed by others: only a new start is sure that nothing comes of them."""
         session, a = self.begun("A")
         _, b = self.begun("B")
         self.wait(a.next().__aenter__())

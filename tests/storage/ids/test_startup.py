@@ -171,7 +171,7 @@ class StartUp(IdCase):
         self.assertEqual([9], self.write(generator))
 
     def test_two_writers_race(self) -> None:
-        """Both find the sequence behind. Whoever is second must not take it back below what the first gave."""
+        """Both find the sequence behind. The second must not take it back below what the first gave."""
         for token in range(2, 12):
             self.row("master", token)
         first = self.generator("A", ["A", "B"])

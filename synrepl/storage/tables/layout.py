@@ -1,0 +1,149 @@
+"""Which tables a stream's facts are in, and what their rows are made of: what the configuration says."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from synrepl.errors import ConfigError
+from synrepl.storage.ids.layout import IdStream, IdTable, identifier
+
+__all__ = ["SourceTable", "TableStream", "Template", "columns_of", "table_streams"]
+
+Template = Any
+"""What one row is made of: the name of a column, None, ``{"json": column}`` for a column that holds JSON
+text, ``{"value": anything}`` for what is always the same, or a list of these.
+"""
+
+TABLE_KEYS: Final = {"table", "id_column", "writer_column", "row"}
+STREAM_KEYS: Final = {
+    "stream",
+    "tables",
+    "sequence",
+    "position",
+    "writers",
+    "negative",
+    "start",
+    *TABLE_KEYS,
+}
+
+
+class SourceTable(msgspec.Struct, frozen=True, kw_only=True):
+    """One table: where its ids and writers are, and what its rows become."""
+
+    ids: IdTable
+    row: tuple[Template, ...]
+
+
+class TableStream(msgspec.Struct, frozen=True, kw_only=True):
+    """A table-backed stream. `ids` says how far it is complete; `from_first`: its history is taken in as
+    well, when it is followed for the first time.
+
+    `default_writer` is who wrote the rows of tables that do not say.
+    """
+
+    stream: str
+    ids: IdStream
+    tables: tuple[SourceTable, ...]
+    default_writer: str
+    from_first: bool = False
+
+
+def table_streams(given: Any, *, default_writer: str) -> list[TableStream]:
+    """What the setting `table_streams` says. Raises `ConfigError`.
+
+    A list of tables, each with `stream`, `table` (or `tables`, where a stream is the union of several),
+    `row`, and optionally `id_column`, `writer_column`, `sequence`, `position`, `writers`, `negative`,
+    `start`.
+    """
+    if not isinstance(given, list):
+        raise ConfigError(f"is a list of streams and their tables, not {given!r}")
+    found = [_stream(one, default_writer) for one in given]
+    names = [one.stream for one in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"has {name} more than once; name all its tables under `tables`")
+    return found
+
+
+def _stream(given: Any, default_writer: str) -> TableStream:
+    if not isinstance(given, Mapping) or not isinstance(given.get("stream"), str):
+        raise ConfigError(f"needs the name of a stream, `stream: NAME`, in {given!r}")
+    name = given["stream"]
+    _known_keys(name, given, STREAM_KEYS)
+    several = given.get("tables", [{key: given[key] for key in TABLE_KEYS if key in given}])
+    if not isinstance(several, list) or not several:
+        raise ConfigError(f"of {name} needs `table: NAME`")
+    tables = tuple(_table(name, one) for one in several)
+    writers = given.get("writers", [])
+    if not isinstance(writers, list) or not all(isinstance(writer, str) for writer in writers):
+        raise ConfigError(f"of {name}: `writers` is a list of instance names, not {writers!r}")
+    start = given.get("start", "latest")
+    if start not in ("latest", "earliest"):
+        raise ConfigError(f"of {name}: `start` is latest or earliest, not {start!r}")
+    negative = given.get("negative", False)
+    if not isinstance(negative, bool):
+        raise ConfigError(f"of {name}: `negative` is true or false, not {negative!r}")
+    try:
+        ids = IdStream(
+            name=str(given.get("position", name)),
+            sequence=given.get("sequence", ""),
+            tables=tuple(table.ids for table in tables),
+            writers=tuple(writers),
+            negative=negative,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"of {name}: `sequence` {error}") from error
+    return TableStream(
+        stream=name,
+        ids=ids,
+        tables=tables,
+        default_writer=default_writer,
+        from_first=start == "earliest",
+    )
+
+
+def _table(stream: str, given: Any) -> SourceTable:
+    if not isinstance(given, Mapping) or "table" not in given or "row" not in given:
+        raise ConfigError(f"of {stream} needs `table: NAME` and `row: [COLUMN, ...]`")
+    _known_keys(stream, given, TABLE_KEYS)
+    try:
+        ids = IdTable(
+            name=given["table"],
+            id_column=given.get("id_column", "stream_id"),
+            writer_column=given.get("writer_column", "instance_name"),
+        )
+        if not isinstance(given["row"], list) or not given["row"]:
+            raise ConfigError(f"`row` is a list of columns, not {given['row']!r}")
+        for column in columns_of(given["row"]):
+            identifier(column)
+    except ConfigError as error:
+        raise ConfigError(f"of {stream}: {error}") from error
+    return SourceTable(ids=ids, row=tuple(given["row"]))
+
+
+def columns_of(template: Template) -> Iterator[str]:
+    """The columns that a template names, in order. `ConfigError` if it is no template."""
+    match template:
+        case str():
+            yield template
+        case None:
+            pass
+        case {"json": str(column), **rest} if not rest:
+            yield column
+        case {"value": _, **rest} if not rest:
+            pass
+        case [*parts]:
+            for part in parts:
+                yield from columns_of(part)
+        case _:
+            raise ConfigError(
+                f"`row` is made of columns, null, {{json: COLUMN}}, {{value: ...}} and lists of these,"
+                f" not {template!r}"
+            )
+
+
+def _known_keys(stream: str, given: Mapping[str, Any], known: set[str]) -> None:
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"of {stream} has no setting {key}; there are {', '.join(sorted(known))}")

@@ -1,0 +1,136 @@
+"""Reads facts out of tables: whole ones, in order, up to what is complete."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from synrepl.storage.ids.database import Flavor, IdDatabase
+from synrepl.storage.ids.startup import Findings, examine, stand
+from synrepl.storage.ids.transactions import ICursor
+from synrepl.storage.sql import for_postgres
+from synrepl.storage.tables.layout import SourceTable, TableStream, Template, columns_of
+
+__all__ = ["Page", "TableReader"]
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts in order of their ids: ``(writer, token, rows)``, complete up to and with `upto`.
+
+    `limit`: the linear position; more follow when it is beyond `upto`. `writers` are all that are known.
+    """
+
+    facts: list[tuple[str, int, list[bytes | list[object]]]]
+    upto: int
+    limit: int
+    writers: Sequence[str]
+
+
+class TableReader:
+    """Reads the tables of one stream, in transactions of whoever asks."""
+
+    def __init__(self, stream: TableStream, flavor: Flavor) -> None:
+        self.stream = stream
+        self.ids = IdDatabase(stream.ids, flavor)
+        self._flavor = flavor
+        self._tables = [(table, _maker(table)) for table in stream.tables]
+
+    def examine(self, cursor: ICursor, seen: int) -> Findings:
+        """What is wrong with the stream's ids, given that the log has them up to `seen`."""
+        return examine(cursor, self.ids, seen=seen)
+
+    def page(self, cursor: ICursor, *, after: int, rows: int) -> Page:
+        """The facts after this id: about `rows` rows, never a part of a fact, never beyond what is complete.
+
+        Positions are read before rows: what is complete is visible then. No position is stored until the rows
+        that it speaks of are committed.
+        """
+        standing = stand(cursor, self.ids, instance=None)
+        limit = max(after, standing.persisted_upto)
+        upto = self._end(cursor, after, limit, rows)
+        found: dict[int, tuple[str, list[bytes | list[object]]]] = {}
+        for table, make in self._tables:
+            for token, writer, values in self._values(cursor, table, after, upto):
+                found.setdefault(token, (writer, []))[1].append(make(values))
+        writers = dict.fromkeys([*standing.positions, *(writer for writer, _ in found.values())])
+        return Page(
+            facts=[(writer, token, rows) for token, (writer, rows) in sorted(found.items())],
+            upto=upto,
+            limit=limit,
+            writers=list(writers) or [self.stream.default_writer],
+        )
+
+    def _end(self, cursor: ICursor, after: int, limit: int, rows: int) -> int:
+        """Where the page ends: where no table gives more than `rows` rows, but after one fact at least."""
+        ends = [limit]
+        for table in self.stream.tables:
+            order = "DESC" if self.stream.ids.negative else "ASC"
+            self._do(
+                cursor,
+                f"SELECT {table.ids.id_column} FROM {table.ids.name} WHERE {self._between(table)}"
+                f" ORDER BY {table.ids.id_column} {order} LIMIT 1 OFFSET ?",
+                *self._bounds(after, limit),
+                rows,
+            )
+            first_beyond = cursor.fetchone()
+            if first_beyond is not None:
+                self._do(
+                    cursor,
+                    f"SELECT {table.ids.id_column} FROM {table.ids.name} WHERE {self._between(table)}"
+                    f" ORDER BY {table.ids.id_column} {order} LIMIT 1",
+                    *self._bounds(after, limit),
+                )
+                first = abs(cursor.fetchone()[0])
+                ends.append(max(first, abs(first_beyond[0]) - 1))
+        return min(ends)
+
+    def _values(
+        self, cursor: ICursor, table: SourceTable, after: int, upto: int
+    ) -> Iterator[tuple[int, str, Iterator[Any]]]:
+        writer_column = table.ids.writer_column or "NULL"
+        columns = ", ".join([table.ids.id_column, writer_column, *columns_of(list(table.row))])
+        self._do(
+            cursor,
+            f"SELECT {columns} FROM {table.ids.name} WHERE {self._between(table)}",
+            *self._bounds(after, upto),
+        )
+        for token, writer, *values in cursor.fetchall():
+            yield abs(token), writer or self.stream.default_writer, iter(values)
+
+    def _between(self, table: SourceTable) -> str:
+        column = table.ids.id_column
+        return (
+            f"{column} < ? AND {column} >= ?"
+            if self.stream.ids.negative
+            else f"{column} > ? AND {column} <= ?"
+        )
+
+    def _bounds(self, after: int, upto: int) -> tuple[int, int]:
+        sign = self.stream.ids.sign
+        return after * sign, upto * sign
+
+    def _do(self, cursor: ICursor, statement: str, *values: object) -> None:
+        cursor.execute(for_postgres(statement) if self._flavor == "postgresql" else statement, values)
+
+
+def _maker(table: SourceTable) -> Callable[[Iterator[Any]], list[Any]]:
+    """What makes a row's JSON out of the values of its columns, in order."""
+
+    def fill(template: Template, values: Iterator[Any]) -> Any:
+        match template:
+            case str():
+                return next(values)
+            case None:
+                return None
+            case {"value": value}:
+                return value
+            case {"json": _}:
+                value = next(values)
+                return msgspec.json.decode(value) if isinstance(value, (str, bytes)) else value
+            case _:
+                return [fill(part, values) for part in template]
+
+    def make(values: Iterator[Any]) -> list[Any]:
+        return [fill(part, values) for part in table.row]
+
+    return make

@@ -1,0 +1,54 @@
+"""History that was lost: facts that followers may have seen, and that are true no more.
+
+The homeserver's database was put back to an older state; the log, which only ever grows, keeps what it had.
+A void says where the old history ends: of its stream, what was written before `epoch` with a token above
+`token` counts no more.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from synrepl.streams.facts import Fact
+
+__all__ = ["Void", "Voids"]
+
+
+class Void(msgspec.Struct, frozen=True):
+    """From `epoch` on, facts of earlier ones beyond `token` are void."""
+
+    epoch: int
+    token: int
+
+
+class Voids:
+    """All voids of a log, by stream."""
+
+    def __init__(self, rows: Iterable[tuple[str, int, int]] = ()) -> None:
+        self._by_stream: dict[str, list[Void]] = {}
+        for stream, epoch, token in rows:
+            self.add(stream, Void(epoch, token))
+
+    def add(self, stream: str, void: Void) -> None:
+        """One more."""
+        self._by_stream.setdefault(stream, []).append(void)
+
+    def of(self, stream: str) -> Sequence[Void]:
+        """Those of one stream."""
+        return self._by_stream.get(stream, ())
+
+    def hold(self, fact: Fact) -> bool:
+        """Whether a fact is void."""
+        return any(fact.epoch < void.epoch and fact.token > void.token for void in self.of(fact.stream))
+
+    def positions(self, facts: Iterable[Fact]) -> Mapping[tuple[str, str], int]:
+        """The last token of each stream and writer among these facts, as far as they still count."""
+        return {(fact.stream, fact.writer): fact.token for fact in facts if not self.hold(fact)}
+
+    def condition(self, stream: str) -> tuple[str, list[int]]:
+        """SQL that leaves void facts out, and its values."""
+        voids = self.of(stream)
+        return (
+            " AND NOT (epoch < ? AND token > ?)" * len(voids),
+            [value for void in voids for value in (void.epoch, void.token)],
+        )
