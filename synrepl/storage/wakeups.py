@@ -1,5 +1,6 @@
 """Being woken when a database changes: by NOTIFY, and by the clock in case nobody notifies."""
 
+import os
 from collections.abc import Callable
 from random import random
 from typing import TYPE_CHECKING, Any, Final
@@ -177,7 +178,9 @@ class _Socket:
         self._database = database
         self._on_notified = on_notified
         self._on_lost = on_lost
-        self._descriptor = database.fileno()
+        # A number of our own for the socket: libpq closes its own as soon as it finds the server gone, and the
+        # reactor could not let go of a number that is closed.
+        self._descriptor = os.dup(database.fileno())
         reactor.addReader(self)
 
     def fileno(self) -> int:
@@ -212,6 +215,7 @@ class _Socket:
         """Let go of the socket, and close it. Harmless when repeated."""
         if self._descriptor >= 0:
             self._reactor.removeReader(self)
+            os.close(self._descriptor)
             self._descriptor = -1
             self._database.close()
 
