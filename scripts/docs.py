@@ -58,11 +58,12 @@ nothing."""
 
 METRICS: Final = """\
 At `/metrics` of the HTTP endpoint, in the format of Prometheus. Labels come from closed sets: names of
-streams, writers and commands, and directions (`in`, `out`)."""
+streams, writers, commands and caches, and directions (`in`, `out`)."""
 
 METRICS_OF_FOLLOWERS: Final = """\
 Gaps, refused rows, reconnects and fetches that failed are counted where the follower is: in a worker, give
-`Follower` and `connect` a `Metrics` with a registry that you serve."""
+`Follower` and `connect` a `Metrics` with a registry that you serve. The numbers of caches are those of the
+caches that it was given with `Metrics.watch_caches`."""
 
 SENDERS: Final = {Side.SERVER: "the server", Side.CLIENT: "the client", Side.BROKER: "Redis, from anyone"}
 
@@ -228,6 +229,15 @@ def metrics() -> str:
             name = f"{family.name}_total" if family.type == "counter" else family.name
             labels = ", ".join(f"`{label}`" for label in one._labelnames)
             rows.append((f"`{name}`", family.type, labels, family.documentation))
+    rows += [
+        (
+            f"`{one.name}_total`" if one.type == "counter" else f"`{one.name}`",
+            one.type,
+            ", ".join(f"`{label}`" for label in one._labelnames),
+            one.documentation,
+        )
+        for one in made.caches.collect()
+    ]
     return _page(
         [
             "# The metrics",
@@ -252,13 +262,22 @@ def cli() -> str:
         "",
         "The daemon is started by `twistd` or `twist`: see [the settings](settings.md).",
     ]
-    for name, command in synrepl_command.commands.items():
+    for name, command in _commands(synrepl_command):
         arguments = [one for one in command.params if isinstance(one, click.Argument)]
         options = [one for one in command.params if isinstance(one, click.Option)]
         usage = " ".join([f"synrepl {name}", *(one.human_readable_name for one in arguments), "[options]"])
         lines += ["", f"## {name}", "", f"    {usage}", "", *_doc(command.callback), ""]
         lines += _table(("option", "default", ""), [_option(one) for one in options])
     return _page(lines)
+
+
+def _commands(group: click.Group) -> Iterator[tuple[str, click.Command]]:
+    """Every command, and those of groups by both names."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {inner}", one) for inner, one in _commands(command))
+        else:
+            yield name, command
 
 
 def _option(option: click.Option) -> tuple[str, str, str]:

@@ -4,10 +4,12 @@
 #
 #   legacy    Synapse 1.0.0     needs Python 3.7
 #   current   Synapse 1.66.0    needs Python 3.9 (the last release that speaks the protocol over TCP)
+#   newest    Synapse 1.163.2   needs Python 3.12 (it prepares databases, and starts on them)
 #
 #   SYNREPL_PEERS            where they are (default: synrepl-peers in the user's cache folder)
 #   SYNREPL_PYTHON_LEGACY    the Python 3.7 to make it with (default: pyenv's newest, else python3.7)
 #   SYNREPL_PYTHON_CURRENT   the Python 3.9 to make it with (default: pyenv's newest, else python3.9)
+#   SYNREPL_PYTHON_NEWEST    the Python 3.12 to make it with (default: pyenv's newest, else python3.12)
 
 SYNREPL_PEERS=${SYNREPL_PEERS:-${XDG_CACHE_HOME:-$HOME/.cache}/synrepl-peers}
 export SYNREPL_PEERS
@@ -33,13 +35,14 @@ _peer_find_python() { # version, the variable that names one
     return 1
 }
 
-synrepl_peer() { # legacy|current
+synrepl_peer() { # legacy|current|newest
     local wanted setuptools python variable
     case $1 in
         legacy) wanted=1.0.0 python=3.7 variable=SYNREPL_PYTHON_LEGACY setuptools='setuptools<58' ;;
         current) wanted=1.66.0 python=3.9 variable=SYNREPL_PYTHON_CURRENT setuptools='setuptools<66' ;;
+        newest) wanted=1.163.2 python=3.12 variable=SYNREPL_PYTHON_NEWEST setuptools=setuptools ;;
         *)
-            echo "there is no peer '$1': say legacy or current" >&2
+            echo "there is no peer '$1': say legacy, current or newest" >&2
             return 2
             ;;
     esac

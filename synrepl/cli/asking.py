@@ -7,6 +7,7 @@ a time.
 import http.client
 import json
 import ssl
+from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -15,6 +16,8 @@ from synrepl.cli.trouble import Trouble
 __all__ = ["Answer", "Asking", "Refused", "Unreachable"]
 
 TIMEOUT_SECONDS: Final = 60.0
+
+CHUNK: Final = 65_536
 
 Answer = http.client.HTTPResponse
 
@@ -65,6 +68,13 @@ class Asking:
         """Ask, and read all of the answer. Raises `Unreachable` and `Refused`."""
         return self._json(self._ask("GET", path, None))
 
+    def get_lines(self, path: str) -> tuple[http.client.HTTPMessage, Iterator[bytes]]:
+        """Ask, and give the head of the answer and its lines as they come. Raises `Unreachable`, also where
+        the answer breaks off.
+        """
+        answer = self._ask("GET", path, None)
+        return answer.headers, self._lines(answer)
+
     def post_json(self, path: str, body: bytes) -> Any:
         """Post, and read all of the answer."""
         return self._json(self._ask("POST", path, body))
@@ -90,6 +100,19 @@ class Asking:
             self._connection.close()
             raise Unreachable(_why(error)) from error
         return answer
+
+    def _lines(self, answer: Answer) -> Iterator[bytes]:
+        rest = b""
+        try:
+            # `readline` would take the end of a broken answer for the end of the answer.
+            while chunk := answer.read(CHUNK):
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from filter(None, lines)
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            raise Unreachable(_why(error)) from error
+        if rest:
+            yield rest
 
     def _json(self, answer: Answer) -> Any:
         try:

@@ -3,6 +3,8 @@
 import click
 
 from synrepl.cli.append import append
+from synrepl.cli.caches import caches
+from synrepl.cli.doctor import doctor
 from synrepl.cli.replay import replay
 from synrepl.cli.status import status
 from synrepl.cli.streams import streams
@@ -18,5 +20,5 @@ def main() -> None:
     """Follow, feed and inspect the replication streams of a homeserver."""
 
 
-for command in (tail, append, replay, status, streams):
+for command in (tail, append, replay, status, streams, doctor, caches):
     main.add_command(command)

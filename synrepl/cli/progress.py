@@ -36,6 +36,10 @@ class Advance:
         self._task = self._progress.add_task(what, total=total, facts=0)
         self._facts = 0
 
+    def expect(self, total: int) -> None:
+        """So much is to be done in all, as is known now."""
+        self._progress.update(self._task, total=total)
+
     def step(self, done: int, facts: int) -> None:
         """So much more is done."""
         self._facts += facts

@@ -1,6 +1,7 @@
-"""``synrepl streams``: which streams a daemon has, and where they stand."""
+"""``synrepl streams``: which streams a daemon has, where they stand, and what holds them."""
 
 import json
+import sys
 from pathlib import Path
 
 import click
@@ -8,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from synrepl.cli.status import ask_status
+from synrepl.cli.stuck import Stuck, of_database, of_status
 from synrepl.cli.trouble import EXIT_CODES, secret_option, url_option
 
 __all__ = ["streams"]
@@ -16,9 +18,29 @@ __all__ = ["streams"]
 @click.command(epilog=EXIT_CODES)
 @url_option(required=False)
 @secret_option
+@click.option(
+    "--stuck", is_flag=True, help="What holds them: who has ids unfinished, is silent, or is behind."
+)
+@click.option(
+    "--database",
+    metavar="URL",
+    help="With --stuck: look in the writers' database (sqlite:PATH or postgresql://...), not at a daemon.",
+)
 @click.option("--json", "as_json", is_flag=True, help='{stream: {"kept": bool, "writers": {writer: token}}}')
-def streams(url: str, secret_file: Path | None, as_json: bool) -> None:
-    """The streams of a daemon: kept or ephemeral, and the position of each writer."""
+def streams(url: str, secret_file: Path | None, stuck: bool, database: str | None, as_json: bool) -> None:
+    """The streams of a daemon: kept or ephemeral, and the position of each writer.
+
+    With --stuck: what holds streams that several processes write, worst first. Exit code 1: something is
+    stuck, and will not pass by itself. In JSON: {"stuck": bool, "holds": [...], "tables": [...]}.
+    """
+    if database is not None and not stuck:
+        raise click.UsageError("--database goes with --stuck")
+    if stuck:
+        _show_stuck(
+            of_status(ask_status(url, secret_file)) if database is None else of_database(database),
+            as_json=as_json,
+        )
+        return
     found = ask_status(url, secret_file).get("streams", {})
     if as_json:
         click.echo(json.dumps(found))
@@ -31,3 +53,19 @@ def streams(url: str, secret_file: Path | None, as_json: bool) -> None:
         for place, (writer, token) in enumerate(sorted(writers.items())):
             table.add_row("" if place else name, "" if place else kept, writer, str(token))
     Console().print(table)
+
+
+def _show_stuck(found: Stuck, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(found.as_json()))
+    else:
+        console = Console(highlight=False)
+        for is_stuck, text in found.lines():
+            word, style = ("stuck", "bold red") if is_stuck else ("held", "dim")
+            console.print(f"{word}: {text}", style=style, markup=False, soft_wrap=True)
+        if found.remark:
+            console.print(found.remark, markup=False, soft_wrap=True)
+        if not found.is_stuck:
+            console.print("nothing is stuck", style="green")
+    if found.is_stuck:
+        sys.exit(1)

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from synrepl.errors import ConfigError, StorageError
 from synrepl.storage.ids.database import Flavor
 from synrepl.storage.postgres_connection import PostgresAddress
+from synrepl.storage.sqlite import HINTS
 
 __all__ = ["Database"]
 
@@ -45,7 +46,11 @@ class Database:
             connection.autocommit = False
             connection.read_only = read_only
             return connection
-        if not self.path.exists():
+        try:
+            is_there = self.path.is_file()
+        except OSError as error:
+            raise StorageError(op="connect", why=f"{self.path}: {error.strerror}", tried=False) from error
+        if not is_there:
             raise StorageError(op="connect", why=f"there is no file {self.path}", tried=False)
         mode = "ro" if read_only else "rw"
         with self.telling("connect"):
@@ -66,23 +71,52 @@ class Database:
         return _telling_sqlite(op, self.name)
 
     def ask(self, op: str, work: Callable[[Any], T]) -> T:
-        """Run `work` with a cursor in one read-only transaction of a connection of its own."""
+        """Run `work` with a cursor in one read-only transaction of a connection of its own.
+
+        All of it sees the database as it is at one moment, whoever writes meanwhile.
+        """
         with closing(self.connect(read_only=True)) as connection, self.telling(op):
+            cursor = self._begin(connection, postgres="REPEATABLE_READ", sqlite="BEGIN")
             try:
-                return work(connection.cursor())
+                return work(cursor)
             finally:
                 connection.rollback()
 
     def change(self, op: str, work: Callable[[Any], T]) -> T:
         """Run `work` with a cursor in one transaction of a connection of its own."""
         with closing(self.connect()) as connection, self.telling(op):
+            cursor = self._begin(connection, postgres="READ_COMMITTED", sqlite="BEGIN IMMEDIATE")
             try:
-                result = work(connection.cursor())
+                result = work(cursor)
                 connection.commit()
             except BaseException:
                 connection.rollback()
                 raise
         return result
+
+    def attempt(self, cursor: Any, op: str, work: Callable[[Any], T]) -> T:
+        """Run `work`; when it fails, with `StorageError`, the transaction goes on as if it had not begun."""
+        cursor.execute("SAVEPOINT attempt")
+        try:
+            with self.telling(op):
+                return work(cursor)
+        except StorageError:
+            cursor.execute("ROLLBACK TO SAVEPOINT attempt")
+            raise
+        finally:
+            cursor.execute("RELEASE SAVEPOINT attempt")
+
+    def _begin(self, connection: Any, *, postgres: str, sqlite: str) -> Any:
+        """A cursor, in a transaction of this kind."""
+        if self.flavor == "postgresql":
+            from psycopg import IsolationLevel
+
+            connection.isolation_level = IsolationLevel[postgres]
+            return connection.cursor()
+        cursor = connection.cursor()
+        # Left to itself, Python begins a transaction with the first change, and none for reading.
+        cursor.execute(sqlite)
+        return cursor
 
 
 @contextmanager
@@ -90,4 +124,5 @@ def _telling_sqlite(op: str, name: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise StorageError(op=op, why=f"{name}: {error}") from error
+        base = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
+        raise StorageError(op=op, why=f"{name}: {error}", hint=HINTS.get(base, "")) from error

@@ -10,7 +10,7 @@ from synrepl.cli import main
 NOBODY = "http://127.0.0.1:1"
 
 
-@pytest.mark.parametrize("command", ["", "tail", "append", "replay", "status", "streams"])
+@pytest.mark.parametrize("command", ["", "tail", "append", "replay", "status", "streams", "doctor", "caches"])
 def test_help_tells_the_exit_codes(command: str) -> None:
     """Scripts rely on them."""
     result = CliRunner().invoke(main, [*filter(None, [command]), "--help"])

@@ -345,5 +345,6 @@ class Daemon:
 
 
 def asked_for() -> Iterator[str]:
-    """The releases that scripts/interop was asked to run with."""
-    yield from os.environ.get("SYNREPL_INTEROP", "legacy current").split()
+    """The releases over TCP that scripts/interop was asked to run with. The newest one speaks none of it."""
+    asked = os.environ.get("SYNREPL_INTEROP", "legacy current").split()
+    yield from (release for release in asked if release != "newest")

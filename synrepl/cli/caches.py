@@ -1,0 +1,169 @@
+"""``synrepl caches``: a worker's caches, and what invalidates them."""
+
+import contextlib
+import importlib
+import json
+import operator
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+from rich.console import Console
+
+from synrepl.caches import CacheRegistry, Finding
+from synrepl.caches import lint as find_wrong
+from synrepl.caches.counters import NameCounts
+from synrepl.cli.asking import Asking, Refused, Unreachable
+from synrepl.cli.capture import read
+from synrepl.cli.output import counted
+from synrepl.cli.progress import Advance
+from synrepl.cli.trouble import EXIT_CODES, Trouble, read_secret, secret_option
+from synrepl.streams.table import StreamTable
+
+__all__ = ["caches"]
+
+DAEMON: Final = "http://127.0.0.1:9093"
+
+Row = tuple[str, list[str] | None]
+"""The name of a cache or alias, and the keys."""
+
+
+class _Row(msgspec.Struct, array_like=True):
+    cache_func: str
+    keys: list[str] | None
+
+
+class _Fact(msgspec.Struct):
+    serial: int
+    rows: list[_Row]
+
+
+@click.group(epilog=EXIT_CODES)
+def caches() -> None:
+    """A worker's caches, and what invalidates them."""
+
+
+@caches.command(epilog=EXIT_CODES)
+@click.argument("registry", metavar="MODULE:ATTRIBUTE")
+@click.option(
+    "--url", metavar="URL", help=f"The HTTP address of the daemon whose changelog counts [default: {DAEMON}]"
+)
+@click.option(
+    "--capture",
+    "captures",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A recorded session in place of a daemon. May be repeated.",
+)
+@secret_option
+@click.option("--json", "as_json", is_flag=True, help='[{"kind", "cache", "text"}, ...]')
+def lint(
+    registry: str, url: str | None, captures: tuple[Path, ...], secret_file: Path | None, as_json: bool
+) -> None:
+    """What is probably wrong with the caches of the `CacheRegistry` named ATTRIBUTE in MODULE.
+
+    MODULE is imported, from the current directory too. What is announced on `caches` is learned from a
+    daemon's changelog, or from recorded sessions. Exit code 1: there is something to look at.
+    """
+    if url is not None and captures:
+        raise click.UsageError("--url or --capture, not both")
+    found = _imported(registry)
+    seen = _Seen(found)
+    if captures:
+        for path in captures:
+            seen.add(_captured(path))
+    else:
+        with Advance("reading what was announced", None) as advance:
+            seen.add(_announced(url or DAEMON, read_secret(secret_file), advance))
+    findings = find_wrong(found, seen.names, seen.lengths)
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(findings)))
+    else:
+        _show(found, seen, findings)
+    if findings:
+        sys.exit(1)
+
+
+class _Seen:
+    """The names seen, and how long their keys were. Nothing is invalidated: the worker does not run."""
+
+    def __init__(self, registry: CacheRegistry) -> None:
+        self.names = NameCounts()
+        self.lengths: dict[str, set[int]] = {}
+        self._registry = registry
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Take these rows."""
+        for name, keys in rows:
+            self.names.add(name)
+            if keys is not None and name in self.names:
+                self.lengths.setdefault(name, set()).add(len(keys))
+            try:
+                for _ in self._registry.vintage.expand(name, keys):
+                    pass
+            except ValueError:
+                self._registry.misshapen.add(name)
+
+
+def _imported(name: str) -> CacheRegistry:
+    """The registry of this name. Whatever the module says meanwhile goes to standard error."""
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise click.UsageError(f"{name!r} is not MODULE:ATTRIBUTE, as my_worker.caches:registry")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            found = operator.attrgetter(attribute)(importlib.import_module(module))
+    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+        why = " ".join(str(error).split())
+        raise click.UsageError(f"cannot import {name}: {type(error).__name__}: {why}") from error
+    if not isinstance(found, CacheRegistry):
+        raise click.UsageError(f"{name} is no CacheRegistry, but of type {type(found).__name__}")
+    return found
+
+
+def _captured(path: Path) -> Iterator[Row]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise Trouble(f"cannot read {path}: {error.strerror}") from error
+    for fact in read(data, StreamTable.default()).facts:
+        if fact.stream == "caches":
+            for text in fact.rows:
+                row = msgspec.json.decode(text, type=_Row)
+                yield row.cache_func, row.keys
+
+
+def _announced(url: str, secret: str | None, advance: Advance) -> Iterator[Row]:
+    try:
+        head, lines = Asking(url, secret=secret).get_lines("/v1/changelog?streams=caches")
+        advance.expect(int(head.get("Synrepl-Serial", 0)))
+        before = 0
+        for line in lines:
+            fact = msgspec.json.decode(line, type=_Fact)
+            advance.step(fact.serial - before, 1)
+            before = fact.serial
+            yield from ((row.cache_func, row.keys) for row in fact.rows)
+    except (Unreachable, Refused) as error:
+        raise Trouble(f"{url}: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise Trouble(f"{url} does not answer as a synrepl daemon does") from error
+
+
+def _show(registry: CacheRegistry, seen: _Seen, findings: list[Finding]) -> None:
+    console = Console(highlight=False)
+    told = [
+        counted(len(registry.caches), "cache"),
+        f"{counted(sum(seen.names.values()), 'invalidation')} of {counted(len(seen.names), 'name')} seen",
+        f"read as {registry.vintage.name} means them",
+    ]
+    console.print(", ".join(told), markup=False, soft_wrap=True)
+    for finding in findings:
+        console.print(f"{finding.kind}: {finding.text}", markup=False, soft_wrap=True)
+    if not findings:
+        console.print("nothing to look at", style="green")

@@ -1,0 +1,124 @@
+"""``synrepl doctor``: what is wrong with the streams in a database, and what mends it."""
+
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+from rich.console import Console
+
+from synrepl.cli.output import counted
+from synrepl.cli.progress import Advance
+from synrepl.cli.trouble import EXIT_CODES, Trouble
+from synrepl.config import Settings
+from synrepl.errors import ConfigError, ReplicationError
+from synrepl.storage.databases import Database
+from synrepl.storage.doctor import Complaint, Diagnosis, Doctor
+from synrepl.storage.ids import IdStream
+
+__all__ = ["doctor"]
+
+STYLES: Final = {"error": "bold red", "warning": "yellow", "note": "dim"}
+WHAT: Final = {
+    "synrepl": "a database of synrepl",
+    "synapse": "a Synapse homeserver's database",
+    "other": "an unknown database",
+}
+READ_ONLY: Final = (
+    "nothing was changed: a homeserver's database is only ever read. Stop the homeserver, and run the"
+    " statements above."
+)
+
+
+@click.command(epilog=EXIT_CODES)
+@click.option("--database", "url", required=True, metavar="URL", help="sqlite:PATH or postgresql://...")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A daemon's configuration, for the tables that its `table_streams` name.",
+)
+@click.option("--fix", is_flag=True, help="Mend what can be mended without losing anything.")
+@click.option("--quick", is_flag=True, help="Of a log, check the newest 10,000 facts only.")
+@click.option("--json", "as_json", is_flag=True, help="The diagnosis in JSON.")
+def doctor(url: str, config: Path | None, fix: bool, quick: bool, as_json: bool) -> None:
+    """What is wrong with the streams in a database: that of a daemon's log, or a homeserver's own.
+
+    A Synapse database is recognized, and only ever read: what would mend it is printed as SQL. Exit code 1:
+    something is wrong, and was not mended.
+    """
+    try:
+        database = Database(url, what="synrepl doctor")
+        streams = _configured(Settings.build({}, file=config), url) if config is not None else []
+    except (ConfigError, ReplicationError) as error:
+        raise click.UsageError(str(error)) from error
+    try:
+        with ExitStack() as stack:
+            bars: list[Advance] = []
+
+            def progress(more: int, total: int) -> None:
+                if not bars:
+                    bars.append(stack.enter_context(Advance("checking the log", total)))
+                bars[0].step(more, more)
+
+            examination = Doctor(database, streams, now=time.time, progress=progress)
+            diagnosis = examination.examine(whole_log=not quick)
+            if fix:
+                diagnosis = examination.mend(diagnosis)
+    except ReplicationError as error:
+        raise Trouble(str(error)) from error
+    except KeyboardInterrupt:
+        raise Trouble("interrupted; nothing was changed") from None
+    if as_json:
+        told = {**msgspec.structs.asdict(diagnosis), "healthy": diagnosis.is_healthy}
+        click.echo(msgspec.json.encode(told).decode())
+    else:
+        _show(diagnosis, fix=fix)
+    if not diagnosis.is_healthy:
+        sys.exit(1)
+
+
+def _configured(settings: Settings, url: str) -> list[IdStream]:
+    """The streams whose tables are in this database, as far as the configuration tells."""
+    if settings.tables_database not in (None, url) and settings.database == url:
+        return []
+    return [one.ids for one in settings.table_streams]
+
+
+def _show(diagnosis: Diagnosis, *, fix: bool) -> None:
+    console = Console(highlight=False)
+    parts = [WHAT[diagnosis.kind]]
+    if diagnosis.streams:
+        parts.append(f"{counted(len(diagnosis.streams), 'stream')} examined")
+    if diagnosis.facts_checked is not None:
+        parts.append(f"{counted(diagnosis.facts_checked, 'fact')} of the log checked")
+    _say(console, f"{diagnosis.database}: {', '.join(parts)}")
+    statements: set[str] = set()
+    for complaint in diagnosis.complaints:
+        _show_complaint(console, complaint, statements)
+    if diagnosis.is_healthy:
+        _say(console, "nothing is wrong" + (" any more" if fix and diagnosis.complaints else ""), "green")
+    elif fix and diagnosis.kind == "synapse" and statements:
+        _say(console, READ_ONLY)
+
+
+def _show_complaint(console: Console, complaint: Complaint, statements: set[str]) -> None:
+    of = f"{complaint.stream}: " if complaint.stream else ""
+    word = "mended" if complaint.mended else complaint.severity
+    _say(
+        console, f"{word}: {of}{complaint.text}", "green" if complaint.mended else STYLES[complaint.severity]
+    )
+    if complaint.mended:
+        return
+    if complaint.remedy:
+        _say(console, f"    {complaint.remedy}")
+    if complaint.statement and complaint.statement not in statements:
+        # One statement can mend several things; it is to be run once.
+        statements.add(complaint.statement)
+        _say(console, f"    {complaint.statement};")
+
+
+def _say(console: Console, text: str, style: str | None = None) -> None:
+    console.print(text, style=style, markup=False, soft_wrap=True)

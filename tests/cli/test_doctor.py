@@ -1,0 +1,169 @@
+"""``synrepl doctor``: words, JSON, exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from synrepl.cli import main
+from tests.storage.doctor.places import Place
+
+CONFIG = """
+table_streams:
+  - stream: events
+    position: things
+    table: facts_of_things
+    sequence: things_sequence
+    writers: [A]
+    row: [stream_id]
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """A database, and a configuration that names its table."""
+    (tmp_path / "synrepl.yaml").write_text(CONFIG)
+    place = Place("sqlite", tmp_path)
+    place.make_ids()
+    return place
+
+
+def doctor(place: Place, *options: str) -> Result:
+    """Run it, with the configuration."""
+    config = str(place.database.path.parent / "synrepl.yaml")
+    return CliRunner().invoke(main, ["doctor", "--database", place.url, "--config", config, *options])
+
+
+def test_nothing_is_wrong(place: Place) -> None:
+    """Said in so many words."""
+    place.make_log(("events", "A", 0, 1))
+    place.set_sequence(2)
+
+    result = doctor(place)
+
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        f"{place.database.path}: a database of synrepl, 1 stream examined, 1 fact of the log checked",
+        "nothing is wrong",
+    ]
+
+
+def test_what_is_wrong_is_said_and_mended(place: Place) -> None:
+    """First what it is, then what to do; mended once, there is nothing more to say."""
+    place.set_sequence(4)
+    place.position(36)
+
+    found, mended, after = doctor(place), doctor(place, "--fix"), doctor(place)
+
+    assert (1, 0, 0) == (found.exit_code, mended.exit_code, after.exit_code)
+    assert found.stdout.splitlines()[1:] == [
+        (
+            "error: things: sequence things_sequence stands at 4, behind the positions stored of its writers"
+            " (36); left so, it would give ids a second time"
+        ),
+        "    run synrepl doctor --fix; the generators do the same when they start",
+        "    UPDATE synrepl_sequences SET value = max(value, 36) WHERE name = 'things_sequence';",
+    ]
+    assert [line.split(":")[0] for line in mended.stdout.splitlines()[1:]] == [
+        "mended",
+        "nothing is wrong any more",
+    ]
+    assert after.stdout.splitlines()[1:] == ["nothing is wrong"]
+
+
+def test_the_shape_of_the_json(place: Place) -> None:
+    """Programs rely on it."""
+    place.make_log(("events", "A", 0, 1))
+    place.position(36)
+
+    result = doctor(place, "--json")
+
+    assert json.loads(result.stdout) == {
+        "database": str(place.database.path),
+        "kind": "synrepl",
+        "streams": ["things"],
+        "complaints": [
+            {
+                "severity": "error",
+                "kind": "sequence_behind_positions",
+                "stream": "things",
+                "text": "sequence things_sequence stands at 1, behind the positions stored of its writers"
+                " (36); left so, it would give ids a second time",
+                "remedy": "run synrepl doctor --fix; the generators do the same when they start",
+                "statement": "UPDATE synrepl_sequences SET value = max(value, 36)"
+                " WHERE name = 'things_sequence'",
+                "mended": False,
+            }
+        ],
+        "facts_checked": 1,
+        "healthy": False,
+    }
+    assert result.exit_code == 1
+
+
+def test_a_homeservers_database_is_not_mended(tmp_path: Path) -> None:
+    """The statements are printed, each once, and that nothing was done."""
+    place = Place("postgresql", tmp_path)
+    place.do(
+        "CREATE TABLE schema_version (version INTEGER)",
+        "CREATE TABLE applied_schema_deltas (version INTEGER)",
+        "CREATE TABLE stream_positions (stream_name TEXT, instance_name TEXT, stream_id BIGINT)",
+        "CREATE TABLE receipts_linearized (stream_id BIGINT, instance_name TEXT)",
+        "CREATE SEQUENCE receipts_sequence",
+        "INSERT INTO receipts_linearized VALUES (9, 'master')",
+        "INSERT INTO stream_positions VALUES ('receipts', 'master', 9)",
+    )
+
+    result = CliRunner().invoke(main, ["doctor", "--database", place.url, "--fix"])
+
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert "a Synapse homeserver's database, 1 stream examined" in lines[0]
+    assert 1 == sum("setval" in line for line in lines)
+    assert lines[-1].startswith("nothing was changed: a homeserver's database is only ever read.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--database", "sqlite:/no/such/file"], 1, "there is no file /no/such/file"),
+        (["--database", "postgresql://nobody@127.0.0.1:1/x"], 1, "Connection refused"),
+        (["--database", "mysql://me:secret@host/x"], 2, "a database is sqlite:PATH or postgresql://"),
+        (["--database", "sqlite:"], 2, "a database is sqlite:PATH"),
+        (["--database", "postgresql://[/x"], 2, "no PostgreSQL URL"),
+        ([], 2, "Missing option '--database'"),
+        (["--database", "sqlite:x", "--config", "/no/such.yaml"], 2, "/no/such.yaml"),
+    ],
+)
+def test_trouble_and_wrong_usage(arguments: list[str], code: int, said: str) -> None:
+    """In one line, without a traceback."""
+    result = CliRunner().invoke(main, ["doctor", *arguments])
+
+    assert code == result.exit_code
+    assert said in result.stderr
+    assert "secret" not in result.stderr
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_the_log_when_its_tables_are_elsewhere(place: Place) -> None:
+    """One configuration serves both databases."""
+    place.make_log(("events", "A", 0, 1))
+    place.do("DROP TABLE facts_of_things", "DROP TABLE stream_positions")
+    config = place.database.path.parent / "synrepl.yaml"
+    config.write_text(f"{CONFIG}\ndatabase: {place.url}\ntables_database: sqlite:elsewhere.db\n")
+
+    result = doctor(place)
+
+    assert (0, "nothing is wrong") == (result.exit_code, result.stdout.splitlines()[-1])
+
+
+def test_nothing_that_it_knows(tmp_path: Path) -> None:
+    """Not "nothing is wrong"."""
+    place = Place("sqlite", tmp_path)
+
+    result = CliRunner().invoke(main, ["doctor", "--database", place.url])
+
+    assert result.exit_code == 1
+    assert "error: there is neither a log of synrepl in this database" in result.stdout
+    assert "nothing is wrong" not in result.stdout
