@@ -9,12 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from synrepl.caches import Changes, Invalidation, Vintage
     from synrepl.config import Settings
     from synrepl.connecting import connect, serve
     from synrepl.errors import (
         ConfigError,
         GapError,
         LocalProtocolError,
+        NeverAllocated,
         NotConnected,
         ProtocolError,
         RemoteProtocolError,
@@ -22,11 +24,22 @@ if TYPE_CHECKING:
         RowError,
         StorageError,
         UnknownStream,
+        WaitTimeout,
     )
+    from synrepl.ports.caching import Caches
     from synrepl.ports.metrics import Metrics
     from synrepl.replication.follower import Event, Follower
     from synrepl.replication.publisher import Publisher
     from synrepl.replication.updates import Updates
+    from synrepl.storage.ids import (
+        IdStream,
+        IdTable,
+        MultiWriterIdGenerator,
+        StreamIdGenerator,
+        WriterSession,
+        transact,
+    )
+    from synrepl.storage.invalidations import InvalidationWriter
     from synrepl.streams.declare import Stream, row
     from synrepl.streams.positions import VClock
     from synrepl.streams.table import StreamTable
@@ -34,16 +47,24 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CURRENT": "synrepl.wire.dialect",
+    "Caches": "synrepl.ports.caching",
+    "Changes": "synrepl.caches",
     "ConfigError": "synrepl.errors",
     "Dialect": "synrepl.wire.dialect",
     "Event": "synrepl.replication.follower",
     "Follower": "synrepl.replication.follower",
     "GapError": "synrepl.errors",
+    "IdStream": "synrepl.storage.ids",
+    "IdTable": "synrepl.storage.ids",
+    "Invalidation": "synrepl.caches",
+    "InvalidationWriter": "synrepl.storage.invalidations",
     "LEGACY": "synrepl.wire.dialect",
     "LocalProtocolError": "synrepl.errors",
     "MIDDLE": "synrepl.wire.dialect",
     "Metrics": "synrepl.ports.metrics",
+    "MultiWriterIdGenerator": "synrepl.storage.ids",
     "NATIVE": "synrepl.wire.dialect",
+    "NeverAllocated": "synrepl.errors",
     "NotConnected": "synrepl.errors",
     "ProtocolError": "synrepl.errors",
     "Publisher": "synrepl.replication.publisher",
@@ -53,13 +74,18 @@ _HOMES = {
     "Settings": "synrepl.config",
     "StorageError": "synrepl.errors",
     "Stream": "synrepl.streams.declare",
+    "StreamIdGenerator": "synrepl.storage.ids",
     "StreamTable": "synrepl.streams.table",
     "UnknownStream": "synrepl.errors",
     "Updates": "synrepl.replication.updates",
     "VClock": "synrepl.streams.positions",
+    "Vintage": "synrepl.caches",
+    "WaitTimeout": "synrepl.errors",
+    "WriterSession": "synrepl.storage.ids",
     "connect": "synrepl.connecting",
     "row": "synrepl.streams.declare",
     "serve": "synrepl.connecting",
+    "transact": "synrepl.storage.ids",
 }
 
 __all__ = [
@@ -67,13 +93,21 @@ __all__ = [
     "LEGACY",
     "MIDDLE",
     "NATIVE",
+    "Caches",
+    "Changes",
     "ConfigError",
     "Dialect",
     "Event",
     "Follower",
     "GapError",
+    "IdStream",
+    "IdTable",
+    "Invalidation",
+    "InvalidationWriter",
     "LocalProtocolError",
     "Metrics",
+    "MultiWriterIdGenerator",
+    "NeverAllocated",
     "NotConnected",
     "ProtocolError",
     "Publisher",
@@ -83,13 +117,18 @@ __all__ = [
     "Settings",
     "StorageError",
     "Stream",
+    "StreamIdGenerator",
     "StreamTable",
     "UnknownStream",
     "Updates",
     "VClock",
+    "Vintage",
+    "WaitTimeout",
+    "WriterSession",
     "connect",
     "row",
     "serve",
+    "transact",
 ]
 
 

@@ -79,13 +79,17 @@ def connect(
 
     `endpoint` is a Twisted client endpoint, or its description, as ``tcp:master:9092``. A server that is
     not called `server_name` is refused (None: any will do). Where the dialect pulls what was missed, `http`
-    is the address to pull from, ``instance_map`` the addresses for writers that have their own, `secret`
-    what they want to see.
+    is the address to pull from, and, for `Follower.wait_for`, to ask what was ever allocated;
+    ``instance_map`` the addresses for writers that have their own, `secret` what they want to see.
     """
     if follower.clock_is_missing:
         follower.clock = reactor
-    if http is not None and isinstance(follower.catch_up, NoCatchUp):
-        follower.catch_up = HttpCatchUp(reactor, http, secret=secret, instance_map=instance_map or {})
+    if http is not None:
+        asked = HttpCatchUp(reactor, http, secret=secret, instance_map=instance_map or {})
+        if isinstance(follower.catch_up, NoCatchUp):
+            follower.catch_up = asked
+        if follower.allocated is None:
+            follower.allocated = asked
     factory = FollowerFactory(
         follower,
         dialect=dialect,

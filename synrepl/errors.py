@@ -154,7 +154,7 @@ class WaitTimeout(ReplicationError):
             for have, want in [lacks[name]]
         )
         super().__init__(
-            f"waited {timeout:g} seconds for {stream}: {told}; {connection}, {queued} rows and positions queued"
+            f"waited {timeout:g} seconds for {stream}: {told}; {connection}, {queued} rows and positions wait"
         )
         self.stream = stream
         self.writer = worst[0]

@@ -212,6 +212,7 @@ class Daemon(Service):
             log=self.log,
             publisher=self.publisher,
             table=self.table,
+            tables=self.tables,
             metrics=self.metrics,
             clock=self._reactor,
             instance=settings.instance_name,

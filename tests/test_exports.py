@@ -9,10 +9,12 @@ def test_every_public_name_is_there() -> None:
     """A name in the list that cannot be had would break only the worker that uses it."""
     assert synrepl.__all__ == [
         "CURRENT", "LEGACY", "MIDDLE", "NATIVE",
-        "ConfigError", "Dialect", "Event", "Follower", "GapError", "LocalProtocolError", "Metrics",
-        "NotConnected", "ProtocolError", "Publisher", "RemoteProtocolError", "ReplicationError", "RowError",
-        "Settings", "StorageError", "Stream", "StreamTable", "UnknownStream", "Updates", "VClock",
-        "connect", "row", "serve",
+        "Caches", "Changes", "ConfigError", "Dialect", "Event", "Follower", "GapError", "IdStream",
+        "IdTable", "Invalidation", "InvalidationWriter", "LocalProtocolError", "Metrics",
+        "MultiWriterIdGenerator", "NeverAllocated", "NotConnected", "ProtocolError", "Publisher",
+        "RemoteProtocolError", "ReplicationError", "RowError", "Settings", "StorageError", "Stream",
+        "StreamIdGenerator", "StreamTable", "UnknownStream", "Updates", "VClock", "Vintage", "WaitTimeout",
+        "WriterSession", "connect", "row", "serve", "transact",
     ]  # fmt: skip
     for name in synrepl.__all__:
         assert getattr(synrepl, name).__class__ is not None

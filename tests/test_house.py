@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-PURE = ("synrepl.errors", "synrepl.wire", "synrepl.streams")
+PURE = ("synrepl.errors", "synrepl.wire", "synrepl.streams", "synrepl.caches")
 
 
 def python(code: str, *, cwd: Path | None = None) -> str:

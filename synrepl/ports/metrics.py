@@ -1,10 +1,14 @@
 """Every number synrepl exports."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
+from synrepl.caches import CacheInfo, CacheRegistry
 from synrepl.wire.declare import Command
 from synrepl.wire.runs import Rows
 
@@ -61,6 +65,12 @@ class Metrics:
             "Age of the oldest id reserved but not finished.",
             ["stream", "writer"],
         )
+        self.caches = CacheNumbers()
+        registry.register(self.caches)
+
+    def watch_caches(self, caches: CacheRegistry) -> None:
+        """Show the numbers of these caches, as they are when they are asked for."""
+        self.caches.watched = caches
 
     def count_commands(self, commands: Iterable[Command | Rows]) -> None:
         """Count what came over a connection, by command."""
@@ -70,3 +80,37 @@ class Metrics:
             if counter is None:
                 counter = self._commands[name] = self.commands.labels(name)
             counter.inc(len(command.rows) if isinstance(command, Rows) else 1)
+
+
+_COUNTED: Final[tuple[tuple[str, str, Callable[[CacheInfo], int]], ...]] = (
+    ("hits", "Values given without computing them.", lambda info: info.hits),
+    ("misses", "Values that had to be computed.", lambda info: info.misses),
+    ("evictions", "Values dropped to make room.", lambda info: info.evictions),
+    ("invalidations", "Invalidations applied.", lambda info: info.invalidations),
+)
+
+
+class CacheNumbers(Collector):
+    """What a worker's caches have counted, read when it is asked for: counting itself costs them enough."""
+
+    def __init__(self) -> None:
+        self.watched: CacheRegistry | None = None
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """Each number of each cache."""
+        caches = {} if self.watched is None else self.watched.caches
+        for name, what, count in _COUNTED:
+            counter = CounterMetricFamily(f"synrepl_cache_{name}", what, labels=["cache"])
+            for cache, info in caches.items():
+                counter.add_metric([cache], count(info))
+            yield counter
+        entries = GaugeMetricFamily("synrepl_cache_entries", "Values held.", labels=["cache"])
+        for cache, info in caches.items():
+            entries.add_metric([cache], info.entries)
+        yield entries
+        unknown = CounterMetricFamily(
+            "synrepl_cache_unknown_invalidations", "Invalidations that name no cache and no alias here."
+        )
+        if self.watched is not None:
+            unknown.add_metric([], sum(self.watched.unknown.values()))
+        yield unknown

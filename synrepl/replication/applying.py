@@ -11,12 +11,14 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 
 from synrepl.errors import GapError, ReplicationError, RowError
+from synrepl.ports.interfaces import ICaches
 from synrepl.replication.catchup import ICatchUp
 from synrepl.replication.following import Following
-from synrepl.replication.hosting import Host
+from synrepl.replication.hosting import CACHES, Host
 from synrepl.replication.repetitions import Repetitions
 from synrepl.replication.running import rest_of, run_now
-from synrepl.replication.updates import Subscriber, Updates
+from synrepl.replication.standing import Standing
+from synrepl.replication.updates import Updates
 from synrepl.replication.waiting import Waiting
 from synrepl.streams.batches import Batches
 from synrepl.wire.commands import Position, Rdata
@@ -42,9 +44,9 @@ class Settings(msgspec.Struct, frozen=True):
 class StreamFollower:
     """Applies one stream, fact by fact.
 
-    `known` holds, by writer, the token up to which facts were applied. A fact that is known already is
-    dropped, whoever brings it. While something is missing, or a subscriber is not done, everything of the
-    stream waits.
+    `known` holds, by writer, the token up to which facts were applied; only `standing` moves it. A fact that
+    is known already is dropped, whoever brings it. While something is missing, or a subscriber is not done,
+    everything of the stream waits.
     """
 
     def __init__(
@@ -55,10 +57,11 @@ class StreamFollower:
         catch_up: ICatchUp,
         batches: Batches[bytes],
         known: dict[str, int],
+        caches: ICaches | None = None,
     ) -> None:
         self.name = name
         self.known = known
-        self.subscribers: list[Subscriber] = []
+        self.standing = Standing(name, known, caches, host)
         self._settings = settings
         self._host = host
         self._catch_up = catch_up
@@ -67,6 +70,8 @@ class StreamFollower:
         self._open_gaps: set[str] = set()
         self._wanted: dict[str, int] = {}
         self._repetitions = Repetitions()
+        # Whether the server was seen to send later facts before earlier ones, as real masters do.
+        self._is_untidy = False
         # Of this connection, the first, second ...:
         self._connection = 0
         self._pushed = False
@@ -75,8 +80,10 @@ class StreamFollower:
         self._ready: set[str] = set()
         self._batching: set[str] = set()
         self._in_push = False
+        self._awaits_end = False
         self._held: tuple[str, int, list[bytes]] | None = None
-        self._before_push: dict[str, int] | None = None
+        self._began: dict[str, int] = {}
+        self._claims_nothing = False
         # Of what takes time:
         self._busy = False
         self._fetching: Deferred[Any] | None = None
@@ -87,10 +94,11 @@ class StreamFollower:
     def connected(self, way: Following, decode_many: Callable[[list[bytes]], list[Any]]) -> None:
         """A new connection: what is said of positions counts from here."""
         self._decode_many = decode_many
-        self._pushed = self._in_push = way.pushed
+        self._pushed = self._in_push = self._awaits_end = way.pushed
         self._compares = self._settings.monotonic and way.keeps_order(self.name, self._settings.ordered)
-        if way.pushed and not self._compares:
-            self._before_push = dict(self.known)
+        self._began = dict(self.known)
+        # Where a push is without order, a token says nothing of the others until POSITION ends it.
+        self._claims_nothing = way.pushed and not self._compares
 
     def disconnected(self) -> None:
         """The connection is gone, and with it whatever was half received.
@@ -104,23 +112,29 @@ class StreamFollower:
         self._held = None
         self._batching.clear()
         self._batches.clear(self.name)
-        if self._before_push is not None:
-            # Only POSITION ends a push without order: ask for all of it again. Repetitions are remembered.
+        if self._claims_nothing:
+            # Ask for all of the push again. What was applied of it is remembered as such, its caches are
+            # dropped, and no position of it was ever told.
             self.known.clear()
-            self.known.update(self._before_push)
-            self._before_push = None
+            self.known.update(self._began)
+            self._claims_nothing = False
         if self._fetching is not None:
             # Last: what waited for it must be gone, or it would be applied beyond the hole.
             self._fetching.cancel()
 
     def positions(self) -> dict[str, int]:
         """What may be claimed as applied, by writer."""
-        return self.known if self._before_push is None else self._before_push
+        return self._began if self._claims_nothing else self.known
 
     @property
     def is_waiting(self) -> bool:
         """Whether something holds this stream up now: missing facts, or a busy subscriber."""
         return self._busy
+
+    @property
+    def queued(self) -> int:
+        """How many rows and positions wait."""
+        return len(self._waiting)
 
     @property
     def missing(self) -> int:
@@ -167,18 +181,18 @@ class StreamFollower:
                 self.rdata(command)
             return
         known = self.known
-        subscribers = self.subscribers
+        steps = self.standing.steps
         last = known.get(writer, -1)
         for place, token in enumerate(run.tokens):
             assert token is not None
             if token <= last:
                 continue
             updates = Updates(self.name, writer, token, [rows[place]])
-            for index, subscriber in enumerate(subscribers):
+            for index, step in enumerate(steps):
                 failure: Exception | None = None
                 waiting: Awaitable[None] | None = None
                 try:
-                    waiting = subscriber(updates)
+                    waiting = step(updates)
                     if waiting is None:
                         continue
                     if type(waiting) is CoroutineType:
@@ -190,13 +204,13 @@ class StreamFollower:
                         waiting = rest_of(waiting, first)
                 except Exception as error:
                     failure = error
-                self._host.moved()
+                self._host.moved(self.name)
                 self._hold(self._apply(updates, index, waiting=waiting, failure=failure))
                 for command in islice(run.commands(), place + 1, None):
                     self.rdata(command)
                 return
-            known[writer] = last = token
-        self._host.moved()
+            known[writer] = last = token  # `Standing.reach`, but for the call
+        self._host.moved(self.name)
 
     def _all_typed(self, rows: list[bytes]) -> list[Any] | None:
         try:
@@ -218,11 +232,8 @@ class StreamFollower:
         is_first = command.instance not in self._ready
         self._ready.add(command.instance)
         if self._pushed:
-            self._before_push = None
-            if command.token < self.known.get(command.instance, command.token):
-                self._repetitions.forget_beyond(command.token)
-            self.known[command.instance] = command.token
-            self._reached(command)
+            is_first, self._awaits_end = self._awaits_end, False  # rows came before it, and are no news of it
+            self._end_push(command, is_first=is_first)
         else:
             self._compare(command, is_first=is_first)
 
@@ -236,19 +247,49 @@ class StreamFollower:
         self._ready.add(writer)
         return True
 
+    def _leads_on(self, command: Position, *, is_first: bool) -> bool:
+        """Whether what is applied of this writer is all there was, so that what follows it can be trusted.
+
+        It is not if we never heard of it, so that what it wrote since our caches were filled is unknown.
+        Between two connections tokens that may go back can have done so, and grown again; and a master that
+        sends 211 before 206 may have been cut off between the two.
+        """
+        if command.instance not in self.known:
+            return False
+        return not is_first or (self._settings.monotonic and not self._is_untidy)
+
+    def _end_push(self, command: Position, *, is_first: bool) -> None:
+        """All that was missed has been pushed."""
+        writer, token = command.instance, command.token
+        known = self.known.get(writer, token)
+        if is_first and token < self._began.get(writer, token):
+            self._host.went_back(self.name, writer, token)
+        if token < known:
+            self._repetitions.forget_beyond(token)
+        # It is the end of a push that certifies; a later POSITION ahead of the rows says nothing of them.
+        if self._leads_on(command, is_first=is_first) and (token == known or (is_first and known < token)):
+            self._stand(command)
+        else:
+            self._do(self._jump_and_stand(command))
+
     def _compare(self, command: Position, *, is_first: bool) -> None:
         """A writer says where it stands: is something missing?"""
         writer, token = command.instance, command.token
         known = self._start_of(command)
         prev = token if command.prev_token is None else command.prev_token
+        leads_on = self._leads_on(command, is_first=is_first)
         if prev <= known <= token:
-            self.known[writer] = token
             self._close_gap(writer)
-            self._reached(command)
+            if leads_on:
+                self._stand(command)
+            else:
+                self._do(self._jump_and_stand(command))
         elif known < prev:
-            self._repair(command, after=known, is_reset=False)
+            self._repair(command, after=known, leads_on=leads_on)
         elif is_first or not self._settings.monotonic:
-            self._repair(command, after=0, is_reset=True)
+            if is_first:
+                self._host.went_back(self.name, writer, token)
+            self._repair(command, after=0, leads_on=False, is_reset=True)
         # else: it lags behind its own rows, which tells nothing new
 
     def _start_of(self, command: Position) -> int:
@@ -262,10 +303,41 @@ class StreamFollower:
         # It came while we were away, so it wrote nothing before what we had of all the others.
         return min(self.known.values(), default=command.token)
 
+    def _stand(self, command: Position) -> None:
+        """Stand where this says: every fact up to there was applied."""
+        self.standing.reach(command.instance, command.token)
+        self._reached(command)
+
+    async def _jump_and_stand(self, command: Position) -> None:
+        """Stand where this says, though it is not certain that every fact up to there was applied."""
+        if await self._jump(command.instance, command.token):
+            self._reached(command)
+
+    async def _jump(self, writer: str, token: int, *, counts: bool = True) -> bool:
+        """Stand at `token` though facts before it were not applied: what they can invalidate goes first.
+
+        False, and it stands where it stood, if `counts` is False or the connection was lost meanwhile.
+        """
+        connection = self._connection
+        attempt = 0
+        while True:
+            try:
+                self.standing.skip()
+                break
+            except Exception as error:
+                self._host.trouble(error, self.name, CACHES)
+            await self._sleep(attempt)
+            attempt += 1
+        if not counts or connection != self._connection:
+            return False
+        self.standing.reach(writer, token)
+        return True
+
     def _reached(self, command: Position) -> None:
         self._had_position = True
+        self._claims_nothing = False
         self._host.positioned(self.name, command.instance, self.known[command.instance])
-        self._host.moved()
+        self._host.moved(self.name)
 
     # -- facts ---------------------------------------------------------------------------------------------
 
@@ -289,21 +361,40 @@ class StreamFollower:
         if self._compares:
             if token <= self.known.get(writer, -1):
                 return True
-        elif not self._repetitions.is_news(writer, token, rows):
-            return True
+        else:
+            is_news = self._repetitions.is_news(writer, token, rows)
+            if not is_news:
+                return not self.standing.has_caches or self._do(self._drop_again(writer, token, rows))
+            if not self._in_push and token < self.known.get(writer, token):
+                self._is_untidy = True
         updates = self._updates(writer, token, rows)
-        for index, subscriber in enumerate(self.subscribers if updates is not None else ()):
+        if updates is None:
+            return self._do(self._pass_over(writer, token))
+        for index, step in enumerate(self.standing.steps):
             try:
-                result = subscriber(updates)  # type: ignore[arg-type]
+                result = step(updates)
                 waiting = None if result is None else run_now(result)
             except Exception as error:
-                self._hold(self._apply(updates, index, failure=error))  # type: ignore[arg-type]
+                self._hold(self._apply(updates, index, failure=error))
                 return False
             if waiting is not None:
-                self._hold(self._apply(updates, index, waiting=waiting))  # type: ignore[arg-type]
+                self._hold(self._apply(updates, index, waiting=waiting))
                 return False
         self._advance(writer, token)
         return True
+
+    async def _drop_again(self, writer: str, token: int, rows: Sequence[bytes]) -> None:
+        """A fact was here already, or one just like it of a history that is lost: nobody can tell.
+
+        So caches hear of it again, which does no harm.
+        """
+        if not self.standing.has_caches:
+            return
+        updates = self._updates(writer, token, rows)
+        if updates is None:
+            await self._pass_over(writer, token, counts=False)
+        else:
+            await self._apply(updates, len(self.standing.steps) - 1, counts=False)
 
     def _updates(self, writer: str, token: int, rows: Sequence[bytes]) -> Updates[Any] | None:
         """The typed fact; None, and reported, if a row is none of any release: then the stream goes on
@@ -315,9 +406,19 @@ class StreamFollower:
             return None
 
     def _advance(self, writer: str, token: int) -> None:
-        if self._compares or not self._settings.monotonic or token > self.known.get(writer, -1):
-            self.known[writer] = token
-        self._host.moved()
+        self.standing.reach(writer, self._beyond(writer, token))
+        self._host.moved(self.name)
+
+    def _beyond(self, writer: str, token: int) -> int:
+        """Where the stream stands after a fact: without order an earlier one does not lead back."""
+        if self._compares or not self._settings.monotonic:
+            return token
+        return max(token, self.known.get(writer, token))
+
+    async def _pass_over(self, writer: str, token: int, *, counts: bool = True) -> None:
+        """Go on without a fact that cannot be read."""
+        if await self._jump(writer, self._beyond(writer, token), counts=counts):
+            self._host.moved(self.name)
 
     # -- what takes time -----------------------------------------------------------------------------------
 
@@ -325,6 +426,13 @@ class StreamFollower:
         """Let everything of this stream wait for `work`."""
         self._busy = True
         self._host.start(self._until_done(work), f"following {self.name}")
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Do this at once if it need not wait. False: it is not done yet, and the stream waits for it."""
+        waiting = run_now(work)
+        if waiting is not None:
+            self._hold(_done(waiting))
+        return waiting is None
 
     async def _until_done(self, work: Coroutine[Any, Any, None]) -> None:
         await work
@@ -346,19 +454,20 @@ class StreamFollower:
         failure: Exception | None = None,
         counts: bool = True,
     ) -> None:
-        """Go on with a fact at a subscriber that waits or failed.
+        """Go on with a fact at a step that waits or failed.
 
         One that fails is asked again, with patience: its database may be away for a moment, and a fact is
         never skipped.
         """
         connection = self._connection
         attempt = 0
-        while index < len(self.subscribers):
+        steps = self.standing.steps
+        while index < len(steps):
             try:
                 if failure is not None:
                     raise failure
                 if waiting is None:
-                    result = self.subscribers[index](updates)
+                    result = steps[index](updates)
                     waiting = None if result is None else run_now(result)
                 if waiting is not None:
                     await waiting
@@ -366,7 +475,7 @@ class StreamFollower:
             except CancelledError:
                 raise
             except Exception as error:
-                self._host.trouble(error, self.name)
+                self._host.trouble(error, self.name, self.standing.whose(index))
                 failure = None
                 await self._sleep(attempt)
                 attempt += 1
@@ -375,22 +484,23 @@ class StreamFollower:
         if counts and (self._compares or connection == self._connection):
             self._advance(updates.writer, updates.token)
 
-    def _repair(self, command: Position, *, after: int, is_reset: bool) -> None:
+    def _repair(self, command: Position, *, after: int, leads_on: bool, is_reset: bool = False) -> None:
         """Facts are missing up to this position: fetch them."""
         if command.instance not in self._open_gaps:
             self._open_gaps.add(command.instance)
             self._host.gap_detected()
         self._wanted[command.instance] = command.token
         if is_reset:
-            # The writer began anew: all that it has is news.
-            self.known[command.instance] = 0
+            # The writer began anew: all that it has is news, and what came of its former life is void.
             self._repetitions.forget_beyond(0)
-        self._hold(self._fetch(command, after, RESET_ATTEMPTS if is_reset else None))
+        self._hold(self._fetch(command, after, leads_on, RESET_ATTEMPTS if is_reset else None))
 
-    async def _fetch(self, command: Position, after: int, attempts: int | None) -> None:
+    async def _fetch(self, command: Position, after: int, leads_on: bool, attempts: int | None) -> None:
         writer, upto = command.instance, command.token
         connection = self._connection
         attempt = 0
+        if not leads_on and not await self._jump(writer, after):
+            return
         while after < upto:
             try:
                 page = await self._interruptible(
@@ -405,7 +515,8 @@ class StreamFollower:
                 self._host.trouble(gap, self.name)
                 attempt += 1
                 if attempt == attempts:
-                    break
+                    await self._give_up(command)
+                    return
                 try:
                     await self._interruptible(self._sleep(attempt - 1))
                 except CancelledError:
@@ -417,11 +528,15 @@ class StreamFollower:
             if connection != self._connection:
                 return  # lost while a subscriber was busy: the next POSITION asks for the rest
             after = page.upto if page.limited else upto
-        else:
-            self._close_gap(writer)
-        self._wanted.pop(writer, None)
-        self.known[writer] = max(upto, self.known.get(writer, upto))
+        self._close_gap(writer)
+        # Real masters answer with later facts than they were asked for.
+        self.standing.reach(writer, max(upto, self.known.get(writer, upto)))
         self._reached(command)
+
+    async def _give_up(self, command: Position) -> None:
+        """What is missing cannot be had: go on without it."""
+        self._wanted.pop(command.instance, None)
+        await self._jump_and_stand(command)
 
     async def _apply_fetched(self, writer: str, token: int, rows: Sequence[bytes]) -> None:
         """Apply a fact that was missing.
@@ -432,12 +547,13 @@ class StreamFollower:
             if token <= self.known.get(writer, -1):
                 return
         elif not self._repetitions.is_news(writer, token, rows):
+            await self._drop_again(writer, token, rows)
             return
         updates = self._updates(writer, token, rows)
         if updates is not None:
             await self._apply(updates, counts=self._compares)
-        elif self._compares:
-            self._advance(writer, token)
+        else:
+            await self._pass_over(writer, token, counts=self._compares)
 
     async def _interruptible(self, work: Awaitable[Any]) -> Any:
         """Wait for something that losing the connection makes pointless. Raises CancelledError then."""
@@ -477,6 +593,11 @@ class StreamFollower:
     def _empty_queue(self) -> None:
         self._waiting.clear()
         self._host.speed_up(self.name)
+
+
+async def _done(waiting: Awaitable[None]) -> None:
+    """Ends when this does."""
+    await waiting
 
 
 async def _nothing() -> None:

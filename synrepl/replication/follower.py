@@ -1,24 +1,36 @@
 """The library's end: a worker's view of the streams."""
 
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeVar
 
 import msgspec
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from synrepl.errors import GapError, NotConnected, ReplicationError, RowError
-from synrepl.ports.interfaces import IClock, IPositionStore
+from synrepl.errors import (
+    ConfigError,
+    GapError,
+    NeverAllocated,
+    NotConnected,
+    ReplicationError,
+    RowError,
+    WaitTimeout,
+)
+from synrepl.ports.interfaces import IAllocated, ICaches, IClock, IPositionStore
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
+from synrepl.replication.allocation import Allocation
 from synrepl.replication.applying import Settings, StreamFollower
 from synrepl.replication.catchup import ICatchUp, Missed, NoCatchUp
 from synrepl.replication.following import Following, following
+from synrepl.replication.hosting import SUBSCRIBER
 from synrepl.replication.updates import Updates
+from synrepl.replication.waiters import Waiter, Waiters
 from synrepl.streams.batches import Batches
 from synrepl.streams.declare import Stream, row
+from synrepl.streams.positions import VClock
 from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext
 from synrepl.wire.commands import Error, Position, Rdata, Server
@@ -83,6 +95,12 @@ class Follower:
     is pulled from `catch_up`. Streams without a subscriber are not followed. `raw` gives rows as the JSON
     values they came as, in place of typed ones, and knows every stream. The clock comes with the first
     connection if it is not given.
+
+    `caches` are told what to forget: of each fact, after its subscribers and before the position moves and
+    whoever waits for it wakes; and of a whole stream, when facts of it may have been missed for good. So what
+    is read from them is never older than the positions told here. Their streams are followed, subscribers or
+    not; those that are declared when it is connected already, from the next subscription or connection on.
+    `allocated` is asked by `wait_for`.
     """
 
     _logger = Logger()
@@ -98,7 +116,11 @@ class Follower:
         start: Literal["latest", "earliest"] = "latest",
         metrics: Metrics | None = None,
         raw: bool = False,
+        caches: ICaches | None = None,
+        allocated: IAllocated | None = None,
     ) -> None:
+        if raw and caches is not None:
+            raise ConfigError("caches need typed rows: a follower with `raw` cannot have any")
         self.instance = instance
         self._clock = clock
         self.table = streams if streams is not None else StreamTable.default()
@@ -119,7 +141,11 @@ class Follower:
         self._saved = positions.load() if positions is not None else {}
         self._save_timer: Any = None
         self._has_begun = False
-        self._waiters: list[tuple[str, str, int, Deferred[None]]] = []
+        self._caches = caches
+        self._waiters = Waiters()
+        self._allocation = Allocation(self._waiters, self._tasks.start, self.trouble)
+        self._allocation.source = allocated
+        self._connections = 0
         self._connection: FollowerConnection | None = None
         self._way: Following | None = None
         self._dialect: Dialect | None = None
@@ -129,6 +155,7 @@ class Follower:
             metrics.lag_seconds.set_function(self.lag_seconds)
             metrics.lag_rows.set_function(self.lag_rows)
         self._unknown: set[str] = set()
+        self._follow_caches()
 
     # -- subscribing ---------------------------------------------------------------------------------------
 
@@ -140,7 +167,8 @@ class Follower:
         """
 
         def subscribe(subscriber: Subscriber[R]) -> Subscriber[R]:
-            self._stream(stream).subscribers.append(subscriber)
+            self._stream(stream).standing.subscribe(subscriber)
+            self._follow_caches()
             return subscriber
 
         return subscribe
@@ -149,7 +177,8 @@ class Follower:
         """Call this function with each fact of every stream of the table that the server has."""
         self._everyone.append(subscriber)
         for stream in self.table:
-            self._stream(stream).subscribers.append(subscriber)
+            self._stream(stream).standing.subscribe(subscriber)
+        self._follow_caches()
 
     def on_command(self, command: type[C]) -> Callable[[Callable[[C], None]], Callable[[C], None]]:
         """Decorator: call this function with each command of this type, as REMOTE_SERVER_UP."""
@@ -177,10 +206,23 @@ class Follower:
                 self,
                 self._batches,
                 dict(self._saved.get(stream.name, {})),
+                self._caches if self._caches is not None and stream.name in self._caches.streams else None,
             )
             if self._connection is not None:
                 self._join(stream, self._connection if asks else None)
         return self._streams[stream.name]
+
+    def _follow_caches(self) -> None:
+        """Follow what invalidates something here."""
+        if self._caches is None:
+            return
+        names = self._caches.streams
+        for stream in [stream for stream in self.table if stream.name in names]:
+            follower = self._stream(stream)
+            if not follower.standing.has_caches:
+                # Followed before this was declared, which has heard nothing of what came until now.
+                follower.standing.attach(self._caches)
+                self._caches.skipped(stream.name)
 
     def _join(self, stream: Stream[Any], connection: FollowerConnection | None) -> None:
         """Follow a stream while connected already; ask for it on `connection`, unless it comes by itself."""
@@ -228,14 +270,58 @@ class Follower:
             name: dict(stream.positions()) for name, stream in self._streams.items() if stream.positions()
         }
 
+    @property
+    def allocated(self) -> IAllocated | None:
+        """Who is asked by `wait_for` whether there is such a token; may be set later."""
+        return self._allocation.source
+
+    @allocated.setter
+    def allocated(self, allocated: IAllocated | None) -> None:
+        self._allocation.source = allocated
+
+    def wait_for(
+        self, stream: Stream[Any] | str, positions: Mapping[str, int] | VClock, timeout: float
+    ) -> "Deferred[None]":
+        """Fires once every fact up to these positions, by writer, was applied and its caches were dropped.
+
+        That is in the same turn of the reactor in which the last of the positions is reached. May be
+        cancelled. Fails with `WaitTimeout` after so many seconds, and with `NeverAllocated` if there is no
+        such token: whoever knows (`allocated`) is asked if it is ahead of every position of the stream here.
+        """
+        if isinstance(stream, str):
+            stream = self.table[stream]
+        if isinstance(positions, VClock):
+            positions = positions.to_json().get(stream.name, {})
+        waiter = self._wait(stream, positions)
+        self._waiters.fail_after(waiter, timeout, self.clock, partial(self._wait_timeout, timeout))
+        reached = self._streams[stream.name].positions()
+        if max(waiter.lacks.values(), default=-1) > max(reached.values(), default=-1):
+            self._allocation.check(stream.name)
+        else:
+            # The usual wait costs no request: somebody is that far, so the token exists.
+            waiter.is_checked = True
+        return waiter.done
+
     def caught_up(self, stream: Stream[Any], *, writer: str, token: int) -> "Deferred[None]":
-        """Fires once every fact of this writer up to `token` was applied."""
-        follower = self._stream(stream)
-        if follower.positions().get(writer, -1) >= token:
-            return succeed(None)
-        waiter: Deferred[None] = Deferred(self._forget_waiter)
-        self._waiters.append((stream.name, writer, token, waiter))
-        return waiter
+        """Fires once every fact of this writer up to `token` was applied: `wait_for` without an end."""
+        waiter = self._wait(stream, {writer: token})
+        waiter.is_checked = True
+        return waiter.done
+
+    def _wait(self, stream: Stream[Any], positions: Mapping[str, int]) -> Waiter:
+        reached = self._stream(stream).positions()
+        return self._waiters.add(stream.name, positions, reached, self._connections)
+
+    def _wait_timeout(self, timeout: float, waiter: Waiter) -> WaitTimeout:
+        stream = self._streams[waiter.stream]
+        reached = stream.positions()
+        return WaitTimeout(
+            stream=waiter.stream,
+            lacks={writer: (reached.get(writer), want) for writer, want in waiter.lacks.items()},
+            timeout=timeout,
+            connection="connected" if self.is_connected else "disconnected",
+            queued=stream.queued,
+        )
 
     def waiting_streams(self) -> list[str]:
         """The streams that are held up now: facts are missing, or a subscriber is not done."""
@@ -265,13 +351,16 @@ class Follower:
 
     def connected(self, connection: FollowerConnection, dialect: Dialect) -> None:
         """A connection is open, and greeted: ask for what is wanted."""
+        self._follow_caches()
         self._connection = connection
+        self._connections += 1
         self._dialect = dialect
         self._way = following(dialect)
         self._established = False
         self._slow.clear()
         self.is_connected = True
         self.last_heard = self.clock.seconds()
+        self._allocation.forget()
         wanted = [stream for stream in self.table.known_to(dialect) if stream.name in self._streams]
         for stream in wanted:
             self._streams[stream.name].connected(self._way, self._decoder(stream, dialect))
@@ -360,7 +449,8 @@ class Follower:
             return None
         if self._raw and self._everyone:
             follower = self._stream(untyped(name), asks=False)
-            follower.subscribers.extend(self._everyone)
+            for subscriber in self._everyone:
+                follower.standing.subscribe(subscriber)
             return follower
         self._unknown.add(name)
         self._tell(Event(kind="error", stream=name, text=f"the server has a stream unknown here: {name}"))
@@ -377,12 +467,30 @@ class Follower:
         """Own a coroutine, and report if it fails."""
         return self._tasks.start(work, what)
 
-    def moved(self) -> None:
+    def moved(self, stream: str) -> None:
         """Positions moved: save and show them soon, wake who waits."""
         if self._save_timer is None:
             self._save_timer = self.clock.callLater(SAVE_SECONDS, self._save)
         if self._waiters:
-            self._wake()
+            self._waiters.wake(stream, self._streams[stream].positions())
+
+    def went_back(self, stream: str, writer: str, token: int) -> None:
+        """A writer stands lower than when we connected last: what it wrote beyond is lost."""
+        self._allocation.forget(stream)
+        for waiter in self._waiters.of(stream):
+            want = waiter.wanted.get(writer, token)
+            if want <= token:
+                continue
+            if waiter.connection < self._connections:
+                # Who waited before this connection was opened was told of a token that existed then; the
+                # writer, asked since, has not got that far. So it was of the history that is lost. It could
+                # still come again, as another fact, and to be woken by that would be worse than to be told.
+                error = NeverAllocated(stream=stream, writer=writer, want=want, allocated=token)
+                self._waiters.fail(waiter, error)
+            else:
+                # Its token may be of the new history, and only on its way.
+                waiter.is_checked = False
+        self._allocation.check(stream)
 
     def positioned(self, stream: str, writer: str, token: int) -> None:
         """A POSITION was processed."""
@@ -403,7 +511,7 @@ class Follower:
         if self._metrics is not None:
             self._metrics.gaps_repaired.inc()
 
-    def trouble(self, error: Exception, stream: str) -> None:
+    def trouble(self, error: Exception, stream: str, whose: str = SUBSCRIBER) -> None:
         """Tell whoever watches; who does not finds it in the log."""
         if isinstance(error, RowError) and self._metrics is not None:
             self._metrics.rows_refused.labels(stream).inc()
@@ -413,9 +521,7 @@ class Follower:
                 Event(kind="error", stream=stream, writer=writer, token=token, text=str(error), error=error)
             )
         else:
-            self._tell(
-                Event(kind="error", stream=stream, text=f"a subscriber failed: {error!r}", error=error)
-            )
+            self._tell(Event(kind="error", stream=stream, text=f"{whose} failed: {error!r}", error=error))
 
     def slow_down(self, stream: str) -> None:
         """Too much of this stream waits: stop reading."""
@@ -451,16 +557,6 @@ class Follower:
             for stream, writers in positions.items():
                 for writer, token in writers.items():
                     self._metrics.position.labels(stream, writer).set(token)
-
-    def _wake(self) -> None:
-        for waiter in list(self._waiters):
-            name, writer, token, deferred = waiter
-            if self._streams[name].positions().get(writer, -1) >= token:
-                self._waiters.remove(waiter)
-                deferred.callback(None)
-
-    def _forget_waiter(self, deferred: "Deferred[None]") -> None:
-        self._waiters = [waiter for waiter in self._waiters if waiter[3] is not deferred]
 
 
 @row

@@ -1,13 +1,16 @@
 """What a followed stream needs of its follower."""
 
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from twisted.internet.defer import Deferred
 
 from synrepl.ports.interfaces import IClock
 
-__all__ = ["Host"]
+__all__ = ["CACHES", "SUBSCRIBER", "Host"]
+
+SUBSCRIBER: Final = "a subscriber"
+CACHES: Final = "a cache"
 
 
 class Host(Protocol):
@@ -18,8 +21,11 @@ class Host(Protocol):
     def start(self, work: Coroutine[Any, Any, None], what: str) -> "Deferred[None]":
         """Own a coroutine, and report if it fails."""
 
-    def moved(self) -> None:
-        """Positions moved."""
+    def moved(self, stream: str) -> None:
+        """Positions of this stream moved."""
+
+    def went_back(self, stream: str, writer: str, token: int) -> None:
+        """The writer stood further when we connected last: what it wrote beyond `token` is lost."""
 
     def positioned(self, stream: str, writer: str, token: int) -> None:
         """A POSITION was processed."""
@@ -30,8 +36,8 @@ class Host(Protocol):
     def gap_repaired(self) -> None:
         """They were fetched."""
 
-    def trouble(self, error: Exception, stream: str) -> None:
-        """Something went wrong that a person may want to know of."""
+    def trouble(self, error: Exception, stream: str, whose: str = SUBSCRIBER) -> None:
+        """Something went wrong that a person may want to know of; `whose` code failed, in words."""
 
     def slow_down(self, stream: str) -> None:
         """Read no more from the server until `speed_up`: too much waits here."""

@@ -6,11 +6,12 @@ from synrepl.ports.interfaces import IClock, ILog
 from synrepl.replication.publisher import Publisher
 from synrepl.streams.table import StreamTable
 
-__all__ = ["STATES", "DescribedLog", "describe"]
+__all__ = ["STATES", "DescribedLog", "DescribedTables", "describe"]
 
 STATES: Final = {
     "serving": "facts are taken and sent",
     "failing": "facts cannot be made durable just now; what is kept is still sent",
+    "behind": "a table cannot be read just now; what is kept of its stream is still sent",
 }
 """The words that `state` can be."""
 
@@ -29,11 +30,22 @@ class DescribedLog(ILog, Protocol):
         """The positions of every stream that has any facts."""
 
 
+class DescribedTables(Protocol):
+    """What is asked of whoever follows tables."""
+
+    def describe(self, now: float) -> dict[str, Any]:
+        """How each stream is doing (`tables`), and what the writers tell (`writers`)."""
+
+    def troubles(self) -> list[tuple[str, float]]:
+        """What is wrong, in words, and when it was last right, in Unix seconds."""
+
+
 def describe(
     *,
     log: DescribedLog,
     publisher: Publisher,
     table: StreamTable,
+    tables: DescribedTables | None,
     clock: IClock,
     instance: str,
     server_name: str,
@@ -43,10 +55,13 @@ def describe(
     """The status as JSON has it. Times are in seconds; lags are those of the follower furthest behind."""
     now = clock.seconds()
     errors = _errors(log, now)
+    is_failing = bool(errors)
+    for what, since in tables.troubles() if tables is not None else ():
+        errors.append({"what": what, "since": round(since, 3)})
     followers = _followers(publisher, now)
     return {
         "role": "primary",
-        "state": "failing" if errors else "serving",
+        "state": "failing" if is_failing else "behind" if errors else "serving",
         "errors": errors,
         "server_name": server_name,
         "instance": instance,
@@ -60,6 +75,7 @@ def describe(
         "leases": [],
         "followers": followers,
         "streams": _streams(log, table),
+        **(tables.describe(now) if tables is not None else {"tables": [], "writers": []}),
         "version": version,
         "uptime_seconds": round(now - started_at, 3),
     }

@@ -2,9 +2,10 @@
 
 from synrepl.storage.choosing import engine_for
 from synrepl.storage.ephemeral import EphemeralStream
-from synrepl.storage.log import KeyReused, Log
+from synrepl.storage.log import Log
 from synrepl.storage.memory import MemoryEngine
 from synrepl.storage.postgres import PostgresEngine
+from synrepl.storage.refusals import GivenElsewhere, KeyReused
 from synrepl.storage.sqlite import SQLiteEngine
 from synrepl.storage.threads import DelayedThread, ImmediateThread, ReactorThread
 from synrepl.storage.wakeups import Wakeups
@@ -13,6 +14,7 @@ __all__ = [
     "DelayedThread",
     "EphemeralStream",
     "ImmediateThread",
+    "GivenElsewhere",
     "KeyReused",
     "Log",
     "MemoryEngine",

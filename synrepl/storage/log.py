@@ -13,9 +13,10 @@ from synrepl.ports.interfaces import Appended, Head, IClock, IEngine, IThread
 from synrepl.ports.tasks import Tasks
 from synrepl.storage.ephemeral import EphemeralStream, KeyOf
 from synrepl.storage.groups import Group, Request, Standing, checksum, form
+from synrepl.storage.refusals import GivenElsewhere, KeyReused
 from synrepl.streams.facts import Fact
 
-__all__ = ["GivenElsewhere", "KeyReused", "Log"]
+__all__ = ["Log"]
 
 MIB = 1024 * 1024
 RETRY_SECONDS = 1.0
@@ -27,29 +28,6 @@ MAX_NAME_BYTES = 1024
 """Of a stream, a writer, an idempotency key. Two of them must fit in PostgreSQL's entry of an index."""
 EPHEMERAL_RECEIPTS = 10_000
 """How many such answers are remembered for ephemeral streams."""
-
-
-class KeyReused(StorageError):
-    """An idempotency key came again, with another request than the one it was first used for."""
-
-    def __init__(self, *, key: str, stream: str) -> None:
-        super().__init__(
-            op="append", why=f"idempotency key {key!r} was used for another request", stream=stream
-        )
-        self.key = key
-
-
-class GivenElsewhere(StorageError):
-    """The tokens of this stream are given elsewhere, as in a table: nothing can be appended to it here."""
-
-    def __init__(self, *, stream: str) -> None:
-        super().__init__(
-            op="append",
-            why="its facts come from a table",
-            hint="write them there, with ids from its sequence",
-            stream=stream,
-            tried=False,
-        )
 
 
 class Log:

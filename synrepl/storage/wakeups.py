@@ -178,8 +178,8 @@ class _Socket:
         self._database = database
         self._on_notified = on_notified
         self._on_lost = on_lost
-        # A number of our own for the socket: libpq closes its own as soon as it finds the server gone, and the
-        # reactor could not let go of a number that is closed.
+        # A number of our own for the socket: libpq closes its own as soon as it finds the server gone, and
+        # the reactor could not let go of a number that is closed.
         self._descriptor = os.dup(database.fileno())
         reactor.addReader(self)
 

@@ -1,6 +1,7 @@
 """A daemon and its workers in memory, made of the real parts."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry
@@ -9,7 +10,7 @@ from twisted.internet.task import Clock, deferLater
 from twisted.logger import Logger
 
 from synrepl.errors import NotConnected, ReplicationError
-from synrepl.ports.interfaces import Appended, IClock, SaveablePosition
+from synrepl.ports.interfaces import Appended, ICaches, IClock, SaveablePosition
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.catchup import Missed
 from synrepl.replication.follower import Event, Follower
@@ -170,7 +171,10 @@ class DirectCatchUp:
 
 
 class FakeWorker:
-    """A real follower that remembers what it applied, and what happened."""
+    """A real follower that remembers what it applied, and what happened.
+
+    A `subscriber` is called in place of remembering, with this worker and a fact.
+    """
 
     def __init__(
         self,
@@ -184,6 +188,8 @@ class FakeWorker:
         start: Literal["latest", "earliest"] = "latest",
         delay: Callable[[], float] = lambda: 0.001,
         page_rows: int = 100,
+        caches: ICaches | None = None,
+        subscriber: "Callable[[FakeWorker, Updates[Any]], Awaitable[None] | None] | None" = None,
     ) -> None:
         self.name = name
         self.applied: list[Updates[Any]] = []
@@ -198,12 +204,14 @@ class FakeWorker:
             catch_up=self.catch_up,
             start=start,
             metrics=self.metrics,
+            caches=caches,
         )
+        hear = self.applied.append if subscriber is None else partial(subscriber, self)
         if streams is None:
-            self.follower.on_everything(self.applied.append)
+            self.follower.on_everything(hear)
         else:
             for stream in streams:
-                self.follower.on(stream)(self.applied.append)
+                self.follower.on(stream)(hear)
         self.follower.on_event(self.events.append)
         self._network = network
         self._factory = FollowerFactory(

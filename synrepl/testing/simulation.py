@@ -6,7 +6,7 @@ that can be repeated: ``python -m synrepl.testing.simulation SEED``."""
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
@@ -16,9 +16,13 @@ from twisted.logger import LogLevel, globalLogPublisher
 from synrepl.replication.following import following
 from synrepl.replication.updates import Updates
 from synrepl.storage import digest
+from synrepl.streams.catalog import CacheInvalidation
+from synrepl.streams.declare import Stream
 from synrepl.streams.facts import Fact
+from synrepl.streams.table import StreamTable
 from synrepl.testing.cluster import FakeDaemon, FakeWorker, MemoryPositions
 from synrepl.testing.network import Network
+from synrepl.testing.reading import Reader, Truth, invalidation
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect
 
 __all__ = ["Broken", "Simulation"]
@@ -35,15 +39,20 @@ class _Life(msgspec.Struct):
     """One life of a worker, from start to stop or kill."""
 
     worker: FakeWorker
+    reader: Reader
     began_at: dict[str, dict[str, int]]
 
 
 class _Slot:
-    """A worker over all its lives: what survives them."""
+    """A worker over all its lives: what survives them.
 
-    def __init__(self, name: str, dialect: Dialect) -> None:
+    `starts_anew`: nothing does, and each life begins where the streams are then.
+    """
+
+    def __init__(self, name: str, dialect: Dialect, *, starts_anew: bool = False) -> None:
         self.name = name
         self.dialect = dialect
+        self.starts_anew = starts_anew
         self.knows_writers = not following(dialect).pushed
         self.positions = MemoryPositions()
         self.lives: list[_Life] = []
@@ -53,6 +62,10 @@ class _Slot:
     def worker(self) -> FakeWorker:
         return self.lives[-1].worker
 
+    @property
+    def reader(self) -> Reader:
+        return self.lives[-1].reader
+
 
 _ROWS: Final[dict[str, Callable[[int], list[Any]]]] = {
     "events": lambda n: (
@@ -60,13 +73,17 @@ _ROWS: Final[dict[str, Callable[[int], list[Any]]]] = {
         if n % 3
         else ["state", ["!r", "m.room.topic", "", f"$s{n}"]]
     ),
-    "receipts": lambda n: ["!r", "m.read", "@u:hs", f"$e{n}", None, {"ts": n}],
-    "caches": lambda n: [f"get_{n}", ["k"], n],
+    "receipts": lambda n: [f"!r{n % 5}", "m.read", "@u:hs", f"$e{n}", None, {"ts": n}],
+    "caches": invalidation,
     "to_device": lambda n: [f"@u{n}:hs"],
     "backfill": lambda n: [f"$b{n}", "!r", "m.room.message", None, None, None],
     "account_data": lambda n: [f"@u{n}:hs", None, "m.direct"],
     "typing": lambda n: [f"!r{n % 5}", [f"@u{n}:hs"]],
 }
+
+
+# Where the stream is in memory, what was missed when the daemon ended is lost for good.
+_LOST_CACHES: Final = Stream("caches", CacheInvalidation, ordered=False, monotonic=False, ephemeral=True)
 
 
 class Simulation:
@@ -84,8 +101,14 @@ class Simulation:
         self._failures: list[str] = []
         slow = self.chance.choice([0.002, 0.02, 0.2])
         self.network = Network(self.clock, delay=lambda: self.chance.uniform(0.0005, slow), piece=self._piece)
+        self.loses_caches = self.chance.random() < 0.25
+        table = StreamTable.default()
+        if self.loses_caches:
+            table = StreamTable([_LOST_CACHES if one.name == "caches" else one for one in table])
+        self.truth = Truth()
         self.daemon = FakeDaemon(
             self.network,
+            table=table,
             disk_delay=lambda: self.chance.uniform(0.0002, 0.01),
             ring_bytes=self.chance.choice([2_000, 20_000, 8_000_000]),
         )
@@ -93,6 +116,7 @@ class Simulation:
             _Slot(f"worker{number}", dialect)
             for number, dialect in enumerate([LEGACY, CURRENT, MIDDLE, CURRENT, LEGACY])
         ]
+        self.slots.append(_Slot("reader", self.chance.choice([CURRENT, LEGACY, MIDDLE]), starts_anew=True))
         self.writers = ["master", "w1", "w2"][: self.chance.randint(1, 3)]
         self.subscribers_fail = self.chance.random() < 0.3
         self.subscribers_wait = self.chance.random() < 0.3
@@ -111,11 +135,15 @@ class Simulation:
                 self._start_worker(slot)
             while self.clock.seconds() < self._seconds:
                 self._write()
+                self._read()
                 self._bad_luck()
                 self._end_outages()
                 self.clock.advance(STEP_SECONDS)
             self._end_outages(all_of_them=True)
             self._rest()
+            for slot in self.slots:
+                slot.reader.read_everything()
+            self.clock.pump([STEP_SECONDS] * 300)
             self._check()
         finally:
             globalLogPublisher.removeObserver(self._observe)  # type: ignore[arg-type]
@@ -133,38 +161,55 @@ class Simulation:
 
     def _start_daemon(self) -> None:
         self._note("daemon starts")
-        self.daemon.start()
+        self.daemon.start().addCallback(self._daemon_started)
+
+    def _daemon_started(self, _: None) -> None:
+        ephemeral = [stream.name for stream in self.daemon.table if stream.ephemeral]
+        self.truth.begin_life(ephemeral, self.daemon.engine.facts)
+        self.daemon.log.watch(self.truth.committed)
 
     def _start_worker(self, slot: _Slot) -> None:
         self._note(f"{slot.name} starts ({slot.dialect})")
+        if slot.starts_anew:
+            slot.positions = MemoryPositions()
+        reader = Reader(self.truth, self.clock, self.chance, name=slot.name, knows_writers=slot.knows_writers)
         worker = FakeWorker(
             self.network,
             self.daemon,
             name=slot.name,
             dialect=slot.dialect,
             positions=slot.positions,
-            start="earliest",
+            start="latest" if slot.starts_anew else "earliest",
+            streams=[] if slot.starts_anew else None,
             delay=lambda: self.chance.uniform(0.001, 0.05),
             page_rows=self.chance.choice([1, 3, 50]),
+            caches=reader.caches,
+            subscriber=self._subscriber(),
         )
-        self._trouble_subscribers(worker)
-        slot.lives.append(_Life(worker, slot.positions.load()))
+        reader.follow(worker.follower)
+        slot.lives.append(_Life(worker, reader, slot.positions.load()))
+        reader.read_everything()
         worker.start()
 
-    def _trouble_subscribers(self, worker: FakeWorker) -> None:
-        """Let subscribers fail or take their time, now and then."""
-        applied = worker.applied
+    def _subscriber(self) -> Callable[[FakeWorker, Updates[Any]], Awaitable[None] | None]:
+        """One that remembers, and where this run says so fails or takes its time, now and then."""
 
-        async def slowly(updates: Updates[Any]) -> None:
+        def remember(worker: FakeWorker, updates: Updates[Any]) -> None:
+            stream = self.daemon.table[updates.stream]
+            if stream.ordered and stream.monotonic:
+                position = worker.follower._streams[updates.stream].positions().get(updates.writer)
+                if position == updates.token:
+                    self._failures.append(f"G4: {worker.name} stood at {updates} before it was applied")
+            worker.applied.append(updates)
+
+        async def slowly(worker: FakeWorker, updates: Updates[Any]) -> None:
             if self.subscribers_fail and self.chance.random() < 0.02:
                 raise OSError("database is away")
             if self.subscribers_wait and self.chance.random() < 0.1:
                 await deferLater(self.clock, self.chance.uniform(0, 0.1), lambda: None)
-            applied.append(updates)
+            remember(worker, updates)
 
-        if self.subscribers_fail or self.subscribers_wait:
-            for stream in worker.follower._streams.values():
-                stream.subscribers[:] = [slowly]
+        return slowly if self.subscribers_fail or self.subscribers_wait else remember
 
     # -- what happens --------------------------------------------------------------------------------------
 
@@ -186,6 +231,12 @@ class Simulation:
             lambda _: None,
         )
 
+    def _read(self) -> None:
+        if self.chance.random() < 0.5:
+            self._slot().reader.read_something()
+        if self.truth.latest and self.chance.random() < 0.1:
+            self._slot().reader.read_after(self.chance.choice(self.truth.latest))
+
     def _bad_luck(self) -> None:
         for chance, happen in (
             (0.004, self._cut),
@@ -194,6 +245,7 @@ class Simulation:
             (0.0015, self._kill_daemon),
             (0.002, self._restart_worker),
             (0.002, self._break_catch_up),
+            (0.006, self._restart_reader),
         ):
             if self.chance.random() < chance:
                 happen()
@@ -237,8 +289,13 @@ class Simulation:
         self.daemon.kill()
         self._until_later(self.chance.uniform(0.05, 3), self._start_daemon)
 
+    def _restart_reader(self) -> None:
+        self._restart(self.slots[-1])
+
     def _restart_worker(self) -> None:
-        slot = self._slot()
+        self._restart(self._slot())
+
+    def _restart(self, slot: _Slot) -> None:
         if self.chance.random() < 0.5:
             self._note(f"{slot.name} is killed")
             slot.worker.kill()
@@ -278,7 +335,7 @@ class Simulation:
             return False
         positions = worker.follower.positions()
         for stream in self.daemon.table.known_to(slot.dialect):
-            if stream.ephemeral:
+            if stream.ephemeral or (slot.starts_anew and stream.name not in slot.reader.caches.streams):
                 continue
             if slot.knows_writers:
                 reached = self.daemon.log.positions(stream.name)
@@ -305,7 +362,13 @@ class Simulation:
                 self._fail(f"G5: {stream} {token} was acknowledged and is gone")
         for slot in self.slots:
             for life in slot.lives:
+                if life.reader.stale:
+                    self._fail(f"G4: {life.reader.stale[0]}")
                 self._check_life(slot, life, kept)
+            if slot.worker.follower._waiters:
+                self._fail(f"{slot.name} still holds somebody whose time is long over")
+            if slot.starts_anew:
+                continue
             missing = sorted(set(kept) - slot.seen)
             if missing:
                 self._fail(f"G3: {slot.name} never saw {missing[:5]} ({len(missing)} facts)")
@@ -349,7 +412,7 @@ class Simulation:
         value = slot.worker.metrics.registry.get_sample_value
         detected = value("synrepl_gaps_detected_total") or 0.0
         repaired = value("synrepl_gaps_repaired_total") or 0.0
-        if detected != repaired and not self.has_ephemeral:
+        if detected != repaired and not self.has_ephemeral and not self.loses_caches:
             self._fail(f"G3: {slot.name} found {detected} gaps and repaired {repaired}")
 
     def _fail(self, what: str) -> None:

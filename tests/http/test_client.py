@@ -62,6 +62,44 @@ class CatchUpTests(SiteCase):
         self.assertEqual((9, False), (missed.upto, missed.limited))
         self.assertIn(b'"@b:h"', missed.facts[0][1][1])
 
+    def test_the_highest_token_of_a_stream_can_be_asked(self) -> None:
+        """So that nobody waits for one that does not exist."""
+        self.receipts(3)
+        client = StubTreq(self.site.resource)
+
+        asked = ensureDeferred(HttpCatchUp(self.clock, URL, client=client).highest("receipts"))
+        client.flush()
+
+        self.assertEqual(3, self.successResultOf(asked))
+
+    def test_a_server_that_does_not_tell_is_asked_once(self) -> None:
+        """Synapse's own processes do not know the question."""
+        unknown = b'{"errcode":"M_UNRECOGNIZED","error":"Unrecognized request"}'
+        catch_up = HttpCatchUp(self.clock, URL, client=answering(404, unknown))
+        first = ensureDeferred(catch_up.highest("receipts"))
+        catch_up._http._client = Failing(error=Refused())
+
+        again = ensureDeferred(catch_up.highest("receipts"))
+
+        self.assertIsNone(self.successResultOf(first))
+        self.assertIsNone(self.successResultOf(again))
+
+    def test_a_failure_to_tell_says_nothing_of_the_next_time(self) -> None:
+        """A daemon may be away for a moment, or not know one stream."""
+        for client in (
+            Failing(error=Refused()),
+            answering(503, b"{}"),
+            answering(404, b'{"error":"unknown_stream","message":"unknown stream"}'),
+            answering(200, b'{"allocated":"many"}'),
+        ):
+            catch_up = HttpCatchUp(self.clock, URL, client=client)
+            self.failureResultOf(ensureDeferred(catch_up.highest("receipts")), ReplicationError)
+            catch_up._http._client = answering(200, b'{"allocated":7}')
+
+            again = ensureDeferred(catch_up.highest("receipts"))
+
+            self.assertEqual(7, self.successResultOf(again))
+
     def test_wrong_answers_are_the_servers_fault(self) -> None:
         """The text names the URL, and never what is secret in it."""
         cases = [

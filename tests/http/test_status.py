@@ -56,6 +56,8 @@ class StatusTests(SiteCase):
                 "replicas": [],
                 "leases": [],
                 "followers": [],
+                "tables": [],
+                "writers": [],
                 "uptime_seconds": 5.0,
             },
             status,

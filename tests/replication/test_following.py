@@ -1,7 +1,7 @@
 """What a follower makes of what servers say, real ones' bad habits included."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -94,7 +94,7 @@ class Story:
     def wait(self, seconds: float = 0.1) -> None:
         self.clock.pump([0.001] * int(seconds * 1000))
 
-    def hears(self, *lines: str) -> "Story":
+    def hears(self, *lines: str) -> Self:
         self.master.says(*lines)
         self.wait()
         return self
@@ -790,7 +790,7 @@ class TestSubscribers:
         story.hears(*rows(3, 3))
 
         assert fired == [None]
-        assert story.follower._waiters == []
+        assert not story.follower._waiters
 
     def test_a_waiter_that_gives_up_is_forgotten(self) -> None:
         """Time-outs must not leave anything behind."""
@@ -800,7 +800,7 @@ class TestSubscribers:
 
         waiter.cancel()
 
-        assert story.follower._waiters == []
+        assert not story.follower._waiters
 
     def test_commands_of_the_server_reach_who_subscribed(self) -> None:
         """REMOTE_SERVER_UP makes a federation sender try again."""

@@ -14,6 +14,9 @@ from synrepl.wire.dialect import LEGACY, Dialect
 
 ROOT = Path(__file__).resolve().parents[2]
 
+REMOTE = "postgresql://synrepl@db.example/synapse?passfile=/etc/synrepl/pgpass"
+LOCAL = "postgres:///synapse?host=/run/postgresql"
+
 # name, what the flag says, what the file says, what it becomes
 VALUES: list[tuple[str, str, Any, Any]] = [
     ("server_name", "example.org", "example.org", "example.org"),
@@ -21,9 +24,9 @@ VALUES: list[tuple[str, str, Any, Any]] = [
     ("listen", "tcp:1:interface=127.0.0.1", ["tcp:1:interface=127.0.0.1"], ("tcp:1:interface=127.0.0.1",)),
     ("http", "unix:/tmp/here", "unix:/tmp/here", "unix:/tmp/here"),
     ("database", "sqlite:/tmp/a.db", "sqlite:/tmp/a.db", "sqlite:/tmp/a.db"),
-    ("database", *["postgresql://synrepl@db.example/synapse?passfile=/etc/synrepl/pgpass"] * 3),
-    ("database", *["postgres:///synapse?host=/run/postgresql"] * 3),
-    ("tables_database", *["postgresql:///synapse"] * 3),
+    ("database", REMOTE, REMOTE, REMOTE),
+    ("database", LOCAL, LOCAL, LOCAL),
+    ("tables_database", LOCAL, LOCAL, LOCAL),
     ("lease_seconds", "60", 60, 60.0),
     ("lease_bytes", "2GiB", 2 * 1024**3, 2 * 1024**3),
     ("retain_seconds", "1.5", 1.5, 1.5),

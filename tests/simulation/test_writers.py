@@ -1,7 +1,7 @@
 """Writers over one database and a daemon that follows their table, through seeded bad luck.
 
-The promises: what is committed arrives at the log once, in the order of ids, and so never before an id that was
-unfinished then; what dies holds nobody up for ever.
+The promises: what is committed arrives at the log once, in the order of ids, and so never before an id that
+was unfinished then; what dies holds nobody up for ever.
 """
 
 import os

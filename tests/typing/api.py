@@ -4,6 +4,7 @@ Where it says that an error is ignored, the checker would complain if there were
 """
 
 from twisted.application.service import MultiService
+from twisted.enterprise.adbapi import ConnectionPool
 from twisted.internet.interfaces import IReactorTCP
 
 import synrepl
@@ -44,3 +45,29 @@ def program(reactor: IReactorTCP, app: MultiService, publisher: synrepl.Publishe
     synrepl.serve(reactor, "tcp:9092:interface=127.0.0.1", publisher, server_name="hs").setServiceParent(app)
     at: dict[str, dict[str, int]] = follower.positions()
     print(at, mine, follower.caught_up(RECEIPTS, writer="master", token=54))
+
+
+async def remembering(follower: synrepl.Follower) -> None:
+    caches = synrepl.Caches()
+
+    @caches.cached(max_entries=100)
+    async def get_topic(room_id: str) -> str | None:
+        return room_id
+
+    @caches.cached(tree=True)
+    def count_members(room_id: str, kind: str) -> int:
+        return len(room_id + kind)
+
+    topic: str | None = await get_topic("!r:hs")
+    members: int = count_members("!r:hs", "join")
+    await get_topic(3)  # type: ignore[arg-type]
+    print(topic, members)
+    await follower.wait_for(RECEIPTS, {"master": 54}, timeout=5)
+
+
+async def writing(ids: synrepl.MultiWriterIdGenerator, pool: ConnectionPool) -> None:
+    async with ids.next() as token:
+        one: int = token
+    async with ids.next_many(3, owner="persist_events") as tokens:
+        first: int = tokens[0]
+    print(one, first, ids.persisted_upto)

@@ -27,14 +27,16 @@ NO_ROWS: Final = b"[]"
 
 
 class TableState(msgspec.Struct, frozen=True, kw_only=True):
-    """How a table-backed stream is doing: taken in up to `upto` of `limit`, and what is wrong, if anything
-    is.
+    """How a table-backed stream is doing: taken in up to `upto` of `limit`.
+
+    `trouble` is what is wrong, if anything is; at `right_at`, in Unix seconds, nothing was.
     """
 
     stream: str
     upto: int
     limit: int
     trouble: str
+    right_at: float
 
 
 class _Followed:
@@ -48,6 +50,7 @@ class _Followed:
         self.certified_at = 0.0
         self.is_begun = False
         self.trouble = ""
+        self.right_at = 0.0
 
 
 class TableSource:
@@ -83,6 +86,8 @@ class TableSource:
         self._poll_seconds = poll_seconds
         self._writers_told = writers_told
         self._lost = lost
+        self._flavor = flavor
+        self._writers: list[WriterState] = []
         self._tasks = Tasks(self._logger, "tables")
         self._connection: Any = None
         self._is_looking = False
@@ -106,9 +111,40 @@ class TableSource:
     def states(self) -> list[TableState]:
         """How each stream is doing."""
         return [
-            TableState(stream=one.stream.stream, upto=one.upto, limit=one.limit, trouble=one.trouble)
+            TableState(
+                stream=one.stream.stream,
+                upto=one.upto,
+                limit=one.limit,
+                trouble=one.trouble,
+                right_at=one.right_at,
+            )
             for one in self._followed
         ]
+
+    def troubles(self) -> list[tuple[str, float]]:
+        """What is wrong, in words, and when it was last right, in Unix seconds."""
+        return [
+            (f"table of {one.stream}: {one.trouble}", one.right_at) for one in self.states() if one.trouble
+        ]
+
+    def describe(self, now: float) -> dict[str, Any]:
+        """How each stream is doing, and what the writers tell of unfinished ids, as the status has it."""
+        return {
+            "tables": [msgspec.to_builtins(state) for state in self.states()],
+            "writers": [
+                msgspec.to_builtins(state)
+                | {
+                    "age_seconds": None
+                    if state.oldest_since is None
+                    else round(max(0.0, now - state.oldest_since), 3)
+                }
+                for state in self._writers
+            ],
+        }
+
+    def is_followed(self, stream: str) -> bool:
+        """Whether the facts of this stream come from a table."""
+        return any(one.stream.stream == stream for one in self._followed)
 
     # -- looking -------------------------------------------------------------------------------------------
 
@@ -144,6 +180,7 @@ class TableSource:
                 if page.upto >= page.limit:
                     break
             followed.trouble = ""
+            followed.right_at = self._clock.seconds()
         except ReplicationError as error:
             self._complain(followed, str(error))
         except Exception as error:  # whatever the driver raises
@@ -219,10 +256,10 @@ class TableSource:
     async def _hear_writers(self) -> None:
         """What the writers tell of unfinished ids, if they tell."""
         try:
-            states = await self._thread.run(self._writers)
+            self._writers = await self._thread.run(partial(self._interact, self._read_writers))
         except Exception:
             return  # the streams' own troubles say enough
-        self._writers_told(states)
+        self._writers_told(self._writers)
 
     # -- in the thread -------------------------------------------------------------------------------------
 
@@ -239,8 +276,13 @@ class TableSource:
         finally:
             self._connection.rollback()
 
-    def _writers(self) -> list[WriterState]:
-        return self._interact(read_writers)  # type: ignore[no-any-return]
+    def _read_writers(self, cursor: Any) -> list[WriterState]:
+        if self._flavor == "postgresql":
+            # Homeservers that know nothing of us have no such table; their log should not fill with that.
+            cursor.execute("SELECT to_regclass('synrepl_writers')")
+            if cursor.fetchone()[0] is None:
+                return []
+        return read_writers(cursor)
 
     def _close(self) -> None:
         connection, self._connection = self._connection, None

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from synrepl.errors import StorageError, UnknownStream
-from synrepl.storage import KeyReused
+from synrepl.storage import GivenElsewhere, KeyReused
 from synrepl.streams.jsontext import dumps
 
 __all__ = ["INTERNAL", "Refused", "as_refused", "ours", "synapse"]
@@ -39,6 +39,8 @@ def as_refused(error: Exception) -> Refused | None:
             return error
         case UnknownStream():
             return Refused(404, "unknown_stream", str(error))
+        case GivenElsewhere():
+            return Refused(409, "table_backed", str(error))
         case KeyReused():
             return Refused(409, "idempotency_key_reused", str(error))
         case StorageError(retryable=True):

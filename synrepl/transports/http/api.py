@@ -23,6 +23,7 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.status import describe
 from synrepl.storage import Log
+from synrepl.storage.tables import TableSource
 from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.answers import INTERNAL, Refused, as_refused, ours, synapse
@@ -76,6 +77,7 @@ class Api:
         log: Log,
         publisher: Publisher,
         table: StreamTable,
+        tables: TableSource | None,
         metrics: Metrics,
         clock: IClock,
         instance: str,
@@ -87,6 +89,7 @@ class Api:
         self._log = log
         self._publisher = publisher
         self._table = table
+        self._tables = tables
         self._metrics = metrics
         self._clock = clock
         self._instance = instance
@@ -133,6 +136,24 @@ class Api:
                 self._log, declared, writer, after=after, upto=upto, limit=limit, texts=jsontext.split
             )
             return found.body(b"upto")
+
+        return await self._answer(request, answer)
+
+    @app.route("/v1/streams/<stream>/allocated", methods=["GET"])
+    async def get_allocated(self, request: Any, stream: str) -> bytes | None:
+        """How far there is anything to wait for: from memory, as followers ask it often."""
+
+        async def answer() -> bytes:
+            _ = self._table[stream]
+            # Ids of a table are given out elsewhere, and may be waited for before we have seen them.
+            is_elsewhere = self._tables is not None and self._tables.is_followed(stream)
+            return jsontext.dumps(
+                {
+                    "stream": stream,
+                    "allocated": None if is_elsewhere else self._log.linear_position(stream),
+                    "positions": self._log.positions(stream),
+                }
+            )
 
         return await self._answer(request, answer)
 
@@ -233,10 +254,13 @@ class Api:
 
         async def answer() -> bytes:
             is_healthy, why = self._log.healthy
-            if is_healthy:
+            reasons = [] if is_healthy else [f"log: {why}"]
+            if self._tables is not None:
+                reasons += [trouble for trouble, _ in self._tables.troubles()]
+            if not reasons:
                 return b'{"ready":true}'
             request.setResponseCode(503)
-            return jsontext.dumps({"ready": False, "reasons": [f"log: {why}"]})
+            return jsontext.dumps({"ready": False, "reasons": reasons})
 
         return await self._answer(request, answer, is_open=True)
 
@@ -255,6 +279,7 @@ class Api:
             log=self._log,
             publisher=self._publisher,
             table=self._table,
+            tables=self._tables,
             clock=self._clock,
             instance=self._instance,
             server_name=self._server_name,

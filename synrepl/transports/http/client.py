@@ -56,7 +56,7 @@ class AheadOfLog(RequestRefused):
 
 
 class HttpCatchUp:
-    """Pulls missed rows as Synapse's workers do; an `ICatchUp`.
+    """Pulls missed rows as Synapse's workers do; an `ICatchUp`. Of a daemon of ours also an `IAllocated`.
 
     `base_url` is asked for the rows of every writer that `instance_map` has no URL for. A request may take
     `timeout` seconds in all, its answer `max_bytes` bytes. `client` is a treq client, for tests.
@@ -77,6 +77,7 @@ class HttpCatchUp:
         self._instance_map = dict(instance_map or {})
         self._max_bytes = max_bytes
         self._http = _Http(reactor, secret, timeout, client)
+        self._tells_allocated = True
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
         """The facts with ``after < token <= upto``, or the first of them.
@@ -95,6 +96,20 @@ class HttpCatchUp:
             kind = NotConnected if error.retryable else RemoteProtocolError
             raise kind(str(error)) from error
         return _missed(body, _public(url), after, upto)
+
+    async def highest(self, stream: str) -> int | None:
+        """The highest token of a stream, as `base_url` has it; None from a server that does not tell."""
+        if not self._tells_allocated:
+            return None
+        url = f"{self._base_url.rstrip('/')}/v1/streams/{quote(stream, safe='')}/allocated"
+        try:
+            body = await self._http.whole("GET", url, None, MIB)
+        except RequestRefused as error:
+            if error.status == 404 and error.code != "unknown_stream":
+                self._tells_allocated = False  # no daemon of ours: not to be bothered again
+                return None
+            raise
+        return _decoded(_Allocated, body, _public(url)).allocated
 
     async def stop(self) -> None:
         """Close the idle connections."""
@@ -200,6 +215,10 @@ class _Updates(msgspec.Struct):
     updates: list[tuple[int, msgspec.Raw]]
     upto_token: int
     limited: bool
+
+
+class _Allocated(msgspec.Struct):
+    allocated: int | None
 
 
 class _Serial(msgspec.Struct):

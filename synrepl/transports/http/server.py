@@ -8,6 +8,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.storage import Log
+from synrepl.storage.tables import TableSource
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.authorization import Guard
 from synrepl.transports.http.bodies import ApiSite
@@ -23,6 +24,7 @@ def make_site(
     log: Log,
     publisher: Publisher,
     table: StreamTable,
+    tables: TableSource | None = None,
     metrics: Metrics,
     clock: IClock,
     instance: str,
@@ -32,7 +34,7 @@ def make_site(
     max_body: int = MAX_BODY,
     started_at: float | None = None,
 ) -> Site:
-    """A site to listen with, over a log that has been started.
+    """A site to listen with, over a log that has been started, and the `tables` that it follows, if any.
 
     With a `secret`, ``/v1``, ``/_synapse`` and ``/status`` want it as ``Authorization: Bearer``. `dialect` is
     the release to whose shape catch-up is cut; None for the newest. `max_body` is in bytes, `started_at` in
@@ -46,6 +48,7 @@ def make_site(
         log=log,
         publisher=publisher,
         table=table,
+        tables=tables,
         metrics=metrics,
         clock=clock,
         instance=instance,

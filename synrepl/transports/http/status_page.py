@@ -26,6 +26,8 @@ def page(status: Mapping[str, Any]) -> bytes:
         *_section("Errors", ("what", "since"), [(e["what"], e["since"]) for e in status["errors"]]),
         *_section("Log", ("", ""), _facts(status), is_titled=False),
         *_section("Followers", FOLLOWER, [_follower(one) for one in status["followers"]]),
+        *_section("Tables", TABLE, [_table(one) for one in status["tables"]]),
+        *_section("Unfinished ids", UNFINISHED, list(_unfinished(status["writers"]))),
         *_section("Streams", ("stream", "where", "writer", "token"), list(_positions(status["streams"]))),
         "</body></html>\n",
     ]
@@ -48,6 +50,24 @@ def _facts(status: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         ("up for", f"{status['uptime_seconds']:.0f} s"),
         ("version", status["version"]),
     ]
+
+
+TABLE: Final = ("stream", "taken in up to", "complete up to", "")
+
+
+def _table(one: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (one["stream"], one["upto"], one["limit"], one["trouble"])
+
+
+UNFINISHED: Final = ("stream", "writer", "ids", "oldest", "for", "reserved by")
+
+
+def _unfinished(writers: Iterable[Mapping[str, Any]]) -> Iterable[tuple[Any, ...]]:
+    """Whoever holds a stream up longest first."""
+    held = [one for one in writers if one["unfinished"]]
+    for one in sorted(held, key=lambda one: one["age_seconds"] or 0.0, reverse=True):
+        age = f"{one['age_seconds'] or 0:.0f} s"
+        yield one["stream"], one["writer"], one["unfinished"], one["oldest_id"], age, one["owner"]
 
 
 FOLLOWER: Final = ("name", "dialect", "lag", "reads from", "serial", "connected for")

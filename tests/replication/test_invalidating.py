@@ -1,0 +1,523 @@
+"""Rows, then caches, then the position, then whoever waits: on every way that a fact, or none, can take."""
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred
+
+from synrepl.errors import ConfigError, NotConnected
+from synrepl.replication.follower import Follower
+from synrepl.replication.updates import Updates
+from synrepl.testing import MemoryPositions
+from synrepl.wire.dialect import CURRENT, LEGACY, Dialect
+from tests.replication.test_following import TABLE, Story, rows
+
+Step = tuple[str, int]
+
+BAD = 'RDATA to_device master 3 ["@u3:hs", "what is this?", 1]'
+
+
+class RecordedCaches:
+    """Caches of these streams that only say what they are told."""
+
+    def __init__(self, transcript: list[Step], streams: Collection[str]) -> None:
+        self.streams: Collection[str] = streams
+        self.cleared: list[str] = []
+        self.apply_failures: list[Exception] = []
+        self.skip_failures: list[Exception] = []
+        self._transcript = transcript
+
+    def apply(self, stream: str, rows: Sequence[Any], *, token: int = 0) -> None:
+        if self.apply_failures:
+            raise self.apply_failures.pop(0)
+        self._transcript.append(("caches", token))
+
+    def skipped(self, stream: str) -> None:
+        if self.skip_failures:
+            raise self.skip_failures.pop(0)
+        self.cleared.append(stream)
+        self._transcript.append(("cleared", 0))
+
+
+class RecordedTokens(dict[str, int]):
+    """Positions that say when they move."""
+
+    def __init__(self, transcript: list[Step], tokens: dict[str, int]) -> None:
+        super().__init__(tokens)
+        self._transcript = transcript
+
+    def __setitem__(self, writer: str, token: int) -> None:
+        if self.get(writer) != token:
+            self._transcript.append(("position", token))
+        super().__setitem__(writer, token)
+
+
+class Told(Story):
+    """A follower with caches that hang on `stream`, everything that happens to it, and somebody waiting for
+    each token of `waits`."""
+
+    def __init__(
+        self,
+        dialect: Dialect = CURRENT,
+        stream: str = "to_device",
+        *,
+        saved: int | None = None,
+        waits: Sequence[int] = (),
+        subscriber: Callable[[Updates[Any]], Any] | None = None,
+        has_subscriber: bool = True,
+        **options: Any,
+    ) -> None:
+        self.stream = stream
+        self.transcript: list[Step] = []
+        self.caches = RecordedCaches(self.transcript, [stream])
+        self.subscriber = subscriber
+        positions = MemoryPositions()
+        if saved is not None:
+            positions.save({stream: {"master": saved}})
+        super().__init__(dialect, "push_rules", positions=positions, caches=self.caches, **options)
+        if has_subscriber:
+            self.follower.on(TABLE[stream])(self.subscribe)
+        followed = self.follower._streams[stream]
+        recorded = RecordedTokens(self.transcript, followed.known)
+        followed.known = followed.standing.tokens = recorded
+        for token in waits:
+            waiter = self.follower.wait_for(stream, {"master": token}, 1000)
+            waiter.addCallback(partial(self.woken, token))
+
+    def subscribe(self, updates: Updates[Any]) -> Any:
+        """Nothing of this fact may count yet."""
+        assert self.follower.positions().get(self.stream, {}).get(updates.writer, -1) != updates.token
+        self.transcript.append(("subscriber", updates.token))
+        return self.subscriber(updates) if self.subscriber is not None else None
+
+    def woken(self, token: int, _: None) -> None:
+        """Somebody waited for this token."""
+        self.transcript.append(("waiter", token))
+
+    def since(self) -> list[Step]:
+        """What happened since this was asked last."""
+        told = list(self.transcript)
+        self.transcript.clear()
+        return told
+
+
+def fact(token: int) -> list[Step]:
+    """What a fact is to look like."""
+    return [("subscriber", token), ("caches", token), ("position", token)]
+
+
+CLEARED = ("cleared", 0)
+
+
+class TestFacts:
+    """A fact, on each of the ways in."""
+
+    def test_many_rows_at_once(self) -> None:
+        """The fast way."""
+        told = Told(saved=1, waits=[2, 3]).hears("POSITION to_device master 1 1")
+
+        told.hears(*rows(2, 3))
+
+        assert told.since() == [*fact(2), *fact(3), ("waiter", 2), ("waiter", 3)]
+
+    def test_a_batch(self) -> None:
+        """Rows of one fact go together, and nothing of it counts before its last row."""
+        told = Told(saved=1, waits=[2]).hears("POSITION to_device master 1 1")
+
+        told.hears('RDATA to_device master batch ["@a:hs"]')
+        before = told.since()
+        told.hears(*rows(2, 2))
+
+        assert before == []
+        assert told.since() == [*fact(2), ("waiter", 2)]
+
+    def test_a_subscriber_that_takes_its_time(self) -> None:
+        """The caches, the position and those who wait for it wait with it."""
+        busy: Deferred[None] = Deferred()
+        told = Told(saved=1, waits=[2], subscriber=lambda _: busy).hears("POSITION to_device master 1 1")
+
+        told.hears(*rows(2, 3))
+        before = told.since()
+        busy.callback(None)
+
+        assert before == [("subscriber", 2)]
+        assert told.since()[:3] == [("caches", 2), ("position", 2), ("waiter", 2)]
+
+    def test_a_coroutine_that_takes_its_time(self) -> None:
+        """The same."""
+        told = Told(saved=1, waits=[3]).hears("POSITION to_device master 1 1")
+        busy: Deferred[None] = Deferred()
+
+        async def slowly(updates: Updates[Any]) -> None:
+            if updates.token == 3:
+                await busy
+
+        told.subscriber = slowly
+        told.hears(*rows(2, 3))
+        before = told.since()
+        busy.callback(None)
+
+        assert before == [*fact(2), ("subscriber", 3)]
+        assert told.since() == [("caches", 3), ("position", 3), ("waiter", 3)]
+
+    def test_a_subscriber_that_fails_and_one_behind_it(self) -> None:
+        """The one that fails is asked again; the caches come when all are done."""
+        failures = [OSError("away")]
+
+        def fails(updates: Updates[Any]) -> None:
+            if failures:
+                raise failures.pop()
+
+        told = Told(saved=1, subscriber=fails).hears("POSITION to_device master 1 1")
+        told.follower.on(TABLE["to_device"])(lambda one: told.transcript.append(("second", one.token)))
+
+        told.hears(*rows(2, 2)).wait(1)
+
+        again = ("subscriber", 2)
+        assert told.since() == [again, again, ("second", 2), ("caches", 2), ("position", 2)]
+
+    def test_fetched_facts(self) -> None:
+        """What was missed goes the same way, one by one."""
+        told = Told(saved=1, waits=[2, 3])
+        told.shelve("to_device", [2, 3])
+
+        told.hears("POSITION to_device master 3 3")
+
+        assert told.since() == [*fact(2), ("waiter", 2), *fact(3), ("waiter", 3)]
+
+    def test_fetched_facts_without_order_count_when_all_are_there(self) -> None:
+        """Their caches go one by one, the position moves once."""
+        told = Told(stream="caches", saved=1, waits=[5])
+        told.shelf.facts["caches", "master"] = [(5, [b'["f",null,1]']), (4, [b'["g",null,1]'])]
+
+        told.hears("POSITION caches master 5 5")
+
+        steps = [(who, token) for token in (5, 4) for who in ("subscriber", "caches")]
+        assert told.since() == [*steps, ("position", 5), ("waiter", 5)]
+
+    def test_the_stream_of_caches(self) -> None:
+        """Has no order, so it takes a way of its own."""
+        told = Told(stream="caches", saved=1, waits=[2]).hears("POSITION caches master 1 1")
+
+        told.hears('RDATA caches master 2 ["f",null,1]')
+
+        assert told.since() == [*fact(2), ("waiter", 2)]
+
+    def test_a_fact_that_was_here_already(self) -> None:
+        """Where there is no order it may be another just like it, of a history that began anew."""
+        told = Told(stream="caches", saved=1).hears("POSITION caches master 1 1")
+        line = 'RDATA caches master 2 ["f",null,1]'
+        told.hears(line)
+        told.since()
+        told.caches.apply_failures = [KeyError("room")]
+        told.caches.skip_failures = [KeyError("all")]
+
+        told.hears(line).wait(1)
+
+        assert told.since() == [("caches", 2)]
+
+    def test_a_push_in_order(self) -> None:
+        """Each fact counts by itself, and the server's word that it was all adds nothing."""
+        told = Told(LEGACY, saved=1, waits=[3])
+
+        told.hears(*[f'RDATA to_device {n} ["@a:hs"]' for n in (2, 3)], "POSITION to_device 3")
+
+        assert told.since() == [*fact(2), *fact(3), ("waiter", 3)]
+
+    def test_a_push_without_order(self) -> None:
+        """Positions told are those of before, until the server says that it was all."""
+        told = Told(LEGACY, "caches", saved=1, waits=[3])
+        lines = [f'RDATA caches {n} ["f", null, 1]' for n in (2, 3)]
+
+        told.hears(*lines)
+        told.hears('RDATA caches 4 ["f", null, 1]')
+        positions = told.follower.positions()["caches"]
+        before = told.since()
+        told.hears("POSITION caches 4")
+
+        assert positions == {"master": 1}
+        assert before == [*fact(2), *fact(3)]
+        assert told.since() == [*fact(4), ("waiter", 3)]
+
+    def test_a_push_that_is_cut_and_comes_again(self) -> None:
+        """What was applied of it is not applied again, and the position was never told."""
+        told = Told(LEGACY, "caches", saved=1, waits=[3])
+        lines = [f'RDATA caches {n} ["f", null, 1]' for n in (2, 3)]
+        told.hears(*lines)
+        told.reconnect()
+        before = told.follower.positions()["caches"]
+        told.since()
+
+        told.hears(*lines, "POSITION caches 3")
+
+        assert before == {"master": 1}
+        assert told.since() == [("caches", 2), *fact(3), ("waiter", 3)]
+
+    def test_a_stream_without_a_subscriber(self) -> None:
+        """It is followed for the sake of the caches alone."""
+        told = Told(saved=1, has_subscriber=False).hears("POSITION to_device master 1 1")
+
+        told.hears(*rows(2, 2))
+
+        assert told.since() == [("caches", 2), ("position", 2)]
+
+    def test_a_subscriber_that_ends_after_the_cut(self) -> None:
+        """Its fact is done, so its caches go; without order it does not count."""
+        told = Told(LEGACY, "caches", saved=1)
+        busy: Deferred[None] = Deferred()
+        told.subscriber = lambda _: busy
+        told.hears('RDATA caches 2 ["f", null, 1]', 'RDATA caches 3 ["f", null, 1]')
+        told.network.stop_listening("master")
+        told.master.drop()
+        told.wait()
+
+        busy.callback(None)
+
+        assert told.since() == [("subscriber", 2), ("caches", 2)]
+        assert told.follower.positions()["caches"] == {"master": 1}
+
+
+class TestTroubleWithCaches:
+    """A worker's own function for an alias may fail: never stale, never stuck."""
+
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_what_cannot_be_dropped_is_cleared(self, count: int) -> None:
+        """And said aloud; the stream goes on."""
+        told = Told(saved=1, waits=[2]).hears("POSITION to_device master 1 1")
+        told.caches.apply_failures = [KeyError("room")]
+
+        told.hears(*rows(2, 1 + count))
+
+        first = [("subscriber", 2), CLEARED, ("position", 2)]
+        others = [step for token in range(3, 2 + count) for step in fact(token)]
+        assert told.since() == [*first, *others, ("waiter", 2)]
+        assert told.errors() == ["a cache failed: KeyError('room')"]
+
+    def test_what_cannot_even_be_cleared_is_tried_again(self) -> None:
+        """With patience, as for subscribers, which are not asked again."""
+        told = Told(saved=1, waits=[2]).hears("POSITION to_device master 1 1")
+        told.caches.apply_failures = [KeyError("room")] * 2
+        told.caches.skip_failures = [KeyError("all")]
+
+        told.hears(*rows(2, 2))
+        before = told.since()
+        told.wait(1)
+
+        assert before == [("subscriber", 2)]
+        assert told.since() == [CLEARED, ("position", 2), ("waiter", 2)]
+        assert told.errors() == [f"a cache failed: KeyError('{one}')" for one in ("room", "all", "room")]
+
+    @pytest.mark.parametrize(("dialect", "at"), [(CURRENT, "master 5 5"), (LEGACY, "5")])
+    def test_a_position_that_cannot_be_adopted_waits(self, dialect: Dialect, at: str) -> None:
+        """Rows behind it as well."""
+        told = Told(dialect)
+        told.caches.skip_failures = [KeyError("all")]
+        writer = "" if dialect is LEGACY else "master "
+
+        told.hears(f"POSITION to_device {at}", f'RDATA to_device {writer}6 ["@a:hs"]')
+        before = told.since()
+        positions = told.follower.positions()
+        told.wait(1)
+
+        assert (before, positions) == ([], {})
+        assert told.since() == [CLEARED, ("position", 5), *fact(6)]
+
+    def test_a_position_of_a_lost_connection_is_not_adopted(self) -> None:
+        """The next one tells where the server stands then."""
+        told = Told()
+        told.caches.skip_failures = [KeyError("all")]
+        told.hears("POSITION to_device master 5 5")
+        told.network.stop_listening("master")
+        told.master.drop()
+
+        told.wait(1)
+
+        assert told.since() == [CLEARED]
+        assert told.follower.positions() == {}
+
+    def test_a_bad_row_waits_until_it_can_be_passed_over(self) -> None:
+        """Not even a fact that nobody can read may leave something stale behind."""
+        told = Told(saved=2).hears("POSITION to_device master 2 2")
+        told.caches.skip_failures = [KeyError("all")]
+
+        told.hears(BAD, *rows(4, 4))
+        before = told.since()
+        told.wait(1)
+
+        assert before == []
+        assert told.since() == [CLEARED, ("position", 3), *fact(4)]
+
+
+class TestJumps:
+    """Where a position is adopted though facts before it were not applied: everything goes first."""
+
+    @pytest.mark.parametrize(
+        ("stream", "dialect", "saved", "line", "expected"),
+        [
+            # What is certain:
+            ("to_device", CURRENT, 5, "POSITION to_device master 5 5", []),
+            ("to_device", CURRENT, 5, "POSITION to_device master 3 9", [("position", 9)]),
+            ("to_device", CURRENT, 5, "POSITION to_device master 9 9", [("position", 9)]),
+            ("caches", CURRENT, 5, "POSITION caches master 5 9", [("position", 9)]),
+            ("caches", CURRENT, 5, "POSITION caches master 9 9", [("position", 9)]),
+            ("to_device", LEGACY, 5, "POSITION to_device 5", []),
+            ("to_device", LEGACY, 5, "POSITION to_device 9", [("position", 9)]),
+            ("caches", LEGACY, 5, "POSITION caches 9", [("position", 9)]),
+            # The first of a stream never heard of: what was computed before may be stale.
+            ("to_device", CURRENT, None, "POSITION to_device master 5 5", [CLEARED, ("position", 5)]),
+            ("caches", CURRENT, None, "POSITION caches master 2 5", [CLEARED, ("position", 5)]),
+            ("to_device", LEGACY, None, "POSITION to_device 5", [CLEARED, ("position", 5)]),
+            ("caches", LEGACY, None, "POSITION caches 5", [CLEARED, ("position", 5)]),
+            # One that came while we were away: what it wrote is fetched, from where the others stood.
+            (
+                "to_device", CURRENT, 5, "POSITION to_device w2 9 9",
+                [CLEARED, ("position", 5), ("position", 9)],
+            ),
+            # The writer went back: what came of the history that is lost is void.
+            (
+                "to_device", CURRENT, 5, "POSITION to_device master 3 3",
+                [CLEARED, ("position", 0), ("position", 3)],
+            ),
+            ("to_device", CURRENT, 5, "POSITION to_device master 0 0", [CLEARED, ("position", 0)]),
+            ("to_device", LEGACY, 5, "POSITION to_device 3", [CLEARED, ("position", 3)]),
+            ("caches", LEGACY, 5, "POSITION caches 3", [CLEARED, ("position", 3)]),
+            # Tokens that may go back can have done so, and grown again.
+            ("typing", CURRENT, 5, "POSITION typing master 5 5", [CLEARED]),
+            ("typing", CURRENT, 5, "POSITION typing master 9 9", [CLEARED, ("position", 9)]),
+            ("typing", LEGACY, 5, "POSITION typing 9", [CLEARED, ("position", 9)]),
+        ],
+    )  # fmt: skip
+    def test_the_first_position_of_a_connection(
+        self, stream: str, dialect: Dialect, saved: int | None, line: str, expected: list[Step]
+    ) -> None:
+        """What leads on clears nothing: a reconnection must not cost a worker its caches."""
+        told = Told(dialect, stream, saved=saved)
+
+        told.hears(line)
+
+        assert told.since() == expected
+
+    def test_a_push_of_a_new_life(self) -> None:
+        """A daemon pushes all of the new life of a stream in memory: what was before was lost with it."""
+        told = Told(LEGACY, "typing", saved=192)
+
+        told.hears(*[f'RDATA typing {n} ["!r", []]' for n in (3, 4)], "POSITION typing 4")
+
+        steps = [("subscriber", 3), ("caches", 3), ("position", 3)]
+        assert told.since() == [*steps, ("subscriber", 4), ("caches", 4), ("position", 4), CLEARED]
+
+    def test_a_position_that_lags_behind_its_rows(self) -> None:
+        """It tells nothing new."""
+        told = Told(saved=1).hears("POSITION to_device master 1 1", *rows(2, 5))
+        told.since()
+
+        told.hears("POSITION to_device master 3 3")
+
+        assert told.since() == []
+
+    def test_typing_may_go_back_at_any_time(self) -> None:
+        """Its master was restarted behind the one that we are connected to."""
+        told = Told(stream="typing", saved=1).hears("POSITION typing master 1 7")
+        told.since()
+
+        told.hears("POSITION typing master 2 2")
+
+        assert told.since() == [CLEARED, ("position", 0), ("position", 2)]
+
+    def test_what_is_missing_and_cannot_be_had(self) -> None:
+        """Cleared when the writer is seen to have gone back, and again when the rest is given up."""
+        told = Told(saved=5, waits=[3])
+        told.shelf.failures = [NotConnected("refused")] * 99
+
+        told.hears("POSITION to_device master 3 3")
+        told.wait(5)
+
+        steps = [CLEARED, ("position", 0), CLEARED, ("position", 3)]
+        assert [step for step in told.since() if step[0] != "waiter"] == steps
+
+    def test_a_row_that_cannot_be_read(self) -> None:
+        """It may have meant any of them."""
+        told = Told(saved=2).hears("POSITION to_device master 2 2")
+
+        told.hears(BAD, *rows(4, 4))
+
+        assert told.since() == [CLEARED, ("position", 3), *fact(4)]
+
+    def test_a_fetched_row_that_cannot_be_read(self) -> None:
+        """The same."""
+        told = Told(stream="caches", saved=2)
+        told.shelf.facts["caches", "master"] = [(3, [b'["f"]']), (4, [b'["f",null,1]'])]
+
+        told.hears("POSITION caches master 4 4")
+
+        assert told.since() == [CLEARED, ("subscriber", 4), ("caches", 4), ("position", 4)]
+
+    def test_the_first_row_of_a_writer_never_heard_of(self) -> None:
+        """It may have written others before we were connected."""
+        told = Told(saved=1).hears("POSITION to_device master 1 1")
+
+        told.hears(*rows(6, 7, writer="w2"))
+
+        first = [("subscriber", 6), CLEARED, ("caches", 6), ("position", 6)]
+        assert told.since() == [*first, *fact(7)]
+
+    def test_a_cut_in_what_comes_out_of_order(self) -> None:
+        """Of 211, 206, 207 the rest may have been lost, and no position would tell."""
+        told = Told(stream="caches", saved=205).hears("POSITION caches master 205 205")
+        told.hears(*[f'RDATA caches master {n} ["f{n}",null,1]' for n in (211, 206, 207)])
+        told.reconnect()
+        told.since()
+
+        told.hears("POSITION caches master 211 211")
+
+        assert told.since() == [CLEARED]
+
+    def test_a_cut_in_what_comes_in_order(self) -> None:
+        """Nothing is lost, and nothing is cleared; that some came twice says nothing."""
+        told = Told(stream="caches", saved=1)
+        told.shelf.facts["caches", "master"] = [(2, [b'["f2",null,1]'])]
+        told.hears("POSITION caches master 2 2", 'RDATA caches master 2 ["f2",null,1]')
+        told.hears('RDATA caches master 3 ["f3",null,1]')
+        told.reconnect()
+        told.since()
+
+        told.hears("POSITION caches master 3 3")
+
+        assert told.since() == []
+
+
+class TestSettingUp:
+    """Which caches go with which follower."""
+
+    def test_raw_rows_and_caches_do_not_go_together(self) -> None:
+        """Nobody could tell what raw rows invalidate."""
+        with pytest.raises(ConfigError, match="typed rows"):
+            Follower(instance="worker", raw=True, caches=RecordedCaches([], ["caches"]))
+
+    def test_streams_of_no_caches_are_left_alone(self) -> None:
+        """They pay nothing for it."""
+        told = Told()
+
+        assert not told.follower._streams["push_rules"].standing.has_caches
+
+    def test_streams_that_nobody_knows_are_not_followed(self) -> None:
+        """A cache may name a stream that this worker's table does not have."""
+        caches = RecordedCaches([], ["caches", "no_such_stream"])
+
+        follower = Follower(instance="worker", caches=caches)
+
+        assert list(follower._streams) == ["caches"]
+
+    def test_caches_declared_late_begin_empty(self) -> None:
+        """They have heard nothing of what came before."""
+        told = Told().hears("POSITION push_rules master 1 1")
+        told.caches.streams = ["to_device", "push_rules"]
+        told.since()
+
+        told.reconnect()
+        told.hears("POSITION push_rules master 1 1", 'RDATA push_rules master 2 ["@a:hs"]')
+
+        assert told.caches.cleared == ["push_rules"]
+        assert told.since() == [CLEARED, ("caches", 2)]
