@@ -299,7 +299,7 @@ class Settings:
     )
     table_streams: tuple[TableStream, ...] = setting(
         (),
-        "Streams whose facts are rows of the homeserver's tables: a list of `stream`, `table`, `row` and more.",
+        "Streams whose facts are rows of the homeserver's tables: a list of `stream`, `table`, `row` ...",
         parse=tables,
         metavar="LIST",
         kind="file",

@@ -1,6 +1,9 @@
 """The manual: what is derived from the code says what the code does."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +55,28 @@ def test_links_within_the_manual_lead_somewhere(page: Path) -> None:
     targets = [found[1] for found in LINK.finditer(page.read_text("utf-8")) if found[1]]
 
     assert [] == [target for target in targets if not (page.parent / target).exists()]
+
+
+def test_the_writer_of_the_manual_does_what_it_says(tmp_path: Path) -> None:
+    """The program on the page is run, and prints what the page shows."""
+    text = (ROOT / "docs/howto/write-facts.md").read_text("utf-8")
+    program = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    console = re.search(r"```console\n(.*?)```", text, re.DOTALL)
+    assert program is not None
+    assert console is not None
+    (tmp_path / "writer.py").write_text(program[1], "utf-8")
+
+    shown = []
+    for name in ("w1", "w2"):
+        shown.append(f"$ python writer.py {name}")
+        shown += subprocess.run(
+            [sys.executable, "writer.py", name],
+            check=True,
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=60,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        ).stdout.splitlines()
+
+    assert console[1].splitlines() == shown

@@ -7,7 +7,7 @@ from synrepl.storage.ids.layout import IdStream
 from synrepl.storage.ids.transactions import ICursor
 from synrepl.storage.sql import for_postgres
 
-__all__ = ["Flavor", "IdDatabase"]
+__all__ = ["Flavor", "IdDatabase", "lock_making"]
 
 Flavor = Literal["sqlite", "postgresql"]
 
@@ -29,6 +29,16 @@ RUN: Final = 1000
 START_LOCK: Final = 0x5359_4E52
 """The class of the advisory locks under which one writer of a stream starts at a time."""
 
+MAKE_LOCK: Final = 0x5359_4E4D
+"""The advisory lock under which one process makes tables at a time: IF NOT EXISTS alone fails then."""
+
+
+def lock_making(cursor: ICursor, flavor: Flavor) -> None:
+    """Let nobody else make tables until the transaction ends."""
+    if flavor == "postgresql":
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", (MAKE_LOCK,))
+        cursor.fetchone()
+
 
 class IdDatabase:
     """The ids of one stream in a database of this flavor.
@@ -47,6 +57,7 @@ class IdDatabase:
         """Make what is missing: the table of positions and the sequence. Its first value is 2: 1 was before
         everything, as in the schema that homeservers have.
         """
+        lock_making(cursor, self.flavor)
         self._do(cursor, POSITIONS)
         if self.flavor == "postgresql":
             self._do(cursor, f"CREATE SEQUENCE IF NOT EXISTS {self.stream.sequence} START WITH 2")
@@ -57,20 +68,23 @@ class IdDatabase:
     # -- the sequence --------------------------------------------------------------------------------------
 
     def allocate(self, cursor: ICursor, count: int, above: int) -> tuple[list[int], int]:
-        """The next `count` ids, in order, and the number of this transaction; on SQLite above `above`, too.
+        """The next `count` ids, in order, above `above`, and the number of this transaction.
 
-        A PostgreSQL sequence never gives a number twice, not even after a rollback. On SQLite a rollback
-        takes back the count: see `is_over`.
+        On SQLite a rollback takes back the count: see `is_over`. A PostgreSQL sequence gives no number twice
+        after a rollback, but after a crash those again that no committed transaction had.
         """
         if self.flavor == "postgresql":
-            self._do(
-                cursor,
-                "SELECT nextval(?), txid_current() FROM generate_series(1, ?)",
-                self.stream.sequence,
-                count,
-            )
-            rows = cursor.fetchall()
-            return [row[0] for row in rows], rows[0][1]
+            while True:
+                self._do(
+                    cursor,
+                    "SELECT nextval(?), txid_current() FROM generate_series(1, ?)",
+                    self.stream.sequence,
+                    count,
+                )
+                rows = cursor.fetchall()
+                if rows[0][0] > above:
+                    return [row[0] for row in rows], rows[0][1]
+                self._pass_over(cursor, above - rows[-1][0])
         self._do(
             cursor,
             "UPDATE synrepl_sequences SET value = max(value, ?) + ? WHERE name = ? RETURNING value",
@@ -84,15 +98,51 @@ class IdDatabase:
         last: int = found[0]
         return list(range(last - count + 1, last + 1)), 0
 
+    def _pass_over(self, cursor: ICursor, count: int) -> None:
+        """Let nobody have the next `count` ids. Others may reserve meanwhile."""
+        if count > 0:
+            self._do(cursor, "SELECT max(nextval(?)) FROM generate_series(1, ?)", self.stream.sequence, count)
+            cursor.fetchone()
+
     def is_over(self, cursor: ICursor, mark: int, highest: int) -> bool:
         """Whether the transaction with this number, which was to be rolled back, is certain to have ended, so
-        that nothing more comes of its ids, and they will not be given again.
+        that nothing more comes of its ids, and they will not be given to this process again.
         """
         if self.flavor == "postgresql":
-            self._do(cursor, "SELECT txid_status(?)", mark)
-            return bool(cursor.fetchone()[0] != "in progress")
+            # Not `txid_status`: after a crash the number may lie in the server's future.
+            self._do(
+                cursor,
+                "SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock'"
+                " AND granted AND transactionid::text = ?",
+                str(mark % 2**32),
+            )
+            return bool(cursor.fetchone()[0] == 0)
         self.raise_to(cursor, highest)
         return True
+
+    def mark(self, cursor: ICursor) -> int:
+        """The number of this transaction: all that have begun to write have lower ones."""
+        if self.flavor != "postgresql":
+            # Whoever gets the one lock for writing knows that all who wrote have ended.
+            self.lock_start(cursor)
+            return 0
+        self._do(cursor, "SELECT txid_current()")
+        return int(cursor.fetchone()[0])
+
+    def have_ended(self, cursor: ICursor, since: int, before: int) -> bool:
+        """Whether all transactions have ended with numbers from `since` on, and below `before`, which is that
+        of one that has ended.
+        """
+        if self.flavor != "postgresql":
+            return True
+        self._do(
+            cursor,
+            "SELECT count(*) FROM txid_snapshot_xip(txid_current_snapshot()) AS running"
+            " WHERE running >= ? AND running < ?",
+            since,
+            before,
+        )
+        return bool(cursor.fetchone()[0] == 0)
 
     def allocated(self, cursor: ICursor) -> int:
         """The last id that the sequence gave to anybody. 0 if it never gave one and begins with 1.

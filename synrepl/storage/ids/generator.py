@@ -2,14 +2,14 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import CodeType, TracebackType
 from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
-from twisted.internet.defer import ensureDeferred
+from twisted.internet.defer import CancelledError, ensureDeferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
@@ -26,7 +26,9 @@ __all__ = ["MultiWriterIdGenerator", "NotAWriter", "Reservation", "StreamIdGener
 T = TypeVar("T")
 
 SETTLE_SECONDS: Final = 0.5
-"""How long after a rollback of doubtful outcome the database is asked again."""
+"""How long after a rollback of doubtful outcome the database is asked again, at most."""
+SETTLE_FIRST_SECONDS: Final = 0.01
+"""How long at first: what is under way in a busy database is mostly over by then."""
 
 CHANNEL: Final = "synrepl"
 """What PostgreSQL is asked to NOTIFY on when a position is stored: a wake-up, without content."""
@@ -108,16 +110,17 @@ class MultiWriterIdGenerator:
     """The ids of a stream that several processes may write, each with its own name.
 
     `pool` runs functions in transactions (`twisted.enterprise.adbapi.ConnectionPool` does); `flavor` says
-    what its database is. PostgreSQL notifies `channel` when a position
-    is stored. Start it (`start`) before anything else.
+    what its database is. PostgreSQL notifies `channel` when a position is stored. Start it (`start`) before
+    anything else.
 
     Reserve ids around whatever writes the facts::
 
         async with ids.next() as token:
-            await pool.runInteraction(insert, token)
+            await transact(pool, partial(insert, token))
 
-    or inside a transaction of yours (`within`). The tokens are explained in `docs/explanation/ids.md`; they
-    have the sign of the stream, as the tables do.
+    or inside a transaction of yours (`within`). What writes must have ended when the block does, also when it
+    is called off: `transact` waits for that, a bare `runInteraction` of adbapi does not. The tokens are
+    explained in `docs/explanation/ids.md`; they have the sign of the stream, as the tables do.
     """
 
     _logger = Logger()
@@ -257,21 +260,43 @@ class MultiWriterIdGenerator:
             self._save_soon()
 
     def _roll_back(self, reservation: Reservation) -> None:
-        ensureDeferred(self._roll_back_surely(reservation))
+        """It was to be rolled back, with the transaction in which the ids were reserved.
 
-    async def _roll_back_surely(self, reservation: Reservation) -> None:
+        SQLite's rollback takes back the count as well.
+        """
+        mark, highest = reservation._mark, reservation._ids[-1]
+
+        async def is_over() -> bool:
+            return await transact(self._pool, lambda cursor: self.database.is_over(cursor, mark, highest))
+
+        ensureDeferred(self._finish_when(reservation, is_over))
+
+    def _leave(self, reservation: Reservation) -> None:
+        """Whatever used the ids may be under way yet, in some transaction that began after they were
+        reserved.
+        """
+        before: list[int] = []
+
+        async def is_over() -> bool:
+            if not before:
+                before.append(await transact(self._pool, self.database.mark))
+            return await transact(
+                self._pool,
+                lambda cursor: self.database.have_ended(cursor, reservation._mark + 1, before[0]),
+            )
+
+        ensureDeferred(self._finish_when(reservation, is_over))
+
+    async def _finish_when(self, reservation: Reservation, ask: Callable[[], Awaitable[bool]]) -> None:
         """Finish ids once it is certain that nothing of them will come, and that they will not come again.
 
-        A commit that failed with its connection may be under way in the server still; and SQLite's rollback
-        takes back the count as well. Until that is settled they stay unfinished: others would be told that
-        they are passed.
+        A commit that failed with its connection may be under way in the server still. Until that is settled
+        they stay unfinished: others would be told that they are passed.
         """
+        delay = SETTLE_FIRST_SECONDS
         while reservation in self._reservations:
             try:
-                is_over = await transact(
-                    self._pool,
-                    lambda cursor: self.database.is_over(cursor, reservation._mark, reservation._ids[-1]),
-                )
+                is_over = await ask()
             except Exception as error:
                 is_over = False
                 self._logger.warn(
@@ -283,7 +308,8 @@ class MultiWriterIdGenerator:
             if is_over:
                 self._finish(reservation)
             else:
-                await deferLater(self._clock, SETTLE_SECONDS)  # type: ignore[arg-type]  # an IReactorTime
+                await deferLater(self._clock, delay)  # type: ignore[arg-type]  # an IReactorTime
+                delay = min(2 * delay, SETTLE_SECONDS)
 
     def _finish(self, reservation: Reservation) -> bool:
         with self._lock:
@@ -474,9 +500,21 @@ class _Next(Generic[T]):
         assert self._reservation is not None
         if kind is None:
             self._reservation.complete()
+        elif _leaves_doubt(error):
+            self._generator._leave(self._reservation)
         else:
             # They were reserved in a transaction of their own: no rollback takes back the count.
             self._generator._finish(self._reservation)
+
+
+def _leaves_doubt(error: BaseException | None) -> bool:
+    """Whether a block that was left by this may have something under way yet: it was called off, or lost its
+    connection. Any other error comes after a rollback, or after a commit.
+    """
+    if not isinstance(error, Exception) or isinstance(error, CancelledError):
+        return True
+    # So DB-API names what happens to a connection; which driver's it is is not known here.
+    return any(kind.__name__ in ("OperationalError", "InterfaceError") for kind in type(error).__mro__)
 
 
 def _site(above: int = 0) -> tuple[CodeType, int]:

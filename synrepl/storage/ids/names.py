@@ -67,8 +67,8 @@ class SessionNames:
         return bool(cursor.fetchone()[0])
 
     def mark(self, cursor: ICursor) -> int:
-        """The number that the next writing transaction will have."""
-        cursor.execute("SELECT txid_snapshot_xmax(txid_current_snapshot())", ())
+        """A number of our own: all that have begun to write have lower ones."""
+        cursor.execute("SELECT txid_current()", ())
         return int(cursor.fetchone()[0])
 
     def has_settled(self, cursor: ICursor, mark: int) -> bool:

@@ -17,6 +17,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import IClock, IThread
+from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.storage.ids.database import Flavor, IdDatabase
 from synrepl.storage.ids.generator import CHANNEL, MultiWriterIdGenerator, Unfinished
@@ -54,6 +55,7 @@ class WriterSession:
         flavor: Flavor,
         clock: IClock,
         thread: IThread,
+        metrics: Metrics | None = None,
         beat_seconds: float = BEAT_SECONDS,
         take_seconds: float = TAKE_SECONDS,
     ) -> None:
@@ -67,6 +69,7 @@ class WriterSession:
         self._flavor: Flavor = flavor
         self._clock = clock
         self._thread = thread
+        self._metrics = metrics
         self._beat_seconds = beat_seconds
         self._take_seconds = take_seconds
         self._names: INames = SessionNames() if flavor == "postgresql" else FileNames()
@@ -78,6 +81,8 @@ class WriterSession:
         self._is_stopped = False
         self._process = f"{socket.gethostname()}:{os.getpid()}:{token_hex(4)}"
         self._has_told = False
+        self._is_last_beat = False
+        self._predecessor_mark: int | None = None
 
     # -- its life ------------------------------------------------------------------------------------------
 
@@ -88,15 +93,20 @@ class WriterSession:
         process has the name, and goes on having it for `take_seconds`.
         """
         until = self._clock.seconds() + self._take_seconds
-        while not await self._thread.run(self._take):
-            if self._clock.seconds() >= until:
-                await self._thread.run(self._close)
-                raise StorageError(
-                    op="start",
-                    why=f"another process writes as {self.instance}: {self.refusal}",
-                    hint="end it, or give this one another name",
-                )
-            await deferLater(self._clock, self._beat_seconds / 4)  # type: ignore[arg-type]  # an IReactorTime
+        if not await self._becomes(self._take, until):
+            raise StorageError(
+                op="start",
+                why=f"another process writes as {self.instance}: {self.refusal}",
+                hint="end it, or give this one another name",
+            )
+        if not await self._becomes(self._is_settled, until):
+            raise StorageError(
+                op="start",
+                why=f"transactions have not ended that were under way when the last {self.instance} did, and"
+                " any of them may be its own",
+                hint="wait, or end those that pg_stat_activity shows to be the oldest",
+                retryable=True,
+            )
         self.is_held = True
         for generator in self._generators:
             generator.session = self
@@ -104,16 +114,28 @@ class WriterSession:
         await self._beat()
         self._beat_later()
 
+    async def _becomes(self, is_so: Callable[[], bool], until: float) -> bool:
+        """Ask in the thread until it is so, or it is late; then nothing is left of the attempt."""
+        while not await self._thread.run(is_so):
+            if self._clock.seconds() >= until:
+                await self._thread.run(self._close)
+                return False
+            await deferLater(self._clock, self._beat_seconds / 4)  # type: ignore[arg-type]  # an IReactorTime
+        return True
+
     async def stop(self) -> None:
-        """Tell where it stands a last time, and let the name go."""
+        """Tell where it stands a last time, let the name go, and end the thread."""
         self._is_stopped = True
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
         self._tasks.cancel_all()
         if self.is_held:
+            self._is_last_beat = not any(one.unfinished() for one in self._generators)
             await self._beat()
         self.is_held = False
         await self._thread.run(self._close)
+        # Its own, and a thread that is left would keep the process alive.
+        await self._thread.stop()
 
     # -- beating -------------------------------------------------------------------------------------------
 
@@ -128,7 +150,7 @@ class WriterSession:
         self._beat_later()
 
     async def _beat(self) -> None:
-        self._warn_of_stuck()
+        self._tell_of_unfinished()
         try:
             self.is_held = await self._thread.run(self._talk)
         except Exception as error:
@@ -140,9 +162,13 @@ class WriterSession:
                 )
             self.is_held = False
 
-    def _warn_of_stuck(self) -> None:
+    def _tell_of_unfinished(self) -> None:
         for generator in self._generators:
-            for one in generator.unfinished():
+            unfinished = generator.unfinished()
+            if self._metrics is not None:
+                age = self._metrics.oldest_unfinished_id_age.labels(generator.stream.name, self.instance)
+                age.set(unfinished[0].age_seconds if unfinished else 0.0)
+            for one in unfinished:
                 if one.age_seconds >= STUCK_SECONDS and (one.stream, one.tokens[0]) not in self._warned:
                     self._warned.add((one.stream, one.tokens[0]))
                     self._logger.warn(
@@ -161,16 +187,36 @@ class WriterSession:
         """Connect if need be, and take the name."""
         if self._connection is None:
             self._connection = self._connect()
+            # Who was missing before may have come back while we could not look.
+            self._gone.clear()
         try:
             cursor = self._connection.cursor()
             self.refusal = self._names.take(cursor, self.instance)
             if not self.refusal:
-                create_writers(cursor)
+                create_writers(cursor, self._flavor)
             self._connection.commit()
         except BaseException:
             self._close()
             raise
         return not self.refusal
+
+    def _is_settled(self) -> bool:
+        """Whether nothing more can come of the ids of the last process of this name.
+
+        What it was told to commit may yet be committed after its death. One that ended well left nothing.
+        """
+        try:
+            cursor = self._connection.cursor()
+            if self._predecessor_mark is None:
+                found = [holder(cursor, one.database, self.instance) for one in self._generators]
+                self._predecessor_mark = self._names.mark(cursor) if any(found) else 0
+                self._connection.commit()
+            is_settled = self._names.has_settled(cursor, self._predecessor_mark)
+            self._connection.commit()
+        except BaseException:
+            self._close()
+            raise
+        return is_settled
 
     def _talk(self) -> bool:
         """One beat. False: this process is the writer no more."""
@@ -222,7 +268,7 @@ class WriterSession:
                 cursor,
                 database,
                 writer=self.instance,
-                process=self._process,
+                process="" if self._is_last_beat else self._process,
                 position=generator.announced_token,
                 unfinished=generator.unfinished(),
                 now=now,

@@ -63,9 +63,10 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 def examine(cursor: ICursor, database: IdDatabase, *, seen: int = 0) -> Findings:
     """Look, and change nothing. `seen` is the highest token that any reader, as a log, is known to have."""
     stream = database.stream
-    allocated = database.allocated(cursor)
     highest = database.highest_row(cursor)
     positions = database.positions(cursor)
+    # Last: others may be writing, and the sequence is ahead of whatever was seen before.
+    allocated = database.allocated(cursor)
     found: list[Finding] = []
 
     def behind(kind: Kind, goal: int, what: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.python.failure import Failure
 
 __all__ = ["ICursor", "IPool", "ITransaction", "Transaction", "transact"]
@@ -80,7 +80,8 @@ def transact(
     """Run `work` in a transaction of the pool, and what it asked for once that has ended.
 
     Calling it off is no end: the thread goes on, and may yet commit. What follows the end follows the real
-    one, and the result goes to `unheard`.
+    one, and the result goes to `unheard`; whoever called it off hears `CancelledError` only then, since what
+    it does next may rely on the end.
     """
     opened: list[Transaction] = []
 
@@ -101,16 +102,23 @@ def transact(
         opened[-1].ended(committed=True)
         return result
 
-    told: Deferred[T] = Deferred()
+    def call_off(told: "Deferred[T]") -> None:
+        told.pause()
+        told.errback(CancelledError())
+
+    told: Deferred[T] = Deferred(call_off)
 
     def tell(result: T) -> None:
         if told.called:
             unheard(result)
+            told.unpause()
         else:
             told.callback(result)
 
     def fail(failure: Failure) -> None:
-        if not told.called:
+        if told.called:
+            told.unpause()
+        else:
             told.errback(failure)
 
     ensureDeferred(whole()).addCallbacks(tell, fail)

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from synrepl.storage.ids.database import Flavor, IdDatabase
+from synrepl.storage.ids.database import Flavor, IdDatabase, lock_making
 from synrepl.storage.ids.generator import Unfinished
 from synrepl.storage.ids.transactions import ICursor
 from synrepl.storage.sql import for_postgres
@@ -29,7 +29,8 @@ WRITERS: Final = """CREATE TABLE IF NOT EXISTS synrepl_writers (
 class WriterState(msgspec.Struct, frozen=True, kw_only=True):
     """What a writer last told of a stream. `told_at` and `oldest_since` are seconds since 1970.
 
-    `process` is empty once the writer was found to be gone and its ids were released.
+    `process` is empty once the writer has ended with nothing unfinished, or was found to be gone and its ids
+    were released.
     """
 
     stream: str
@@ -43,8 +44,9 @@ class WriterState(msgspec.Struct, frozen=True, kw_only=True):
     owner: str | None
 
 
-def create_writers(cursor: ICursor) -> None:
-    """Make the table if it is missing."""
+def create_writers(cursor: ICursor, flavor: Flavor = "sqlite") -> None:
+    """Make the table if it is missing. Others may be at it at the same time, given the `flavor`."""
+    lock_making(cursor, flavor)
     cursor.execute(WRITERS)
 
 

@@ -1,12 +1,19 @@
 """One process of a name at a time, seen to be alive; and what becomes of the ids of one that is not."""
 
+import threading
+import time
+from contextlib import closing
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+from twisted.internet.defer import ensureDeferred
 from twisted.logger import LogEvent, Logger
 
 from synrepl.errors import StorageError
+from synrepl.ports.metrics import Metrics
 from synrepl.storage.ids import MultiWriterIdGenerator, WriterSession, transact
-from synrepl.storage.ids.writers import WriterState, read_writers
+from synrepl.storage.ids.database import IdDatabase
+from synrepl.storage.ids.writers import WriterState, create_writers, read_writers
 from synrepl.storage.threads import ImmediateThread
 from tests.storage.ids.databases import IdCase
 
@@ -126,6 +133,21 @@ class Sessions(IdCase):
             [text for text in self.warnings() if "cannot move" in text],
         )
 
+    def test_the_age_of_what_is_unfinished_is_a_metric(self) -> None:
+        """What an operator is paged for."""
+        metrics = Metrics(CollectorRegistry())
+        generator = self.generator("A", ["A", "B"])
+        session = self.session("A", generator)
+        session._metrics = metrics
+        self.wait(session.start())
+        self.wait(generator.next().__aenter__())
+
+        self.pass_time(7)
+
+        labels = {"stream": "things", "writer": "A"}
+        age = metrics.registry.get_sample_value("synrepl_oldest_unfinished_id_age_seconds", labels)
+        self.assertEqual(7, round(age or 0))
+
     def test_the_place_in_the_program_is_the_owner(self) -> None:
         """Nobody has to think of naming it."""
         _, a = self.begun("A")
@@ -177,8 +199,6 @@ class Sessions(IdCase):
         first, _ = self.begun("A")
         second = self.session("A")
         results: list[Any] = []
-
-        from twisted.internet.defer import ensureDeferred
 
         ensureDeferred(second.start()).addBoth(results.append)
         self.pass_time(2)
@@ -256,6 +276,131 @@ class PostgreSQLSessionTests(Sessions):
 
         self.assertEqual(3, b.persisted_upto)
         del a
+
+    def test_what_began_last_is_waited_for_as_well(self) -> None:
+        """No transaction that began later has ended when others first miss the dead writer."""
+        session, a = self.begun("A")
+        _, b = self.begun("B")
+        other = self.new_pool().connection
+        with other.cursor() as cursor:
+            cursor.execute("SELECT nextval(%s)", (self.sequence,))
+            self.insert(cursor, [cursor.fetchone()[0]], "A")
+            self.end(session)
+
+            self.pass_time(20)
+
+            self.assertEqual((1, {"A": 1, "B": 1}), (b.persisted_upto, self.get_positions()))
+            other.commit()
+        self.pass_time(10)
+        self.assertEqual((2, {"A": 2, "B": 2}), (b.persisted_upto, self.get_positions()))
+        del a
+
+    def test_a_successor_waits_for_what_its_predecessor_has_under_way(self) -> None:
+        """A commit that the dead process had asked for may come after the start of the next one, which would
+        have told everybody by then that there is nothing below its own ids.
+        """
+        session, _ = self.begun("A")
+        other = self.new_pool().connection
+        results: list[Any] = []
+        with other.cursor() as cursor:
+            cursor.execute("SELECT nextval(%s)", (self.sequence,))
+            self.insert(cursor, [cursor.fetchone()[0]], "A")
+            self.end(session)
+
+            ensureDeferred(self.session("A").start()).addBoth(results.append)
+            self.pass_time(5)
+
+            self.assertEqual(([], {"A": 1}), (results, self.get_positions()))
+            other.commit()
+        self.pass_time(2)
+        self.assertEqual(([None], {"A": 2}), (results, self.get_positions()))
+
+    def test_what_never_ends_is_said(self) -> None:
+        """The start fails then, with words that help; whoever starts processes will try again."""
+        session, _ = self.begun("A")
+        other = self.new_pool().connection
+        self.end(session)
+        with other.cursor() as cursor:
+            cursor.execute("SELECT txid_current()")
+            results: list[Any] = []
+
+            ensureDeferred(self.session("A").start()).addErrback(results.append)
+            self.pass_time(20)
+            other.rollback()
+
+        self.assertIn("have not ended", str(results[0].value))
+        self.assertTrue(results[0].value.retryable)
+
+    def test_who_ended_well_leaves_nothing_to_wait_for(self) -> None:
+        """A long transaction of somebody else does not hold up a restart."""
+        session, _ = self.begun("A")
+        self.wait(session.stop())
+        other = self.new_pool().connection
+        with other.cursor() as cursor:
+            cursor.execute("SELECT txid_current()")
+
+            _, again = self.begun("A")
+            other.rollback()
+
+        self.assertEqual([2], self.write(again))
+
+    def test_who_starts_first_starts_beside_others(self) -> None:
+        """Nothing is there yet, and all see to it at the same moment: IF NOT EXISTS alone fails then."""
+        for name in ("synrepl_writers", "stream_positions"):
+            self.do(f"DROP TABLE IF EXISTS {name}")
+        database = IdDatabase(self.stream(["A"]), self.flavor)
+        errors: list[Exception] = []
+
+        def create(connection: Any) -> None:
+            with connection.cursor() as cursor:
+                database.create(cursor)
+                create_writers(cursor, self.flavor)
+
+        def create_as_well() -> None:
+            try:
+                with closing(self.connect()) as connection:
+                    create(connection)
+            except Exception as error:
+                errors.append(error)
+
+        first = self.new_pool().connection
+        create(first)
+        second = threading.Thread(target=create_as_well)
+        second.start()
+        until = time.monotonic() + 20
+        while not self.do("SELECT 1 FROM pg_locks WHERE NOT granted"):
+            self.assertTrue(second.is_alive() and time.monotonic() < until)
+        first.commit()
+        second.join()
+
+        self.assertEqual([], errors)
+
+    def test_a_crash_of_the_server_gives_no_id_twice(self) -> None:
+        """It takes back numbers of its sequence that no committed transaction had: ours, rolled back, were
+        told to be passed.
+        """
+        _, a = self.begun("A")
+        context = a.next_many(40)
+        self.wait(context.__aenter__())
+        self.wait(context.__aexit__(ValueError, ValueError(), None))
+        self.set_sequence(9)
+
+        self.assertEqual([42, 43], self.write(a, 2))
+
+    def test_a_crash_of_the_server_ends_what_was_under_way(self) -> None:
+        """It may not remember that there was such a transaction, and give its number to the next."""
+        _, a = self.begun("A")
+
+        def work(transaction: Any) -> None:
+            with a.within(transaction):
+                self.reserved = next(iter(a._reservations))
+                self.reserved._mark += 1000
+                raise ValueError
+
+        self.failureResultOf(transact(self.pool, work), ValueError)
+        self.pass_time(1)
+
+        self.assertEqual([], a.unfinished())
 
 
 del Sessions

@@ -170,6 +170,28 @@ class StartUp(IdCase):
         self.assertEqual(8, generator.persisted_upto)
         self.assertEqual([9], self.write(generator))
 
+    def test_others_write_meanwhile(self) -> None:
+        """On PostgreSQL each statement sees what is committed when it begins: that is right so."""
+        if self.flavor == "sqlite":
+            return
+        other = self.started("B", ["A", "B"])
+        generator = self.generator("A", ["A", "B"], pool=self.new_pool())
+        database = generator.database
+        for name in ("allocated", "highest_row", "positions"):
+            look = getattr(database, name)
+
+            def look_and_be_late(cursor: Any, name: str = name, look: Any = look) -> Any:
+                setattr(database, name, look)
+                found = look(cursor)
+                self.write(other, 3)
+                return found
+
+            setattr(database, name, look_and_be_late)
+
+        self.wait(generator.start())
+
+        self.assertEqual([], generator.findings)
+
     def test_two_writers_race(self) -> None:
         """Both find the sequence behind. The second must not take it back below what the first gave."""
         for token in range(2, 12):
