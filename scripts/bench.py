@@ -20,9 +20,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
-from scripts.bench_parts.appending import append, http_append  # noqa: E402  # after the path
+from scripts.bench_parts.allocating import ids  # noqa: E402  # after the path
+from scripts.bench_parts.appending import append, http_append  # noqa: E402
+from scripts.bench_parts.caching import cached, invalidation  # noqa: E402
 from scripts.bench_parts.catching_up import catch_up  # noqa: E402
 from scripts.bench_parts.following import follower  # noqa: E402
+from scripts.bench_parts.from_tables import tables  # noqa: E402
 from scripts.bench_parts.idling import idle  # noqa: E402
 from scripts.bench_parts.measuring import Options, Result  # noqa: E402
 from scripts.bench_parts.publishing import live, publisher  # noqa: E402
@@ -34,6 +37,10 @@ PARTS: Final[dict[str, Callable[[Options], Iterator[Result]]]] = {
     "append": append,
     "http-append": http_append,
     "catch-up": catch_up,
+    "cached": cached,
+    "invalidation": invalidation,
+    "ids": ids,
+    "tables": tables,
     "idle": idle,
 }
 

@@ -1,6 +1,7 @@
 """What the programs that a measurement starts have in common."""
 
 import json
+import sys
 from typing import Any
 
 from twisted.internet import reactor as installed
@@ -16,7 +17,7 @@ reactor: Any = installed
 def print_and_stop(found: Any) -> None:
     """Print what was found as JSON, or the failure to find it, and end."""
     if not isinstance(found, dict):
-        found.printTraceback()
+        found.printTraceback(sys.stderr)
     else:
         print(json.dumps(found))
     reactor.stop()

@@ -109,7 +109,7 @@ def _last_line(command: list[str]) -> dict[str, Any]:
 class DaemonProcess:
     """``twistd -n synrepl`` over a log in `folder`, ready to be asked."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, *arguments: str) -> None:
         self._said: list[str] = []
         self._is_ready = threading.Event()
         code = "from twisted.scripts.twistd import run; run()"
@@ -118,6 +118,7 @@ class DaemonProcess:
             [
                 *(sys.executable, "-c", code, "--nodaemon", "--pidfile=", "synrepl"),
                 *("--listen", anywhere, "--http", anywhere, "--database", f"sqlite:{folder}/synrepl.db"),
+                *arguments,
             ],
             cwd=ROOT,
             stdout=subprocess.PIPE,
@@ -158,10 +159,10 @@ class DaemonProcess:
 
 
 @contextmanager
-def daemon(folder: str = "") -> Iterator[DaemonProcess]:
+def daemon(folder: str = "", *arguments: str) -> Iterator[DaemonProcess]:
     """A daemon while the block runs; over an empty log unless a folder with one is given."""
     with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as empty:
-        running = DaemonProcess(folder or empty)
+        running = DaemonProcess(folder or empty, *arguments)
         try:
             yield running
         finally:

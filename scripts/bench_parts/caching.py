@@ -1,0 +1,139 @@
+"""Caching: calls whose answer is known, and rows that say what no longer holds."""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from typing import Any, Final
+
+from twisted.internet.defer import Deferred
+
+from scripts.bench_parts.measuring import Options, Result, best
+from synrepl.caches import NEWEST, CacheRegistry
+from synrepl.streams.catalog import CacheInvalidation
+
+__all__ = ["cached", "invalidation"]
+
+ENTRIES: Final = 1_000
+USERS: Final = 50
+ALIAS: Final = "cs_cache_fake"
+
+
+def cached(options: Options) -> Iterator[Result]:
+    """The same keys, all of them known: in a plain dict, in `functools.lru_cache`, in ours."""
+    calls = options.scaled(200_000)
+    registry = CacheRegistry(waiter=Deferred)
+    keys = [f"!room{number}:here" for number in range(ENTRIES)]
+
+    @registry.cached()
+    def get_plain(room_id: str) -> str:
+        return room_id.upper()
+
+    @registry.cached()
+    async def get_later(room_id: str) -> str:
+        return room_id.upper()
+
+    @lru_cache(maxsize=10_000)
+    def get_of_library(room_id: str) -> str:
+        return room_id.upper()
+
+    known = {key: get_plain(key) for key in keys}
+    for key in keys:
+        get_of_library(key)
+        _run(_each(get_later, [key]))
+    asked = keys * (calls // len(keys))
+    bare, library, plain, coroutine = best(
+        options.rounds,
+        lambda: _seconds(lambda: _look_up(known, asked)),
+        lambda: _seconds(lambda: _call(get_of_library, asked)),
+        lambda: _seconds(lambda: _call(get_plain, asked)),
+        lambda: _seconds(lambda: _run(_each(get_later, asked))),
+    )
+    assert registry.caches["get_plain"].misses == registry.caches["get_later"].misses == ENTRIES
+    yield Result("plain function, known", len(asked) / plain, "calls/s")
+    yield Result("coroutine function, known", len(asked) / coroutine, "calls/s")
+    yield Result("functools.lru_cache, known", len(asked) / library, "calls/s")
+    yield Result("plain / look-up in a dict", plain / bare, "x")
+    yield Result("plain / functools.lru_cache", plain / library, "x")
+    yield Result("coroutine / functools.lru_cache", coroutine / library, "x")
+
+
+def invalidation(options: Options) -> Iterator[Result]:
+    """Typed rows of ``caches`` at a registry whose caches have entries for some of them."""
+    rows = options.scaled(50_000)
+    room, users = "!room1:here", [f"@user{number}:server{number % 10}" for number in range(USERS)]
+    plain, alias, bare = best(
+        options.rounds,
+        partial(_invalidate, [_row("get_profile", f"@user{n % ENTRIES}:here") for n in range(rows)]),
+        partial(_invalidate, [_row(ALIAS, room, *users)] * (rows // USERS)),
+        partial(_pop, rows),
+    )
+    yield Result("plain names", rows / plain, "rows/s")
+    yield Result(f"{ALIAS} of {USERS} users", rows // USERS / alias, "rows/s")
+    yield Result("plain name / pop from a dict", plain / bare, "x")
+    yield Result(f"{ALIAS} of {USERS} users / plain name", alias / (rows // USERS) / (plain / rows), "x")
+
+
+def _row(name: str, *keys: str) -> CacheInvalidation:
+    return CacheInvalidation(cache_func=name, keys=list(keys), invalidation_ts=1)
+
+
+def _invalidate(rows: list[CacheInvalidation]) -> float:
+    """Seconds to apply these, one row a fact, at a worker that caches all that they reach."""
+    registry = CacheRegistry(waiter=Deferred)
+    held = []
+    for name in sorted({"get_profile", *NEWEST.reaches(ALIAS)}):
+
+        def find(key: str) -> str:
+            return key
+
+        held.append(registry.cached(name=name)(find))
+        for number in range(ENTRIES):
+            held[-1](f"@user{number}:here")
+    facts = [[row] for row in rows]
+
+    def apply() -> None:
+        for token, fact in enumerate(facts):
+            registry.apply("caches", fact, token=token)
+
+    return _seconds(apply)
+
+
+def _pop(rows: int) -> float:
+    known = {(f"@user{number}:here",): number for number in range(ENTRIES)}
+    keys = [(f"@user{number % ENTRIES}:here",) for number in range(rows)]
+
+    def pop() -> None:
+        for key in keys:
+            known.pop(key, None)
+
+    return _seconds(pop)
+
+
+def _look_up(known: dict[str, str], keys: list[str]) -> None:
+    for key in keys:
+        known[key]
+
+
+def _call(function: Callable[[str], str], keys: list[str]) -> None:
+    for key in keys:
+        function(key)
+
+
+async def _each(function: Any, keys: list[str]) -> None:
+    for key in keys:
+        await function(key)
+
+
+def _run(coroutine: Any) -> None:
+    """To its end; it waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("it waits")
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
