@@ -1,13 +1,8 @@
 """Ids for streams in a database: reserved, completed, and known to be complete up to where."""
 
-from synrepl.storage.ids.generator import (
-    MultiWriterIdGenerator,
-    NotAWriter,
-    Reservation,
-    StreamIdGenerator,
-    Unfinished,
-)
+from synrepl.storage.ids.generator import MultiWriterIdGenerator, StreamIdGenerator
 from synrepl.storage.ids.layout import IdStream, IdTable
+from synrepl.storage.ids.reservation import NotAWriter, Reservation, Unfinished
 from synrepl.storage.ids.sessions import WriterSession
 from synrepl.storage.ids.transactions import ITransaction, Transaction, transact
 

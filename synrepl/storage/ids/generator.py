@@ -8,7 +8,6 @@ from functools import partial
 from types import CodeType, TracebackType
 from typing import Final, Generic, Protocol, TypeVar
 
-import msgspec
 from twisted.internet.defer import CancelledError, ensureDeferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
@@ -17,11 +16,12 @@ from synrepl.errors import StorageError
 from synrepl.ports.interfaces import IClock
 from synrepl.storage.ids.database import Flavor, IdDatabase
 from synrepl.storage.ids.layout import IdStream, IdTable
+from synrepl.storage.ids.reservation import NotAWriter, Reservation, Unfinished
 from synrepl.storage.ids.startup import Finding, Findings, Standing, examine, mend, stand
 from synrepl.storage.ids.tracker import Tracker
 from synrepl.storage.ids.transactions import ICursor, IPool, ITransaction, transact
 
-__all__ = ["MultiWriterIdGenerator", "NotAWriter", "Reservation", "StreamIdGenerator", "Unfinished"]
+__all__ = ["CHANNEL", "ISession", "MultiWriterIdGenerator", "StreamIdGenerator"]
 
 T = TypeVar("T")
 
@@ -32,71 +32,6 @@ SETTLE_FIRST_SECONDS: Final = 0.01
 
 CHANNEL: Final = "synrepl"
 """What PostgreSQL is asked to NOTIFY on when a position is stored: a wake-up, without content."""
-
-
-class NotAWriter(StorageError):
-    """This instance may not write the stream, so it gets no ids of it."""
-
-    def __init__(self, *, stream: str, instance: str, writers: Sequence[str]) -> None:
-        super().__init__(
-            op="reserve",
-            why=f"{instance} is none of its writers ({', '.join(writers)})",
-            hint="write in one of those, or add it to the writers in the configuration of every process",
-            stream=stream,
-        )
-
-
-class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
-    """Ids that were reserved and are not finished: which, by whom, how long ago (in seconds)."""
-
-    stream: str
-    writer: str
-    tokens: tuple[int, ...]
-    owner: str
-    age_seconds: float
-
-
-class Reservation:
-    """Ids that are reserved until they are completed or rolled back.
-
-    `owner` says who asked, in words: the place in the program unless it was told otherwise.
-    """
-
-    __slots__ = ("_generator", "_ids", "_mark", "_owner", "since", "tokens")
-
-    def __init__(
-        self,
-        generator: "MultiWriterIdGenerator",
-        ids: Sequence[int],
-        tokens: Sequence[int],
-        mark: int,
-        owner: "str | tuple[CodeType, int]",
-        since: float,
-    ) -> None:
-        self._generator = generator
-        self._ids = ids
-        self._mark = mark
-        self.tokens = tokens
-        self._owner = owner
-        self.since = since
-
-    @property
-    def owner(self) -> str:
-        """Who asked for the ids."""
-        if isinstance(self._owner, str):
-            return self._owner
-        code, line = self._owner
-        return f"{code.co_qualname} ({code.co_filename.rpartition('/')[2]}:{line})"
-
-    def complete(self) -> None:
-        """The facts are committed; nothing more is written under these ids. In the reactor's thread."""
-        self._generator._complete(self)
-
-    def roll_back(self) -> None:
-        """The facts were rolled back; nothing is, or will be, written under these ids. In the reactor's
-        thread.
-        """
-        self._generator._roll_back(self)
 
 
 class ISession(Protocol):
@@ -255,16 +190,17 @@ class MultiWriterIdGenerator:
 
     # -- finishing -----------------------------------------------------------------------------------------
 
-    def _complete(self, reservation: Reservation) -> None:
+    def complete(self, reservation: Reservation) -> None:
+        """The facts under these ids are committed. `Reservation.complete` comes here."""
         if self._finish(reservation):
             self._save_soon()
 
-    def _roll_back(self, reservation: Reservation) -> None:
+    def roll_back(self, reservation: Reservation) -> None:
         """It was to be rolled back, with the transaction in which the ids were reserved.
 
         SQLite's rollback takes back the count as well.
         """
-        mark, highest = reservation._mark, reservation._ids[-1]
+        mark, highest = reservation.mark, reservation.ids[-1]
 
         async def is_over() -> bool:
             return await transact(self._pool, lambda cursor: self.database.is_over(cursor, mark, highest))
@@ -282,7 +218,7 @@ class MultiWriterIdGenerator:
                 before.append(await transact(self._pool, self.database.mark))
             return await transact(
                 self._pool,
-                lambda cursor: self.database.have_ended(cursor, reservation._mark + 1, before[0]),
+                lambda cursor: self.database.have_ended(cursor, reservation.mark + 1, before[0]),
             )
 
         ensureDeferred(self._finish_when(reservation, is_over))
@@ -317,7 +253,7 @@ class MultiWriterIdGenerator:
                 return False
             self._reservations.discard(reservation)
             before = self._tracker.announced
-            self._tracker.finish(reservation._ids)
+            self._tracker.finish(reservation.ids)
             moved = self._tracker.announced != before
         if moved:
             self._tell()

@@ -20,8 +20,9 @@ from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.storage.ids.database import Flavor, IdDatabase
-from synrepl.storage.ids.generator import CHANNEL, MultiWriterIdGenerator, Unfinished
+from synrepl.storage.ids.generator import CHANNEL, MultiWriterIdGenerator
 from synrepl.storage.ids.names import FileNames, INames, SessionNames
+from synrepl.storage.ids.reservation import Unfinished
 from synrepl.storage.ids.transactions import ICursor
 from synrepl.storage.ids.writers import create_writers, holder, tell
 

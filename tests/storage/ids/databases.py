@@ -14,7 +14,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from synrepl.storage.ids import IdStream, IdTable, MultiWriterIdGenerator
+from synrepl.storage.ids import IdStream, IdTable, MultiWriterIdGenerator, transact
 from synrepl.storage.ids.database import Flavor, IdDatabase
 from tests.postgres import new_database
 
@@ -122,6 +122,17 @@ class IdCase(SynchronousTestCase):
             cursor.execute(
                 f"INSERT INTO {TABLE} (stream_id, instance_name) VALUES ({mark}, {mark})", (token, writer)
             )
+
+    def write_facts(self, generator: MultiWriterIdGenerator, count: int = 1) -> list[int]:
+        """A transaction of facts; its ids."""
+
+        def work(transaction: Any) -> list[int]:
+            with generator.within(transaction, count) as tokens:
+                self.insert(transaction, tokens, generator.instance)
+                return list(tokens)
+
+        ids: list[int] = self.wait(transact(self.pool, work))
+        return ids
 
     def row(self, writer: str, token: int) -> None:
         self.interact(lambda cursor: self.insert(cursor, [token], writer))

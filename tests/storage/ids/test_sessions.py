@@ -81,15 +81,6 @@ class Sessions(IdCase):
     def pass_time(self, seconds: float) -> None:
         self.clock.pump([0.25] * int(seconds * 4))
 
-    def write(self, generator: MultiWriterIdGenerator, count: int = 1) -> list[int]:
-        def work(transaction: Any) -> list[int]:
-            with generator.within(transaction, count) as tokens:
-                self.insert(transaction, tokens, generator.instance)
-                return list(tokens)
-
-        ids: list[int] = self.wait(transact(self.pool, work))
-        return ids
-
     def states(self) -> dict[str, WriterState]:
         return {state.writer: state for state in self.interact(read_writers)}
 
@@ -101,7 +92,7 @@ class Sessions(IdCase):
         _, a = self.begun("A")
         _, b = self.begun("B")
 
-        self.write(a, 5)
+        self.write_facts(a, 5)
         self.pass_time(5)
 
         self.assertEqual((6, 6), (a.persisted_upto, b.persisted_upto))
@@ -163,7 +154,7 @@ class Sessions(IdCase):
         session, a = self.begun("A")
         _, b = self.begun("B")
         self.wait(a.next().__aenter__())
-        self.write(b, 2)
+        self.write_facts(b, 2)
         self.pass_time(3)
         self.assertEqual(1, b.persisted_upto)
 
@@ -174,7 +165,7 @@ class Sessions(IdCase):
         self.assertEqual({"A": 4, "B": 4}, self.get_positions())
         self.assertEqual("", self.states()["A"].process)
         self.assertEqual(1, len([text for text in self.warnings() if "is gone" in text]))
-        self.write(b, 2)
+        self.write_facts(b, 2)
         self.pass_time(2)
         self.assertEqual(6, b.persisted_upto)
 
@@ -184,13 +175,13 @@ class Sessions(IdCase):
         _, b = self.begun("B")
         self.wait(a.next().__aenter__())
         self.end(session)
-        self.write(b, 2)
+        self.write_facts(b, 2)
         self.pass_time(10)
 
         _, again = self.begun("A")
         self.pass_time(2)
 
-        self.assertEqual([5], self.write(again))
+        self.assertEqual([5], self.write_facts(again))
         self.pass_time(4)
         self.assertEqual((5, 5), (again.persisted_upto, b.persisted_upto))
 
@@ -225,7 +216,7 @@ class Sessions(IdCase):
         self.pass_time(1)
         self.assertTrue(session.is_held)
         self.wait(context.__aexit__(None, None, None))
-        self.assertEqual([3], self.write(a))
+        self.assertEqual([3], self.write_facts(a))
 
     def test_one_who_was_taken_for_dead_writes_no_more(self) -> None:
         """Its unfinished ids were passed by others: only a new start is sure that nothing comes of them."""
@@ -238,7 +229,7 @@ class Sessions(IdCase):
         self.connections["A"].is_cut = True
         session._timer.cancel()
         self.pass_time(10)
-        self.write(b)
+        self.write_facts(b)
 
         session._beat_later()
         self.pass_time(2)
@@ -268,7 +259,7 @@ class PostgreSQLSessionTests(Sessions):
             cursor.execute("SELECT nextval(%s)", (self.sequence,))
             self.insert(cursor, [cursor.fetchone()[0]], "A")
             self.end(session)
-            self.write(b)
+            self.write_facts(b)
             self.pass_time(20)
             self.assertEqual(1, b.persisted_upto)
             other.commit()
@@ -342,7 +333,7 @@ class PostgreSQLSessionTests(Sessions):
             _, again = self.begun("A")
             other.rollback()
 
-        self.assertEqual([2], self.write(again))
+        self.assertEqual([2], self.write_facts(again))
 
     def test_who_starts_first_starts_beside_others(self) -> None:
         """Nothing is there yet, and all see to it at the same moment: IF NOT EXISTS alone fails then."""
@@ -385,7 +376,7 @@ class PostgreSQLSessionTests(Sessions):
         self.wait(context.__aexit__(ValueError, ValueError(), None))
         self.set_sequence(9)
 
-        self.assertEqual([42, 43], self.write(a, 2))
+        self.assertEqual([42, 43], self.write_facts(a, 2))
 
     def test_a_crash_of_the_server_ends_what_was_under_way(self) -> None:
         """It may not remember that there was such a transaction, and give its number to the next."""
@@ -394,7 +385,7 @@ class PostgreSQLSessionTests(Sessions):
         def work(transaction: Any) -> None:
             with a.within(transaction):
                 self.reserved = next(iter(a._reservations))
-                self.reserved._mark += 1000
+                self.reserved.mark += 1000
                 raise ValueError
 
         self.failureResultOf(transact(self.pool, work), ValueError)

@@ -9,7 +9,7 @@ from typing import Any
 from twisted.internet.defer import ensureDeferred
 
 from synrepl.errors import StorageError
-from synrepl.storage.ids import MultiWriterIdGenerator, WriterSession, transact
+from synrepl.storage.ids import MultiWriterIdGenerator, WriterSession
 from synrepl.storage.ids.startup import Findings, examine, mend
 from synrepl.storage.threads import ImmediateThread
 from tests.storage.ids.databases import IdCase
@@ -18,17 +18,6 @@ from tests.storage.ids.databases import IdCase
 class StartUp(IdCase):
     """Written once, run on each."""
 
-    def write(self, generator: MultiWriterIdGenerator, count: int = 1) -> list[int]:
-        """A transaction of facts; its ids."""
-
-        def work(transaction: Any) -> list[int]:
-            with generator.within(transaction, count) as tokens:
-                self.insert(transaction, tokens, generator.instance)
-                return list(tokens)
-
-        ids: list[int] = self.wait(transact(self.pool, work))
-        return ids
-
     def kinds(self, generator: MultiWriterIdGenerator) -> list[str]:
         return [finding.kind for finding in generator.findings]
 
@@ -36,7 +25,7 @@ class StartUp(IdCase):
         """`nextval` logs 32 values ahead: after two switch-overs a position can stand 32 above the sequence
         (S#18544). Nothing was lost, so it starts, and says once what it mended.
         """
-        self.write(self.started("A", ["A", "B"]), 3)
+        self.write_facts(self.started("A", ["A", "B"]), 3)
         self.set_position("A", 36)
 
         generator = self.started("A", ["A", "B"])
@@ -44,33 +33,33 @@ class StartUp(IdCase):
         self.assertEqual(["sequence_behind_positions"], self.kinds(generator))
         self.assertEqual((4, 36), (generator.findings[0].before, generator.findings[0].after))
         self.assertEqual(36, self.get_sequence())
-        self.assertEqual([37], self.write(generator))
+        self.assertEqual([37], self.write_facts(generator))
         self.assertEqual([], self.started("A", ["A", "B"]).findings)
 
     def test_killed(self) -> None:
         """What a killed writer had reserved is never written, and never given again."""
         killed = self.started("A", ["A", "B"])
-        self.write(killed)
+        self.write_facts(killed)
         self.wait(killed.next_many(3).__aenter__())
 
         generator = self.started("A", ["A", "B"])
 
         self.assertEqual([], generator.findings)
-        self.assertEqual([6], self.write(generator))
+        self.assertEqual([6], self.write_facts(generator))
         self.assertEqual(6, generator.minimal_token)
 
     def test_older_dump_restored(self) -> None:
         """Readers have seen more than the database knows: history is lost, said so, and no id that anybody
         has seen is given to something else.
         """
-        self.write(self.started("A", ["A"]), 3)
+        self.write_facts(self.started("A", ["A"]), 3)
 
         generator = self.started("A", ["A"], seen=50)
 
         self.assertEqual(["history_lost"], self.kinds(generator))
         self.assertTrue(generator.findings[0].is_loss)
         self.assertIn("restored", generator.findings[0].text)
-        self.assertEqual([51], self.write(generator))
+        self.assertEqual([51], self.write_facts(generator))
 
     def test_ported_with_no_rows(self) -> None:
         """An empty stream begins with 2: 1 counts as seen by everybody."""
@@ -79,7 +68,7 @@ class StartUp(IdCase):
         generator = self.started("A", ["A"])
 
         self.assertEqual(1, generator.persisted_upto)
-        self.assertEqual([2], self.write(generator))
+        self.assertEqual([2], self.write_facts(generator))
 
     def test_ported_with_one_row(self) -> None:
         """A port that set the sequence to the one row that there was (S#19671)."""
@@ -89,7 +78,7 @@ class StartUp(IdCase):
         generator = self.started("A", ["A"])
 
         self.assertEqual(["sequence_behind_tables"], self.kinds(generator))
-        self.assertEqual([3], self.write(generator))
+        self.assertEqual([3], self.write_facts(generator))
 
     def test_ported_with_many_rows(self) -> None:
         """A port that forgot the sequence altogether."""
@@ -101,7 +90,7 @@ class StartUp(IdCase):
         self.assertEqual(["sequence_behind_tables"], self.kinds(generator))
         self.assertEqual((1, 11), (generator.findings[0].before, generator.findings[0].after))
         self.assertEqual(11, generator.persisted_upto)
-        self.assertEqual([12], self.write(generator))
+        self.assertEqual([12], self.write_facts(generator))
 
     def test_sequence_never_called(self) -> None:
         """`START WITH 2` and `last_value` 2 before the first call are not the same as 2 given (S#18712)."""
@@ -110,7 +99,7 @@ class StartUp(IdCase):
         generator = self.started("A", ["A"])
 
         self.assertEqual([], generator.findings)
-        self.assertEqual([2], self.write(generator))
+        self.assertEqual([2], self.write_facts(generator))
 
     def test_negative_stream(self) -> None:
         """Backfilled events count downwards; what is behind is behind in that direction."""
@@ -120,13 +109,13 @@ class StartUp(IdCase):
         generator = self.started("A", ["A", "B"], negative=True)
 
         self.assertEqual(["sequence_behind_tables", "sequence_behind_positions"], self.kinds(generator))
-        self.assertEqual([-9], self.write(generator))
+        self.assertEqual([-9], self.write_facts(generator))
         self.assertEqual(-9, generator.minimal_token)
 
     def test_writer_added(self) -> None:
         """A new writer's first id is above everything, and it is not announced early (S#16473)."""
         old = self.started("A", ["A"])
-        self.write(old, 4)
+        self.write_facts(old, 4)
 
         added = self.started("B", ["A", "B"])
         context = added.next()
@@ -150,17 +139,17 @@ class StartUp(IdCase):
 
     def test_writer_renamed(self) -> None:
         """The old name's facts stay, its position goes, the new name begins where the sequence stands."""
-        self.write(self.started("old", ["old", "B"]), 3)
+        self.write_facts(self.started("old", ["old", "B"]), 3)
 
         generator = self.started("new", ["new", "B"])
 
         self.assertEqual(["unknown_writer"], self.kinds(generator))
         self.assertEqual(4, generator.minimal_token)
-        self.assertEqual([5], self.write(generator))
+        self.assertEqual([5], self.write_facts(generator))
 
     def test_rolled_back_then_forward(self) -> None:
         """An older release ran in between, wrote rows, and knew no positions."""
-        self.write(self.started("A", ["A", "B"]), 3)
+        self.write_facts(self.started("A", ["A", "B"]), 3)
         for token in range(5, 9):
             self.row("master", token)
 
@@ -168,7 +157,7 @@ class StartUp(IdCase):
 
         self.assertEqual(["sequence_behind_tables"], self.kinds(generator))
         self.assertEqual(8, generator.persisted_upto)
-        self.assertEqual([9], self.write(generator))
+        self.assertEqual([9], self.write_facts(generator))
 
     def test_others_write_meanwhile(self) -> None:
         """On PostgreSQL each statement sees what is committed when it begins: that is right so."""
@@ -183,7 +172,7 @@ class StartUp(IdCase):
             def look_and_be_late(cursor: Any, name: str = name, look: Any = look) -> Any:
                 setattr(database, name, look)
                 found = look(cursor)
-                self.write(other, 3)
+                self.write_facts(other, 3)
                 return found
 
             setattr(database, name, look_and_be_late)
@@ -204,7 +193,7 @@ class StartUp(IdCase):
         def start_first_meanwhile() -> None:
             pool.before_commit = lambda: None
             self.wait(first.start())
-            given.extend(self.write(first, 2))
+            given.extend(self.write_facts(first, 2))
 
         stale = self.examined()
         start_first_meanwhile()
@@ -212,8 +201,8 @@ class StartUp(IdCase):
         self.wait(second.start())
 
         self.assertEqual([12, 13], given)
-        self.assertEqual([14], self.write(second))
-        self.assertEqual([15], self.write(first))
+        self.assertEqual([14], self.write_facts(second))
+        self.assertEqual([15], self.write_facts(first))
 
     def examined(self) -> Findings:
         """What a start saw just before another one was done."""
