@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from synrepl.errors import StorageError
 from synrepl.storage.ids.database import Flavor, IdDatabase
 from synrepl.storage.ids.startup import Findings, examine, stand
 from synrepl.storage.ids.transactions import ICursor
@@ -45,6 +46,15 @@ class TableReader:
         Positions are read before rows: what is complete is visible then. No position is stored until the rows
         that it speaks of are committed.
         """
+        if not self.ids.positions(cursor) and self.ids.highest_row(cursor) > 1:
+            raise StorageError(
+                op="read",
+                why=f"no position of {self.stream.ids.name} is stored in stream_positions: nobody says"
+                " how far its rows are complete",
+                hint="it begins when a writer stores one; see `position` if it has another name there",
+                stream=self.stream.stream,
+                retryable=True,
+            )
         standing = stand(cursor, self.ids, instance=None)
         limit = max(after, standing.persisted_upto)
         upto = self._end(cursor, after, limit, rows)

@@ -225,6 +225,16 @@ class Sources(IdCase):
         self.assertIn("id 2", source.states()[0].trouble)
         self.assertEqual([], self.places())
 
+    def test_rows_of_which_nobody_says_how_far_they_are_complete(self) -> None:
+        """An id below may be unfinished; to publish them would lose its row. It is said what is missing."""
+        source = self.source(start="earliest")
+        self.write("A", 2)
+        self.do("DELETE FROM stream_positions")
+        source.wake()
+
+        self.assertEqual([], self.places())
+        self.assertIn("no position of things is stored", source.states()[0].trouble)
+
     def test_nobody_appends_to_it_here(self) -> None:
         """Its tokens are those of the table; one of ours would stand for two facts."""
         self.failureResultOf(self.log.append("receipts", "A", [b'[["x"]]']))
