@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
@@ -19,8 +19,10 @@ import yaml
 from twisted.internet.endpoints import serverFromString
 
 from synrepl.errors import ConfigError
-from synrepl.storage.tables.layout import TableStream, table_streams
 from synrepl.wire.dialect import Dialect
+
+if TYPE_CHECKING:
+    from synrepl.storage.tables.layout import TableStream
 
 __all__ = ["Setting", "Settings", "read_file", "settings", "suggestion", "table_for_the_manual"]
 
@@ -222,9 +224,13 @@ def instance_map(value: Any) -> Mapping[str, str]:
     return MappingProxyType({str(name): url for name, url in value.items()})
 
 
-def tables(value: Any) -> tuple[TableStream, ...]:
+def tables(value: Any) -> "tuple[TableStream, ...]":
     """Streams that are read from tables; `Settings.build` puts the instance's name in."""
-    return tuple(table_streams(value, default_writer="master")) if value else ()
+    if value in ((), [], None):
+        return ()
+    from synrepl.storage.tables.layout import table_streams
+
+    return tuple(table_streams(value, default_writer="master"))
 
 
 def maybe_database(value: Any) -> str | None:
@@ -297,7 +303,7 @@ class Settings:
         metavar="TABLE",
         kind="file",
     )
-    table_streams: tuple[TableStream, ...] = setting(
+    table_streams: "tuple[TableStream, ...]" = setting(  # noqa: RUF009  # gives a field
         (),
         "Streams whose facts are rows of the homeserver's tables: a list of `stream`, `table`, `row` ...",
         parse=tables,

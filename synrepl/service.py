@@ -1,7 +1,7 @@
 """The daemon: everything built from the settings, started in order, stopped in order."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry
 from twisted.application.service import Service
@@ -17,17 +17,18 @@ from synrepl.errors import ReplicationError, StorageError
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.publisher import Publisher
-from synrepl.storage import Log, ReactorThread, Wakeups, engine_for
-from synrepl.storage.databases import Database
-from synrepl.storage.ids.generator import CHANNEL
-from synrepl.storage.ids.writers import WriterState
-from synrepl.storage.tables import TableSource
+from synrepl.storage import Log, ReactorThread, engine_for
 from synrepl.streams.declare import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.server import make_site
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.session import Keepalive
+
+if TYPE_CHECKING:
+    from synrepl.storage.ids.writers import WriterState
+    from synrepl.storage.tables.source import TableSource
+    from synrepl.storage.wakeups import Wakeups
 
 __all__ = ["Daemon"]
 
@@ -148,6 +149,12 @@ class Daemon(Service):
         settings = self.settings
         if not settings.table_streams:
             return
+        # Here, so that a daemon without tables need not have all of this in memory.
+        from synrepl.storage.databases import Database
+        from synrepl.storage.ids.generator import CHANNEL
+        from synrepl.storage.tables.source import TableSource
+        from synrepl.storage.wakeups import Wakeups
+
         assert self.log is not None
         for one in settings.table_streams:
             if one.stream not in self.table or self.table[one.stream].ephemeral:
@@ -173,7 +180,7 @@ class Daemon(Service):
             self._wakeups = Wakeups(self._reactor, url, CHANNEL, self.tables.wake, POLL_SECONDS)
             self._wakeups.start()
 
-    def _writers_told(self, states: Sequence[WriterState]) -> None:
+    def _writers_told(self, states: "Sequence[WriterState]") -> None:
         now = self._reactor.seconds()
         for state in states:
             age = 0.0 if state.oldest_since is None else max(0.0, now - state.oldest_since)

@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from synrepl.caches import CacheInfo, CacheRegistry
 from synrepl.wire.declare import Command
 from synrepl.wire.runs import Rows
+
+if TYPE_CHECKING:
+    # A daemon has none, and need not have all that makes them in memory.
+    from synrepl.caches import CacheInfo, CacheRegistry
 
 __all__ = ["Metrics"]
 
@@ -68,7 +71,7 @@ class Metrics:
         self.caches = CacheNumbers()
         registry.register(self.caches)
 
-    def watch_caches(self, caches: CacheRegistry) -> None:
+    def watch_caches(self, caches: "CacheRegistry") -> None:
         """Show the numbers of these caches, as they are when they are asked for."""
         self.caches.watched = caches
 
@@ -82,7 +85,7 @@ class Metrics:
             counter.inc(len(command.rows) if isinstance(command, Rows) else 1)
 
 
-_COUNTED: Final[tuple[tuple[str, str, Callable[[CacheInfo], int]], ...]] = (
+_COUNTED: Final[tuple[tuple[str, str, "Callable[[CacheInfo], int]"], ...]] = (
     ("hits", "Values given without computing them.", lambda info: info.hits),
     ("misses", "Values that had to be computed.", lambda info: info.misses),
     ("evictions", "Values dropped to make room.", lambda info: info.evictions),

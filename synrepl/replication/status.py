@@ -39,6 +39,9 @@ class DescribedTables(Protocol):
     def troubles(self) -> list[tuple[str, float]]:
         """What is wrong, in words, and when it was last right, in Unix seconds."""
 
+    def is_followed(self, stream: str) -> bool:
+        """Whether the facts of this stream come from a table."""
+
 
 def describe(
     *,

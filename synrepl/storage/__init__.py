@@ -4,11 +4,9 @@ from synrepl.storage.choosing import engine_for
 from synrepl.storage.ephemeral import EphemeralStream
 from synrepl.storage.log import Log
 from synrepl.storage.memory import MemoryEngine
-from synrepl.storage.postgres import PostgresEngine
 from synrepl.storage.refusals import GivenElsewhere, KeyReused
 from synrepl.storage.sqlite import SQLiteEngine
 from synrepl.storage.threads import DelayedThread, ImmediateThread, ReactorThread
-from synrepl.storage.wakeups import Wakeups
 
 __all__ = [
     "DelayedThread",
@@ -18,9 +16,7 @@ __all__ = [
     "KeyReused",
     "Log",
     "MemoryEngine",
-    "PostgresEngine",
     "ReactorThread",
     "SQLiteEngine",
-    "Wakeups",
     "engine_for",
 ]

@@ -1,7 +1,7 @@
 """Replication over TCP, or anything else that Twisted has an endpoint for."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from twisted.internet import defer
 from twisted.internet.interfaces import IAddress, IPushProducer, IStreamClientEndpoint
@@ -14,7 +14,6 @@ from zope.interface import implementer
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.follower import Follower
 from synrepl.replication.publisher import Publisher
 from synrepl.wire.codec import MAX_LENGTH
 from synrepl.wire.declare import CLIENT, SERVER, Command
@@ -22,6 +21,10 @@ from synrepl.wire.dialect import Dialect
 from synrepl.wire.lines import Lines
 from synrepl.wire.runs import Rows
 from synrepl.wire.session import KEEPALIVE, Action, Close, Deliver, Keepalive, Send, Session
+
+if TYPE_CHECKING:
+    # A daemon follows nobody, and need not have it in memory.
+    from synrepl.replication.follower import Follower
 
 __all__ = ["End", "FollowerFactory", "PublisherFactory", "ReplicationProtocol"]
 
@@ -275,7 +278,7 @@ class PublisherFactory(Factory):
 class _FollowerEnd:
     """A follower's side of a connection."""
 
-    def __init__(self, follower: Follower, protocol: ReplicationProtocol) -> None:
+    def __init__(self, follower: "Follower", protocol: ReplicationProtocol) -> None:
         self._follower = follower
         self._protocol = protocol
 
@@ -311,7 +314,7 @@ class FollowerFactory(ReconnectingClientFactory):
 
     def __init__(
         self,
-        follower: Follower,
+        follower: "Follower",
         *,
         dialect: Dialect,
         expected_server: str | None,

@@ -22,7 +22,8 @@ from synrepl.errors import StorageError
 from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.storage.ids import IdStream, IdTable, MultiWriterIdGenerator, WriterSession, transact
 from synrepl.storage.ids.database import IdDatabase
-from synrepl.storage.tables import TableSource, table_streams
+from synrepl.storage.tables.layout import table_streams
+from synrepl.storage.tables.source import TableSource
 from synrepl.streams.table import StreamTable
 
 SEEDS = int(os.environ.get("SYNREPL_SEEDS") or (1_000 if os.environ.get("SYNREPL_LONG") else 60))

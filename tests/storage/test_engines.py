@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Appended, IEngine, Receipt
-from synrepl.storage import MemoryEngine, PostgresEngine, SQLiteEngine
+from synrepl.storage import MemoryEngine, SQLiteEngine
 from synrepl.storage.digest import EMPTY
+from synrepl.storage.postgres import PostgresEngine
 from synrepl.storage.schema import MIGRATIONS
 from tests.postgres import new_database
 from tests.storage.builders import NOW, LogCase, facts_after, tokens

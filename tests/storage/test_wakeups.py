@@ -7,8 +7,8 @@ from twisted.internet.task import deferLater
 from twisted.logger import LogEvent, Logger
 from twisted.trial.unittest import SynchronousTestCase
 
-from synrepl.storage import Wakeups
 from synrepl.storage.threads import ReactorThread
+from synrepl.storage.wakeups import Wakeups
 from synrepl.testing.postgres import PostgresServer
 from tests.postgres import shared_server
 from tests.storage.reactors import eventually, in_reactor

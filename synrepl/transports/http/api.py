@@ -21,9 +21,8 @@ from synrepl.errors import ConfigError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.status import describe
+from synrepl.replication.status import DescribedTables, describe
 from synrepl.storage import Log
-from synrepl.storage.tables import TableSource
 from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.answers import INTERNAL, Refused, as_refused, ours, synapse
@@ -77,7 +76,7 @@ class Api:
         log: Log,
         publisher: Publisher,
         table: StreamTable,
-        tables: TableSource | None,
+        tables: DescribedTables | None,
         metrics: Metrics,
         clock: IClock,
         instance: str,

@@ -7,8 +7,8 @@ from twisted.web.server import Site
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
+from synrepl.replication.status import DescribedTables
 from synrepl.storage import Log
-from synrepl.storage.tables import TableSource
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.authorization import Guard
 from synrepl.transports.http.bodies import ApiSite
@@ -24,7 +24,7 @@ def make_site(
     log: Log,
     publisher: Publisher,
     table: StreamTable,
-    tables: TableSource | None = None,
+    tables: DescribedTables | None = None,
     metrics: Metrics,
     clock: IClock,
     instance: str,

@@ -7,7 +7,8 @@ from shutil import rmtree
 
 from synrepl.storage import ImmediateThread
 from synrepl.storage.ids.writers import create_writers
-from synrepl.storage.tables import TableSource, table_streams
+from synrepl.storage.tables.layout import table_streams
+from synrepl.storage.tables.source import TableSource
 from tests.http.builders import SiteCase
 
 PUSHERS = {"stream": "push_rules", "table": "rules", "row": ["user_id"]}

@@ -9,7 +9,8 @@ from twisted.logger import Logger, formatEvent
 from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.storage.ids import transact
 from synrepl.storage.ids.writers import create_writers
-from synrepl.storage.tables import TableSource, table_streams
+from synrepl.storage.tables.layout import table_streams
+from synrepl.storage.tables.source import TableSource
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from tests.storage.ids.databases import IdCase
