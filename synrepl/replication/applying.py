@@ -435,8 +435,11 @@ class StreamFollower:
         return waiting is None
 
     async def _until_done(self, work: Coroutine[Any, Any, None]) -> None:
-        await work
-        self._busy = False
+        try:
+            await work
+        finally:
+            # Also when the follower is stopped in the middle of it: it may be started again.
+            self._busy = False
         while not self._busy and (command := self._waiting.take()) is not None:
             if isinstance(command, Rdata):
                 self.rdata(command)

@@ -14,8 +14,9 @@ from synrepl.replication.catchup import Missed
 from synrepl.replication.follower import Event, Follower
 from synrepl.replication.updates import Updates
 from synrepl.replication.waiting import MAX_WAITING_BYTES
+from synrepl.streams.catalog import RECEIPTS, Receipt
 from synrepl.streams.table import StreamTable
-from synrepl.testing import MemoryEndpoint, MemoryPositions, Network, RawPeer, raw_server
+from synrepl.testing import Cluster, MemoryEndpoint, MemoryPositions, Network, RawPeer, raw_server
 from synrepl.transports.tcp import FollowerFactory
 from synrepl.wire.commands import RemoteServerUp, UserSync
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect
@@ -900,3 +901,32 @@ class TestReconnecting:
 
         assert story.errors() == ["the server reports: server shutting down"]
         assert story.master.is_connected
+
+
+class TestStarting:
+    """A follower is stopped, and started again, as services are."""
+
+    def test_it_goes_on_with_a_fact_in_the_middle_of_which_it_was_stopped(self) -> None:
+        """What was half done is done again; the stream does not wait for ever for what was called off."""
+        cluster = Cluster()
+        worker = cluster.worker(streams=[])
+        seen: list[Any] = []
+        never: Deferred[None] = Deferred()
+
+        @worker.follower.on(RECEIPTS)
+        async def slowly(updates: Updates[Receipt]) -> None:
+            if not seen:
+                seen.append("begun")
+                await never
+            seen.append(updates.token)
+
+        cluster.settle()
+        cluster.append("receipts", ["!r", "m.read", "@u:hs", "$e", None, {}])
+        worker.stop()
+        cluster.settle()
+
+        worker.start()
+        cluster.settle(5)
+
+        assert ["begun", 1] == seen
+        assert {"master": 1} == worker.follower.positions()["receipts"]
