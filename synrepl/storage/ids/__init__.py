@@ -1,5 +1,6 @@
 """Ids for streams in a database: reserved, completed, and known to be complete up to where."""
 
+from synrepl.storage.ids.allocated import AllocatedIds
 from synrepl.storage.ids.generator import MultiWriterIdGenerator, StreamIdGenerator
 from synrepl.storage.ids.layout import IdStream, IdTable
 from synrepl.storage.ids.reservation import NotAWriter, Reservation, Unfinished
@@ -7,6 +8,7 @@ from synrepl.storage.ids.sessions import WriterSession
 from synrepl.storage.ids.transactions import ITransaction, Transaction, transact
 
 __all__ = [
+    "AllocatedIds",
     "ITransaction",
     "IdStream",
     "IdTable",

@@ -77,7 +77,7 @@ class MultiWriterIdGenerator:
         """What was wrong when it started, and was mended."""
         self.session: ISession | None = None
         """What makes this process the only writer of its name; set by that (`WriterSession`)."""
-        self._pool = pool
+        self.pool = pool
         self._clock = clock
         self._channel = channel
         self._lock = threading.RLock()
@@ -104,7 +104,7 @@ class MultiWriterIdGenerator:
             mend(cursor, self.database, findings)
             return findings, stand(cursor, self.database, self.instance)
 
-        findings, standing = await transact(self._pool, begin)
+        findings, standing = await transact(self.pool, begin)
         self.findings = findings.found
         self._warn(findings)
         with self._lock:
@@ -203,7 +203,7 @@ class MultiWriterIdGenerator:
         mark, highest = reservation.mark, reservation.ids[-1]
 
         async def is_over() -> bool:
-            return await transact(self._pool, lambda cursor: self.database.is_over(cursor, mark, highest))
+            return await transact(self.pool, lambda cursor: self.database.is_over(cursor, mark, highest))
 
         ensureDeferred(self._finish_when(reservation, is_over))
 
@@ -215,9 +215,9 @@ class MultiWriterIdGenerator:
 
         async def is_over() -> bool:
             if not before:
-                before.append(await transact(self._pool, self.database.mark))
+                before.append(await transact(self.pool, self.database.mark))
             return await transact(
-                self._pool,
+                self.pool,
                 lambda cursor: self.database.have_ended(cursor, reservation.mark + 1, before[0]),
             )
 
@@ -354,7 +354,7 @@ class MultiWriterIdGenerator:
                     token = self._tracker.announced
                 if token <= self._saved:
                     return
-                await transact(self._pool, partial(self._save_and_notify, token=token))
+                await transact(self.pool, partial(self._save_and_notify, token=token))
                 self._saved = token
         finally:
             self._is_saving = False
@@ -424,7 +424,7 @@ class _Next(Generic[T]):
             return reservation
 
         # Called off while it waits, the database gives ids all the same: they are finished at once then.
-        self._reservation = await transact(generator._pool, reserve, unheard=generator._finish)
+        self._reservation = await transact(generator.pool, reserve, unheard=generator._finish)
         return self._give(self._reservation.tokens)
 
     async def __aexit__(

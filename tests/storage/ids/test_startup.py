@@ -9,7 +9,7 @@ from typing import Any
 from twisted.internet.defer import ensureDeferred
 
 from synrepl.errors import StorageError
-from synrepl.storage.ids import MultiWriterIdGenerator, WriterSession
+from synrepl.storage.ids import AllocatedIds, MultiWriterIdGenerator, WriterSession
 from synrepl.storage.ids.startup import Findings, examine, mend
 from synrepl.storage.threads import ImmediateThread
 from tests.storage.ids.databases import IdCase
@@ -158,6 +158,16 @@ class StartUp(IdCase):
         self.assertEqual(["sequence_behind_tables"], self.kinds(generator))
         self.assertEqual(8, generator.persisted_upto)
         self.assertEqual([9], self.write_facts(generator))
+
+    def test_how_far_it_can_be_waited_for(self) -> None:
+        """Unfinished ids exist, and may be waited for; those of other streams are not known here."""
+        generator = self.started("A", ["A", "B"])
+        self.write_facts(generator, 2)
+        self.wait(generator.next_many(3).__aenter__())
+        allocated = AllocatedIds({"things": generator})
+
+        self.assertEqual(6, self.wait(allocated.highest("things")))
+        self.assertIsNone(self.wait(allocated.highest("others")))
 
     def test_others_write_meanwhile(self) -> None:
         """On PostgreSQL each statement sees what is committed when it begins: that is right so."""
