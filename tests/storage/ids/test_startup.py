@@ -9,7 +9,7 @@ from typing import Any
 from twisted.internet.defer import ensureDeferred
 
 from synrepl.errors import StorageError
-from synrepl.storage.ids import AllocatedIds, MultiWriterIdGenerator, WriterSession
+from synrepl.storage.ids import AllocatedIds, MultiWriterIdGenerator, StreamIdGenerator, WriterSession
 from synrepl.storage.ids.startup import Findings, examine, mend
 from synrepl.storage.threads import ImmediateThread
 from tests.storage.ids.databases import IdCase
@@ -158,6 +158,25 @@ class StartUp(IdCase):
         self.assertEqual(["sequence_behind_tables"], self.kinds(generator))
         self.assertEqual(8, generator.persisted_upto)
         self.assertEqual([9], self.write_facts(generator))
+
+    def test_a_stream_of_one_writer(self) -> None:
+        """Its own position is the linear one: there is nobody else to wait for."""
+        generator = StreamIdGenerator(
+            self.pool,
+            name="things",
+            sequence=self.sequence,
+            tables=self.stream([]).tables,
+            instance="A",
+            flavor=self.flavor,
+            clock=self.clock,
+        )
+        self.wait(generator.start())
+
+        self.assertEqual([2, 3], self.write_facts(generator, 2))
+        self.assertEqual(
+            (3, 3, 3), (generator.minimal_token, generator.announced_token, generator.persisted_upto)
+        )
+        self.assertEqual({"A": 3}, self.get_positions())
 
     def test_how_far_it_can_be_waited_for(self) -> None:
         """Unfinished ids exist, and may be waited for; those of other streams are not known here."""
