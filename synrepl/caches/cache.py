@@ -24,7 +24,8 @@ class Cache:
         self.streams = streams
         self.counters = Counters()
         self.shape = Shape(length=0, tree=tree)
-        self._sets: weakref.WeakSet[Entries] = weakref.WeakSet()
+        # Weakly held, by number; a WeakSet takes most of the time of an invalidation to be gone through.
+        self._sets: dict[int, weakref.ref[Entries]] = {}
 
     def takes(self, arguments: Arguments) -> None:
         """Its keys are these arguments from now on; what it held is not known here any more."""
@@ -34,7 +35,8 @@ class Cache:
     def entries(self) -> Entries:
         """A new set of entries. It is forgotten here when nobody else holds it."""
         entries = Entries(self.shape, self.max_entries, self.counters)
-        self._sets.add(entries)
+        number = id(entries)
+        self._sets[number] = weakref.ref(entries, lambda _: self._sets.pop(number, None))
         return entries
 
     def invalidate(self, key: tuple[str, ...] | None) -> None:
@@ -42,7 +44,7 @@ class Cache:
         self.counters.invalidations += 1
         if key is not None and not self.shape.fits(key):
             self.counters.misshapen += 1
-        for entries in list(self._sets):
+        for entries in self._held():
             entries.invalidate(key)
 
     def info(self) -> CacheInfo:
@@ -53,5 +55,8 @@ class Cache:
             evictions=self.counters.evictions,
             invalidations=self.counters.invalidations,
             misshapen=self.counters.misshapen,
-            entries=sum(len(entries) for entries in self._sets),
+            entries=sum(len(entries) for entries in self._held()),
         )
+
+    def _held(self) -> list[Entries]:
+        return [entries for reference in self._sets.values() if (entries := reference()) is not None]
