@@ -31,6 +31,10 @@ def _go_on(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> Generator[An
     while True:
         try:
             answer = yield waits_for
+        except GeneratorExit:
+            # Nobody waits any more. Closed, not thrown into: the collector may have closed it before us.
+            coroutine.close()
+            raise
         except BaseException as error:
             step: Callable[[], Any] = partial(coroutine.throw, error)
         else:
