@@ -13,7 +13,7 @@ import msgspec
 from synrepl.caches import CacheRegistry, Changes
 from synrepl.storage.ids import ITransaction, MultiWriterIdGenerator
 from synrepl.storage.ids.layout import identifier
-from synrepl.storage.sql import for_postgres
+from synrepl.storage.sql import execute
 
 __all__ = ["InvalidationWriter"]
 
@@ -71,8 +71,10 @@ class InvalidationWriter:
         )
         with self._ids.within(transaction, len(rows)) as tokens:
             for token, row in zip(tokens, rows, strict=True):
-                transaction.execute(
-                    for_postgres(insert) if self._is_postgres else insert,
+                execute(
+                    transaction,
+                    self._ids.database.flavor,
+                    insert,
                     (token, self._ids.instance, row.cache_func, self._keys(row.keys), row.invalidation_ts),
                 )
 

@@ -8,7 +8,7 @@ from synrepl.storage.doctor.complaints import Complaint
 from synrepl.storage.engine import COLUMNS
 from synrepl.storage.ids.database import Flavor
 from synrepl.storage.schema import MIGRATIONS
-from synrepl.storage.sql import for_postgres
+from synrepl.storage.sql import execute
 from synrepl.storage.voids import Voids
 from synrepl.streams.facts import Fact
 
@@ -167,11 +167,10 @@ def _complaint(kind: str, text: str, remedy: str) -> Complaint:
 def _asking(cursor: Any, flavor: Flavor) -> Ask:
     """Runs a statement in which ``{}`` stands where the schema of the log's tables goes."""
 
+    schema = "synrepl." if flavor == "postgresql" else ""
+
     def ask(statement: str, *values: object) -> Any:
-        if flavor == "postgresql":
-            cursor.execute(for_postgres(statement.replace("{}", "synrepl.")), values)
-        else:
-            cursor.execute(statement.replace("{}", ""), values)
+        execute(cursor, flavor, statement.replace("{}", schema), values)
         return cursor
 
     return ask

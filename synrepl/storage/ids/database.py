@@ -1,15 +1,14 @@
 """What the generators ask of a database, in SQL: one text for SQLite and PostgreSQL, but for the sequence."""
 
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from synrepl.errors import StorageError
 from synrepl.storage.ids.layout import IdStream
 from synrepl.storage.ids.transactions import ICursor
-from synrepl.storage.sql import for_postgres
+from synrepl.storage.sql import Flavor, execute
 
 __all__ = ["Flavor", "IdDatabase", "lock_making"]
 
-Flavor = Literal["sqlite", "postgresql"]
 
 POSITIONS: Final = """CREATE TABLE IF NOT EXISTS stream_positions (
     stream_name TEXT NOT NULL,
@@ -291,7 +290,7 @@ class IdDatabase:
             cursor.fetchone()
 
     def _do(self, cursor: ICursor, statement: str, *parameters: Any) -> None:
-        cursor.execute(for_postgres(statement) if self.flavor == "postgresql" else statement, parameters)
+        execute(cursor, self.flavor, statement, parameters)
 
     def _no_sequence(self) -> StorageError:
         return StorageError(

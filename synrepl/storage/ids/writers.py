@@ -8,7 +8,7 @@ import msgspec
 from synrepl.storage.ids.database import Flavor, IdDatabase, lock_making
 from synrepl.storage.ids.reservation import Unfinished
 from synrepl.storage.ids.transactions import ICursor
-from synrepl.storage.sql import for_postgres
+from synrepl.storage.sql import execute
 
 __all__ = ["WriterState", "create_writers", "holder", "read_writers", "tell"]
 
@@ -29,8 +29,8 @@ WRITERS: Final = """CREATE TABLE IF NOT EXISTS synrepl_writers (
 class WriterState(msgspec.Struct, frozen=True, kw_only=True):
     """What a writer last told of a stream. `told_at` and `oldest_since` are seconds since 1970.
 
-    `process` is empty once the writer has ended with nothing unfinished, or was found to be gone and its ids
-    were released.
+    `position` goes up, also where ids go down. `process` is empty once the writer has ended with nothing
+    unfinished, or was found to be gone and its ids were released.
     """
 
     stream: str
@@ -73,7 +73,7 @@ def tell(
         None if oldest is None else now - oldest.age_seconds,
         None if oldest is None else oldest.owner,
     )
-    _do(
+    execute(
         cursor,
         database.flavor,
         "INSERT INTO synrepl_writers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -86,7 +86,7 @@ def tell(
 
 def holder(cursor: ICursor, database: IdDatabase, writer: str) -> str | None:
     """The process that last told of this writer; empty: it is known to be gone; None: there never was one."""
-    _do(
+    execute(
         cursor,
         database.flavor,
         "SELECT process FROM synrepl_writers WHERE stream_name = ? AND instance_name = ?",
@@ -104,7 +104,3 @@ def read_writers(cursor: ICursor) -> list[WriterState]:
     )
     names = WriterState.__struct_fields__
     return [WriterState(**dict(zip(names, row, strict=True))) for row in cursor.fetchall()]
-
-
-def _do(cursor: ICursor, flavor: Flavor, statement: str, values: Sequence[object]) -> None:
-    cursor.execute(for_postgres(statement) if flavor == "postgresql" else statement, values)

@@ -9,7 +9,7 @@ from synrepl.errors import StorageError
 from synrepl.storage.ids.database import Flavor, IdDatabase
 from synrepl.storage.ids.startup import Findings, examine, stand
 from synrepl.storage.ids.transactions import ICursor
-from synrepl.storage.sql import for_postgres
+from synrepl.storage.sql import execute
 from synrepl.storage.tables.layout import SourceTable, TableStream, Template, columns_of
 
 __all__ = ["Page", "TableReader"]
@@ -120,7 +120,7 @@ class TableReader:
         return after * sign, upto * sign
 
     def _do(self, cursor: ICursor, statement: str, *values: object) -> None:
-        cursor.execute(for_postgres(statement) if self._flavor == "postgresql" else statement, values)
+        execute(cursor, self._flavor, statement, values)
 
 
 def _maker(table: SourceTable) -> Callable[[Iterator[Any]], list[Any]]:

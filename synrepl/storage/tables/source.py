@@ -1,17 +1,17 @@
 """Carries facts from tables into the log: what is committed, in order, and never past an unfinished id."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
-from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError, RowError
 from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.tasks import Tasks
 from synrepl.storage.ids.database import Flavor
+from synrepl.storage.ids.startup import Findings
 from synrepl.storage.ids.writers import WriterState, read_writers
 from synrepl.storage.log import Log
 from synrepl.storage.tables.layout import TableStream
@@ -19,6 +19,8 @@ from synrepl.storage.tables.reading import Page, TableReader
 from synrepl.streams.table import StreamTable
 
 __all__ = ["TableSource", "TableState"]
+
+T = TypeVar("T")
 
 PAGE_ROWS: Final = 1_000
 CERTIFY_SECONDS: Final = 1.0
@@ -175,7 +177,9 @@ class TableSource:
             if not followed.is_begun:
                 await self._begin(followed)
             while not self._is_stopped:
-                page = await self._read(partial(followed.reader.page, after=followed.upto, rows=PAGE_ROWS))
+                page: Page = await self._ask(
+                    partial(followed.reader.page, after=followed.upto, rows=PAGE_ROWS)
+                )
                 await self._keep(followed, page)
                 if page.upto >= page.limit:
                     break
@@ -205,16 +209,14 @@ class TableSource:
             followed.upto = max(known.values())
             await self._check_history(followed)
         elif not followed.stream.from_first:
-            page = await self._read(partial(followed.reader.page, after=0, rows=1))
+            page: Page = await self._ask(partial(followed.reader.page, after=0, rows=1))
             followed.upto = page.limit
             await self._log.adopt(name, [(writer, page.limit, NO_ROWS) for writer in page.writers])
         followed.is_begun = True
 
     async def _check_history(self, followed: _Followed) -> None:
         """Whether the database still has all that the log has. If not, a new epoch begins where it ends."""
-        findings = await self._thread.run(
-            partial(self._interact, partial(followed.reader.examine, seen=followed.upto))
-        )
+        findings: Findings = await self._ask(partial(followed.reader.examine, seen=followed.upto))
         for finding in findings.found:
             if finding.is_loss:
                 await self._log.lose(followed.stream.stream, finding.before)
@@ -256,17 +258,17 @@ class TableSource:
     async def _hear_writers(self) -> None:
         """What the writers tell of unfinished ids, if they tell."""
         try:
-            self._writers = await self._thread.run(partial(self._interact, self._read_writers))
+            self._writers = await self._ask(self._read_writers)
         except Exception:
             return  # the streams' own troubles say enough
         self._writers_told(self._writers)
 
     # -- in the thread -------------------------------------------------------------------------------------
 
-    def _read(self, work: Callable[[Any], Page]) -> "Deferred[Page]":
-        return self._thread.run(partial(self._interact, work))  # type: ignore[return-value]
+    def _ask(self, work: Callable[[Any], T]) -> Awaitable[T]:
+        return self._thread.run(partial(self._interact, work))
 
-    def _interact(self, work: Callable[[Any], Any]) -> Any:
+    def _interact(self, work: Callable[[Any], T]) -> T:
         """One transaction, which changes nothing."""
         if self._connection is None:
             self._connection = self._connect()
