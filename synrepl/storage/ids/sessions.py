@@ -270,7 +270,7 @@ class WriterSession:
                 database,
                 writer=self.instance,
                 process="" if self._is_last_beat else self._process,
-                position=generator.announced_token,
+                position=abs(generator.announced_token),
                 unfinished=generator.unfinished(),
                 now=now,
             )

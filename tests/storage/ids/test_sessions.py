@@ -124,6 +124,17 @@ class Sessions(IdCase):
             [text for text in self.warnings() if "cannot move" in text],
         )
 
+    def test_positions_are_told_as_they_go_up(self) -> None:
+        """Also where ids go down: or whoever asks who is behind would take the first for the last."""
+        generator = self.generator("A", ["A", "B"], negative=True)
+        self.wait(self.session("A", generator).start())
+
+        self.assertEqual([-2], self.write_facts(generator))
+        self.pass_time(1)
+
+        self.assertEqual(2, self.states()["A"].position)
+        self.assertEqual({"A": -2}, self.get_positions())
+
     def test_the_age_of_what_is_unfinished_is_a_metric(self) -> None:
         """What an operator is paged for."""
         metrics = Metrics(CollectorRegistry())
