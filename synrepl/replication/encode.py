@@ -1,12 +1,12 @@
 """Facts as the lines one release gets of them, encoded once for all its readers."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from synrepl.streams.declare import Stream
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
-from synrepl.wire.codec import MAX_LENGTH, Codec
+from synrepl.wire.codec import Codec
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.declare import Command
 
@@ -22,7 +22,8 @@ class Encoder:
     What the release does not know is left out: streams, fields, rows. A fact of which nothing is left, or
     with a row too long for a line, is never sent in part. Where the release has the means, a POSITION
     stands for it: one that moves on (`certifies`), or one that makes the reader fetch the fact itself
-    (`pulls`). `withheld` hears of a fact that this release has no way to be told of.
+    (`pulls`). `withheld` hears of a fact that this release has no way to be told of. With `writes`, only
+    facts of these streams and writers are written at all.
     """
 
     def __init__(
@@ -33,10 +34,16 @@ class Encoder:
         pulls: bool,
         certifies: bool,
         withheld: Callable[[Fact, str], None],
+        writes: Collection[tuple[str, str]] | None = None,
     ) -> None:
         self.dialect = codec.dialect
         self._codec = codec
-        self._streams = {stream.name: stream for stream in table.known_to(codec.dialect)}
+        self._writes = None if writes is None else frozenset(writes)
+        self._streams = {
+            stream.name: stream
+            for stream in table.known_to(codec.dialect)
+            if writes is None or any(stream.name == name for name, _ in writes)
+        }
         self._pulls = pulls
         self._certifies = certifies
         self._withheld = withheld
@@ -51,7 +58,7 @@ class Encoder:
         out: list[bytes] = []
         for fact in facts:
             stream = self._streams.get(fact.stream)
-            if stream is not None:
+            if stream is not None and (self._writes is None or (fact.stream, fact.writer) in self._writes):
                 self._fact(stream, fact, out)
         return b"".join(out)
 
@@ -67,7 +74,7 @@ class Encoder:
             return
         prefix = self._prefix(fact.stream, fact.writer)
         token = b"%d " % fact.token
-        room = MAX_LENGTH - len(prefix)
+        room = self._codec.max_length - len(prefix)
         if len(rows[-1]) + len(token) > room or any(len(row) + len(BATCH) > room for row in rows[:-1]):
             if self._pulls:
                 out.append(self._position(fact, fact.token))

@@ -2,18 +2,22 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from typing import Final
 
 from synrepl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from synrepl.wire.commands import Rdata, declared_commands
-from synrepl.wire.declare import Command, Form, Side, exists
+from synrepl.wire.declare import BROKER, Command, Form, Side, exists
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect, nearest
 from synrepl.wire.kinds import show
 from synrepl.wire.runs import RunReader
 
-__all__ = ["MAX_LENGTH", "Codec", "codec_of"]
+__all__ = ["MAX_LENGTH", "MAX_MESSAGE", "Codec", "codec_of"]
 
 MAX_LENGTH = 16_384
 """Bytes in a line, its end not counted; peers of every release refuse longer ones."""
+
+MAX_MESSAGE: Final = 64 * 1024 * 1024
+"""Bytes in a message on a broker. Its peers have no bound; this one is below that of Redis (512 MB)."""
 
 _KNOWN_POINTS = (LEGACY, MIDDLE, CURRENT, NEWEST, NATIVE)
 
@@ -44,6 +48,7 @@ class Codec:
 
     def __init__(self, dialect: Dialect, *, ours: Side, theirs: Side) -> None:
         self.dialect = dialect
+        self.max_length = MAX_MESSAGE if ours is BROKER else MAX_LENGTH
         self._forms: dict[type[Command], Form] = {}
         self.parsers: dict[bytes, Callable[[bytes], Command]] = {}
         self.bare_parsers: dict[bytes, Callable[[], Command]] = {}
@@ -82,6 +87,8 @@ class Codec:
         if form is None:
             raise LocalProtocolError(f"{command.NAME} cannot be sent in {self.dialect} by this side")
         line = form.format(command)
-        if len(line) > MAX_LENGTH:
-            raise LocalProtocolError(f"{command.NAME} is {len(line)} bytes long; a line holds {MAX_LENGTH}")
+        if len(line) > self.max_length:
+            raise LocalProtocolError(
+                f"{command.NAME} is {len(line)} bytes long; a line holds {self.max_length}"
+            )
         return line

@@ -221,7 +221,7 @@ class RemoteServerUp(Command, frozen=True):
     EXAMPLES = {MIDDLE: "REMOTE_SERVER_UP example.org", CURRENT: "REMOTE_SERVER_UP example.org"}
 
 
-@command("USER_IP", sent_by=CLIENT | BROKER, since="0.23")
+@command("USER_IP", sent_by=CLIENT | BROKER, since="0.23", channel="USER_IP")
 class UserIp(Command, frozen=True):
     """A user was seen: ``[access token, ip, user agent, device, last seen in ms]``.
 

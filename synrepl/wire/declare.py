@@ -147,6 +147,7 @@ class Command(msgspec.Struct, frozen=True):
 
     NAME: ClassVar[str]
     SENT_BY: ClassVar[Side]
+    CHANNEL: ClassVar[str]
     SPAN: ClassVar[Span]
     FIELDS: ClassVar[tuple[Field, ...]]
     EXAMPLES: ClassVar[dict[Dialect, str]]
@@ -160,8 +161,12 @@ T = typing.TypeVar("T")
     frozen_default=True,
     field_specifiers=(word, integer, token_or, either, rest, middle_text, json_rest, json_value, json_array),
 )
-def command(name: str, *, sent_by: Side, since: str = "", until: str = "") -> Callable[[type[T]], type[T]]:
+def command(
+    name: str, *, sent_by: Side, since: str = "", until: str = "", channel: str = ""
+) -> Callable[[type[T]], type[T]]:
     """Declare a command: its name, who may send it, and the releases that have it.
+
+    On a broker it has a `channel` of its own, named after that of all others with ``/`` and this behind it.
 
     Fields are class attributes made by `word`, `integer` and their like, in the order of the wire.
     `EXAMPLES` maps dialects to lines; each must parse and format back to itself.
@@ -181,6 +186,7 @@ def command(name: str, *, sent_by: Side, since: str = "", until: str = "") -> Ca
         namespace |= {
             "NAME": name,
             "SENT_BY": sent_by,
+            "CHANNEL": channel,
             "SPAN": span(since=since, until=until),
             "FIELDS": fields,
         }

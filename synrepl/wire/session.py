@@ -3,8 +3,13 @@
 A session takes lines and the time, and answers with actions: bytes to send, commands to deliver, close.
 Whoever drives it (TCP, Redis, a test, the simulator) performs them in order. Nothing that a peer sends
 makes a session raise: it answers with one ERROR line and the close.
+
+On a shared channel (the side is BROKER) there is no peer to greet, to PING or to close on: a message is a
+line without its end, and one that makes no sense is complained of and passed over, as Synapse's own processes
+do (facts: streams of current Synapse, 9.8).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -13,11 +18,11 @@ import msgspec
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.wire.codec import MAX_LENGTH, Codec, codec_of
 from synrepl.wire.commands import Error, Name, Ping, Server
-from synrepl.wire.declare import BOTH, SERVER, Command, Side
+from synrepl.wire.declare import BOTH, BROKER, SERVER, Command, Side
 from synrepl.wire.dialect import CURRENT, LEGACY, NEWEST, Dialect
 from synrepl.wire.runs import Rows
 
-__all__ = ["AUTO", "KEEPALIVE", "Action", "Close", "Deliver", "Keepalive", "Send", "Session"]
+__all__ = ["AUTO", "KEEPALIVE", "Action", "Close", "Complain", "Deliver", "Keepalive", "Send", "Session"]
 
 AUTO: Final = None
 """In place of a dialect: take the one that the peer's first decisive command belongs to."""
@@ -46,7 +51,13 @@ class Close(msgspec.Struct, frozen=True):
     ours: bool = True
 
 
-Action = Send | Deliver | Close
+class Complain(msgspec.Struct, frozen=True):
+    """Tell whoever reads logs of this message on a shared channel: nobody can make sense of it."""
+
+    why: str
+
+
+Action = Send | Deliver | Close | Complain
 
 
 class Keepalive(msgspec.Struct, frozen=True):
@@ -80,7 +91,7 @@ class Session:
         keepalive: Keepalive = KEEPALIVE,
     ) -> None:
         if dialect is AUTO and side is not SERVER:
-            raise LocalProtocolError("a client must know which dialect it speaks")
+            raise LocalProtocolError("only a server can find out which dialect its peer speaks")
         self.side = side
         self.dialect = dialect
         self.peer_name = ""
@@ -91,13 +102,15 @@ class Session:
         self._keepalive = keepalive
         self._peer_pings = False
         self._last_sent = self._last_received = seconds()
-        self._theirs = BOTH & ~side
+        self._theirs = side if side is BROKER else BOTH & ~side
         self._codec = codec_of(_GUESSES[0] if dialect is AUTO else dialect, ours=side, theirs=self._theirs)
 
     # -- what happens --------------------------------------------------------------------------------------
 
     def connected(self) -> list[Action]:
-        """The greeting."""
+        """The greeting; on a shared channel nobody is greeted."""
+        if self.side is BROKER:
+            return []
         hello = Server(server_name=self._name) if self.side is SERVER else Name(name=self._name)
         return [Send(self.lines([hello, self._ping()]))]
 
@@ -107,6 +120,8 @@ class Session:
         if self.closed or not lines:
             return []
         self._last_received = self._seconds()
+        if self.side is BROKER:
+            return self._hear(lines, clean=clean)
         commands: list[Command | Rows] = []
         good, why = (len(lines), "") if clean else _good_lines(lines)
         try:
@@ -123,7 +138,7 @@ class Session:
 
     def tick(self) -> list[Action]:
         """Whatever the time demands: call it at `deadline()` or later, as often as you like."""
-        if self.closed:
+        if self.closed or self.side is BROKER:
             return []
         now = self._seconds()
         if self._peer_pings and now >= self._times_out_at:
@@ -138,6 +153,8 @@ class Session:
 
     def deadline(self) -> float:
         """When `tick` may next have something to do, in seconds on our clock."""
+        if self.side is BROKER:
+            return math.inf
         return min(self._pings_at, self._times_out_at) if self._peer_pings else self._pings_at
 
     # One sum for `tick` and `deadline`: a rounding error between them would make a driver spin.
@@ -172,6 +189,33 @@ class Session:
         self._last_sent = self._seconds()
 
     # -- reading -------------------------------------------------------------------------------------------
+
+    def _hear(self, messages: Sequence[bytes], *, clean: bool) -> list[Action]:
+        """Messages of a shared channel: a bad one harms no other."""
+        commands: list[Command | Rows] = []
+        if clean:
+            try:
+                self._read(messages, commands)
+            except RemoteProtocolError:
+                commands = []  # which one it was, and what the others say, is found out one by one
+            else:
+                return [Deliver(commands)] if commands else []
+        actions: list[Action] = []
+        for message in messages:
+            # An end of line can only be white space in JSON here; let through, it could end a line of ours.
+            line = message.replace(b"\n", b" ").replace(b"\r", b" ")
+            try:
+                line.decode("utf-8")
+                self._read([line], commands)
+            except (RemoteProtocolError, UnicodeDecodeError) as error:
+                why = error.why if isinstance(error, RemoteProtocolError) else "a message is not UTF-8"
+                if commands:
+                    actions.append(Deliver(commands))
+                    commands = []
+                actions.append(Complain(" ".join(why.split())[:1000]))
+        if commands:
+            actions.append(Deliver(commands))
+        return actions
 
     def _read(self, lines: Sequence[bytes], commands: list[Command | Rows]) -> None:
         deliver = commands.append

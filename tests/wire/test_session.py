@@ -1,5 +1,6 @@
 """A connection's conversation, without a connection."""
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -9,10 +10,10 @@ from hypothesis import strategies as st
 from synrepl.errors import LocalProtocolError
 from synrepl.wire.codec import MAX_LENGTH
 from synrepl.wire.commands import Error, Name, Ping, Position, Rdata, Replicate, Server, UserSync
-from synrepl.wire.declare import CLIENT, SERVER, Command, Side
-from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect
+from synrepl.wire.declare import BROKER, CLIENT, SERVER, Command, Side
+from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect
 from synrepl.wire.lines import Lines
-from synrepl.wire.session import AUTO, Action, Close, Deliver, Keepalive, Send, Session
+from synrepl.wire.session import AUTO, Action, Close, Complain, Deliver, Keepalive, Send, Session
 
 
 class Time:
@@ -399,3 +400,61 @@ def test_nothing_that_a_peer_sends_makes_a_session_raise(
                 told(actions)
 
     assert closes == session.closed
+
+
+class TestSharedChannel:
+    """On a broker there is no peer to greet, to time out or to close on."""
+
+    def channel(self, time: Time | None = None) -> Session:
+        return Session(BROKER, NEWEST, name="w1", seconds=time or Time())
+
+    def test_nobody_is_greeted_or_timed_out(self) -> None:
+        """The broker's own connection has other means for that."""
+        time = Time()
+        session = self.channel(time)
+        time.now += 1000
+
+        assert ([], [], math.inf) == (session.connected(), session.tick(), session.deadline())
+
+    @pytest.mark.parametrize("clean", [True, False])
+    def test_a_bad_message_harms_no_other(self, clean: bool) -> None:
+        """As real processes do: it is told of, and what comes before and after it is delivered."""
+        good = [b"REPLICATE ", b"", b"NEW_ACTIVE_TASK a", b'RDATA typing w 3 ["!r:hs",[]]']
+        bad = [
+            b"replicate ",
+            b" REPLICATE",
+            b"PING 1",
+            b"SERVER x",
+            b"ERROR x",
+            b"RDATA typing",
+            b"POSITION a b",
+        ]
+        messages = [message for pair in zip(bad, [*good, *good], strict=False) for message in pair]
+
+        actions = self.channel().receive(messages, clean=clean)
+
+        assert len(bad) == sum(isinstance(action, Complain) for action in actions)
+        assert ["REPLICATE", "NEW_ACTIVE_TASK", "RDATA", "REPLICATE", "NEW_ACTIVE_TASK"] == [
+            command.NAME for command in delivered(actions)
+        ]
+
+    def test_an_end_of_line_in_a_message_cannot_become_one_of_ours(self) -> None:
+        """It can only be white space in JSON, or a trick."""
+        (action,) = self.channel().receive([b'RDATA typing w 3 ["!r:hs",\r\n[]]'])
+
+        assert [Rdata(stream="typing", instance="w", token=3, row=b'["!r:hs",  []]')] == delivered([action])
+        assert isinstance(self.channel().receive([b"REMOTE_SERVER_UP a\nRDATA"])[0], Complain)
+
+    def test_what_is_no_text_is_no_message(self) -> None:
+        """Also where the bytes stand in a row."""
+        assert [Complain("a message is not UTF-8")] == self.channel().receive([b"RDATA typing w 3 [\xff]"])
+
+    def test_messages_may_be_longer_than_lines(self) -> None:
+        """Real processes have no bound there."""
+        row = b'["%s"]' % (b"x" * MAX_LENGTH)
+        session = self.channel()
+
+        told = session.lines([Rdata(stream="typing", instance="w", token=3, row=row)])
+
+        assert told == b"RDATA typing w 3 " + row + b"\n"
+        assert len(delivered(session.receive([told[:-1]]))) == 1
