@@ -66,7 +66,7 @@ class Receipt(msgspec.Struct, frozen=True):
 class Head(msgspec.Struct, frozen=True):
     """Where the log stands when it is opened.
 
-    `positions` holds the last token of each (stream, writer); `allocated` the highest token of each
+    `positions` holds the highest token of each (stream, writer); `allocated` the highest token of each
     stream, whoever wrote it; `boots` counts how often this log was opened, this time included.
     """
 
@@ -94,7 +94,8 @@ class IEngine(Protocol):
     def commit(self, facts: Sequence[Fact], receipts: Sequence[Receipt]) -> None:
         """Keep all of these or none. When it returns they survive a power cut.
 
-        `facts` follow the last ones without a hole in their serials.
+        `facts` follow the last ones without a hole in their serials. The position of a writer is the highest
+        token among its facts, which need not be the last.
         """
 
     def read(
@@ -113,6 +114,12 @@ class IEngine(Protocol):
 
         In order of (token, serial); of one writer, or of all when it is None. Facts that share a token are
         never parted. Gives the facts and whether there are more.
+        """
+
+    def held(self, stream: str, token: int) -> list[tuple[str, bytes]]:
+        """The writer and the rows of every fact of this stream under this token, in order of serial.
+
+        Facts that were lost where they came from (`lose`) are not among them.
         """
 
     def lose(self, stream: str, upto: int) -> Head:
@@ -176,6 +183,9 @@ class ILog(Protocol):
 
     def ephemeral_after(self, stream: str, after: int) -> list[Fact]:
         """What memory holds of an ephemeral stream beyond token `after`, in order."""
+
+    def restarts(self, stream: str) -> int:
+        """How often a writer of this ephemeral stream began anew while the log was open."""
 
     def forget(self, stream: str, upto: int) -> None:
         """Let go of an ephemeral stream's facts up to this token: all who read it have them."""

@@ -4,11 +4,12 @@ from synrepl.storage.choosing import engine_for
 from synrepl.storage.ephemeral import EphemeralStream
 from synrepl.storage.log import Log
 from synrepl.storage.memory import MemoryEngine
-from synrepl.storage.refusals import GivenElsewhere, KeyReused
+from synrepl.storage.refusals import FROM_TABLE, GivenElsewhere, KeyReused
 from synrepl.storage.sqlite import SQLiteEngine
 from synrepl.storage.threads import DelayedThread, ImmediateThread, ReactorThread
 
 __all__ = [
+    "FROM_TABLE",
     "DelayedThread",
     "EphemeralStream",
     "ImmediateThread",

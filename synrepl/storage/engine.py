@@ -14,7 +14,7 @@ import msgspec
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Appended, Head, Receipt
 from synrepl.storage.digest import EMPTY, verify
-from synrepl.storage.following import check_follow
+from synrepl.storage.following import advance, check_follow
 from synrepl.storage.paging import take_rows, take_tokens
 from synrepl.storage.voids import Void, Voids
 from synrepl.streams.facts import Fact
@@ -162,11 +162,13 @@ class SQLEngine(ABC):
                 serial, digest, _ = self._last(database)
                 check_follow(facts, serial, digest)
                 self._insert(database, "facts", COLUMNS, map(msgspec.structs.astuple, facts))
-                positions = {(fact.stream, fact.writer): fact.token for fact in facts}
+                positions: dict[tuple[str, str], int] = {}
+                advance(positions, facts)
                 self._execute_many(
                     database,
                     "INSERT INTO positions (stream, writer, token) VALUES (?, ?, ?)"
-                    " ON CONFLICT (stream, writer) DO UPDATE SET token = excluded.token",
+                    " ON CONFLICT (stream, writer) DO UPDATE SET token = excluded.token"
+                    " WHERE positions.token < excluded.token",
                     [(*pair, token) for pair, token in positions.items()],
                 )
                 if receipts:
@@ -214,6 +216,20 @@ class SQLEngine(ABC):
             ) as found,
         ):
             return take_tokens(_facts(found), limit)
+
+    def held(self, stream: str, token: int) -> list[tuple[str, bytes]]:
+        """The writer and the rows of every fact of this stream under this token."""
+        unless_void, values = self._voids.condition(stream)
+        with self._telling("held", stream):
+            return [
+                (writer, rows)
+                for writer, rows in self._execute(
+                    self._writer("held"),
+                    f"SELECT writer, rows FROM facts WHERE stream = ? AND token = ?{unless_void}"
+                    " ORDER BY serial",
+                    (stream, token, *values),
+                )
+            ]
 
     def lose(self, stream: str, upto: int) -> Head:
         """Begin a new epoch: of this stream, what is beyond `upto` was lost where it came from."""
@@ -309,10 +325,17 @@ class SQLEngine(ABC):
             why = f"the digest of serial {wrong} does not follow from the facts before it"
         else:
             positions = self._positions(database)
-            for (stream, writer), token in self._voids.positions(tail).items():
-                kept = positions.get((stream, writer))
-                # Where history was lost, a position stands where that ended, not at a fact.
-                if kept != token and not (self._voids.of(stream) and kept is not None and kept > token):
+            counting = [fact for fact in tail if not self._voids.hold(fact)]
+            moving = {(fact.stream, fact.writer) for fact in counting if fact.prev_token < fact.token}
+            told: dict[tuple[str, str], int] = {}
+            advance(told, counting)
+            for place, token in told.items():
+                stream, writer = place
+                kept = positions.get(place)
+                # Where history was lost, a position stands where that ended, not at a fact; where all facts
+                # came late, it stands at one before them.
+                is_exact = place in moving and not self._voids.of(stream)
+                if kept is None or kept < token or (is_exact and kept > token):
                     why = f"the last token of {writer} in {stream} is {token}, its position says {kept}"
         if why:
             raise StorageError(op="open", why=why, hint=DAMAGED.format(database=self.KIND))

@@ -1,5 +1,6 @@
 """What is kept of streams that nobody stores: the last few facts, in memory, within a bound."""
 
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from heapq import heappop, heappush
@@ -7,7 +8,7 @@ from heapq import heappop, heappush
 import msgspec
 
 from synrepl.storage.paging import take_tokens
-from synrepl.streams.facts import Fact
+from synrepl.streams.facts import NO_ROWS, Fact
 
 __all__ = ["EphemeralStream", "KeyOf"]
 
@@ -23,10 +24,12 @@ _rows = msgspec.json.Decoder(list[msgspec.Raw])
 class EphemeralStream:
     """The facts of one ephemeral stream since the daemon started.
 
-    Tokens begin at 1 with each start; `epoch` is the number of the start, so that the restart shows. Over
-    `max_bytes` the oldest facts that newer ones have replaced (all their rows' keys came again) are dropped
-    first, then simply the oldest; the newest always stays. A dropped fact leaves a hole that nobody sees:
-    reading after a token gives what is still held, each fact with the `prev_token` it was written with.
+    Tokens that are given here begin at 1 with each start; `epoch` is the number of the start, so that the
+    restart shows. `token` is the highest position. A fact without rows moves its writer's position and is not
+    held. Over `max_bytes` the oldest facts that newer ones have replaced (all their rows' keys came again)
+    are dropped first, then simply the oldest; the newest always stays. A dropped fact leaves a hole that
+    nobody sees: reading after a token gives what is still held, each fact with the `prev_token` it was
+    written with.
     """
 
     def __init__(
@@ -35,12 +38,16 @@ class EphemeralStream:
         self.name = name
         self.epoch = epoch
         self.token = 0
+        self.restarts = 0
         self.bytes_held = 0
         self.positions: dict[str, int] = {}
         self._key_of = key_of
         self._max_bytes = max_bytes
+        # By number of arrival: writers that bring their own tokens may bring the same.
         # Not a dict: taking the first key of a dict again and again walks over all that were deleted.
         self._facts: OrderedDict[int, Fact] = OrderedDict()
+        self._arrived = 0
+        self._by_token: list[tuple[int, int]] = []
         self._newest: dict[Hashable, int] = {}
         self._keys: dict[int, set[Hashable]] = {}
         self._replaced: list[int] = []
@@ -50,31 +57,32 @@ class EphemeralStream:
 
     def append(self, writer: str, facts: Sequence[bytes], at_ms: int) -> list[Fact]:
         """Give these facts the next tokens and hold them, as long as the bound allows."""
-        made = []
-        previous = self.positions.get(writer, 0)
-        for rows in facts:
-            self.token += 1
-            fact = Fact(0, self.epoch, self.name, writer, previous, self.token, rows, at_ms, "")
-            previous = self.token
-            made.append(fact)
-            self._facts[self.token] = fact
-            self.bytes_held += len(rows) + FACT_BYTES
-            if self._key_of is not None:
-                self._replace(self.token, rows, self._key_of)
-        self.positions[writer] = previous
-        while self.bytes_held > self._max_bytes and len(self._facts) > 1:
-            self._drop_one()
+        made = [self._add(writer, self.token + 1, rows, at_ms) for rows in facts]
+        self._keep_within_bound()
         return made
 
+    def adopt(self, writer: str, token: int, rows: bytes, at_ms: int) -> Fact | None:
+        """Hold a fact that has its token already; None when its writer has reached that token."""
+        if token <= self.positions.get(writer, 0):
+            return None
+        made = self._add(writer, token, rows, at_ms)
+        self._keep_within_bound()
+        return made
+
+    def restart(self, writer: str, at_ms: int) -> Fact:
+        """Forget the facts of a writer that began anew; gives the one that says so, at token 0."""
+        for number in [number for number, fact in self._facts.items() if fact.writer == writer]:
+            self._drop(number)
+        self._by_token = [place for place in self._by_token if place[1] in self._facts]
+        self.positions[writer] = 0
+        self.restarts += 1
+        self.token = max(self.positions.values())
+        return Fact(0, self.epoch, self.name, writer, 0, 0, NO_ROWS, at_ms, "")
+
     def after(self, token: int) -> list[Fact]:
-        """What is held beyond `token`, in order; takes time for what it gives alone."""
-        found = []
-        for fact in reversed(self._facts.values()):
-            if fact.token <= token:
-                break
-            found.append(fact)
-        found.reverse()
-        return found
+        """What is held beyond `token`, in order of token, then of arrival."""
+        first = bisect_left(self._by_token, (token + 1, 0))
+        return [self._facts[number] for _, number in self._by_token[first:]]
 
     def read_tokens(
         self, *, writer: str | None, after: int, upto: int, limit: int
@@ -91,12 +99,27 @@ class EphemeralStream:
 
     def forget(self, upto: int) -> None:
         """Let go of the facts up to this token."""
-        while self._facts and next(iter(self._facts)) <= upto:
-            self._drop(next(iter(self._facts)))
+        first = bisect_left(self._by_token, (upto + 1, 0))
+        for _, number in self._by_token[:first]:
+            self._drop(number)
+        del self._by_token[:first]
         # Ascending, so still a heap; without this it would grow for as long as readers keep up.
-        self._replaced = sorted(token for token in self._replaced if token in self._facts)
+        self._replaced = sorted(number for number in self._replaced if number in self._facts)
 
-    def _replace(self, token: int, rows: bytes, key_of: KeyOf) -> None:
+    def _add(self, writer: str, token: int, rows: bytes, at_ms: int) -> Fact:
+        fact = Fact(0, self.epoch, self.name, writer, self.positions.get(writer, 0), token, rows, at_ms, "")
+        self.positions[writer] = token
+        self.token = max(self.token, token)
+        if rows != NO_ROWS:
+            self._arrived += 1
+            self._facts[self._arrived] = fact
+            insort(self._by_token, (token, self._arrived))
+            self.bytes_held += len(rows) + FACT_BYTES
+            if self._key_of is not None:
+                self._replace(self._arrived, rows, self._key_of)
+        return fact
+
+    def _replace(self, number: int, rows: bytes, key_of: KeyOf) -> None:
         """Note that this fact now stands for its rows' keys, and which facts stand for nothing any more."""
         keys: set[Hashable] = set()
         for row in _rows.decode(rows):
@@ -106,27 +129,34 @@ class EphemeralStream:
                 keys.add(_Unkeyed)
                 continue
             older = self._newest.get(key)
-            if older is not None and older != token:
+            if older is not None and older != number:
                 self._keys[older].discard(key)
                 if not self._keys[older]:
                     heappush(self._replaced, older)
-            self._newest[key] = token
+            self._newest[key] = number
             keys.add(key)
-        self._keys[token] = keys
+        self._keys[number] = keys
 
-    def _drop_one(self) -> None:
+    def _keep_within_bound(self) -> None:
+        while self.bytes_held > self._max_bytes and len(self._facts) > 1:
+            number = self._first_to_go()
+            place = (self._facts[number].token, number)
+            self._drop(number)
+            del self._by_token[bisect_left(self._by_token, place)]
+
+    def _first_to_go(self) -> int:
         while self._replaced:
-            token = heappop(self._replaced)
-            if token in self._facts:
-                self._drop(token)
-                return
-        self._drop(next(iter(self._facts)))
+            number = heappop(self._replaced)
+            if number in self._facts:
+                return number
+        return next(iter(self._facts))
 
-    def _drop(self, token: int) -> None:
-        fact = self._facts.pop(token)
+    def _drop(self, number: int) -> None:
+        """Let go of one fact; its place in `_by_token` is the caller's."""
+        fact = self._facts.pop(number)
         self.bytes_held -= len(fact.rows) + FACT_BYTES
-        for key in self._keys.pop(token, ()):
-            if self._newest.get(key) == token:
+        for key in self._keys.pop(number, ()):
+            if self._newest.get(key) == number:
                 del self._newest[key]
 
 

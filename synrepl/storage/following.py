@@ -1,12 +1,12 @@
-"""What may come next in a log: the serial after the last one, of the same history."""
+"""What may come next in a log: the serial after the last one, of the same history; and where writers are."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from synrepl.errors import StorageError
 from synrepl.storage.digest import verify
 from synrepl.streams.facts import Fact
 
-__all__ = ["check_follow"]
+__all__ = ["advance", "check_follow"]
 
 
 def check_follow(facts: Sequence[Fact], serial: int, digest: str) -> None:
@@ -17,3 +17,10 @@ def check_follow(facts: Sequence[Fact], serial: int, digest: str) -> None:
     # The rest of them was chained to the first where they were made.
     if verify(facts[:1], digest) is not None:
         raise StorageError(op="commit", why=f"serial {serial} is not the one that these facts follow")
+
+
+def advance(positions: dict[tuple[str, str], int], facts: Iterable[Fact]) -> None:
+    """Bring the position of each (stream, writer) up to the highest of its tokens: the last may be late."""
+    for fact in facts:
+        place = (fact.stream, fact.writer)
+        positions[place] = max(fact.token, positions.get(place, fact.token))

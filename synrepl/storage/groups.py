@@ -3,7 +3,7 @@
 Nothing here changes where the log stands: that is adopted only when the group is known to be kept.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from hashlib import sha256
 
 import msgspec
@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 
 from synrepl.ports.interfaces import Appended, Head, Receipt
 from synrepl.storage.digest import EMPTY, chain
-from synrepl.streams.facts import Fact
+from synrepl.streams.facts import NO_ROWS, Fact
 
 __all__ = ["Group", "Request", "Standing", "checksum", "form"]
 
@@ -80,7 +80,9 @@ class Standing:
         """Stand after these facts, which are kept."""
         fact = None
         for fact in facts:
-            self.positions.setdefault(fact.stream, {})[fact.writer] = fact.token
+            # Not of a late fact, whose token its writer had reached before.
+            if fact.prev_token < fact.token:
+                self.positions.setdefault(fact.stream, {})[fact.writer] = fact.token
             if fact.token > self.allocated.get(fact.stream, 0):
                 self.allocated[fact.stream] = fact.token
         if fact is not None:
@@ -106,15 +108,20 @@ def form(
     requests: Sequence[Request],
     at_ms: int,
     receipt: Callable[[str], Receipt | None],
+    *,
+    held: Callable[[str, int], list[tuple[str, bytes]]] = lambda stream, token: [],
+    unordered: Collection[str] = (),
+    told_by_all: Collection[str] = (),
 ) -> Group:
     """Give serials, tokens and digests to what is new, and find the answers of what is not.
 
-    A token is the next of its stream, whoever writes, unless it was given elsewhere; a given one that its
-    writer has reached already is known and left out. `prev_token` is the same writer's last one.
+    A token is the next of its stream, whoever writes, unless it was given elsewhere; of those given, `_Given`
+    says what is news. `prev_token` is the same writer's last one, or of a late fact its own.
     """
     epoch, serial, digest = standing.epoch, standing.serial, standing.digest
     allocated: dict[str, int] = {}
     previous: dict[tuple[str, str], int] = {}
+    given: dict[str, _Given] = {}
     group = Group([], [], [], before=digest, after=digest)
     for request in requests:
         known = None if request.key is None else receipt(request.key)
@@ -125,9 +132,20 @@ def form(
         highest = allocated.get(stream)
         if highest is None:
             highest = standing.allocated.get(stream, 0)
+        of_stream = given.get(stream)
+        if of_stream is None and (stream in unordered or stream in told_by_all):
+            of_stream = given[stream] = _Given(
+                stream,
+                held,
+                highest,
+                group.facts,
+                is_unordered=stream in unordered,
+                is_told_by_all=stream in told_by_all,
+            )
         first_serial = serial + 1
         tokens: list[int] = []
-        for index, rows in enumerate(request.facts):
+        for index, asked in enumerate(request.facts):
+            rows = asked
             if places is None:
                 token = highest + 1
             else:
@@ -135,10 +153,18 @@ def form(
             prev_token = previous.get((stream, writer))
             if prev_token is None:
                 prev_token = standing.positions.get(stream, {}).get(writer, 0)
-            if token <= prev_token:
-                continue
+            is_late = token <= prev_token
+            if is_late or (of_stream is not None and token <= highest):
+                news = None if of_stream is None else of_stream.news(writer, token, asked, is_late=is_late)
+                if news is None:
+                    continue
+                rows = news
+            if is_late:
+                prev_token = token
+            else:
+                previous[stream, writer] = token
+                highest = max(highest, token)
             serial += 1
-            highest = max(highest, token)
             digest = chain(
                 digest,
                 serial=serial,
@@ -151,7 +177,6 @@ def form(
                 rows=rows,
             )
             group.facts.append(Fact(serial, epoch, stream, writer, prev_token, token, rows, at_ms, digest))
-            previous[stream, writer] = token
             tokens.append(token)
         allocated[stream] = highest
         appended = Appended(epoch, first_serial, tokens)
@@ -160,3 +185,54 @@ def form(
             group.receipts.append(Receipt(request.key, request.checksum, appended, at_ms))
     group.after = digest
     return group
+
+
+class _Given:
+    """What is news of the facts given to one stream that is unordered, or told by all.
+
+    `held` says what was committed under a token, and is asked only up to `highest`, beyond which there is
+    nothing; `formed` is what goes into this group so far.
+    """
+
+    def __init__(
+        self,
+        stream: str,
+        held: Callable[[str, int], list[tuple[str, bytes]]],
+        highest: int,
+        formed: Sequence[Fact],
+        *,
+        is_unordered: bool,
+        is_told_by_all: bool,
+    ) -> None:
+        self._stream = stream
+        self._held = held
+        self._highest = highest
+        self._formed = formed
+        self._is_unordered = is_unordered
+        self._is_told_by_all = is_told_by_all
+        # What was formed under each token, as far as it was looked at: most facts need no look.
+        self._by_token: dict[int, list[tuple[str, bytes]]] = {}
+        self._looked_at = 0
+
+    def news(self, writer: str, token: int, rows: bytes, *, is_late: bool) -> bytes | None:
+        """The rows to keep, or None when this fact is left out.
+
+        Late ones are news where their stream is unordered, unless the same fact is held, or they have no
+        rows, or a token that nobody can read. What another writer has told is kept without its rows.
+        """
+        if is_late and (not self._is_unordered or rows == NO_ROWS or token < 1):
+            return None
+        if is_late or (self._is_told_by_all and rows != NO_ROWS):
+            for teller, told in self._under(token):
+                if told == rows and (teller == writer or self._is_told_by_all):
+                    return None if is_late else NO_ROWS
+        return rows
+
+    def _under(self, token: int) -> list[tuple[str, bytes]]:
+        """The writer and the rows of every fact under this token: committed, then formed."""
+        for fact in self._formed[self._looked_at :]:
+            if fact.stream == self._stream:
+                self._by_token.setdefault(fact.token, []).append((fact.writer, fact.rows))
+        self._looked_at = len(self._formed)
+        committed = self._held(self._stream, token) if token <= self._highest else []
+        return [*committed, *self._by_token.get(token, ())]

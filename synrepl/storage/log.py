@@ -1,7 +1,7 @@
 """The log as the reactor's thread sees it: appends go together, commits go one after the other."""
 
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from synrepl.ports.interfaces import Appended, Head, IClock, IEngine, IThread
 from synrepl.ports.tasks import Tasks
 from synrepl.storage.ephemeral import EphemeralStream, KeyOf
 from synrepl.storage.groups import Group, Request, Standing, checksum, form
-from synrepl.storage.refusals import GivenElsewhere, KeyReused
+from synrepl.storage.refusals import FROM_TABLE, GivenElsewhere, KeyReused
 from synrepl.streams.facts import Fact
 
 __all__ = ["Log"]
@@ -38,7 +38,10 @@ class Log:
     kept. Over `max_pending_bytes` of unanswered appends, further ones fail at once.
 
     The facts of `adopted` streams come with tokens that were given elsewhere (`adopt`), those of all others
-    get them here (`append`).
+    get them here (`append`). Where they come from is told to who appends nevertheless: a mapping says it of
+    each stream, without one it is the homeserver's table. `refuses` says why nothing can be appended to a
+    stream by a writer, if that is so just now. Of the `unordered` streams lower tokens may be
+    adopted after higher ones; any writer may tell the facts of the others in those `told_by_all`.
 
     The engine and both threads are the log's own from `start` to `stop`.
     """
@@ -52,7 +55,10 @@ class Log:
         *,
         ephemeral: Collection[str],
         key_of: KeyOf | None = None,
-        adopted: Collection[str] = (),
+        adopted: Mapping[str, str] | Collection[str] = (),
+        unordered: Collection[str] = (),
+        told_by_all: Collection[str] = (),
+        refuses: Callable[[str, str], str] = lambda stream, writer: "",
         max_pending_bytes: int = 64 * MIB,
         max_batch_bytes: int = 4 * MIB,
         max_ephemeral_bytes: int = 8 * MIB,
@@ -82,7 +88,10 @@ class Log:
         self._ephemeral_names = frozenset(ephemeral)
         self._ephemeral: dict[str, EphemeralStream] = {}
         self._ephemeral_receipts: OrderedDict[str, tuple[str, Appended]] = OrderedDict()
-        self._adopted = frozenset(adopted)
+        self._adopted = adopted if isinstance(adopted, Mapping) else dict.fromkeys(adopted, FROM_TABLE)
+        self._unordered = frozenset(unordered)
+        self._told_by_all = frozenset(told_by_all)
+        self._refuses = refuses
         self._names: set[str] = set()
 
         self._boots = 0
@@ -211,15 +220,17 @@ class Log:
         an idempotency `key` asking again is harmless, and gives the first answer; `KeyReused` when the key
         stands for another request.
         """
-        why = self._refusal(stream, writer)
-        if why is not None:
-            return why
+        refusal = self._refusal(stream, writer)
+        if refusal is not None:
+            return fail(refusal)
         if stream in self._adopted:
-            return fail(GivenElsewhere(stream=stream))
+            return fail(GivenElsewhere(stream=stream, why=self._adopted[stream]))
+        if why := self._refuses(stream, writer):
+            return fail(GivenElsewhere(stream=stream, why=why))
         if not facts:
             return succeed(Appended(self.epoch, None, []))
         if key is not None and not _is_text(key):
-            return _refused(stream, f"{key[:100]!r} cannot be an idempotency key: too long, or no text")
+            return fail(_refused(stream, f"{key[:100]!r} cannot be an idempotency key: too long, or no text"))
         asked = "" if key is None else checksum(stream, writer, facts)
         held = self._ephemeral.get(stream)
         if held is not None:
@@ -230,27 +241,58 @@ class Log:
             shared: Deferred[Appended] = Deferred()
             first.sharers.append(shared)
             return shared
-        return self._ask(Request(stream, writer, facts, key, asked))
+        answer = self._ask(Request(stream, writer, facts, key, asked))
+        self._write_soon()
+        return answer
 
     def adopt(self, stream: str, facts: Sequence[tuple[str, int, bytes]]) -> "Deferred[Appended]":
         """Add facts that have a writer and a token already: ``(writer, token, canonical rows)``; done when
         they are durable.
 
-        Each writer's come in the order of their tokens; those that it has reached already are left out. A
-        fact without rows (``[]``) certifies that the writer wrote nothing since its last one.
+        Each writer's come in the order of their tokens; those that it has reached already are left out. Of an
+        unordered stream only those are that the log has, with the same rows: others came late, are kept, and
+        leave the position where it is. A fact without rows (``[]``) certifies that the writer wrote nothing
+        since its last one. Of a stream told by all, what another writer has told is kept as such a fact.
+
+        What is adopted in one turn of the reactor goes together.
         """
         for writer in {writer for writer, _, _ in facts}:
-            why = self._refusal(stream, writer)
-            if why is not None:
-                return why
+            refusal = self._refusal(stream, writer)
+            if refusal is not None:
+                return fail(refusal)
+        held = self._ephemeral.get(stream)
+        if held is not None:
+            now = self._now_ms()
+            made = [fact for given in facts if (fact := held.adopt(*given, now)) is not None]
+            if made:
+                self._show(made)
+            return succeed(Appended(held.epoch, None, [fact.token for fact in made]))
         places = [(writer, token) for writer, token, _ in facts]
-        return self._ask(Request(stream, "", [rows for _, _, rows in facts], None, "", places))
+        answer = self._ask(Request(stream, "", [rows for _, _, rows in facts], None, "", places))
+        if not self._is_writing:
+            self._later("adopted", 0, self._write_soon)
+        return answer
+
+    def restart(self, stream: str, writer: str) -> None:
+        """The writer of an ephemeral stream began anew: its facts are forgotten, its position is 0.
+
+        Watchers are shown a fact without rows at token 0. `StorageError` of a kept stream, which never goes
+        back.
+        """
+        refusal = self._refusal(stream, writer)
+        if refusal is None and stream not in self._ephemeral:
+            refusal = StorageError(op="restart", why="it is kept, and never goes back", stream=stream)
+        if refusal is not None:
+            raise refusal
+        self._show([self._ephemeral[stream].restart(writer, self._now_ms())])
 
     async def lose(self, stream: str, upto: int) -> None:
         """The history of this stream beyond `upto` was lost where it came from: a new epoch begins.
 
         Followers that have more are beside this history from now on, and must be told (`Publisher.resync`).
         """
+        if self._queue:
+            self._write_soon()
         while self._is_writing:
             await self._until_idle()
         self._is_writing = True
@@ -267,7 +309,7 @@ class Log:
         self._idle.append(idle)
         return idle
 
-    def _refusal(self, stream: str, writer: str) -> "Deferred[Appended] | None":
+    def _refusal(self, stream: str, writer: str) -> StorageError | None:
         if not self._is_open:
             return _refused(stream, "the log is not open", retryable=True)
         if stream not in self._names or writer not in self._names:
@@ -280,13 +322,11 @@ class Log:
     def _ask(self, request: Request) -> "Deferred[Appended]":
         """Queue a request for the next group."""
         if self._pending_bytes and self._pending_bytes + request.size > self._max_pending_bytes:
-            return _refused(request.stream, "the log is busy", hint="try again later", retryable=True)
+            return fail(_refused(request.stream, "the log is busy", hint="try again later", retryable=True))
         if request.key is not None:
             self._keyed[request.key] = request
         self._pending_bytes += request.size
         self._queue.append(request)
-        if not self._is_writing:
-            self._write_soon()
         return request.answer
 
     def _hold(
@@ -338,6 +378,11 @@ class Log:
         """What memory holds of an ephemeral stream beyond token `after`, in order."""
         held = self._ephemeral.get(stream)
         return [] if held is None else held.after(after)
+
+    def restarts(self, stream: str) -> int:
+        """How often a writer of this ephemeral stream began anew while the log was open."""
+        held = self._ephemeral.get(stream)
+        return 0 if held is None else held.restarts
 
     def forget(self, stream: str, upto: int) -> None:
         """Let go of an ephemeral stream's facts up to this token: all who read it have them."""
@@ -409,7 +454,15 @@ class Log:
         """
         group = None
         try:
-            group = form(self._standing, requests, at_ms, self._engine.receipt)
+            group = form(
+                self._standing,
+                requests,
+                at_ms,
+                self._engine.receipt,
+                held=self._engine.held,
+                unordered=self._unordered,
+                told_by_all=self._told_by_all,
+            )
             if group.facts:
                 self._engine.commit(group.facts, group.receipts)
         except Exception as error:
@@ -521,8 +574,8 @@ def _is_text(name: str) -> bool:
         return False
 
 
-def _refused(stream: str, why: str, *, hint: str = "", retryable: bool = False) -> "Deferred[Appended]":
-    return fail(StorageError(op="append", why=why, hint=hint, stream=stream, retryable=retryable))
+def _refused(stream: str, why: str, *, hint: str = "", retryable: bool = False) -> StorageError:
+    return StorageError(op="append", why=why, hint=hint, stream=stream, retryable=retryable)
 
 
 def _as_storage_error(error: Exception) -> StorageError:

@@ -1,12 +1,12 @@
 """A log kept in memory, under the contract of the real ones: for tests and for the simulator."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
 
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Head, Receipt
 from synrepl.storage.digest import EMPTY
-from synrepl.storage.following import check_follow
+from synrepl.storage.following import advance, check_follow
 from synrepl.storage.paging import take_rows, take_tokens
 from synrepl.storage.voids import Void, Voids
 from synrepl.streams.facts import Fact
@@ -94,8 +94,8 @@ class MemoryEngine:
                 stream.insert(bisect_right(stream, fact.token, key=_token), fact)
             else:
                 stream.append(fact)
-            self._positions[fact.stream, fact.writer] = fact.token
             self._allocated[fact.stream] = max(fact.token, self._allocated.get(fact.stream, fact.token))
+        advance(self._positions, facts)
         self.facts.extend(facts)
         self.receipts.update((receipt.key, receipt) for receipt in receipts)
         if failure is not None:
@@ -131,6 +131,13 @@ class MemoryEngine:
             limit,
         )
 
+    def held(self, stream: str, token: int) -> list[tuple[str, bytes]]:
+        """The writer and the rows of every fact of this stream under this token."""
+        self._check("held")
+        facts = self._by_stream.get(stream, [])
+        first, last = bisect_left(facts, token, key=_token), bisect_right(facts, token, key=_token)
+        return [(fact.writer, fact.rows) for fact in facts[first:last] if not self._voids.hold(fact)]
+
     def lose(self, stream: str, upto: int) -> Head:
         """Begin a new epoch: of this stream, what is beyond `upto` was lost where it came from."""
         self._check("lose")
@@ -139,7 +146,8 @@ class MemoryEngine:
         for place, token in self._positions.items():
             if place[0] == stream:
                 self._positions[place] = min(token, upto)
-        self._allocated[stream] = min(upto, self._allocated.get(stream, upto))
+        if stream in self._allocated:
+            self._allocated[stream] = min(upto, self._allocated[stream])
         return self.head()
 
     def receipt(self, key: str) -> Receipt | None:

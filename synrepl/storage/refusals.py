@@ -1,8 +1,13 @@
 """Why a log takes an append never, however often it is asked."""
 
+from typing import Final
+
 from synrepl.errors import StorageError
 
-__all__ = ["GivenElsewhere", "KeyReused"]
+__all__ = ["FROM_TABLE", "GivenElsewhere", "KeyReused"]
+
+FROM_TABLE: Final = "its facts come from the homeserver's table"
+"""Why nothing is appended to a stream whose facts are rows of a table."""
 
 
 class KeyReused(StorageError):
@@ -16,13 +21,18 @@ class KeyReused(StorageError):
 
 
 class GivenElsewhere(StorageError):
-    """The tokens of this stream are given elsewhere, as in a table: nothing can be appended to it here."""
+    """The tokens of this stream are given elsewhere: nothing can be appended to it here.
 
-    def __init__(self, *, stream: str) -> None:
+    `why` says where its facts come from; `code` says the same to programs.
+    """
+
+    def __init__(self, *, stream: str, why: str = FROM_TABLE) -> None:
+        is_table = why == FROM_TABLE
         super().__init__(
             op="append",
-            why="its facts come from a table",
-            hint="write them there, with ids from its sequence",
+            why=why,
+            hint="write them there, with ids from its sequence" if is_table else "write them there",
             stream=stream,
             tried=False,
         )
+        self.code = "table_backed" if is_table else "brought_elsewhere"

@@ -5,7 +5,7 @@ A void says where the old history ends: of its stream, what was written before `
 `token` counts no more.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -40,10 +40,6 @@ class Voids:
     def hold(self, fact: Fact) -> bool:
         """Whether a fact is void."""
         return any(fact.epoch < void.epoch and fact.token > void.token for void in self.of(fact.stream))
-
-    def positions(self, facts: Iterable[Fact]) -> Mapping[tuple[str, str], int]:
-        """The last token of each stream and writer among these facts, as far as they still count."""
-        return {(fact.stream, fact.writer): fact.token for fact in facts if not self.hold(fact)}
 
     def condition(self, stream: str) -> tuple[str, list[int]]:
         """SQL that leaves void facts out, and its values."""

@@ -147,6 +147,9 @@ class Stream(Generic[R]):
     * `monotonic`: tokens never go back; without it they do when the writer restarts.
     * `ephemeral`: kept in memory, not in the log.
     * `ordered`: rows arrive in the order of their tokens.
+    * `descends`: facts that come at once come from the highest token down.
+    * `told_by_all`: any writer may tell the facts of the others, under its own name: current Synapse
+      does not filter the rows of such a stream by writer.
     * `span`: the releases that know it.
     """
 
@@ -159,6 +162,8 @@ class Stream(Generic[R]):
         monotonic: bool = True,
         ephemeral: bool = False,
         ordered: bool = True,
+        descends: bool = False,
+        told_by_all: bool = False,
         since: str = "",
         until: str = "",
         gone: Iterable[Gone] = (),
@@ -169,7 +174,9 @@ class Stream(Generic[R]):
         self.name = name
         self.monotonic = monotonic
         self.ephemeral = ephemeral
-        self.ordered = ordered
+        self.ordered = ordered and not descends
+        self.descends = descends
+        self.told_by_all = told_by_all
         self.span = span(since=since, until=until)
         classes = typing.get_args(rows) if isinstance(rows, UnionType) else (rows,)
         self._kinds = [self._kind(cls, list(gone)) for cls in classes]

@@ -236,6 +236,79 @@ class Contract(Case):
         self.assertEqual(([1, 2], True), read(4, 1))
         self.assertEqual(([3], False), read(5, 1))
 
+    def test_a_late_fact_leaves_the_position_where_it_is(self) -> None:
+        """Within a commit, in one of its own, and after a restart: the last fact need not be the highest."""
+        engine = self.again()
+        engine.open()
+        facts = facts_after(
+            None,
+            ("backfill", "w1", 0, 101),
+            ("backfill", "w1", 99, 99),
+            ("backfill", "w1", 100, 100),
+            ("backfill", "w2", 0, 7),
+        )
+        engine.commit(facts[:2], [])
+        engine.commit(facts[2:], [])
+        positions = {("backfill", "w1"): 101, ("backfill", "w2"): 7}
+
+        self.assertEqual((positions, {"backfill": 101}), (engine.head().positions, engine.head().allocated))
+        engine.close()
+        engine = self.again()
+        head = engine.open()
+
+        self.assertEqual((positions, {"backfill": 101}), (head.positions, head.allocated))
+        found, _ = engine.read_tokens(stream="backfill", writer="w1", after=0, upto=999, serial=9, limit=9)
+        self.assertEqual([99, 100, 101], [fact.token for fact in found])
+
+    def test_a_log_that_ends_in_late_facts_alone_opens_again(self) -> None:
+        """Of a long burst downwards the end of the log, which is checked, has no fact at the position."""
+        engine = self.again()
+        engine.open()
+        tokens = range(2000, 0, -1)
+        facts = facts_after(
+            None, *(("backfill", "w1", 0 if token == 2000 else token, token) for token in tokens)
+        )
+        engine.commit(facts, [])
+        engine.close()
+
+        self.assertEqual({("backfill", "w1"): 2000}, self.again().open().positions)
+
+    def test_what_is_held_under_a_token(self) -> None:
+        """Whoever wrote it; but not what was lost where it came from."""
+        engine = self.again()
+        engine.open()
+        facts = facts_after(
+            None,
+            ("s", "w2", 0, 5),
+            ("s", "w1", 0, 5),
+            ("s", "w1", 5, 6),
+            ("t", "w1", 0, 5),
+            ("s", "w1", 5, 5),
+        )
+        engine.commit(facts, [])
+
+        self.assertEqual([(writer, facts[0].rows) for writer in ("w2", "w1", "w1")], engine.held("s", 5))
+        self.assertEqual(([], []), (engine.held("s", 4), engine.held("never", 5)))
+        engine.lose("s", 4)
+        after = facts_after(facts[-1], ("s", "w3", 0, 6), epoch=2)
+        engine.commit(after, [])
+
+        self.assertEqual(([], [("w3", after[0].rows)]), (engine.held("s", 5), engine.held("s", 6)))
+
+    def test_positions_go_up_again_after_a_loss(self) -> None:
+        """From where the loss left them, late facts or not."""
+        engine = self.again()
+        engine.open()
+        facts = facts_after(None, ("s", "w1", 0, 8), ("s", "w1", 4, 4))
+        engine.commit(facts, [])
+        engine.lose("s", 5)
+
+        engine.commit(facts_after(facts[-1], ("s", "w1", 3, 3), ("s", "w1", 5, 6), epoch=2), [])
+        engine.close()
+
+        head = self.again().open()
+        self.assertEqual(({("s", "w1"): 6}, {"s": 6}), (head.positions, head.allocated))
+
     def test_receipts_are_kept_with_the_facts_and_forgotten_by_age(self) -> None:
         """A client that repeats an append after a restart must get its first answer."""
         engine = self.again()
@@ -268,6 +341,7 @@ class Contract(Case):
             engine.head,
             lambda: engine.commit([], []),
             lambda: engine.read(after=0, upto=1, streams=None, limit=1),
+            lambda: engine.held("events", 1),
             lambda: engine.receipt("a"),
             lambda: engine.forget_receipts(1),
         ):
@@ -428,6 +502,7 @@ class SQLiteTests(Contract, LogCase):
             ("UPDATE facts SET rows = x'5b5d' WHERE serial = 1190", "the digest of serial 1190"),
             ("DELETE FROM facts WHERE serial = 1200", "the last token of w1 in events is 1199"),
             ("DELETE FROM positions", "its position says None"),
+            ("UPDATE positions SET token = 1199", "is 1200, its position says 1199"),
         ):
             with self.subTest(damage):
                 self.path = self.directory() / "synrepl.db"

@@ -1,5 +1,8 @@
 """Whatever happens, in whatever order: the rules of serials, tokens, chains and digests hold."""
 
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from hypothesis import settings
@@ -11,10 +14,12 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synrepl.errors import StorageError
-from synrepl.ports.interfaces import Appended
-from synrepl.storage import DelayedThread, KeyReused, Log, MemoryEngine
+from synrepl.ports.interfaces import Appended, IEngine
+from synrepl.storage import DelayedThread, KeyReused, Log, MemoryEngine, SQLiteEngine
 from synrepl.storage.digest import EMPTY, verify
-from synrepl.streams.facts import Fact
+from synrepl.storage.postgres import PostgresEngine
+from synrepl.streams.facts import NO_ROWS, Fact
+from tests.postgres import new_database
 from tests.storage.builders import DISK_FULL, NOW, rows
 
 Asked = tuple[str, str, tuple[bytes, ...]]
@@ -152,3 +157,264 @@ class LogMachine(RuleBasedStateMachine):
 
 LogMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 LogModelTests = LogMachine.TestCase
+
+
+Given = tuple[str, int, bytes]
+Told = tuple[str, int, int, bytes]
+
+UNORDERED = {"backfill", "both"}
+TOLD_BY_ALL = {"lists", "both"}
+
+givens = st.lists(
+    st.tuples(
+        st.sampled_from(["w1", "w2"]), st.integers(0, 9), st.sampled_from([rows("a"), rows("b"), NO_ROWS])
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+class Model:
+    """What a log is to hold of one stream: ``(writer, prev_token, token, rows)`` and whether each counts."""
+
+    def __init__(self, stream: str) -> None:
+        self.is_unordered = stream in UNORDERED
+        self.is_told_by_all = stream in TOLD_BY_ALL
+        self.told: list[Told] = []
+        self.counts: list[bool] = []
+        self.positions: dict[str, int] = {}
+
+    def held(self) -> list[Told]:
+        return [told for told, counts in zip(self.told, self.counts, strict=True) if counts]
+
+    def adopt(self, writer: str, token: int, content: bytes) -> bool:
+        """The rules, said as plainly as they can be."""
+        position = self.positions.get(writer, 0)
+        is_late = token <= position
+        same = {who for who, _, at, what in self.held() if (at, what) == (token, content)}
+        if is_late and (not self.is_unordered or writer in same or token == 0):
+            return False
+        if self.is_told_by_all and same - {writer}:
+            content = NO_ROWS
+        if is_late and content == NO_ROWS:
+            return False
+        self.told.append((writer, token if is_late else position, token, content))
+        self.counts.append(True)
+        self.positions[writer] = max(position, token)
+        return True
+
+    def append(self, writer: str, content: bytes) -> None:
+        self.adopt(writer, max(self.positions.values(), default=0) + 1, content)
+
+    def lose(self, upto: int) -> None:
+        self.counts = [
+            counts and told[2] <= upto for told, counts in zip(self.told, self.counts, strict=True)
+        ]
+        self.positions = {writer: min(token, upto) for writer, token in self.positions.items()}
+
+    def restart(self, writer: str) -> None:
+        self.told = [told for told in self.told if told[0] != writer]
+        self.counts = [True] * len(self.told)
+        self.positions[writer] = 0
+
+
+class AdoptMachine(RuleBasedStateMachine):
+    """A log that is given facts with tokens, and a model that is given the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.clock.advance(NOW)
+        self.kept = {stream: Model(stream) for stream in ("events", "backfill", "lists", "both")}
+        self.typing = Model("typing")
+        self.typing_shown: list[Told] = []
+        self.is_at_rest = True
+        self.boot()
+
+    def again(self) -> IEngine:
+        """The engine of the next process."""
+        raise NotImplementedError
+
+    def boot(self) -> None:
+        self.engine = self.again()
+        self.log = Log(
+            self.engine,
+            DelayedThread(self.clock, lambda: 0.1),
+            DelayedThread(self.clock, lambda: 0.1),
+            self.clock,
+            ephemeral=["typing"],
+            unordered=UNORDERED,
+            told_by_all=TOLD_BY_ALL,
+            max_batch_bytes=2500,
+            logger=Logger(observer=lambda event: None),  # type: ignore[arg-type]
+        )
+        self.run(self.log.start())
+        self.log.watch(self.shown)
+
+    def shown(self, facts: Any) -> None:
+        self.typing_shown += [_told(fact) for fact in facts if fact.stream == "typing"]
+
+    def run(self, work: Any) -> Any:
+        """What came of it; everything that was asked before is done by then."""
+        done: Deferred[Any] = Deferred.fromCoroutine(work)
+        results: list[Any] = []
+        done.addBoth(results.append)
+        while not results:
+            self.clock.advance(0.1)
+        assert not isinstance(results[0], Failure), results[0].getTraceback()
+        return results[0]
+
+    @rule(stream=st.sampled_from(["events", "backfill", "lists", "both"]), facts=givens)
+    def adopt(self, stream: str, facts: list[Given]) -> None:
+        """It is durable some time later; the next may come before that."""
+        model = self.kept[stream]
+        expected = [token for writer, token, content in facts if model.adopt(writer, token, content)]
+        self.is_at_rest = False
+        self.log.adopt(stream, facts).addCallback(self.check_answer, expected)
+
+    def check_answer(self, answer: Appended, expected: list[int]) -> None:
+        """The tokens of what was news."""
+        assert answer.tokens == expected
+
+    @rule(stream=st.sampled_from(["events", "backfill", "lists", "both"]), content=st.sampled_from("ab"))
+    def append(self, stream: str, content: str) -> None:
+        """Nobody does both on one stream; but it is well defined."""
+        self.kept[stream].append("w3", rows(content))
+        self.is_at_rest = False
+        self.log.append(stream, "w3", [rows(content)])
+
+    @rule(facts=givens)
+    def adopt_in_memory(self, facts: list[Given]) -> None:
+        """At once."""
+        model, before = self.typing, len(self.typing.told)
+        expected = [token for writer, token, content in facts if model.adopt(writer, token, content)]
+        answers: list[Appended] = []
+        self.typing_shown.clear()
+
+        self.log.adopt("typing", facts).addCallback(answers.append)
+
+        assert [answer.tokens for answer in answers] == [expected]
+        assert self.typing_shown == model.told[before:]
+
+    @rule(writer=st.sampled_from(["w1", "w2", "w3"]))
+    def append_in_memory(self, writer: str) -> None:
+        """After the highest."""
+        self.typing.append(writer, rows("c"))
+        self.log.append("typing", writer, [rows("c")])
+
+    @rule(writer=st.sampled_from(["w1", "w2"]))
+    def restart(self, writer: str) -> None:
+        """A writer that keeps nothing begins anew."""
+        self.typing.restart(writer)
+        self.typing_shown.clear()
+
+        self.log.restart("typing", writer)
+
+        assert self.typing_shown == [(writer, 0, 0, NO_ROWS)]
+
+    @rule(stream=st.sampled_from(["events", "backfill", "lists"]), upto=st.integers(1, 9))
+    def lose(self, stream: str, upto: int) -> None:
+        """History goes where it came from."""
+        self.kept[stream].lose(upto)
+        self.run(self.log.lose(stream, upto))
+        self.is_at_rest = True
+
+    @rule()
+    def rest(self) -> None:
+        """Everything is durable."""
+        self.clock.pump([0.1] * 60)
+        assert self.log.pending_bytes == 0
+        self.is_at_rest = True
+
+    @rule()
+    def reopen(self) -> None:
+        """In order: what was asked for is kept."""
+        self.run(self.log.stop())
+        self.is_at_rest = True
+        self.typing = Model("typing")
+        self.boot()
+
+    @invariant()
+    def memory_is_as_it_should_be(self) -> None:
+        """Ephemeral streams, at any time."""
+        positions = self.typing.positions
+        held = sorted((told for told in self.typing.told if told[3] != NO_ROWS), key=lambda told: told[2])
+        assert self.log.positions("typing") == positions
+        assert self.log.linear_position("typing") == max(positions.values(), default=0)
+        assert [_told(fact) for fact in self.log.ephemeral_after("typing", 0)] == held
+
+    @invariant()
+    def what_is_kept_is_as_it_should_be(self) -> None:
+        """The engine and the log agree on the order of serials and of tokens, positions, what is held."""
+        if not self.is_at_rest:
+            return
+        facts, _ = self.engine.read(after=0, upto=self.log.serial, streams=None, limit=10**6)
+        assert verify(facts, EMPTY) is None
+        head = self.engine.head()
+        assert (head.serial, head.digest) == (self.log.serial, self.log.digest)
+        for stream, model in self.kept.items():
+            assert [_told(fact) for fact in facts if fact.stream == stream] == model.told
+            found = {writer: token for (of, writer), token in head.positions.items() if of == stream}
+            assert model.positions == found == self.log.positions(stream)
+            highest = max(model.positions.values(), default=0)
+            assert highest == head.allocated.get(stream, 0) == self.log.linear_position(stream)
+            for token in range(12):
+                under = [(who, what) for who, _, at, what in model.held() if at == token]
+                assert self.engine.held(stream, token) == under
+            by_token, _ = self.engine.read_tokens(
+                stream=stream, writer=None, after=0, upto=10**6, serial=10**6, limit=10**6
+            )
+            assert [_told(fact) for fact in by_token] == sorted(model.held(), key=lambda told: told[2])
+
+    def teardown(self) -> None:
+        """The log ends well."""
+        self.run(self.log.stop())
+
+
+def _told(fact: Fact) -> Told:
+    return (fact.writer, fact.prev_token, fact.token, fact.rows)
+
+
+class MemoryAdoptMachine(AdoptMachine):
+    """In memory: the same object again."""
+
+    def __init__(self) -> None:
+        self.memory = MemoryEngine()
+        super().__init__()
+
+    def again(self) -> IEngine:
+        return self.memory
+
+
+class SQLiteAdoptMachine(AdoptMachine):
+    """On SQLite."""
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="synrepl-model-"))
+        super().__init__()
+
+    def again(self) -> IEngine:
+        return SQLiteEngine(self.directory / "synrepl.db")
+
+    def teardown(self) -> None:
+        super().teardown()
+        shutil.rmtree(self.directory)
+
+
+class PostgresAdoptMachine(AdoptMachine):
+    """On PostgreSQL."""
+
+    def __init__(self) -> None:
+        self.url = new_database()
+        super().__init__()
+
+    def again(self) -> IEngine:
+        return PostgresEngine(self.url)
+
+
+AdoptModelInMemoryTests = MemoryAdoptMachine.TestCase
+AdoptModelOnSQLiteTests = SQLiteAdoptMachine.TestCase
+AdoptModelOnPostgresTests = PostgresAdoptMachine.TestCase
+AdoptModelInMemoryTests.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+AdoptModelOnSQLiteTests.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+AdoptModelOnPostgresTests.settings = settings(max_examples=15, stateful_step_count=30, deadline=None)

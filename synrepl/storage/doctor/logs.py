@@ -6,6 +6,7 @@ from typing import Any, Final
 from synrepl.storage.digest import EMPTY, verify
 from synrepl.storage.doctor.complaints import Complaint
 from synrepl.storage.engine import COLUMNS
+from synrepl.storage.following import advance
 from synrepl.storage.ids.database import Flavor
 from synrepl.storage.schema import MIGRATIONS
 from synrepl.storage.sql import execute
@@ -61,7 +62,7 @@ def check_log(
         (stream, writer): token
         for stream, writer, token in ask("SELECT stream, writer, token FROM {}positions")
     }
-    return chain.checked, [*chain.complaints(), *_of_positions(positions, chain.last, voids, whole=whole)]
+    return chain.checked, [*chain.complaints(), *_of_positions(positions, chain, voids, whole=whole)]
 
 
 def mend_positions(cursor: Any, flavor: Flavor) -> list[tuple[str, str]]:
@@ -72,15 +73,15 @@ def mend_positions(cursor: Any, flavor: Flavor) -> list[tuple[str, str]]:
     """
     ask = _asking(cursor, flavor)
     version = ask("SELECT max(value) FROM {}meta WHERE key = 'version'").fetchone()[0]
-    are_void = (
-        " WHERE NOT EXISTS (SELECT 1 FROM {}voids AS void WHERE void.stream = fact.stream"
+    counts = (
+        "NOT EXISTS (SELECT 1 FROM {}voids AS void WHERE void.stream = fact.stream"
         " AND fact.epoch < void.epoch AND fact.token > void.token)"
         if version > 1
-        else ""
+        else "true"
     )
     found = ask(
-        "INSERT INTO {}positions (stream, writer, token) SELECT stream, writer, token FROM {}facts"
-        f" WHERE serial IN (SELECT max(serial) FROM {{}}facts AS fact{are_void} GROUP BY stream, writer)"
+        "INSERT INTO {}positions (stream, writer, token) SELECT stream, writer, max(token)"
+        f" FROM {{}}facts AS fact WHERE {counts} GROUP BY stream, writer"
         " ON CONFLICT (stream, writer) DO UPDATE SET token = excluded.token"
         " WHERE positions.token < excluded.token RETURNING stream"
     )
@@ -88,12 +89,15 @@ def mend_positions(cursor: Any, flavor: Flavor) -> list[tuple[str, str]]:
 
 
 class _Chain:
-    """The facts so far. `last` is the last token of each stream and writer, as far as facts still count."""
+    """The facts so far. `highest` is the highest token of each stream and writer, as far as facts still
+    count; of those that have `moved`, not all facts came late.
+    """
 
     def __init__(self, voids: Voids) -> None:
         self.checked = 0
         self._voids = voids
-        self.last: dict[tuple[str, str], int] = {}
+        self.highest: dict[tuple[str, str], int] = {}
+        self.moved: set[tuple[str, str]] = set()
         self._serial = 0
         self._digest: str | None = EMPTY
         self._missing: list[int] = []
@@ -111,7 +115,9 @@ class _Chain:
             self._wrong.append(fact.serial)
         self._serial, self._digest = fact.serial, fact.digest
         if not self._voids.hold(fact):
-            self.last[fact.stream, fact.writer] = fact.token
+            advance(self.highest, [fact])
+            if fact.prev_token < fact.token:
+                self.moved.add((fact.stream, fact.writer))
         self.checked += 1
 
     def complaints(self) -> list[Complaint]:
@@ -128,14 +134,15 @@ class _Chain:
 
 
 def _of_positions(
-    positions: dict[tuple[str, str], int], last: dict[tuple[str, str], int], voids: Voids, *, whole: bool
+    positions: dict[tuple[str, str], int], chain: _Chain, voids: Voids, *, whole: bool
 ) -> list[Complaint]:
-    """Each is the token of the writer's last fact, or where its lost history ends. Where not all facts were
-    read, only those seen count.
+    """Each is the highest token of the writer's facts, or where its lost history ends. Where not all facts
+    were read, only those seen count, and of a writer whose facts all came late it may be further.
     """
     found = []
-    for stream, writer in sorted(last | positions if whole else last):
-        token, position = last.get((stream, writer)), positions.get((stream, writer))
+    for stream, writer in sorted(chain.highest | positions if whole else chain.highest):
+        token, position = chain.highest.get((stream, writer)), positions.get((stream, writer))
+        may_be_further = bool(voids.of(stream)) or not (whole or (stream, writer) in chain.moved)
         if token is not None and (position is None or position < token):
             kind = "position_behind_facts"
             text = (
@@ -143,7 +150,7 @@ def _of_positions(
                 " not start with it, or gives tokens a second time"
             )
             remedy = "run synrepl doctor --fix while the daemon is stopped"
-        elif position is not None and (token is None or position > token) and not voids.of(stream):
+        elif position is not None and (token is None or position > token) and not may_be_further:
             kind = "position_ahead_of_facts"
             what = "is none at all" if token is None else f"has token {token}"
             text = (

@@ -16,6 +16,7 @@ from synrepl.storage.ids.writers import WriterState, read_writers
 from synrepl.storage.log import Log
 from synrepl.storage.tables.layout import TableStream
 from synrepl.storage.tables.reading import Page, TableReader
+from synrepl.streams.facts import NO_ROWS
 from synrepl.streams.table import StreamTable
 
 __all__ = ["TableSource", "TableState"]
@@ -25,7 +26,6 @@ T = TypeVar("T")
 PAGE_ROWS: Final = 1_000
 CERTIFY_SECONDS: Final = 1.0
 """How often the log is told that a writer wrote nothing: each time is a fact without rows."""
-NO_ROWS: Final = b"[]"
 
 
 class TableState(msgspec.Struct, frozen=True, kw_only=True):

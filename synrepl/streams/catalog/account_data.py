@@ -18,5 +18,6 @@ ACCOUNT_DATA = Stream(
     "account_data",
     AccountData,
     key=("user_id", "room_id", "data_type"),
+    told_by_all=True,
     gone=[Gone("data", after="data_type", until="1.7", default=None)],
 )

@@ -20,4 +20,4 @@ class Backfilled:
 
 
 # Real masters send the tokens of one burst in descending order.
-BACKFILL = Stream("backfill", Backfilled, key="event_id", ordered=False)
+BACKFILL = Stream("backfill", Backfilled, key="event_id", descends=True)

@@ -15,4 +15,4 @@ class Pusher:
     deleted: Bool
 
 
-PUSHERS = Stream("pushers", Pusher, key=("user_id", "app_id", "pushkey"))
+PUSHERS = Stream("pushers", Pusher, key=("user_id", "app_id", "pushkey"), told_by_all=True)

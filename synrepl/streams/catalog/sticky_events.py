@@ -14,4 +14,6 @@ class StickyEvent:
 
 
 # The release is only known to be after 1.66, and 1.163 has it.
-STICKY_EVENTS = Stream("sticky_events", StickyEvent, key=("room_id", "event_id"), since="1.67")
+STICKY_EVENTS = Stream(
+    "sticky_events", StickyEvent, key=("room_id", "event_id"), told_by_all=True, since="1.67"
+)

@@ -16,5 +16,9 @@ class ThreadSubscription:
 
 # The release is only known to be after 1.66, and 1.163 has it.
 THREAD_SUBSCRIPTIONS = Stream(
-    "thread_subscriptions", ThreadSubscription, key=("user_id", "room_id", "event_id"), since="1.67"
+    "thread_subscriptions",
+    ThreadSubscription,
+    key=("user_id", "room_id", "event_id"),
+    told_by_all=True,
+    since="1.67",
 )

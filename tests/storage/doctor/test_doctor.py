@@ -376,6 +376,26 @@ def test_a_log_that_lost_history_is_whole(place: Place) -> None:
     engine.close()
 
 
+def test_late_facts_leave_positions_alone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last fact of an unordered stream need not be the one that its position is from."""
+    place.make_log(("backfill", "A", 0, 9), ("backfill", "A", 8, 8), ("backfill", "A", 7, 7))
+    monkeypatch.setattr("synrepl.storage.doctor.logs.NEWEST", 2)
+
+    assert [] == place.examine(whole_log=True).complaints
+    assert [] == place.examine(whole_log=False).complaints
+
+
+@pytest.mark.parametrize("damage", ["UPDATE {}positions SET token = 7", "DELETE FROM {}positions"])
+def test_a_position_is_mended_to_the_highest_token(place: Place, damage: str) -> None:
+    """Mended to the last one, it would have facts ahead of it again."""
+    place.make_log(("backfill", "A", 0, 9), ("backfill", "A", 8, 8))
+    place.do(damage.format(place.schema))
+    doctor = place.doctor()
+
+    assert doctor.mend(doctor.examine()).is_healthy
+    assert [(9,)] == place.do(f"SELECT token FROM {place.schema}positions")
+
+
 def test_a_quick_look_checks_the_newest(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is older is not read."""
     place.make_log(*FACTS)

@@ -71,8 +71,17 @@ class Sources(IdCase):
         )
         source._logger = Logger(observer=lambda event: self.errors.append(formatEvent(event)))  # type: ignore[arg-type]
         source.start()
+        self.turn()
         self.addCleanup(source._close)
         return source
+
+    def wake(self, source: TableSource) -> None:
+        source.wake()
+        self.turn()
+
+    def turn(self) -> None:
+        """The log stores what it is given at the end of the reactor's turn, page after page."""
+        self.clock.pump([0] * 20)
 
     def write(self, writer: str, *tokens: int, rows: int = 1, position: int | None = None) -> None:
         """Facts of `rows` rows each, and the position stored with them."""
@@ -98,7 +107,7 @@ class Sources(IdCase):
         self.write("A", 2, rows=2)
         self.write("B", 3)
         self.set_position("A", 3)
-        source.wake()
+        self.wake(source)
 
         self.assertEqual(
             [
@@ -118,13 +127,13 @@ class Sources(IdCase):
         token = self.wait(context.__aenter__())
 
         self.write("B", 4, 5)
-        source.wake()
+        self.wake(source)
         self.assertEqual([("A", 2)], self.places())
         self.assertEqual(3, token)
 
         self.write("A", 3, position=2)
         self.wait(context.__aexit__(None, None, None))
-        source.wake()
+        self.wake(source)
         self.assertEqual([("A", 2), ("A", 3), ("B", 4), ("B", 5)], self.places())
 
     def started_at(self, name: str) -> Any:
@@ -154,7 +163,7 @@ class Sources(IdCase):
         source = self.source()
         self.write("A", 5)
         self.set_position("B", 5)
-        source.wake()
+        self.wake(source)
 
         self.assertEqual([("A", 4, 5)], [(f.writer, f.prev_token, f.token) for f in self.facts()])
         self.assertEqual({"A": 5, "B": 4}, self.log.positions("receipts"))
@@ -221,7 +230,7 @@ class Sources(IdCase):
 
         self.write("A", 2)
         self.set_position("B", 2)
-        source.wake()
+        self.wake(source)
 
         self.assertIn("id 2", source.states()[0].trouble)
         self.assertEqual([], self.places())
@@ -231,7 +240,7 @@ class Sources(IdCase):
         source = self.source(start="earliest")
         self.write("A", 2)
         self.do("DELETE FROM stream_positions")
-        source.wake()
+        self.wake(source)
 
         self.assertEqual([], self.places())
         self.assertIn("no position of things is stored", source.states()[0].trouble)
@@ -255,7 +264,7 @@ class Sources(IdCase):
         for number in range(20):
             generator = generators[number % 2]
             self.wait(transact(self.pool, work))
-            source.wake()
+            self.wake(source)
 
         expected = [("AB"[number % 2], number + 2) for number in range(20)]
         self.assertEqual(expected[:-1], self.places()[:19])
@@ -266,7 +275,7 @@ class Sources(IdCase):
         source = self.source(start="earliest")
         self.write("A", 2, 3, 4, 5)
         self.set_position("B", 5)
-        source.wake()
+        self.wake(source)
         self.wait(source.stop())
         self.do("DELETE FROM receipts_linearized WHERE stream_id > 3")
         self.do("UPDATE stream_positions SET stream_id = 3")
