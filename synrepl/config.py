@@ -16,13 +16,15 @@ from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 import yaml
-from twisted.internet.endpoints import serverFromString
+from twisted.internet.endpoints import clientFromString, serverFromString
 
 from synrepl.errors import ConfigError
 from synrepl.wire.dialect import Dialect
 
 if TYPE_CHECKING:
+    from synrepl.replication.writes import Write
     from synrepl.storage.tables.layout import TableStream
+    from synrepl.transports.redis_address import RedisAddress
 
 __all__ = ["Setting", "Settings", "read_file", "settings", "suggestion", "table_for_the_manual"]
 
@@ -140,6 +142,22 @@ def endpoints(value: Any) -> tuple[str, ...]:
     return tuple(map(endpoint, several))
 
 
+def client_endpoints(value: Any) -> tuple[str, ...]:
+    """Client endpoint strings, one or several or none."""
+    several = [value] if isinstance(value, str) else value
+    if not isinstance(several, (list, tuple)):
+        raise ConfigError(f"is a client endpoint string, or a list of them, not {value!r}")
+    for description in map(text, several):
+        try:
+            clientFromString(_NO_REACTOR, description)  # type: ignore[no-untyped-call]
+        except Exception as error:  # parsers of endpoints, plugins among them, raise whatever they like
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise ConfigError(
+                f"is a Twisted client endpoint string such as tcp:localhost:9092, not {description!r} ({why})"
+            ) from error
+    return tuple(several)
+
+
 def database(value: Any) -> str:
     """``sqlite:`` and a path, or a PostgreSQL URL without a password."""
     url = text(value)
@@ -233,6 +251,22 @@ def tables(value: Any) -> "tuple[TableStream, ...]":
     return tuple(table_streams(value, default_writer="master"))
 
 
+def redis(value: Any) -> "RedisAddress | None":
+    """Where a Redis is."""
+    if value is None:
+        return None
+    from synrepl.transports.redis_address import RedisAddress
+
+    return RedisAddress.parse(text(value))
+
+
+def redis_writes(value: Any) -> "tuple[Write, ...]":
+    """Streams that are told on Redis."""
+    from synrepl.replication.writes import read_writes
+
+    return read_writes(value)
+
+
 def maybe_database(value: Any) -> str | None:
     """A database, or none."""
     return None if value is None else database(value)
@@ -268,8 +302,26 @@ class Settings:
         parse=database,
         metavar="URL",
     )
-    redis: None = setting(
-        None, "The Redis of the deployment. Not in this release yet.", parse=not_yet, metavar="URL"
+    redis: "RedisAddress | None" = setting(  # noqa: RUF009  # gives a field
+        None,
+        "The Redis of the deployment, whose channel is followed: redis://host:6379, rediss://host,"
+        " redis+unix:///path or redis+sentinel://host1,host2/service; ?password_file=, ?ca_file= ...",
+        parse=redis,
+        metavar="URL",
+    )
+    redis_writes: "tuple[Write, ...]" = setting(  # noqa: RUF009  # gives a field
+        (),
+        "The streams that this process writes on Redis, with commas between, or all. None: it only listens.",
+        parse=redis_writes,
+        metavar="STREAMS",
+    )
+    follow: tuple[str, ...] = setting(
+        (),
+        "A server of replication to take streams from, as a worker does: a Twisted client endpoint string."
+        " May be repeated.",
+        parse=client_endpoints,
+        metavar="ENDPOINT",
+        kind="list",
     )
     upstream: None = setting(
         None,
@@ -372,6 +424,7 @@ class Settings:
             ),
         )
         _check_open(built)
+        _check_name(built)
         if built.timeout_seconds <= built.ping_seconds:
             raise ConfigError(
                 f"--timeout-seconds is longer than --ping-seconds ({built.ping_seconds:g}) or peers time out"
@@ -479,6 +532,21 @@ def _check_open(built: Settings) -> None:
             f"--http {built.http} can be reached from other machines without a secret:"
             f" {_fix(built.http)}, name a --secret-file, or say --insecure"
         )
+
+
+def _check_name(built: Settings) -> None:
+    """A writer's name is its own: two that share one make the others drop facts of both."""
+    if not built.redis_writes:
+        return
+    if built.redis is None:
+        raise ConfigError("--redis-writes needs --redis: there is no channel to write on")
+    taken = {"master", "main", *built.instance_map}
+    for name in {one.writer or built.instance_name for one in built.redis_writes}:
+        if name in taken:
+            raise ConfigError(
+                f"--instance-name {name} is the name of another writer on Redis: give this process its own,"
+                " such as synrepl1, if it is to write there"
+            )
 
 
 def _fix(description: str) -> str:

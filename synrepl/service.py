@@ -16,6 +16,7 @@ from synrepl.config import Settings
 from synrepl.errors import ReplicationError, StorageError
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
+from synrepl.replication.observing import Observer
 from synrepl.replication.publisher import Publisher
 from synrepl.storage import Log, ReactorThread, engine_for
 from synrepl.streams.declare import Stream
@@ -26,6 +27,8 @@ from synrepl.wire.dialect import NEWEST
 from synrepl.wire.session import Keepalive
 
 if TYPE_CHECKING:
+    from synrepl.hearing import Sources
+    from synrepl.replication.writes import Writing
     from synrepl.storage.ids.writers import WriterState
     from synrepl.storage.tables.source import TableSource
     from synrepl.storage.wakeups import Wakeups
@@ -67,7 +70,9 @@ class Daemon(Service):
         self.log: Log | None = None
         self.publisher: Publisher | None = None
         self.tables: TableSource | None = None
+        self.sources: Sources | None = None
         self._wakeups: Wakeups | None = None
+        self._writing: Writing | None = None
         self._reactor = reactor
         self._on_failure = on_failure if on_failure is not None else reactor.stop
         self._tasks = Tasks(self._logger, "daemon")
@@ -90,6 +95,7 @@ class Daemon(Service):
         try:
             await self._open_log()
             self._open_tables()
+            self._open_sources()
             await self._listen()
         except _CannotStart as error:
             self.failure = str(error)
@@ -119,6 +125,17 @@ class Daemon(Service):
             engine = engine_for(self.settings.database)
         except StorageError as error:
             raise _CannotStart(f"the log: {error}") from error
+        settings = self.settings
+        if settings.redis is not None or settings.follow:
+            # Here, so that a daemon that hears nobody need not have all of this in memory.
+            from synrepl.replication.writes import Writing
+
+            self._writing = Writing(
+                settings.redis_writes,
+                instance=settings.instance_name,
+                table=self.table,
+                tables=[one.stream for one in settings.table_streams],
+            )
         log = Log(
             engine,
             ReactorThread(reactor, "log writing"),
@@ -127,6 +144,9 @@ class Daemon(Service):
             ephemeral=[stream.name for stream in self.table if stream.ephemeral],
             key_of=self._key_of,
             adopted=[one.stream for one in self.settings.table_streams],
+            unordered=[stream.name for stream in self.table if not stream.ordered],
+            told_by_all=[stream.name for stream in self.table if stream.told_by_all],
+            refuses=self._refuses,
             logger=Logger(namespace="synrepl.storage"),
         )
         try:
@@ -134,6 +154,7 @@ class Daemon(Service):
         except StorageError as error:
             raise _CannotStart(f"the log {self.settings.database}: {error}") from error
         self.log = log
+        log.watch(Observer(self.metrics).committed)
         self.publisher = Publisher(
             log,
             self.table,
@@ -143,6 +164,15 @@ class Daemon(Service):
             ring_bytes=self.settings.reader_bytes,
         )
         self.metrics.send_buffer.set_function(self._unsent_bytes)
+
+    def _refuses(self, stream: str, writer: str) -> str:
+        """Why a fact cannot be posted here, if others bring the facts of its stream."""
+        if self._writing is None:
+            return ""
+        assert self.log is not None
+        if self.sources is not None and (why := self.sources.refusal(stream, writer)):
+            return why
+        return self._writing.refusal(self.log, stream, writer)
 
     def _open_tables(self) -> None:
         """Follow the tables that the settings name, if they name any."""
@@ -179,6 +209,26 @@ class Daemon(Service):
         if database.flavor == "postgresql":
             self._wakeups = Wakeups(self._reactor, url, CHANNEL, self.tables.wake, POLL_SECONDS)
             self._wakeups.start()
+
+    def _open_sources(self) -> None:
+        """Hear what the settings name, if they name anything."""
+        if self._writing is None:
+            return
+        from synrepl.hearing import Sources
+
+        assert self.log is not None
+        assert self.publisher is not None
+        self.sources = Sources(
+            self.settings,
+            self._reactor,
+            log=self.log,
+            publisher=self.publisher,
+            table=self.table,
+            metrics=self.metrics,
+            writing=self._writing,
+            lost=self._history_lost,
+        )
+        self.sources.start()
 
     def _writers_told(self, states: "Sequence[WriterState]") -> None:
         now = self._reactor.seconds()
@@ -220,6 +270,7 @@ class Daemon(Service):
             publisher=self.publisher,
             table=self.table,
             tables=self.tables,
+            sources=self.sources,
             metrics=self.metrics,
             clock=self._reactor,
             instance=settings.instance_name,
@@ -265,6 +316,9 @@ class Daemon(Service):
         if self._wakeups is not None:
             wakeups, self._wakeups = self._wakeups, None
             await wakeups.stop()
+        if self.sources is not None:
+            sources, self.sources = self.sources, None
+            await sources.stop()
         if self.tables is not None:
             tables, self.tables = self.tables, None
             await tables.stop()

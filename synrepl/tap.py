@@ -40,13 +40,18 @@ class Options(usage.Options):
     def __init__(self) -> None:
         super().__init__()
         self.listen: list[str] = []
+        self.follow: list[str] = []
         self.settings: Settings | None = None
 
     def opt_listen(self, endpoint: str) -> None:
         """Where followers connect: a Twisted server endpoint string. May be repeated."""
         self.listen.append(endpoint)
 
-    opt_listen.__doc__ = next(
+    def opt_follow(self, endpoint: str) -> None:
+        """A server to take streams from. May be repeated."""
+        self.follow.append(endpoint)
+
+    opt_listen.__doc__, opt_follow.__doc__ = (
         f"{one.help} [default: {one.default_text}]" for one in settings() if one.kind == "list"
     )
 
@@ -74,8 +79,9 @@ class Options(usage.Options):
                 flags[one.name] = self[one.flag]
             elif one.kind == "switch" and self[one.flag]:
                 flags[one.name] = True
-        if self.listen:
-            flags["listen"] = self.listen
+        for name in ("listen", "follow"):
+            if given := getattr(self, name):
+                flags[name] = given
         try:
             self.settings = Settings.build(flags, file=Path(self["config"]) if self["config"] else None)
         except ConfigError as error:

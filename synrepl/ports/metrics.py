@@ -37,7 +37,12 @@ class Metrics:
         self.lag_rows = gauge("replication_lag_rows", "Facts that the one furthest behind still lacks.")
         self.gaps_detected = counter("gaps_detected", "Times that facts were found to be missing.")
         self.gaps_repaired = counter("gaps_repaired", "Times that missing facts were fetched.")
+        self.gaps_lost = counter("gaps_lost", "Times that missing facts could not be had, and were given up.")
         self.rows = counter("rows", "Rows of streams.", ["stream", "direction"])
+        self.stream_bytes = counter("stream_bytes", "Bytes of rows taken into the log.", ["stream"])
+        self.invalidations = counter(
+            "invalidations_seen", "Cache invalidations taken into the log, by the name they say.", ["cache"]
+        )
         self.bytes = counter("bytes", "Bytes over connections.", ["direction"])
         self.bytes_in = self.bytes.labels("in")
         self.bytes_out = self.bytes.labels("out")

@@ -12,7 +12,8 @@ from twisted.internet.task import deferLater
 
 from synrepl.errors import GapError, ReplicationError, RowError
 from synrepl.ports.interfaces import ICaches
-from synrepl.replication.catchup import ICatchUp
+from synrepl.replication.bursts import Bursts
+from synrepl.replication.catchup import ICatchUp, NowhereToFetch
 from synrepl.replication.following import Following
 from synrepl.replication.hosting import CACHES, Host
 from synrepl.replication.repetitions import Repetitions
@@ -32,13 +33,23 @@ RESET_ATTEMPTS: Final = 3
 """A writer that went back may have lost for good what we missed of its new life: ask so often, then say
 so."""
 
+LOOK_BACK: Final = 1_000
+"""Tokens before the last one that are asked for again after a cut, where later facts come before earlier
+ones."""
+
 
 class Settings(msgspec.Struct, frozen=True):
-    """How a stream is to be followed. `earliest`: a writer never heard of is followed from its first fact."""
+    """How a stream is to be followed.
+
+    `earliest`: a writer never heard of is followed from its first fact. `is_kept`: what is applied goes into
+    a log, which need not be told again what it has when a writer goes back.
+    """
 
     ordered: bool
     monotonic: bool
     earliest: bool
+    descends: bool = False
+    is_kept: bool = False
 
 
 class StreamFollower:
@@ -69,12 +80,14 @@ class StreamFollower:
         self._had_position = bool(known)
         self._open_gaps: set[str] = set()
         self._wanted: dict[str, int] = {}
+        self._gaps: dict[str, GapError] = {}
         self._repetitions = Repetitions()
         # Whether the server was seen to send later facts before earlier ones, as real masters do.
         self._is_untidy = False
         # Of this connection, the first, second ...:
         self._connection = 0
         self._pushed = False
+        self._shared = False
         self._compares = True
         self._decode_many: Callable[[list[bytes]], list[Any]] = list
         self._ready: set[str] = set()
@@ -88,6 +101,7 @@ class StreamFollower:
         self._busy = False
         self._fetching: Deferred[Any] | None = None
         self._waiting = Waiting()
+        self._bursts = Bursts(lambda: host.clock, self._settle)
 
     # -- the connection ------------------------------------------------------------------------------------
 
@@ -95,6 +109,7 @@ class StreamFollower:
         """A new connection: what is said of positions counts from here."""
         self._decode_many = decode_many
         self._pushed = self._in_push = self._awaits_end = way.pushed
+        self._shared = way.shared
         self._compares = self._settings.monotonic and way.keeps_order(self.name, self._settings.ordered)
         self._began = dict(self.known)
         # Where a push is without order, a token says nothing of the others until POSITION ends it.
@@ -112,6 +127,7 @@ class StreamFollower:
         self._held = None
         self._batching.clear()
         self._batches.clear(self.name)
+        self._bursts.clear()
         if self._claims_nothing:
             # Ask for all of the push again. What was applied of it is remembered as such, its caches are
             # dropped, and no position of it was ever told.
@@ -129,7 +145,7 @@ class StreamFollower:
     @property
     def is_waiting(self) -> bool:
         """Whether something holds this stream up now: missing facts, or a busy subscriber."""
-        return self._busy
+        return self._busy or bool(self._bursts)
 
     @property
     def queued(self) -> int:
@@ -140,6 +156,11 @@ class StreamFollower:
     def missing(self) -> int:
         """How many tokens are known to be missing now."""
         return sum(max(0, upto - self.known.get(writer, 0)) for writer, upto in self._wanted.items())
+
+    @property
+    def gaps(self) -> list[GapError]:
+        """What is missing now and could not be fetched yet, with the last reason."""
+        return list(self._gaps.values())
 
     # -- what comes ----------------------------------------------------------------------------------------
 
@@ -162,6 +183,9 @@ class StreamFollower:
             rows = [command.row]
         if self._in_push:
             self._push(writer, token, rows)
+        elif self._shared and self._settings.descends:
+            if not self._bursts.add(writer, token, rows):
+                self._settle(writer)
         else:
             self._fact(writer, token, rows)
 
@@ -223,10 +247,14 @@ class StreamFollower:
         if self._busy:
             self._enqueue(command)
             return
-        self._batches.clear(self.name)
-        self._batching.clear()
+        # Of others a fact may be under way: on a shared channel POSITIONs come between its rows.
+        self._batches.clear(self.name, command.instance)
+        self._batching.discard(command.instance)
         self._in_push = False
         if self._held is not None and not self._flush_held():
+            self._waiting.put_first(command)
+            return
+        if self._bursts and not self._settle(command.instance):
             self._waiting.put_first(command)
             return
         is_first = command.instance not in self._ready
@@ -276,19 +304,33 @@ class StreamFollower:
         """A writer says where it stands: is something missing?"""
         writer, token = command.instance, command.token
         known = self._start_of(command)
+        if self._compares and known <= token and (elsewhere := self._host.reached(self.name, writer)) > known:
+            known = self.known[writer] = elsewhere
+            if token < known:
+                return  # it lags behind what came here by another way
         prev = token if command.prev_token is None else command.prev_token
         leads_on = self._leads_on(command, is_first=is_first)
+        if self._shared and not self._compares and self._settings.monotonic and token <= known:
+            # Rows are told ahead of their position here, so that one that is lower means nothing.
+            command = Position(stream=self.name, instance=writer, prev_token=known, token=known)
+            prev = token = known
         if prev <= known <= token:
             self._close_gap(writer)
-            if leads_on:
+            if is_first and self._connection and self._shared and not self._settings.ordered:
+                self._hold(self._look_back(command))
+            elif leads_on:
                 self._stand(command)
             else:
                 self._do(self._jump_and_stand(command))
         elif known < prev:
             self._repair(command, after=known, leads_on=leads_on)
-        elif is_first or not self._settings.monotonic:
-            if is_first:
+        elif is_first or self._shared or not self._settings.monotonic:
+            if is_first or self._shared:
                 self._host.went_back(self.name, writer, token)
+            if self._settings.is_kept:
+                self._do(self._jump_and_stand(command))
+                return
+            self._host.restarted(self.name, writer)
             self._repair(command, after=0, leads_on=False, is_reset=True)
         # else: it lags behind its own rows, which tells nothing new
 
@@ -340,6 +382,17 @@ class StreamFollower:
         self._host.moved(self.name)
 
     # -- facts ---------------------------------------------------------------------------------------------
+
+    def _settle(self, writer: str) -> bool:
+        """Apply what came of a burst. False: something holds the stream up, and the rest waits."""
+        facts = self._bursts.take(writer)
+        while facts:
+            if self._busy:
+                self._bursts.put_back(writer, facts)
+                return False
+            token, rows = facts.pop(0)
+            self._fact(writer, token, rows)
+        return not self._busy
 
     def _push(self, writer: str, token: int, rows: list[bytes]) -> None:
         """A row of what was missed: old masters do not mark which ones make a fact, but for their token."""
@@ -516,8 +569,10 @@ class StreamFollower:
             except ReplicationError as error:
                 gap = GapError(stream=self.name, writer=writer, have=after, want=upto, why=str(error))
                 self._host.trouble(gap, self.name)
+                self._gaps[writer] = gap
                 attempt += 1
-                if attempt == attempts:
+                if attempt == attempts or isinstance(error, NowhereToFetch):
+                    self._host.gap_lost(gap)
                     await self._give_up(command)
                     return
                 try:
@@ -526,7 +581,8 @@ class StreamFollower:
                     return
                 continue
             attempt = 0
-            for token, rows in page.facts:
+            facts = sorted(page.facts, key=_token) if self._settings.descends else page.facts
+            for token, rows in facts:
                 await self._apply_fetched(writer, token, rows)
             if connection != self._connection:
                 return  # lost while a subscriber was busy: the next POSITION asks for the rest
@@ -536,9 +592,36 @@ class StreamFollower:
         self.standing.reach(writer, max(upto, self.known.get(writer, upto)))
         self._reached(command)
 
+    async def _look_back(self, command: Position) -> None:
+        """Facts that come after later ones may have been lost with the connection: ask for the last again.
+
+        That is a precaution: where nobody can be asked, the stream goes on.
+        """
+        writer, upto = command.instance, command.token
+        after = max(0, upto - LOOK_BACK)
+        try:
+            while after < upto:
+                page = await self._interruptible(
+                    self._catch_up.fetch(stream=self.name, writer=writer, after=after, upto=upto)
+                )
+                for token, rows in sorted(page.facts, key=_token):
+                    await self._apply_fetched(writer, token, rows)
+                if not page.limited or page.upto <= after:
+                    break
+                after = page.upto
+        except CancelledError:
+            return
+        except NowhereToFetch:
+            pass
+        except ReplicationError as error:
+            self._host.trouble(error, self.name)
+        await self._jump_and_stand(command)
+
     async def _give_up(self, command: Position) -> None:
         """What is missing cannot be had: go on without it."""
         self._wanted.pop(command.instance, None)
+        self._gaps.pop(command.instance, None)
+        self._open_gaps.discard(command.instance)
         await self._jump_and_stand(command)
 
     async def _apply_fetched(self, writer: str, token: int, rows: Sequence[bytes]) -> None:
@@ -568,6 +651,7 @@ class StreamFollower:
 
     def _close_gap(self, writer: str) -> None:
         self._wanted.pop(writer, None)
+        self._gaps.pop(writer, None)
         if writer in self._open_gaps:
             self._open_gaps.discard(writer)
             self._host.gap_repaired()
@@ -605,3 +689,7 @@ async def _done(waiting: Awaitable[None]) -> None:
 
 async def _nothing() -> None:
     """Takes no time: lets the queue be looked at."""
+
+
+def _token(fact: tuple[int, list[bytes]]) -> int:
+    return fact[0]

@@ -6,7 +6,13 @@ import msgspec
 
 from synrepl.errors import NotConnected
 
-__all__ = ["ICatchUp", "Missed", "NoCatchUp"]
+__all__ = ["ICatchUp", "Missed", "NoCatchUp", "NowhereToFetch"]
+
+
+class NowhereToFetch(NotConnected):
+    """Nobody is known who has the missed facts of this writer; asking again cannot help."""
+
+    retryable = False
 
 
 class Missed(msgspec.Struct, frozen=True):
@@ -24,7 +30,10 @@ class ICatchUp(Protocol):
     """Where a follower pulls what it missed."""
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
-        """The facts with ``after < token <= upto``, or the first of them. Raises `ReplicationError`."""
+        """The facts with ``after < token <= upto``, or the first of them.
+
+        Raises `ReplicationError`; `NowhereToFetch` if there is no hope.
+        """
 
 
 class NoCatchUp:

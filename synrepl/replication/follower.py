@@ -49,6 +49,9 @@ SAVE_SECONDS: Final = 0.1
 MAX_UNKNOWN: Final = 1_000
 """Names of unknown streams that are remembered; they come from the peer."""
 
+MAX_LOST: Final = 100
+"""Gaps that could not be repaired, and are remembered to be told of."""
+
 Subscriber = Callable[[Updates[R]], Awaitable[None] | None]
 
 
@@ -75,11 +78,12 @@ class Event(msgspec.Struct, frozen=True):
     """Something happened that is not a fact.
 
     `kind` says what: ``connected``, ``disconnected``, ``server`` (`text` is its name), ``position`` (of
-    `writer` in `stream`, at `token`) or ``error`` (`text` says what is wrong, `error` is the exception if
-    there is one).
+    `writer` in `stream`, at `token`), ``restarted`` (`writer` began `stream` anew, and its tokens with it),
+    ``went_back`` (`writer` stands at `token`, lower than before) or ``error`` (`text` says what is wrong,
+    `error` is the exception if there is one).
     """
 
-    kind: Literal["connected", "disconnected", "server", "position", "error"]
+    kind: Literal["connected", "disconnected", "server", "position", "restarted", "went_back", "error"]
     text: str = ""
     stream: str = ""
     writer: str = ""
@@ -93,8 +97,11 @@ class Follower:
     `instance` is the name of this worker. `positions` keeps where it stands between runs; without, it
     starts anew each time: from now (`start="latest"`) or from the beginning (``earliest``). What was missed
     is pulled from `catch_up`. Streams without a subscriber are not followed. `raw` gives rows as the JSON
-    values they came as, in place of typed ones, and knows every stream. The clock comes with the first
-    connection if it is not given.
+    values they came as, in place of typed ones, and knows every stream; `canonical` gives them as the log
+    keeps them, JSON texts in the newest shape. The clock comes with the first connection if it is not given.
+
+    `reached` tells, of a stream and a writer, up to where its facts have come here by another way (-1: they
+    have not), so that they are not fetched.
 
     `caches` are told what to forget: of each fact, after its subscribers and before the position moves and
     whoever waits for it wakes; and of a whole stream, when facts of it may have been missed for good. So what
@@ -116,22 +123,27 @@ class Follower:
         start: Literal["latest", "earliest"] = "latest",
         metrics: Metrics | None = None,
         raw: bool = False,
+        canonical: bool = False,
+        reached: Callable[[str, str], int] | None = None,
         caches: ICaches | None = None,
         allocated: IAllocated | None = None,
     ) -> None:
-        if raw and caches is not None:
-            raise ConfigError("caches need typed rows: a follower with `raw` cannot have any")
+        if (raw or canonical) and caches is not None:
+            raise ConfigError("caches need typed rows: a follower with `raw` or `canonical` cannot have any")
         self.instance = instance
         self._clock = clock
         self.table = streams if streams is not None else StreamTable.default()
         self.is_connected = False
         self.last_heard: float | None = None
         self._in_step_at = -math.inf
+        self.lost_gaps: list[tuple[float, GapError]] = []
         self._store = positions
         self.catch_up = catch_up or NoCatchUp()
         self._earliest = start == "earliest"
         self._metrics = metrics
         self._raw = raw
+        self._canonical = canonical
+        self._reached = reached
         self._everyone: list[Callable[[Updates[Any]], Awaitable[None] | None]] = []
         self._streams: dict[str, StreamFollower] = {}
         self._commands: dict[type[Command], list[Callable[[Any], None]]] = {}
@@ -151,7 +163,8 @@ class Follower:
         self._dialect: Dialect | None = None
         self._established = False
         self._slow: set[str] = set()
-        if metrics is not None:
+        if metrics is not None and not canonical:
+            # A daemon that follows says by itself who is furthest behind, it or one of its followers.
             metrics.lag_seconds.set_function(self.lag_seconds)
             metrics.lag_rows.set_function(self.lag_rows)
         self._unknown: set[str] = set()
@@ -198,7 +211,13 @@ class Follower:
         if stream.name not in self._streams:
             if stream.name not in self.table:
                 self.table = self.table | {stream}
-            settings = Settings(ordered=stream.ordered, monotonic=stream.monotonic, earliest=self._earliest)
+            settings = Settings(
+                ordered=stream.ordered,
+                monotonic=stream.monotonic,
+                earliest=self._earliest,
+                descends=stream.descends,
+                is_kept=self._canonical and stream.monotonic and not stream.ephemeral,
+            )
             self._streams[stream.name] = StreamFollower(
                 stream.name,
                 settings,
@@ -337,6 +356,15 @@ class Follower:
             return math.inf
         return self.clock.seconds() - self._in_step_at
 
+    def alive(self) -> None:
+        """The connection works, though it may have been quiet: what was told until now has arrived."""
+        self.last_heard = self.clock.seconds()
+        self._note_in_step()
+
+    def gaps(self) -> list[GapError]:
+        """What is missing now and could not be fetched yet."""
+        return [gap for stream in self._streams.values() for gap in stream.gaps]
+
     def lag_rows(self) -> int:
         """How many tokens are known to be missing; 0 when nothing is."""
         return sum(stream.missing for stream in self._streams.values())
@@ -349,13 +377,15 @@ class Follower:
 
     # -- what the connection says --------------------------------------------------------------------------
 
-    def connected(self, connection: FollowerConnection, dialect: Dialect) -> None:
-        """A connection is open, and greeted: ask for what is wanted."""
+    def connected(
+        self, connection: FollowerConnection, dialect: Dialect, way: Following | None = None
+    ) -> None:
+        """A connection is open, and greeted: ask for what is wanted, in this `way` (None: the release's)."""
         self._follow_caches()
         self._connection = connection
         self._connections += 1
         self._dialect = dialect
-        self._way = following(dialect)
+        self._way = way if way is not None else following(dialect)
         self._established = False
         self._slow.clear()
         self.is_connected = True
@@ -459,6 +489,8 @@ class Follower:
     def _decoder(self, stream: Stream[Any], dialect: Dialect) -> Callable[[list[bytes]], list[Any]]:
         if self._raw:
             return partial(_decode_raw, stream.name)
+        if self._canonical:
+            return partial(_canonical, stream, dialect)
         return partial(stream.decode_many, dialect=dialect)
 
     # -- what a stream says (`hosting.Host`) ---------------------------------------------------------------
@@ -491,6 +523,15 @@ class Follower:
                 # Its token may be of the new history, and only on its way.
                 waiter.is_checked = False
         self._allocation.check(stream)
+        self._tell(Event(kind="went_back", stream=stream, writer=writer, token=token))
+
+    def restarted(self, stream: str, writer: str) -> None:
+        """A writer began this stream anew."""
+        self._tell(Event(kind="restarted", stream=stream, writer=writer))
+
+    def reached(self, stream: str, writer: str) -> int:
+        """Up to where somebody else has brought this writer's facts."""
+        return -1 if self._reached is None else self._reached(stream, writer)
 
     def positioned(self, stream: str, writer: str, token: int) -> None:
         """A POSITION was processed."""
@@ -510,6 +551,13 @@ class Follower:
         """They were fetched."""
         if self._metrics is not None:
             self._metrics.gaps_repaired.inc()
+
+    def gap_lost(self, gap: GapError) -> None:
+        """They cannot be had."""
+        self.lost_gaps.append((self.clock.seconds(), gap))
+        del self.lost_gaps[:-MAX_LOST]
+        if self._metrics is not None:
+            self._metrics.gaps_lost.inc()
 
     def trouble(self, error: Exception, stream: str, whose: str = SUBSCRIBER) -> None:
         """Tell whoever watches; who does not finds it in the log."""
@@ -569,6 +617,10 @@ class _AnyRow:
 def untyped(name: str) -> Stream[Any]:
     """A stream of which nothing is known but its name, for a follower that takes rows raw."""
     return Stream(name, _AnyRow)
+
+
+def _canonical(stream: Stream[Any], dialect: Dialect, rows: list[bytes]) -> list[bytes]:
+    return [stream.canonical(row, dialect) for row in rows]
 
 
 def _decode_raw(stream: str, rows: list[bytes]) -> list[Any]:

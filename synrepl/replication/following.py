@@ -12,7 +12,7 @@ import msgspec
 from synrepl.wire.commands import Replicate
 from synrepl.wire.dialect import Dialect, Span, span
 
-__all__ = ["Following", "following"]
+__all__ = ["SHARED", "Following", "following"]
 
 _PUSHED_OUT_OF_ORDER: Final = frozenset(
     # What real masters of that age send with tokens that go down (facts: the TCP wire, 2 of the last list).
@@ -26,9 +26,14 @@ _OPTIONAL: Final = frozenset(
 
 
 class Following(msgspec.Struct, frozen=True):
-    """One way of following. `pushed`: the server pushes what was missed, and ends it with POSITION."""
+    """One way of following.
+
+    `pushed`: the server pushes what was missed, and ends it with POSITION. `shared`: there is no server, but
+    a channel on which every writer tells its own facts, and answers REPLICATE for itself.
+    """
 
     pushed: bool
+    shared: bool = False
 
     def requests(
         self,
@@ -61,6 +66,10 @@ _TABLE: Final[tuple[tuple[Span, Following], ...]] = (
     (span(until="1.13"), Following(pushed=True)),
     (span(since="1.13"), Following(pushed=False)),
 )
+
+
+SHARED: Final = Following(pushed=False, shared=True)
+"""On a broker, whatever the release."""
 
 
 def following(dialect: Dialect) -> Following:

@@ -5,6 +5,7 @@ from typing import Any, Final, Protocol
 
 from twisted.internet.defer import Deferred
 
+from synrepl.errors import GapError
 from synrepl.ports.interfaces import IClock
 
 __all__ = ["CACHES", "SUBSCRIBER", "Host"]
@@ -27,6 +28,13 @@ class Host(Protocol):
     def went_back(self, stream: str, writer: str, token: int) -> None:
         """The writer stood further when we connected last: what it wrote beyond `token` is lost."""
 
+    def restarted(self, stream: str, writer: str) -> None:
+        """The writer has begun this stream anew: what it wrote before is void."""
+
+    def reached(self, stream: str, writer: str) -> int:
+        """Up to where somebody else has brought this writer's facts in order, so that they are known; -1 if
+        nobody has."""
+
     def positioned(self, stream: str, writer: str, token: int) -> None:
         """A POSITION was processed."""
 
@@ -35,6 +43,9 @@ class Host(Protocol):
 
     def gap_repaired(self) -> None:
         """They were fetched."""
+
+    def gap_lost(self, gap: GapError) -> None:
+        """They cannot be had; the stream goes on without them."""
 
     def trouble(self, error: Exception, stream: str, whose: str = SUBSCRIBER) -> None:
         """Something went wrong that a person may want to know of; `whose` code failed, in words."""

@@ -1,6 +1,6 @@
 """From the log to the followers."""
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from typing import Any, Final
 
 from twisted.logger import Logger
@@ -17,8 +17,8 @@ from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from synrepl.wire.codec import codec_of
-from synrepl.wire.commands import Name, RemoteServerUp, Replicate
-from synrepl.wire.declare import BOTH, SERVER, Command
+from synrepl.wire.commands import Error, Name, RemoteServerUp, Replicate
+from synrepl.wire.declare import BOTH, BROKER, SERVER, Command
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.runs import Rows
 
@@ -91,7 +91,7 @@ class Attached:
     def lost(self, why: str) -> None:
         """It is gone."""
         self._publisher.detach(self)
-        self._publisher.upstream.syncing.connection_lost(self._connection)
+        self._publisher.upstream.connection_lost(self._connection)
         if self.reader is not None:
             self.reader.stop()
 
@@ -123,6 +123,7 @@ class Publisher:
         self.ring = Ring(ring_bytes, serial=log.serial)
         self.upstream = Upstream(log, table, clock, instance=instance)
         self.followers: list[Attached] = []
+        self._brokers: list[Reader] = []
         self._encoders: dict[Dialect, Encoder] = {}
         self._tasks = Tasks(self._logger)
         self._marks: list[tuple[int, float]] = [(log.serial, clock.seconds())]
@@ -148,8 +149,34 @@ class Publisher:
         """A reader for a follower that speaks this dialect."""
         return Reader(self, connection, self._encoder(dialect, way), linear=not way.pulls)
 
-    def relay(self, command: Command, *, but: Attached) -> None:
-        """Pass a follower's command on to the others, where their release knows it."""
+    def join_broker(
+        self, connection: Connection, writes: Collection[tuple[str, str]], dialect: Dialect
+    ) -> Reader:
+        """A reader that tells the facts of these streams and writers, and no others, on a shared channel."""
+        encoder = Encoder(
+            self.table,
+            codec_of(dialect, ours=BROKER, theirs=BROKER),
+            pulls=True,
+            certifies=True,
+            withheld=self._note_withheld,
+            writes=writes,
+        )
+        reader = Reader(OwnFeed(self, writes), connection, encoder, linear=False)
+        self._brokers.append(reader)
+        return reader
+
+    def leave_broker(self, reader: Reader) -> None:
+        """It is told nothing more."""
+        self._brokers.remove(reader)
+
+    def heard(self, command: Command) -> None:
+        """Another process said this on a shared channel."""
+        self.upstream.heard(command)
+        if SERVER in command.SENT_BY and not isinstance(command, Error):
+            self.relay(command)
+
+    def relay(self, command: Command, *, but: Attached | None = None) -> None:
+        """Pass a command on to the followers, but to the one it is from, where their release knows it."""
         for follower in list(self.followers):
             dialect = follower.dialect
             if follower is but or follower.reader is None or dialect is None:
@@ -204,6 +231,8 @@ class Publisher:
         for follower in list(self.followers):
             if follower.reader is not None:
                 follower.reader.pump()
+        for reader in list(self._brokers):
+            reader.pump()
 
     # -- what to know about it -----------------------------------------------------------------------------
 
@@ -255,6 +284,24 @@ class Publisher:
                 timer.cancel()
         self._tasks.cancel_all()
         self.upstream.stop()
+
+
+class OwnFeed:
+    """What is told on a shared channel: the publisher's feed, of these streams and writers alone."""
+
+    def __init__(self, publisher: Publisher, writes: Collection[tuple[str, str]]) -> None:
+        self.log = publisher.log
+        self.ring = publisher.ring
+        self.start = publisher.start
+        self.note_demoted = publisher.note_demoted
+        self.note_promoted = publisher.note_promoted
+        self.linear_position = publisher.linear_position
+        self._writes = frozenset(writes)
+
+    def positions(self, stream: str) -> dict[str, int]:
+        """What was published of this stream by those who write it here."""
+        reached = self.log.positions(stream)
+        return {writer: reached.get(writer, 0) for name, writer in self._writes if name == stream}
 
 
 def _count_rows(facts: Sequence[Fact]) -> dict[str, int]:

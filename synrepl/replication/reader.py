@@ -63,7 +63,7 @@ class Backlog:
 
     It reads the log page by page up to where the ring begins (`number` is None till then), then goes through
     the ring; at its end the streams go live. What of the ephemeral streams is in memory is sent when it gets
-    to the ring.
+    to the ring; all of it if a writer began anew since (`restarts` counts how often that was told).
     """
 
     def __init__(
@@ -72,12 +72,14 @@ class Backlog:
         *,
         serial: int,
         ephemeral: dict[str, int],
+        restarts: dict[str, int],
         after_token: int | None = None,
         announce: bool = False,
     ) -> None:
         self.streams = streams
         self.serial = serial
         self.ephemeral = ephemeral
+        self.restarts = restarts
         self.after_token = after_token
         self.announce = announce
         self.number: int | None = None
@@ -106,6 +108,7 @@ class Reader:
         self._place = feed.ring.newest
         self._serial = feed.ring.serial
         self._ephemeral_sent: dict[str, int] = {}
+        self._restarts_sent: dict[str, int] = {}
         self._backlogs: deque[Backlog] = deque()
         self._relayed: deque[Command] = deque(maxlen=MAX_RELAYED)
         self._wants_positions = False
@@ -123,6 +126,7 @@ class Reader:
         """Send every row from now on."""
         self._note_place(self._feed.ring.newest, self._feed.ring.serial)
         self._ephemeral_sent = {name: self._feed.linear_position(name) for name in self._ephemeral}
+        self._restarts_sent = {name: self._feed.log.restarts(name) for name in self._ephemeral}
         self._live = self._all
 
     def push_from(self, stream: Stream[Any], token: int | None) -> None:
@@ -145,6 +149,7 @@ class Reader:
             frozenset({name}),
             serial=self._feed.ring.serial,
             ephemeral=ephemeral,
+            restarts={name: self._feed.log.restarts(name) for name in ephemeral},
             after_token=after_token,
             announce=True,
         )
@@ -237,6 +242,8 @@ class Reader:
                 passed = self._feed.ring.get(number)
                 if passed is not None and passed.ephemeral:
                     self._ephemeral_sent.update(passed.ephemeral)
+                    for name in passed.restarted:
+                        self._restarts_sent[name] = self._restarts_sent.get(name, 0) + 1
             self._note_place(last.number, last.serial)
             self._write(data)
         return True
@@ -244,7 +251,9 @@ class Reader:
     def _demote(self) -> None:
         """Our place in the ring is gone: read from the log instead."""
         sent = {name: self._ephemeral_sent.get(name, 0) for name in self._live & self._ephemeral}
-        self._backlogs.appendleft(Backlog(self._live, serial=self._serial, ephemeral=sent))
+        told = {name: self._restarts_sent.get(name, 0) for name in sent}
+        backlog = Backlog(self._live, serial=self._serial, ephemeral=sent, restarts=told)
+        self._backlogs.appendleft(backlog)
         self._live = frozenset()
         self._note_place(self._feed.ring.newest, self._feed.ring.serial)
         self._feed.note_demoted()
@@ -279,11 +288,25 @@ class Reader:
             return False
         backlog.number = number
         for name in sorted(backlog.ephemeral):
+            restarts = self._feed.log.restarts(name)
+            if backlog.restarts[name] != restarts:
+                backlog.restarts[name] = restarts
+                backlog.ephemeral[name] = 0
+                self._write(self._zeros(name))
             held = self._feed.log.ephemeral_after(name, backlog.ephemeral[name])
             if held:
                 backlog.ephemeral[name] = held[-1].token
                 self._write(self._encoder.lines(held))
         return True
+
+    def _zeros(self, stream: str) -> bytes:
+        """What tells that the writers of an ephemeral stream began anew, where there is a way to tell it."""
+        if self._linear:
+            return b""
+        return b"".join(
+            self._encoder.command(Position(stream=stream, instance=writer, prev_token=0, token=0))
+            for writer in sorted(self._feed.positions(stream))
+        )
 
     @staticmethod
     def _is_news(backlog: Backlog, fact: Fact) -> bool:
@@ -291,6 +314,9 @@ class Reader:
             return False
         if fact.serial:
             return fact.serial > backlog.serial
+        if fact.token == 0:
+            backlog.ephemeral[fact.stream] = 0
+            return True
         return fact.token > backlog.ephemeral.get(fact.stream, 0)
 
     async def _read_page(self, backlog: Backlog) -> None:
@@ -330,6 +356,7 @@ class Reader:
         self._backlogs.remove(backlog)
         for name, token in backlog.ephemeral.items():
             self._ephemeral_sent[name] = max(token, self._feed.linear_position(name))
+            self._restarts_sent[name] = self._feed.log.restarts(name)
         live = self._live | backlog.streams
         self._live = self._all if live == self._all else live
         if backlog.announce:

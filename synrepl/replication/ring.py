@@ -17,7 +17,8 @@ WRITE_BYTES: Final = 256 * 1024
 class Group:
     """Facts that were committed together.
 
-    `number` counts groups from 1. `ephemeral` holds the last token of each ephemeral stream in it.
+    `number` counts groups from 1. `ephemeral` holds the last token of each ephemeral stream in it,
+    `restarted` the streams that a writer began anew (a fact at token 0), once for each time.
     `serial_before` and `serial` are the log's serial before and after it (equal when it holds ephemeral
     facts only).
     """
@@ -28,6 +29,7 @@ class Group:
         self.serial_before = serial_before
         self.serial = max(serial_before, facts[-1].serial)
         self.ephemeral = {fact.stream: fact.token for fact in facts if not fact.serial}
+        self.restarted = [fact.stream for fact in facts if fact.token == 0]
         self.size = sum(len(fact.rows) for fact in facts) + 200 * len(facts)
 
 

@@ -6,12 +6,12 @@ from synrepl.ports.interfaces import IClock, ILog
 from synrepl.replication.publisher import Publisher
 from synrepl.streams.table import StreamTable
 
-__all__ = ["STATES", "DescribedLog", "DescribedTables", "describe"]
+__all__ = ["STATES", "DescribedLog", "DescribedSources", "DescribedTables", "describe"]
 
 STATES: Final = {
     "serving": "facts are taken and sent",
     "failing": "facts cannot be made durable just now; what is kept is still sent",
-    "behind": "a table cannot be read just now; what is kept of its stream is still sent",
+    "behind": "a table or Redis cannot be read just now, or facts are missing; what is kept is still sent",
 }
 """The words that `state` can be."""
 
@@ -43,12 +43,32 @@ class DescribedTables(Protocol):
         """Whether the facts of this stream come from a table."""
 
 
+class DescribedSources(Protocol):
+    """What is asked of all that facts are heard from."""
+
+    def describe(self) -> dict[str, Any]:
+        """How each is doing (`redis`, `following`), and who is `stuck`."""
+
+    def troubles(self) -> list[tuple[str, float]]:
+        """What is wrong, in words, and since when, in Unix seconds."""
+
+    def reasons(self) -> list[tuple[str, float]]:
+        """Of these, why what is here is not all there is."""
+
+    def lag_seconds(self) -> float:
+        """How long ago it had all that was told."""
+
+    def lag_rows(self) -> int:
+        """How many tokens are known to be missing."""
+
+
 def describe(
     *,
     log: DescribedLog,
     publisher: Publisher,
     table: StreamTable,
     tables: DescribedTables | None,
+    sources: DescribedSources | None,
     clock: IClock,
     instance: str,
     server_name: str,
@@ -61,6 +81,9 @@ def describe(
     is_failing = bool(errors)
     for what, since in tables.troubles() if tables is not None else ():
         errors.append({"what": what, "since": round(since, 3)})
+    for what, since in sources.troubles() if sources is not None else ():
+        errors.append({"what": what, "since": round(since, 3)})
+    lag_rows, lag_seconds = (sources.lag_rows(), sources.lag_seconds()) if sources is not None else (0, 0.0)
     followers = _followers(publisher, now)
     return {
         "role": "primary",
@@ -71,14 +94,15 @@ def describe(
         "epoch": log.epoch,
         "serial": log.serial,
         "digest": log.digest,
-        "lag_rows": max((follower["lag_rows"] for follower in followers), default=0),
-        "lag_seconds": max((follower["lag_seconds"] for follower in followers), default=0.0),
+        "lag_rows": max(lag_rows, *(follower["lag_rows"] for follower in followers), 0),
+        "lag_seconds": round(max(lag_seconds, *(follower["lag_seconds"] for follower in followers), 0.0), 3),
         "upstream": None,
         "replicas": [],
         "leases": [],
         "followers": followers,
         "streams": _streams(log, table),
         **(tables.describe(now) if tables is not None else {"tables": [], "writers": []}),
+        **(sources.describe() if sources is not None else {"redis": None, "following": [], "stuck": []}),
         "version": version,
         "uptime_seconds": round(now - started_at, 3),
     }

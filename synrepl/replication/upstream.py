@@ -1,12 +1,15 @@
 """What followers send up."""
 
+import random
+import string
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+import msgspec
 from twisted.logger import Logger
 
-from synrepl.errors import RemoteProtocolError, RowError
+from synrepl.errors import RemoteProtocolError, RowError, StorageError
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.syncing import SyncingUsers
@@ -31,12 +34,16 @@ __all__ = ["Upstream"]
 
 C = TypeVar("C", bound=Command)
 
+UPWARD: Final = (UserSync, ClearUserSync, FederationAck, UserIp, RemoteServerUp, LockReleased)
+"""What followers say to all processes."""
+
 
 class Upstream:
     """Does with followers' commands what the daemon itself can, and hands them to who subscribed.
 
     INVALIDATE_CACHE becomes a fact of ``caches``; FEDERATION_ACK lets memory go; USER_SYNC is kept in
-    `syncing`. REMOTE_SERVER_UP is passed on by the publisher.
+    `syncing`. REMOTE_SERVER_UP is passed on by the publisher. Where there are processes above this one, on a
+    shared channel, they are told what concerns them (`on_upward`).
     """
 
     _logger = Logger()
@@ -49,11 +56,38 @@ class Upstream:
         self._instance = instance
         self._tasks = Tasks(self._logger)
         self._acknowledged: dict[str, int] = {}
+        self._upward: list[Callable[[Command], None]] = []
+        self._lives: dict[object, str] = {}
         self._subscribers: defaultdict[type[Command], list[Callable[[Any], None]]] = defaultdict(list)
 
     def on_command(self, command: type[C], subscriber: Callable[[C], None]) -> None:
         """Call `subscriber` with every command of this type that a follower sends."""
         self._subscribers[command].append(subscriber)
+
+    def on_upward(self, subscriber: Callable[[Command], None]) -> None:
+        """Call `subscriber` with what a follower sends up for all processes, as the newest release says it.
+
+        What a follower's release does not name is given a name here: each connection that does not say which
+        life of a worker it speaks for is one, and ends with the connection.
+        """
+        self._upward.append(subscriber)
+
+    def heard(self, command: Command) -> None:
+        """Another process told this to everybody."""
+        match command:
+            case UserSync():
+                self.syncing.user_sync(self, command)
+            case ClearUserSync():
+                self.syncing.clear(command)
+            case _:
+                pass
+
+    def connection_lost(self, connection: object) -> None:
+        """A follower is gone."""
+        self.syncing.connection_lost(connection)
+        life = self._lives.pop(connection, None)
+        if life is not None:
+            self._tell_upward(ClearUserSync(instance_id=life))
 
     def received(self, connection: object, command: Command) -> None:
         """A follower sent this. Raises RemoteProtocolError if it makes no sense."""
@@ -77,6 +111,25 @@ class Upstream:
                 subscriber(command)
             except Exception:
                 self._logger.failure("a subscriber to {name} failed", name=command.NAME)
+        if self._upward and isinstance(command, UPWARD):
+            named = self._named(connection, command)
+            if named is not None:
+                self._tell_upward(named)
+
+    def _named(self, connection: object, command: Command) -> Command | None:
+        """The command with the names that its release lacks; None if nobody could make sense of it."""
+        if isinstance(command, UserSync) and not command.instance_id:
+            life = self._lives.get(connection)
+            if life is None:
+                life = self._lives[connection] = "".join(random.choices(string.ascii_letters, k=10))
+            return msgspec.structs.replace(command, instance_id=life)
+        if isinstance(command, FederationAck) and not command.instance:
+            return None
+        return command
+
+    def _tell_upward(self, command: Command) -> None:
+        for subscriber in self._upward:
+            subscriber(command)
 
     def stop(self) -> None:
         """Forget what is under way."""
@@ -92,7 +145,10 @@ class Upstream:
         self._tasks.start(self._append(fact), "storing an invalidation")
 
     async def _append(self, fact: bytes) -> None:
-        await self._log.append("caches", self._instance, [fact])
+        try:
+            await self._log.append("caches", self._instance, [fact])
+        except StorageError as error:
+            self._logger.warn("a follower's INVALIDATE_CACHE was not kept: {why}", why=str(error))
 
     def _acknowledge(self, command: FederationAck) -> None:
         """All federation senders have the stream up to the lowest token that any of them has."""

@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred, ensureDeferred, fail
 from twisted.internet.error import ConnectionRefusedError as Refused
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
-from synrepl.replication.catchup import Missed
+from synrepl.replication.catchup import Missed, NowhereToFetch
 from synrepl.transports.http.client import (
     AheadOfLog,
     HttpAppender,
@@ -152,17 +152,50 @@ class CatchUpTests(SiteCase):
 
     def test_a_writer_may_have_an_address_of_its_own(self) -> None:
         """As in Synapse's instance map."""
-        asked: list[str] = []
+        asked: list[tuple[str, str]] = []
 
-        def answer(method: object, url: object, *_: object) -> tuple[int, dict[str, str], bytes]:
-            asked.append(url.decode() if isinstance(url, bytes) else str(url))
+        def answer(
+            method: object, url: str, params: object, headers: Any, data: object
+        ) -> tuple[int, dict[str, str], bytes]:
+            told = {key.lower(): values for key, values in headers.items()}
+            asked.append((url, told[b"host"][0].decode()))
             return 404, {}, b""
 
-        stub = StubTreq(StringStubbingResource(answer))
-        fetched = self.fetch(stub, instance_map={"w/1": "http://other:1"})
+        client = RecordingClient(StubTreq(StringStubbingResource(answer)))
+        fetched = self.fetch(client, instance_map={"w/1": "http://other:1"})
 
         self.failureResultOf(fetched, RemoteProtocolError)
-        self.assertTrue(asked[0].startswith("http://other:1/_synapse/"), asked)
+        self.assertTrue(client.urls[0].startswith("http://other:1/_synapse/"), client.urls)
+        self.assertEqual(["w/1:80"], [host for _, host in asked])
+
+    def test_the_writer_master_is_the_process_main(self) -> None:
+        """So a homeserver's instance map can be used as it is."""
+        client = RecordingClient(StubTreq(StringStubbingResource(lambda *_: (404, {}, b""))))
+        catch_up = HttpCatchUp(self.clock, None, client=client, instance_map={"main": "http://main:1"})
+        fetched = ensureDeferred(catch_up.fetch(stream="receipts", writer="master", after=0, upto=1))
+
+        self.failureResultOf(fetched, RemoteProtocolError)
+        self.assertTrue(client.urls[0].startswith("http://main:1/"))
+
+    def test_a_writer_without_an_address_cannot_be_asked(self) -> None:
+        """That is no trouble which passes, so it has a type of its own."""
+        catch_up = HttpCatchUp(self.clock, None)
+        fetched = ensureDeferred(catch_up.fetch(stream="receipts", writer="w1", after=0, upto=1))
+
+        self.failureResultOf(fetched, NowhereToFetch)
+
+
+class RecordingClient:
+    """Notes the URLs that a client is asked for, which a stub does not tell from the Host that it sends."""
+
+    def __init__(self, client: Any) -> None:
+        self.urls: list[str] = []
+        self._client = client
+
+    def request(self, method: str, url: str, **options: Any) -> Any:
+        """As treq's."""
+        self.urls.append(url)
+        return self._client.request(method, url, **options)
 
 
 class ChangelogTests(SiteCase):

@@ -9,6 +9,7 @@ from twisted.python.usage import UsageError
 
 from synrepl.config import Settings, settings, table_for_the_manual
 from synrepl.errors import ConfigError
+from synrepl.replication.writes import Write
 from synrepl.tap import Options
 from synrepl.wire.dialect import LEGACY, Dialect
 
@@ -27,6 +28,7 @@ VALUES: list[tuple[str, str, Any, Any]] = [
     ("database", REMOTE, REMOTE, REMOTE),
     ("database", LOCAL, LOCAL, LOCAL),
     ("tables_database", LOCAL, LOCAL, LOCAL),
+    ("follow", "tcp:old:9092", ["tcp:old:9092"], ("tcp:old:9092",)),
     ("lease_seconds", "60", 60, 60.0),
     ("lease_bytes", "2GiB", 2 * 1024**3, 2 * 1024**3),
     ("retain_seconds", "1.5", 1.5, 1.5),
@@ -68,9 +70,24 @@ def test_a_setting_can_be_given_as_a_flag_and_in_a_file(
 
 def test_every_setting_is_tried_here() -> None:
     """A new one is not forgotten."""
-    elsewhere = {"redis", "upstream", "secret_file", "instance_map", "table_streams", "insecure"}
+    elsewhere = {"upstream", "secret_file", "instance_map", "table_streams", "insecure"}
+    elsewhere |= {"redis", "redis_writes"}
 
     assert {name for name, *_ in VALUES} | elsewhere == {one.name for one in settings()}
+
+
+def test_redis_and_what_is_written_there(tmp_path: Path) -> None:
+    """By flags and in a file; nothing of it is a secret."""
+    in_file = {"redis": "rediss://r:7", "redis_writes": ["caches", {"stream": "receipts", "writer": "w2"}]}
+    path = written(tmp_path, instance_name="w1", **in_file)
+
+    built = parsed("--config", str(path))
+    flags = parsed("--redis", "redis://r", "--redis-writes", "caches, receipts", "--instance-name", "w1")
+
+    assert "rediss://r:7" == str(built.redis)
+    assert (Write("caches"), Write("receipts", "w2")) == built.redis_writes
+    assert (Write("caches"), Write("receipts")) == flags.redis_writes
+    assert parsed().redis is None
 
 
 def test_the_defaults_are_those_of_the_contract() -> None:
@@ -133,7 +150,15 @@ def test_unknown_names_are_told_with_the_nearest_known_one(tmp_path: Path) -> No
     [
         (["--dialect", "legcy"], "did you mean legacy?"),
         (["--dialect", "native"], "not in this release yet"),
-        (["--redis", "redis://localhost"], "--redis is not in this release yet"),
+        (["--redis", "http://localhost"], "--redis "),
+        (["--redis", "redis://:hush@localhost"], "password_file"),
+        (["--redis-writes", "caches"], "--redis-writes needs --redis"),
+        (["--redis", "redis://h", "--redis-writes", "caches"], "the name of another writer"),
+        (
+            ["--redis", "redis://h", "--redis-writes", "a,a", "--instance-name", "w"],
+            "--redis-writes names a stream twice",
+        ),
+        (["--follow", "9092"], "is a Twisted client endpoint string"),
         (["--upstream", "tcp:primary:9092"], "--upstream is not in this release yet"),
         (["--database", "postgresql://ada:hush@a/b"], "pgpass file, and name that with ?passfile=/path"),
         (["--database", "postgresql://:hush@a/b"], "has a password in it"),

@@ -40,7 +40,7 @@ def as_refused(error: Exception) -> Refused | None:
         case UnknownStream():
             return Refused(404, "unknown_stream", str(error))
         case GivenElsewhere():
-            return Refused(409, "table_backed", str(error))
+            return Refused(409, error.code, str(error))
         case KeyReused():
             return Refused(409, "idempotency_key_reused", str(error))
         case StorageError(retryable=True):

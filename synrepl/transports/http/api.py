@@ -21,7 +21,7 @@ from synrepl.errors import ConfigError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.status import DescribedTables, describe
+from synrepl.replication.status import DescribedSources, DescribedTables, describe
 from synrepl.storage import Log
 from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
@@ -77,6 +77,7 @@ class Api:
         publisher: Publisher,
         table: StreamTable,
         tables: DescribedTables | None,
+        sources: DescribedSources | None,
         metrics: Metrics,
         clock: IClock,
         instance: str,
@@ -89,6 +90,7 @@ class Api:
         self._publisher = publisher
         self._table = table
         self._tables = tables
+        self._sources = sources
         self._metrics = metrics
         self._clock = clock
         self._instance = instance
@@ -256,6 +258,8 @@ class Api:
             reasons = [] if is_healthy else [f"log: {why}"]
             if self._tables is not None:
                 reasons += [trouble for trouble, _ in self._tables.troubles()]
+            if self._sources is not None:
+                reasons += [trouble for trouble, _ in self._sources.reasons()]
             if not reasons:
                 return b'{"ready":true}'
             request.setResponseCode(503)
@@ -268,7 +272,7 @@ class Api:
         """Every number, for Prometheus."""
 
         async def answer() -> bytes:
-            refresh(self._metrics, self._log, self._publisher)
+            refresh(self._metrics, self._log, self._publisher, self._sources)
             return generate_latest(self._metrics.registry)
 
         return await self._answer(request, answer, is_open=True, content_type=CONTENT_TYPE_LATEST.encode())
@@ -279,6 +283,7 @@ class Api:
             publisher=self._publisher,
             table=self._table,
             tables=self._tables,
+            sources=self._sources,
             clock=self._clock,
             instance=self._instance,
             server_name=self._server_name,

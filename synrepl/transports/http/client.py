@@ -20,7 +20,7 @@ from twisted.python.failure import Failure
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.ports.interfaces import Appended
-from synrepl.replication.catchup import Missed
+from synrepl.replication.catchup import Missed, NowhereToFetch
 from synrepl.streams.jsontext import dumps
 
 __all__ = ["AheadOfLog", "HttpAppender", "HttpCatchUp", "HttpChangelog", "RequestRefused"]
@@ -58,14 +58,15 @@ class AheadOfLog(RequestRefused):
 class HttpCatchUp:
     """Pulls missed rows as Synapse's workers do; an `ICatchUp`. Of a daemon of ours also an `IAllocated`.
 
-    `base_url` is asked for the rows of every writer that `instance_map` has no URL for. A request may take
-    `timeout` seconds in all, its answer `max_bytes` bytes. `client` is a treq client, for tests.
+    `base_url` is asked for the rows of every writer that `instance_map` has no URL for; None: nobody is. The
+    map may be that of a homeserver, where the writer `master` is called `main`. A request may take `timeout`
+    seconds in all, its answer `max_bytes` bytes. `client` is a treq client, for tests.
     """
 
     def __init__(
         self,
         reactor: Any,
-        base_url: str,
+        base_url: str | None,
         *,
         secret: str | None = None,
         instance_map: Mapping[str, str] | None = None,
@@ -75,6 +76,8 @@ class HttpCatchUp:
     ) -> None:
         self._base_url = base_url
         self._instance_map = dict(instance_map or {})
+        if "main" in self._instance_map:
+            self._instance_map.setdefault("master", self._instance_map["main"])
         self._max_bytes = max_bytes
         self._http = _Http(reactor, secret, timeout, client)
         self._tells_allocated = True
@@ -82,16 +85,23 @@ class HttpCatchUp:
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
         """The facts with ``after < token <= upto``, or the first of them.
 
-        Raises `NotConnected` when there is no (whole) answer, `RemoteProtocolError` when it is a wrong one.
+        Raises `NotConnected` when there is no (whole) answer, `RemoteProtocolError` when it is a wrong one,
+        `NowhereToFetch` when nobody is known who could be asked.
         """
-        base = self._instance_map.get(writer, self._base_url).rstrip("/")
+        mapped = self._instance_map.get(writer)
+        base = mapped or self._base_url
+        if base is None:
+            raise NowhereToFetch(f"instance_map has no address of {writer}")
+        base = base.rstrip("/")
+        # Real workers name whom they ask; a proxy in front of a single address would not know that name.
+        host = f"{writer}:80" if mapped else None
         # Synapse remembers answers by this, whatever else is asked.
         txn_id = "".join(random.choices(string.ascii_letters, k=10))
         query = urlencode({"from_token": after, "upto_token": upto, "writer": writer})
         path = f"/_synapse/replication/get_repl_stream_updates/{quote(stream, safe='')}/{txn_id}"
         url = f"{base}{path}?{query}"
         try:
-            body = await self._http.whole("GET", url, None, self._max_bytes)
+            body = await self._http.whole("GET", url, None, self._max_bytes, host=host)
         except RequestRefused as error:
             kind = NotConnected if error.retryable else RemoteProtocolError
             raise kind(str(error)) from error
@@ -99,7 +109,7 @@ class HttpCatchUp:
 
     async def highest(self, stream: str) -> int | None:
         """The highest token of a stream, as `base_url` has it; None from a server that does not tell."""
-        if not self._tells_allocated:
+        if not self._tells_allocated or self._base_url is None:
             return None
         url = f"{self._base_url.rstrip('/')}/v1/streams/{quote(stream, safe='')}/allocated"
         try:
@@ -290,9 +300,12 @@ class _Http:
         self._client = client
         self._pool: Any = None
 
-    async def whole(self, method: str, url: str, body: bytes | None, max_bytes: int) -> bytes:
-        """A whole answer of status 200."""
-        got: bytes = await self._within(self._timeout, self._get_whole(method, url, body, max_bytes), url)
+    async def whole(
+        self, method: str, url: str, body: bytes | None, max_bytes: int, *, host: str | None = None
+    ) -> bytes:
+        """A whole answer of status 200. `host` is said in the header in place of the URL's."""
+        work = self._get_whole(method, url, body, max_bytes, host)
+        got: bytes = await self._within(self._timeout, work, url)
         return got
 
     async def begin(self, method: str, url: str, body: bytes | None, *, extra_seconds: float) -> Any:
@@ -304,11 +317,15 @@ class _Http:
         if self._pool is not None:
             await self._pool.closeCachedConnections()
 
-    async def _get_whole(self, method: str, url: str, body: bytes | None, max_bytes: int) -> bytes:
-        return await _collected(await self._get(method, url, body), max_bytes, _public(url))
+    async def _get_whole(
+        self, method: str, url: str, body: bytes | None, max_bytes: int, host: str | None
+    ) -> bytes:
+        return await _collected(await self._get(method, url, body, host), max_bytes, _public(url))
 
-    async def _get(self, method: str, url: str, body: bytes | None) -> Any:
+    async def _get(self, method: str, url: str, body: bytes | None, host: str | None = None) -> Any:
         headers: dict[str, list[str]] = dict(self._headers)
+        if host is not None:
+            headers["host"] = [host]
         if body is not None:
             headers["content-type"] = ["application/json"]
         response = await self._treq().request(

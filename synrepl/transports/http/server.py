@@ -7,7 +7,7 @@ from twisted.web.server import Site
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.status import DescribedTables
+from synrepl.replication.status import DescribedSources, DescribedTables
 from synrepl.storage import Log
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.authorization import Guard
@@ -25,6 +25,7 @@ def make_site(
     publisher: Publisher,
     table: StreamTable,
     tables: DescribedTables | None = None,
+    sources: DescribedSources | None = None,
     metrics: Metrics,
     clock: IClock,
     instance: str,
@@ -34,7 +35,8 @@ def make_site(
     max_body: int = MAX_BODY,
     started_at: float | None = None,
 ) -> Site:
-    """A site to listen with, over a log that has been started, and the `tables` that it follows, if any.
+    """A site to listen with, over a log that has been started, and the `tables` and the `sources` that it
+    follows, if any.
 
     With a `secret`, ``/v1``, ``/_synapse`` and ``/status`` want it as ``Authorization: Bearer``. `dialect` is
     the release to whose shape catch-up is cut; None for the newest. `max_body` is in bytes, `started_at` in
@@ -49,6 +51,7 @@ def make_site(
         publisher=publisher,
         table=table,
         tables=tables,
+        sources=sources,
         metrics=metrics,
         clock=clock,
         instance=instance,

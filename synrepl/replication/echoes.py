@@ -1,0 +1,58 @@
+"""Knowing one's own words when they come back."""
+
+from collections import Counter, deque
+from typing import Final
+
+from synrepl.ports.interfaces import IClock
+from synrepl.wire.codec import codec_of
+from synrepl.wire.declare import BROKER, Command
+from synrepl.wire.dialect import NEWEST
+
+__all__ = ["Echoes"]
+
+EXPIRY_SECONDS: Final = 60.0
+"""What has not come back by then was lost with a connection."""
+
+MAX_HELD: Final = 100_000
+
+
+class Echoes:
+    """Remembers what was put on a shared channel, until it is heard there.
+
+    Equal words of somebody else are not taken for ours: each comes back once.
+    """
+
+    def __init__(self, clock: IClock) -> None:
+        self._clock = clock
+        self._codec = codec_of(NEWEST, ours=BROKER, theirs=BROKER)
+        self._held: Counter[bytes] = Counter()
+        self._order: deque[tuple[float, bytes]] = deque()
+
+    def sent(self, command: Command) -> None:
+        """This was put on the channel."""
+        self.sent_line(self._codec.format(command))
+
+    def sent_line(self, line: bytes) -> None:
+        """This line was, which is a command's."""
+        now = self._clock.seconds()
+        while self._order and (self._order[0][0] < now - EXPIRY_SECONDS or len(self._order) >= MAX_HELD):
+            self._forget(self._order.popleft()[1])
+        self._held[line] += 1
+        self._order.append((now, line))
+
+    def take(self, command: Command) -> bool:
+        """Whether this is ours; then it has come back."""
+        if not self._held:
+            self._order.clear()
+            return False
+        line = self._codec.format(command)
+        if line not in self._held:
+            return False
+        self._forget(line)
+        return True
+
+    def _forget(self, line: bytes) -> None:
+        if self._held[line] > 1:
+            self._held[line] -= 1
+        else:
+            self._held.pop(line, None)

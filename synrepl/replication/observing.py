@@ -1,0 +1,46 @@
+"""Numbers about what comes into the log, whoever brings it."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from synrepl.ports.metrics import Metrics
+from synrepl.streams import jsontext
+from synrepl.streams.facts import Fact
+
+__all__ = ["OTHERS", "Observer"]
+
+MAX_CACHES: Final = 500
+"""Names of caches are said by peers; so many get a number of their own."""
+
+OTHERS: Final = "(others)"
+
+MAX_NAME: Final = 100
+
+
+class Observer:
+    """Counts bytes by stream, and cache invalidations by the name they say. Give `committed` to the log."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._caches: set[str] = set()
+
+    def committed(self, facts: Sequence[Fact]) -> None:
+        """These are in the log now."""
+        sizes: dict[str, int] = {}
+        for fact in facts:
+            sizes[fact.stream] = sizes.get(fact.stream, 0) + len(fact.rows)
+            if fact.stream == "caches":
+                for row in jsontext.split(fact.rows):
+                    self._metrics.invalidations.labels(self._cache(row)).inc()
+        for stream, size in sizes.items():
+            self._metrics.stream_bytes.labels(stream).inc(size)
+
+    def _cache(self, row: bytes) -> str:
+        """The cache that a canonical row names, which stands first in it."""
+        name = row[2 : row.index(b'"', 2)].decode("ascii", "replace")
+        if name in self._caches:
+            return name
+        if len(self._caches) >= MAX_CACHES or len(name) > MAX_NAME:
+            return OTHERS
+        self._caches.add(name)
+        return name
