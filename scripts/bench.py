@@ -28,6 +28,7 @@ from scripts.bench_parts.following import follower  # noqa: E402
 from scripts.bench_parts.from_tables import tables  # noqa: E402
 from scripts.bench_parts.idling import idle  # noqa: E402
 from scripts.bench_parts.measuring import Options, Result  # noqa: E402
+from scripts.bench_parts.over_redis import redis  # noqa: E402
 from scripts.bench_parts.publishing import live, publisher  # noqa: E402
 
 PARTS: Final[dict[str, Callable[[Options], Iterator[Result]]]] = {
@@ -36,6 +37,7 @@ PARTS: Final[dict[str, Callable[[Options], Iterator[Result]]]] = {
     "live": live,
     "append": append,
     "http-append": http_append,
+    "redis": redis,
     "catch-up": catch_up,
     "cached": cached,
     "invalidation": invalidation,

@@ -425,6 +425,11 @@ class Settings:
         )
         _check_open(built)
         _check_name(built)
+        if any(one.for_catch_up for one in built.table_streams) and not (built.redis or built.follow):
+            raise ConfigError(
+                "table_streams: with `catch_up: true` the facts of a stream are heard from others: say from"
+                " whom, by --redis or --follow"
+            )
         if built.timeout_seconds <= built.ping_seconds:
             raise ConfigError(
                 f"--timeout-seconds is longer than --ping-seconds ({built.ping_seconds:g}) or peers time out"

@@ -9,16 +9,18 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import clientFromString, serverFromString
 from twisted.internet.interfaces import IListeningPort, IStreamClientEndpoint, IStreamServerEndpoint
 
+from synrepl.errors import ConfigError
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.catchup import NoCatchUp
 from synrepl.replication.follower import Follower
 from synrepl.replication.publisher import Publisher
 from synrepl.transports.http.client import HttpCatchUp
+from synrepl.transports.redis_address import SCHEMES, RedisAddress
 from synrepl.transports.tcp import FollowerFactory, PublisherFactory
 from synrepl.wire.dialect import CURRENT, Dialect
 from synrepl.wire.session import AUTO, KEEPALIVE, Keepalive
 
-__all__ = ["FollowerService", "PublisherService", "connect", "serve"]
+__all__ = ["FollowerService", "PublisherService", "RedisService", "connect", "serve"]
 
 
 class FollowerService(Service):
@@ -37,6 +39,39 @@ class FollowerService(Service):
         super().stopService()
         self._factory.stop()
         self._follower.stop()
+
+
+class RedisService(Service):
+    """Keeps a follower on the channel of a homeserver while it runs."""
+
+    def __init__(
+        self, reactor: Any, url: str, follower: Follower, server_name: str, metrics: Metrics
+    ) -> None:
+        # Here, so that a worker that follows over TCP need not have all of this in memory.
+        from synrepl.replication.broker import BrokerPeer
+        from synrepl.transports.redis import RedisLink
+
+        self._follower = follower
+        self._peer = BrokerPeer(clock=reactor, follower=follower)
+        self._link = RedisLink(
+            reactor,
+            RedisAddress.parse(url),
+            self._peer,
+            server_name=server_name,
+            instance=follower.instance,
+            metrics=metrics,
+        )
+        self._peer.broker = self._link
+
+    def startService(self) -> None:
+        super().startService()
+        self._link.start()
+
+    def stopService(self) -> Any:
+        super().stopService()
+        self._peer.stop()
+        self._follower.stop()
+        return self._link.stop()
 
 
 class PublisherService(Service):
@@ -75,27 +110,38 @@ def connect(
     metrics: Metrics | None = None,
     keepalive: Keepalive = KEEPALIVE,
 ) -> Service:
-    """A service that keeps `follower` connected to a server.
+    """A service that keeps `follower` connected to a server, or to the channel of a homeserver on Redis.
 
-    `endpoint` is a Twisted client endpoint, or its description, as ``tcp:master:9092``. A server that is
-    not called `server_name` is refused (None: any will do). Where the dialect pulls what was missed, `http`
-    is the address to pull from, and, for `Follower.wait_for`, to ask what was ever allocated;
-    ``instance_map`` the addresses for writers that have their own, `secret` what they want to see.
+    `endpoint` is a Twisted client endpoint, or its description, as ``tcp:master:9092``, or the URL of a
+    Redis, as ``redis://localhost:6379``. A server that is not called `server_name` is refused (None: any will
+    do); on Redis it names the channel, and there `dialect` and `keepalive` mean nothing. Where what was
+    missed is pulled, `http` is the address to pull from, and, for `Follower.wait_for`, to ask what was ever
+    allocated; ``instance_map`` the addresses for writers that have their own, `secret` what they want to see.
+    On Redis a gap is given up, and reported, if nobody is known who could be asked.
+
+    Raises `ConfigError` if the URL of a Redis makes no sense, or `server_name` is missing.
     """
     if follower.clock_is_missing:
         follower.clock = reactor
-    if http is not None:
+    metrics = metrics or Metrics(CollectorRegistry())
+    on_redis = isinstance(endpoint, str) and endpoint.startswith(SCHEMES)
+    if http is not None or on_redis:
         asked = HttpCatchUp(reactor, http, secret=secret, instance_map=instance_map or {})
         if isinstance(follower.catch_up, NoCatchUp):
             follower.catch_up = asked
-        if follower.allocated is None:
+        if follower.allocated is None and http is not None:
             follower.allocated = asked
+    if on_redis:
+        if server_name is None:
+            raise ConfigError("on Redis the server_name is needed: it is the name of the channel")
+        assert isinstance(endpoint, str)
+        return RedisService(reactor, endpoint, follower, server_name, metrics)
     factory = FollowerFactory(
         follower,
         dialect=dialect,
         expected_server=server_name,
         clock=reactor,
-        metrics=metrics or Metrics(CollectorRegistry()),
+        metrics=metrics,
         keepalive=keepalive,
     )
     target = clientFromString(reactor, endpoint) if isinstance(endpoint, str) else endpoint

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from synrepl.hearing import Sources
     from synrepl.replication.writes import Writing
     from synrepl.storage.ids.writers import WriterState
+    from synrepl.storage.tables.layout import TableStream
     from synrepl.storage.tables.source import TableSource
     from synrepl.storage.wakeups import Wakeups
 
@@ -134,7 +135,7 @@ class Daemon(Service):
                 settings.redis_writes,
                 instance=settings.instance_name,
                 table=self.table,
-                tables=[one.stream for one in settings.table_streams],
+                tables=[one.stream for one in self._followed_tables()],
             )
         log = Log(
             engine,
@@ -143,7 +144,7 @@ class Daemon(Service):
             reactor,
             ephemeral=[stream.name for stream in self.table if stream.ephemeral],
             key_of=self._key_of,
-            adopted=[one.stream for one in self.settings.table_streams],
+            adopted=[one.stream for one in self._followed_tables()],
             unordered=[stream.name for stream in self.table if not stream.ordered],
             told_by_all=[stream.name for stream in self.table if stream.told_by_all],
             refuses=self._refuses,
@@ -174,10 +175,15 @@ class Daemon(Service):
             return why
         return self._writing.refusal(self.log, stream, writer)
 
+    def _followed_tables(self) -> "list[TableStream]":
+        """The tables whose facts are taken in, not only what was missed of them."""
+        return [one for one in self.settings.table_streams if not one.for_catch_up]
+
     def _open_tables(self) -> None:
         """Follow the tables that the settings name, if they name any."""
         settings = self.settings
-        if not settings.table_streams:
+        followed = self._followed_tables()
+        if not followed:
             return
         # Here, so that a daemon without tables need not have all of this in memory.
         from synrepl.storage.databases import Database
@@ -186,7 +192,7 @@ class Daemon(Service):
         from synrepl.storage.wakeups import Wakeups
 
         assert self.log is not None
-        for one in settings.table_streams:
+        for one in followed:
             if one.stream not in self.table or self.table[one.stream].ephemeral:
                 raise _CannotStart(f"table_streams: {one.stream} is no stream that can be kept")
         url = settings.tables_database or settings.database
@@ -196,7 +202,7 @@ class Daemon(Service):
             raise _CannotStart(f"the tables: {error}") from error
         self.tables = TableSource(
             database.connect,
-            settings.table_streams,
+            followed,
             flavor=database.flavor,
             log=self.log,
             table=self.table,

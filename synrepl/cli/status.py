@@ -43,6 +43,8 @@ def status(url: str, secret_file: Path | None, as_json: bool) -> None:
     ):
         about.add_row(key, _shown(found.get(key)))
     console.print(about)
+    for source in _sources(found):
+        console.print(source)
     followers = found.get("followers") or []
     if not followers:
         console.print("no followers")
@@ -58,6 +60,35 @@ def status(url: str, secret_file: Path | None, as_json: bool) -> None:
             str(one["lag_seconds"]),
         )
     console.print(table)
+
+
+def _sources(found: dict[str, Any]) -> list[Table]:
+    """What is heard from where, and whom that misses."""
+    tables = []
+    sources = [found["redis"]] if found.get("redis") else []
+    if sources or found.get("following"):
+        table = Table("heard from", "", "lag in rows", "lag in seconds", "gaps", "lost", "writes")
+        for one in [*sources, *found.get("following", [])]:
+            is_up = one.get("hearing", one.get("connected"))
+            writes = ", ".join(dict.fromkeys(pair["stream"] for pair in one.get("writes", []))) or "nothing"
+            table.add_row(
+                one.get("address", one.get("endpoint", "")),
+                "live" if is_up else f"down: {one['why']}",
+                str(one["lag_rows"]),
+                str(one["lag_seconds"]),
+                str(len(one["gaps"])),
+                str(len(one["lost"])),
+                writes,
+            )
+        tables.append(table)
+    if found.get("stuck"):
+        table = Table("stuck writer", "stream", "at", "behind", "seconds")
+        for one in found["stuck"]:
+            table.add_row(
+                one["writer"], one["stream"], str(one["token"]), str(one["behind"]), str(one["seconds"])
+            )
+        tables.append(table)
+    return tables
 
 
 def ask_status(url: str, secret_file: Path | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from synrepl.cli.output import Lines
 from synrepl.cli.trouble import EXIT_CODES, Trouble, dialect_option, read_secret, secret_option
 from synrepl.errors import ConfigError, StorageError
 from synrepl.storage.positions import FilePositions
+from synrepl.transports.redis_address import SCHEMES
 from synrepl.wire.dialect import Dialect
 
 __all__ = ["tail"]
@@ -53,15 +54,17 @@ def tail(
 ) -> None:
     """Follow TARGET, and print one JSON object a line.
 
-    TARGET is host:port or a Twisted client endpoint string (the line protocol), or an HTTP URL (the changelog
-    of a synrepl daemon). The "type" of a line is connected, disconnected, server, position, rdata or error.
+    TARGET is host:port or a Twisted client endpoint string (the line protocol), the URL of a Redis (the
+    channel of --server-name, as redis://localhost:6379), or an HTTP URL (the changelog of a synrepl daemon).
+    The "type" of a line is connected, disconnected, server, position, rdata or error.
     SIGINT and SIGTERM end it well, and keep the state.
     """
     if name.split() != [name]:
         raise click.UsageError("--name is one word")
     secret = read_secret(secret_file)
     is_http = target.startswith(("http://", "https://"))
-    endpoint = "" if is_http else _endpoint(target)
+    is_redis = target.startswith(SCHEMES)
+    endpoint = target if is_http or is_redis else _endpoint(target)
     file = FilePositions(state) if state is not None else None
     from twisted.internet import reactor
 
@@ -95,7 +98,7 @@ def tail(
                 dialect=dialect,
                 name=name,
                 server_name=server_name,
-                http=http or _http(endpoint),
+                http=http or (None if is_redis else _http(endpoint)),
                 secret=secret,
             )
     except (StorageError, ConfigError) as error:

@@ -8,6 +8,7 @@ from twisted.internet.defer import Deferred
 
 from synrepl.config import Settings
 from synrepl.errors import ConfigError
+from synrepl.hearing.missed import FromDatabase
 from synrepl.hearing.server import FromServer
 from synrepl.hearing.source import Trouble
 from synrepl.ports.metrics import Metrics
@@ -16,7 +17,8 @@ from synrepl.replication.intake import Intake, LogPositions
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.stalls import Stalls
 from synrepl.replication.writes import Writing
-from synrepl.storage import Log
+from synrepl.storage import Log, ReactorThread
+from synrepl.storage.databases import Database
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.client import HttpCatchUp
 from synrepl.wire.dialect import NEWEST
@@ -51,9 +53,10 @@ class Sources:
         self._log = log
         self._table = table
         self._metrics = metrics
-        self._catch_up = HttpCatchUp(
-            reactor, None, secret=settings.secret, instance_map=settings.instance_map
-        )
+        # Their facts come from there in the order of ids, which nobody must get ahead of.
+        self._tables = {one.stream for one in settings.table_streams if not one.for_catch_up}
+        self._http = HttpCatchUp(reactor, None, secret=settings.secret, instance_map=settings.instance_map)
+        self._database = self._from_database()
         self.intake = Intake(log, table, reactor, lost=lost)
         self.stalls = Stalls(log, table, reactor)
         self.redis: OnRedis | None = None
@@ -79,7 +82,9 @@ class Sources:
             await source.stop()
         self.intake.stop()
         self.stalls.stop()
-        await self._catch_up.stop()
+        if self._database is not None:
+            await self._database.stop()
+        await self._http.stop()
 
     def troubles(self) -> list[Trouble]:
         """What is wrong, the worst first."""
@@ -128,6 +133,19 @@ class Sources:
     def _all(self) -> "list[OnRedis | FromServer]":
         return [*([self.redis] if self.redis is not None else []), *self.servers]
 
+    def _from_database(self) -> FromDatabase | None:
+        streams = [one for one in self._settings.table_streams if one.for_catch_up]
+        if not streams:
+            return None
+        url = self._settings.tables_database or self._settings.database
+        return FromDatabase(
+            Database(url, what="synrepl-missed"),
+            streams,
+            table=self._table,
+            thread=ReactorThread(self._clock, "missed"),
+            others=self._http,
+        )
+
     def _on_redis(self, publisher: Publisher, writing: Writing) -> "OnRedis":
         try:
             from synrepl.hearing.redis import OnRedis
@@ -152,9 +170,13 @@ class Sources:
         follower = Follower(
             instance=self._settings.instance_name,
             clock=self._clock,
-            streams=StreamTable(stream for stream in streams if is_first or not stream.ephemeral),
+            streams=StreamTable(
+                stream
+                for stream in streams
+                if stream.name not in self._tables and (is_first or not stream.ephemeral)
+            ),
             positions=LogPositions(self._log),
-            catch_up=self._catch_up,
+            catch_up=self._database or self._http,
             metrics=self._metrics,
             canonical=True,
             reached=self.intake.reached,

@@ -1,8 +1,9 @@
 """A daemon and its workers in memory, made of the real parts."""
 
-from collections.abc import Awaitable, Callable, Iterable
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
@@ -12,7 +13,7 @@ from twisted.logger import Logger
 from synrepl.errors import NotConnected, ReplicationError
 from synrepl.ports.interfaces import Appended, ICaches, IClock, SaveablePosition
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.catchup import Missed
+from synrepl.replication.catchup import ICatchUp, Missed, NowhereToFetch
 from synrepl.replication.follower import Event, Follower
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.updates import Updates
@@ -28,7 +29,11 @@ from synrepl.transports.tcp import FollowerFactory, PublisherFactory
 from synrepl.wire.dialect import CURRENT, MIDDLE, Dialect
 from synrepl.wire.session import AUTO
 
-__all__ = ["Cluster", "FakeDaemon", "FakeWorker", "MemoryPositions"]
+if TYPE_CHECKING:
+    from synrepl.testing.fake_redis import FakeRedis
+    from synrepl.testing.on_redis import OnFakeRedis
+
+__all__ = ["Cluster", "DirectCatchUp", "FakeDaemon", "FakeWorker", "MemoryPositions", "PeersCatchUp"]
 
 
 class MemoryPositions:
@@ -48,6 +53,9 @@ class FakeDaemon:
     """The real log and publisher, over a disk of memory, behind a `Network`.
 
     It listens twice: under its `name` for every dialect that can be found out, and under ``<name>-middle``.
+    On a `redis` it is one of the processes there, called `instance`, as a daemon with `redis_writes` is: it
+    tells the streams of `writes`, hears all others into its log, and fetches from `peers` what it missed of
+    each writer. `redis_side` is what it is made of there, in this life.
     """
 
     def __init__(
@@ -58,8 +66,19 @@ class FakeDaemon:
         table: StreamTable | None = None,
         disk_delay: Callable[[], float] = lambda: 0.0005,
         ring_bytes: int = 8 * 1024 * 1024,
+        instance: str = "master",
+        redis: "FakeRedis | None" = None,
+        writes: Sequence[str] = (),
+        peers: Mapping[str, ICatchUp] | None = None,
+        chance: random.Random | None = None,
     ) -> None:
         self.name = name
+        self.instance = instance
+        self.redis = redis
+        self.writes = tuple(writes)
+        self.peers = peers if peers is not None else {}
+        self.chance = chance or random.Random(1)
+        self.redis_side: OnFakeRedis | None = None
         self.addresses: dict[str, Dialect | None] = {name: AUTO, f"{name}-middle": MIDDLE}
         self.engine = MemoryEngine()
         self.table = table if table is not None else StreamTable.default()
@@ -71,6 +90,12 @@ class FakeDaemon:
         self._disk_delay = disk_delay
         self._ring_bytes = ring_bytes
         self._threads: list[DelayedThread] = []
+        self._factories: list[PublisherFactory] = []
+
+    @property
+    def clock(self) -> Any:
+        """The clock of its network."""
+        return self._network.clock
 
     def address_for(self, dialect: Dialect) -> str:
         """Where a follower of this dialect connects."""
@@ -91,24 +116,46 @@ class FakeDaemon:
             self._threads[1],
             clock,
             ephemeral=[stream.name for stream in self.table if stream.ephemeral],
+            unordered=[stream.name for stream in self.table if not stream.ordered] if self.redis else (),
+            told_by_all=[stream.name for stream in self.table if stream.told_by_all] if self.redis else (),
+            refuses=self._refuses,
             logger=Logger(),
         )
         await self.log.start()
         self.publisher = Publisher(
-            self.log, self.table, clock, self.metrics, instance="master", ring_bytes=self._ring_bytes
+            self.log, self.table, clock, self.metrics, instance=self.instance, ring_bytes=self._ring_bytes
         )
+        if self.redis is not None:
+            # Here, as it needs the libraries for Redis, and imports a reactor.
+            from synrepl.testing.on_redis import OnFakeRedis
+
+            self.redis_side = OnFakeRedis(self, self.redis)
+            self.redis_side.start()
+        self._factories = []
         for address, dialect in self.addresses.items():
             factory = PublisherFactory(
                 self.publisher, server_name="hs", dialect=dialect, clock=clock, metrics=self.metrics
             )
             self._network.listen(address, factory)
+            self._factories.append(factory)
         self.is_running = True
+
+    def history_lost(self, stream: str) -> None:
+        """Followers have what is true no more: let them connect again."""
+        for factory in self._factories:
+            factory.close(f"history of {stream} was lost, a new epoch has begun")
+
+    def _refuses(self, stream: str, writer: str) -> str:
+        return "" if self.redis_side is None else self.redis_side.refusal(stream, writer)
 
     def kill(self) -> None:
         """End at once, as by SIGKILL: what was committed stays, everything else is gone."""
         self.is_running = False
         for address in self.addresses:
             self._network.stop_listening(address)
+        if self.redis_side is not None:
+            self.redis_side.kill()
+            self.redis_side = None
         self.publisher.stop()
         for thread in self._threads:
             Deferred.fromCoroutine(thread.stop())
@@ -168,6 +215,27 @@ class DirectCatchUp:
             else:
                 facts.append((int(token), [row]))
         return Missed(facts=facts, upto=page.upto, limited=page.limited)
+
+
+class PeersCatchUp:
+    """Pulls missed rows from whoever writes them, by the name of the writer."""
+
+    def __init__(self, peers: Mapping[str, ICatchUp]) -> None:
+        self.is_broken = False
+        self.asked: list[tuple[str, str, int, int]] = []
+        self._peers = peers
+
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
+        """One page, from this writer."""
+        self.asked.append((stream, writer, after, upto))
+        if self.is_broken:
+            raise NotConnected("connection refused")
+        if writer not in self._peers:
+            raise NowhereToFetch(f"nobody is called {writer}")
+        missed = await self._peers[writer].fetch(stream=stream, writer=writer, after=after, upto=upto)
+        if self.is_broken:
+            raise NotConnected("connection lost")
+        return missed
 
 
 class FakeWorker:

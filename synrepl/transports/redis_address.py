@@ -16,7 +16,10 @@ import msgspec
 
 from synrepl.errors import ConfigError
 
-__all__ = ["REDIS_PORT", "SENTINEL_PORT", "RedisAddress"]
+__all__ = ["SCHEMES", "RedisAddress"]
+
+SCHEMES: Final = ("redis://", "rediss://", "redis+sentinel://", "redis+unix://")
+"""How the URL of a Redis begins where it could be something else; ``unix:`` begins an endpoint of Twisted."""
 
 REDIS_PORT: Final = 6379
 SENTINEL_PORT: Final = 26379

@@ -24,6 +24,7 @@ STREAM_KEYS: Final = {
     "writers",
     "negative",
     "start",
+    "catch_up",
     *TABLE_KEYS,
 }
 
@@ -39,7 +40,8 @@ class TableStream(msgspec.Struct, frozen=True, kw_only=True):
     """A table-backed stream. `ids` says how far it is complete; `from_first`: its history is taken in as
     well, when it is followed for the first time.
 
-    `default_writer` is who wrote the rows of tables that do not say.
+    `default_writer` is who wrote the rows of tables that do not say. `for_catch_up`: its facts are heard from
+    others, and only what was missed is read here.
     """
 
     stream: str
@@ -47,6 +49,7 @@ class TableStream(msgspec.Struct, frozen=True, kw_only=True):
     tables: tuple[SourceTable, ...]
     default_writer: str
     from_first: bool = False
+    for_catch_up: bool = False
 
 
 def table_streams(given: Any, *, default_writer: str) -> list[TableStream]:
@@ -54,7 +57,7 @@ def table_streams(given: Any, *, default_writer: str) -> list[TableStream]:
 
     A list of tables, each with `stream`, `table` (or `tables`, where a stream is the union of several),
     `row`, and optionally `id_column`, `writer_column`, `sequence`, `position`, `writers`, `negative`,
-    `start`.
+    `start`, `catch_up`.
     """
     if not isinstance(given, list):
         raise ConfigError(f"is a list of streams and their tables, not {given!r}")
@@ -81,9 +84,7 @@ def _stream(given: Any, default_writer: str) -> TableStream:
     start = given.get("start", "latest")
     if start not in ("latest", "earliest"):
         raise ConfigError(f"of {name}: `start` is latest or earliest, not {start!r}")
-    negative = given.get("negative", False)
-    if not isinstance(negative, bool):
-        raise ConfigError(f"of {name}: `negative` is true or false, not {negative!r}")
+    negative, catch_up = (_switch(name, given, key) for key in ("negative", "catch_up"))
     try:
         ids = IdStream(
             name=str(given.get("position", name)),
@@ -100,7 +101,15 @@ def _stream(given: Any, default_writer: str) -> TableStream:
         tables=tables,
         default_writer=default_writer,
         from_first=start == "earliest",
+        for_catch_up=catch_up,
     )
+
+
+def _switch(stream: str, given: Mapping[str, Any], key: str) -> bool:
+    value = given.get(key, False)
+    if not isinstance(value, bool):
+        raise ConfigError(f"of {stream}: `{key}` is true or false, not {value!r}")
+    return value
 
 
 def _table(stream: str, given: Any) -> SourceTable:

@@ -70,6 +70,20 @@ class TableReader:
             writers=list(writers) or [self.stream.default_writer],
         )
 
+    def missed(self, cursor: ICursor, *, writer: str, after: int, upto: int, rows: int) -> Page:
+        """What one writer wrote with ``after < id <= upto``, or the first about `rows` rows of it.
+
+        Somebody knows that it has written all of that; how far others are is not looked at.
+        """
+        end = self._end(cursor, after, upto, rows)
+        found: dict[int, list[bytes | list[object]]] = {}
+        for table, make in self._tables:
+            for token, wrote, values in self._values(cursor, table, after, end):
+                if wrote == writer:
+                    found.setdefault(token, []).append(make(values))
+        facts = [(writer, token, rows) for token, rows in sorted(found.items())]
+        return Page(facts=facts, upto=end, limit=upto, writers=[writer])
+
     def _end(self, cursor: ICursor, after: int, limit: int, rows: int) -> int:
         """Where the page ends: where no table gives more than `rows` rows, but after one fact at least."""
         ends = [limit]

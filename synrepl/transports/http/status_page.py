@@ -25,6 +25,8 @@ def page(status: Mapping[str, Any]) -> bytes:
         _state(status),
         *_section("Errors", ("what", "since"), [(e["what"], e["since"]) for e in status["errors"]]),
         *_section("Log", ("", ""), _facts(status), is_titled=False),
+        *_section("Heard from", SOURCE, [_source(one) for one in _sources(status)]),
+        *_section("Stuck writers", STUCK, [tuple(one.values()) for one in status["stuck"]]),
         *_section("Followers", FOLLOWER, [_follower(one) for one in status["followers"]]),
         *_section("Tables", TABLE, [_table(one) for one in status["tables"]]),
         *_section("Unfinished ids", UNFINISHED, list(_unfinished(status["writers"]))),
@@ -68,6 +70,26 @@ def _unfinished(writers: Iterable[Mapping[str, Any]]) -> Iterable[tuple[Any, ...
     for one in sorted(held, key=lambda one: one["age_seconds"] or 0.0, reverse=True):
         age = f"{one['age_seconds'] or 0:.0f} s"
         yield one["stream"], one["writer"], one["unfinished"], one["oldest_id"], age, one["owner"]
+
+
+SOURCE: Final = ("where", "", "lag", "gaps now", "gaps lost", "written there")
+STUCK: Final = ("stream", "writer", "at", "behind", "for seconds")
+
+
+def _sources(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*([status["redis"]] if status["redis"] else []), *status["following"]]
+
+
+def _source(one: Mapping[str, Any]) -> tuple[Any, ...]:
+    is_up = one.get("hearing", one.get("connected"))
+    return (
+        one.get("address", one.get("endpoint")),
+        "live" if is_up else f"down: {one['why']}",
+        f"{one['lag_rows']} facts, {one['lag_seconds']:.0f} s",
+        len(one["gaps"]),
+        len(one["lost"]),
+        ", ".join(f"{pair['stream']} as {pair['writer']}" for pair in one.get("writes", [])),
+    )
 
 
 FOLLOWER: Final = ("name", "dialect", "lag", "reads from", "serial", "connected for")

@@ -1,0 +1,57 @@
+"""Rows over Redis, end to end, beside bare pub/sub with the same payloads."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import IO, Any
+
+from scripts.bench_parts.measuring import ROOT, Options, Result
+from synrepl.testing.redis import RedisServer
+
+__all__ = ["redis"]
+
+
+def redis(options: Options) -> Iterator[Result]:
+    """A publisher, a Redis and a subscriber, each a process; in turns, the best of each."""
+    rows = options.scaled(200_000)
+    pairs = [("bare-publisher", "bare-subscriber"), ("bare-publisher", "follower"), ("publisher", "follower")]
+    with RedisServer() as server:
+        rounds = [[_run(server, rows, *pair) for pair in pairs] for _ in range(2 if options.quick else 3)]
+    bare, follower, whole = (max(one[place] for one in rounds) for place in range(len(pairs)))
+    yield Result("bare pub/sub", bare, "rows/s")
+    yield Result("bare publisher, our follower applying typed rows", follower, "rows/s")
+    yield Result("bare / that", bare / follower, "x")
+    yield Result("our publisher from its log, our follower", whole, "rows/s")
+    yield Result("bare / that", bare / whole, "x")
+
+
+def _run(server: RedisServer, rows: int, publisher: str, subscriber: str) -> float:
+    """Rows a second, from the first to the last that arrives."""
+    hearing = _start(subscriber, server, rows)
+    try:
+        assert hearing.stdout is not None
+        _wait_for(hearing.stdout, "ready")
+        telling = _start(publisher, server, rows)
+        try:
+            found: dict[str, Any] = json.loads(_wait_for(hearing.stdout, "{"))
+            assert telling.wait(60) == 0
+        finally:
+            telling.kill()
+        assert found["rows"] == rows
+        return float(rows / found["seconds"])
+    finally:
+        hearing.kill()
+        hearing.wait()
+
+
+def _start(role: str, server: RedisServer, rows: int) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "scripts.bench_parts.redis_peer", role, server.url, str(rows)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def _wait_for(output: IO[str], start: str) -> str:
+    for line in output:
+        if line.startswith(start):
+            return line
+    raise SystemExit("a process of the measurement ended early")

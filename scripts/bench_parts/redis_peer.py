@@ -1,0 +1,157 @@
+"""One end of a measurement over Redis: python -m scripts.bench_parts.redis_peer ROLE URL ROWS."""
+
+import json
+import socket
+import sys
+import time
+from functools import partial
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import hiredis
+
+from scripts.bench_parts.measuring import EVENT
+
+CHANNEL: Final = b"bench"
+AT_ONCE: Final = 500
+FACT: Final = b"[%s]" % EVENT
+
+
+def main() -> None:
+    """Be this end."""
+    role, url, rows = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    {
+        "bare-publisher": bare_publisher,
+        "bare-subscriber": bare_subscriber,
+        "publisher": publisher,
+        "follower": follower,
+    }[role](url, rows)
+
+
+def command(*words: bytes) -> bytes:
+    """A command as Redis reads it."""
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+
+
+def connected(url: str) -> socket.socket:
+    """A connection to it."""
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    return socket.create_connection((parts.hostname, parts.port or 6379))
+
+
+def bare_publisher(url: str, rows: int) -> None:
+    """The fastest that Python alone can: commands made beforehand, many in one write, answers counted."""
+    chunks = [
+        b"".join(
+            command(b"PUBLISH", CHANNEL, b"RDATA events bench %d %s" % (token, EVENT))
+            for token in range(first, min(first + AT_ONCE, rows + 1))
+        )
+        for first in range(1, rows + 1, AT_ONCE)
+    ]
+    with connected(url) as redis:
+        redis.sendall(command(b"PUBLISH", CHANNEL, b"POSITION events bench 0 0"))
+        answers = 0
+        for chunk in chunks:
+            redis.sendall(chunk)
+            answers += redis.recv(65536).count(b":")
+        while answers < rows + 1:
+            answers += redis.recv(65536).count(b":")
+
+
+def bare_subscriber(url: str, rows: int) -> None:
+    """Counts what arrives."""
+    reader = hiredis.Reader()
+    with connected(url) as redis:
+        redis.sendall(command(b"SUBSCRIBE", CHANNEL))
+        count, began = -2, 0.0  # the confirmation, and POSITION
+        while count < rows:
+            reader.feed(redis.recv(65536))
+            while (reply := reader.gets()) is not False:
+                assert isinstance(reply, list)
+                count += 1
+                if count == -1:
+                    print("ready", flush=True)
+                elif count == 1:
+                    began = time.monotonic()
+    print(json.dumps({"rows": count, "seconds": time.monotonic() - began}), flush=True)
+
+
+def follower(url: str, rows: int) -> None:
+    """Ours, with a subscriber that counts typed rows."""
+    from twisted.internet import reactor as installed
+
+    from synrepl import Event, Follower, Updates, connect
+    from synrepl.streams.catalog import EVENTS
+
+    reactor: Any = installed
+    follower = Follower(instance="counter", clock=reactor)
+    count, began = 0, 0.0
+
+    @follower.on(EVENTS)
+    def note(updates: Updates[Any]) -> None:
+        nonlocal count, began
+        if not count:
+            began = time.monotonic()
+        count += len(updates.rows)
+        if count == rows:
+            print(json.dumps({"rows": count, "seconds": time.monotonic() - began}), flush=True)
+            reactor.stop()
+
+    @follower.on_event
+    def tell(event: Event) -> None:
+        if event.kind == "connected":
+            # What is asked goes out at the end of this turn; ready is who has asked.
+            reactor.callLater(0.2, partial(print, "ready", flush=True))
+
+    connect(reactor, url, follower, server_name=CHANNEL.decode()).startService()
+    reactor.run()
+
+
+def publisher(url: str, rows: int) -> None:
+    """Ours, from a log in memory, one fact a row."""
+    from prometheus_client import CollectorRegistry
+    from twisted.internet.defer import Deferred
+    from twisted.internet.task import deferLater
+    from twisted.logger import Logger
+
+    from scripts.bench_parts.children import reactor
+    from synrepl.ports.metrics import Metrics
+    from synrepl.replication.broker import BrokerPeer
+    from synrepl.replication.publisher import Publisher
+    from synrepl.storage import ImmediateThread, Log, MemoryEngine
+    from synrepl.streams.table import StreamTable
+    from synrepl.transports.redis import RedisLink
+    from synrepl.transports.redis_address import RedisAddress
+
+    log = Log(MemoryEngine(), ImmediateThread(), ImmediateThread(), reactor, ephemeral=[], logger=Logger())
+    metrics = Metrics(CollectorRegistry())
+
+    async def publish() -> None:
+        await log.start()
+        ours = Publisher(log, StreamTable.default(), reactor, metrics, instance="bench", ring_bytes=10**9)
+        peer = BrokerPeer(clock=reactor, publisher=ours, writes=[("events", "bench")], probe_seconds=0.0)
+        link = RedisLink(
+            reactor,
+            RedisAddress.parse(url),
+            peer,
+            server_name=CHANNEL.decode(),
+            instance="bench",
+            metrics=metrics,
+        )
+        peer.broker = link
+        link.start()
+        while not peer.is_writing:
+            await deferLater(reactor, 0.01, lambda: None)
+        for _ in range(0, rows, AT_ONCE):
+            await log.append("events", "bench", [FACT] * AT_ONCE)
+            await deferLater(reactor, 0, lambda: None)
+        await link.stop()
+        reactor.stop()
+
+    reactor.callWhenRunning(lambda: Deferred.fromCoroutine(publish()))
+    reactor.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What makes a `FakeDaemon` one of the processes on a `FakeRedis`: built of the real parts.
+
+Importing this installs a reactor, because importing txredisapi does.
+"""
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from synrepl.replication.broker import BrokerPeer
+from synrepl.replication.follower import Event, Follower
+from synrepl.replication.intake import Intake, LogPositions
+from synrepl.replication.writes import Write, Writing
+from synrepl.streams.table import StreamTable
+from synrepl.testing.cluster import PeersCatchUp
+from synrepl.testing.fake_redis import FakeRedis
+from synrepl.transports.redis import RedisLink
+from synrepl.transports.redis_address import RedisAddress
+from synrepl.wire.dialect import NEWEST
+
+if TYPE_CHECKING:
+    from synrepl.testing.cluster import FakeDaemon
+
+__all__ = ["OnFakeRedis", "link_to"]
+
+
+def link_to(redis: FakeRedis, member: Any, *, instance: str, chance: random.Random, metrics: Any) -> RedisLink:
+    """The real link of the process called `instance` to this Redis."""
+    return RedisLink(
+        redis.network.clock,
+        RedisAddress.parse("redis://redis"),
+        member,
+        server_name="hs",
+        instance=instance,
+        metrics=metrics,
+        hears=("",),
+        endpoint=lambda host, port: redis.endpoint(instance),
+        chance=chance,
+    )
+
+
+class OnFakeRedis:
+    """One life of a daemon among the others, put together as `hearing.Sources` and `hearing.OnRedis` do it.
+
+    `clashes` are those of its life, `events` what its follower told that is no position.
+    """
+
+    def __init__(self, daemon: "FakeDaemon", redis: FakeRedis) -> None:
+        self.daemon = daemon
+        self.redis = redis
+        self.lost: list[str] = []
+        self.events: list[Event] = []
+        self.catch_up = PeersCatchUp(daemon.peers)
+        self.writing = Writing(
+            [Write(stream=stream) for stream in daemon.writes], instance=daemon.instance, table=daemon.table
+        )
+        self.intake = Intake(daemon.log, daemon.table, daemon.clock, lost=self._lost)
+        self.follower = Follower(
+            instance=daemon.instance,
+            clock=daemon.clock,
+            streams=StreamTable(daemon.table.known_to(NEWEST)),
+            positions=LogPositions(daemon.log),
+            catch_up=self.catch_up,
+            metrics=daemon.metrics,
+            canonical=True,
+            reached=self.intake.reached,
+        )
+        self.intake.follow(self.follower)
+        self.follower.on_event(self._happened)
+        self.peer = BrokerPeer(
+            clock=daemon.clock,
+            follower=self.follower,
+            publisher=daemon.publisher,
+            writes=self.writing.own,
+        )
+        self.link = link_to(
+            redis, self.peer, instance=daemon.instance, chance=daemon.chance, metrics=daemon.metrics
+        )
+        self.peer.broker = self.link
+
+    def start(self) -> None:
+        """Join."""
+        self.link.start()
+
+    def kill(self) -> None:
+        """End at once: what is under way is lost."""
+        for connection in self.redis.network.links_of(self.daemon.instance):
+            connection.cut()
+        self.link.stop()
+        self.peer.stop()
+        self.follower.stop()
+        self.intake.stop()
+
+    def refusal(self, stream: str, writer: str) -> str:
+        """Why nothing can be appended there now."""
+        clash = self.peer.clash
+        if clash is not None and (clash.stream, clash.writer) == (stream, writer):
+            return str(clash)
+        return self.writing.refusal(self.daemon.log, stream, writer)
+
+    def _lost(self, stream: str) -> None:
+        self.lost.append(stream)
+        self.daemon.history_lost(stream)
+
+    def _happened(self, event: Event) -> None:
+        if event.kind != "position":
+            self.events.append(event)
