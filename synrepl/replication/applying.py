@@ -195,7 +195,7 @@ class StreamFollower:
         if (
             self._busy
             or self._batching
-            or self._in_push
+            or self._pushed
             or not self._compares
             or None in run.tokens
             or (writer not in self._ready and not self._accepts(writer))
@@ -411,10 +411,10 @@ class StreamFollower:
 
     def _fact(self, writer: str, token: int, rows: Sequence[bytes]) -> bool:
         """Apply a fact if it is news. False: it is not done yet, and the stream waits for it."""
-        if self._compares:
+        if self._compares and not (self._pushed and self._is_late(writer, token, rows)):
             if token <= self.known.get(writer, -1):
                 return True
-        else:
+        elif not self._compares:
             is_news = self._repetitions.is_news(writer, token, rows)
             if not is_news:
                 return not self.standing.has_caches or self._do(self._drop_again(writer, token, rows))
@@ -462,9 +462,17 @@ class StreamFollower:
         self.standing.reach(writer, self._beyond(writer, token))
         self._host.moved(self.name)
 
+    def _is_late(self, writer: str, token: int, rows: Sequence[bytes]) -> bool:
+        """Whether a fact is news though a later one was pushed already.
+
+        Where rows name no writer, several can be behind one name, and one overtakes the other.
+        """
+        is_news = self._repetitions.is_news(writer, token, rows)
+        return is_news and not self._in_push and token <= self.known.get(writer, -1)
+
     def _beyond(self, writer: str, token: int) -> int:
         """Where the stream stands after a fact: without order an earlier one does not lead back."""
-        if self._compares or not self._settings.monotonic:
+        if (self._compares and not self._pushed) or not self._settings.monotonic:
             return token
         return max(token, self.known.get(writer, token))
 
