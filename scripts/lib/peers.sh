@@ -4,7 +4,7 @@
 #
 #   legacy    Synapse 1.0.0     needs Python 3.7
 #   current   Synapse 1.66.0    needs Python 3.9 (the last release that speaks the protocol over TCP)
-#   newest    Synapse 1.163.2   needs Python 3.12 (it prepares databases, and starts on them)
+#   newest    Synapse 1.163.2   needs Python 3.12 (it prepares databases, starts on them, and is a whole homeserver)
 #
 #   SYNREPL_PEERS            where they are (default: synrepl-peers in the user's cache folder)
 #   SYNREPL_PYTHON_LEGACY    the Python 3.7 to make it with (default: pyenv's newest, else python3.7)
@@ -18,6 +18,12 @@ _PEERS_SOURCE=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../tests/interop/peers" &&
 synrepl_peer_python() { printf '%s\n' "$SYNREPL_PEERS/synapse-$1/bin/python"; }
 
 _peer_release() { "$(synrepl_peer_python "$1")" -c 'import synapse; print(synapse.__version__)' 2>/dev/null; }
+
+# Made from what is asked for now, and it works.
+_peer_is_current() { # peer, release
+    [ "$(_peer_release "$1")" = "$2" ] &&
+        cmp -s "$_PEERS_SOURCE/requirements-$1.txt" "$SYNREPL_PEERS/synapse-$1/requirements.txt"
+}
 
 _peer_find_python() { # version, the variable that names one
     local found
@@ -46,17 +52,23 @@ synrepl_peer() { # legacy|current|newest
             return 2
             ;;
     esac
-    [ "$(_peer_release "$1")" = "$wanted" ] && return 0
-    python=$(_peer_find_python "$python" "$variable") || return 1
-    echo "Making Synapse $wanted in $SYNREPL_PEERS/synapse-$1 with $python ..." >&2
-    mkdir -p "$SYNREPL_PEERS"
-    "$python" -m venv --clear "$SYNREPL_PEERS/synapse-$1"
-    python=$(synrepl_peer_python "$1")
-    "$python" -m pip install --quiet --disable-pip-version-check 'pip<24' "$setuptools" wheel
+    _peer_is_current "$1" "$wanted" && return 0
+    if [ "$(_peer_release "$1")" = "$wanted" ]; then
+        echo "Bringing $SYNREPL_PEERS/synapse-$1 up to date ..." >&2
+        python=$(synrepl_peer_python "$1")
+    else
+        python=$(_peer_find_python "$python" "$variable") || return 1
+        echo "Making Synapse $wanted in $SYNREPL_PEERS/synapse-$1 with $python ..." >&2
+        mkdir -p "$SYNREPL_PEERS"
+        "$python" -m venv --clear "$SYNREPL_PEERS/synapse-$1"
+        python=$(synrepl_peer_python "$1")
+        "$python" -m pip install --quiet --disable-pip-version-check 'pip<24' "$setuptools" wheel
+    fi
     "$python" -m pip install --quiet --disable-pip-version-check --no-deps -r "$_PEERS_SOURCE/requirements-$1.txt"
     [ "$(_peer_release "$1")" = "$wanted" ] || {
         echo "Synapse $wanted was installed, but does not import:" >&2
         "$python" -c 'import synapse' >&2
         return 1
     }
+    cp "$_PEERS_SOURCE/requirements-$1.txt" "$SYNREPL_PEERS/synapse-$1/requirements.txt"
 }

@@ -1,0 +1,358 @@
+"""A whole homeserver of the newest release: its main process, two workers, a Redis and a PostgreSQL.
+
+Nothing of it is a stand-in, and nothing of it can be reached from other machines. Every stream that may have
+several writers has two. It sends nothing to other homeservers.
+"""
+
+import atexit
+import base64
+import contextlib
+import hashlib
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Final, Self
+
+from synrepl.testing.postgres import PostgresServer
+from synrepl.testing.redis import RedisServer
+from tests.interop.harness import free_port, peer_python
+
+MAIN: Final = "master"
+"""The main process, as the streams call it."""
+PERSISTER: Final = "persister1"
+WORKER: Final = "worker1"
+PROCESSES: Final = (MAIN, PERSISTER, WORKER)
+
+WRITERS: Final = {
+    "events": [PERSISTER, WORKER],
+    "receipts": [WORKER, PERSISTER],
+    "device_lists": [WORKER, MAIN],
+    "thread_subscriptions": [WORKER, PERSISTER],
+    "typing": WORKER,
+    "to_device": WORKER,
+    "account_data": WORKER,
+    "presence": WORKER,
+    "push_rules": WORKER,
+}
+"""Who writes what; the main process writes the rest."""
+
+SUBSCRIBED: Final = "Successfully subscribed to redis stream"
+"""What a process says when it hears the others."""
+
+START_SECONDS: Final = 120.0  # two workers import Synapse at once, and the main process makes the tables
+STOP_SECONDS: Final = 20.0
+STEP_SECONDS: Final = 0.1
+
+WATCH: Final = """
+if read -r told; then exit 0; fi
+kill -TERM "$1"
+tries=0
+while kill -0 "$1" && [ $tries -lt 50 ]; do sleep 0.1; tries=$((tries + 1)); done
+kill -KILL "$1"
+rm -rf "$2"
+"""
+"""Ends a process and removes the directory when the program that started it went without a word."""
+
+LOGGING: Final = {
+    "version": 1,
+    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s - %(request)s - %(message)s"}},
+    "handlers": {"stream": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"level": "INFO", "handlers": ["stream"]},
+    "disable_existing_loggers": False,
+}
+UNLIMITED: Final = {"per_second": 10_000, "burst_count": 10_000}
+
+
+class Process:
+    """One process of the homeserver: its ports, its settings and its log stay when it is started again."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.client_port, self.replication_port = free_port(), free_port()
+        self.settings = folder / f"{name}.json"
+        self.log_file = folder / f"{name}.log"
+        self._folder = folder
+        self._said = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watch: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where its clients go."""
+        return f"http://127.0.0.1:{self.client_port}"
+
+    @property
+    def replication_url(self) -> str:
+        """Where its fellows go."""
+        return f"http://127.0.0.1:{self.replication_port}"
+
+    @property
+    def log(self) -> str:
+        """What it has said since the beginning."""
+        return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+
+    def listeners(self) -> list[dict[str, Any]]:
+        """What it listens on, as its settings say it."""
+        here = {"type": "http", "bind_addresses": ["127.0.0.1"], "x_forwarded": True}
+        names = ["client", "media"] if self.name == MAIN else ["client"]
+        return [
+            here | {"port": self.client_port, "resources": [{"names": names}]},
+            here | {"port": self.replication_port, "resources": [{"names": ["replication"]}]},
+        ]
+
+    def spawn(self, python: Path, common: Path) -> None:
+        """Start it; `wait_until_healthy` says when it is there."""
+        assert self._process is None
+        self._said = len(self.log)
+        app = "homeserver" if self.name == MAIN else "generic_worker"
+        command = [str(python), "-m", f"synapse.app.{app}", "-c", str(common), "-c", str(self.settings)]
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
+                start_new_session=True,
+            )
+        watch = ["/bin/sh", "-c", WATCH, "sh", str(self._process.pid), str(self._folder)]
+        self._watch = subprocess.Popen(
+            watch,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
+
+    def wait_until_healthy(self) -> None:
+        """Return once it answers its clients, and hears its fellows."""
+        until = time.monotonic() + START_SECONDS
+        while True:
+            with contextlib.suppress(OSError):
+                with urllib.request.urlopen(self.url + "/health", timeout=5):
+                    if SUBSCRIBED in self.log[self._said :]:
+                        return
+            assert self._process is not None
+            status = self._process.poll()
+            assert status is None, f"{self.name} ended with {status}:\n{self.log[-6000:]}"
+            assert time.monotonic() < until, f"{self.name} does not answer:\n{self.log[-6000:]}"
+            time.sleep(STEP_SECONDS)
+
+    def stop(self) -> None:
+        """As an operator stops it. Harmless when it does not run."""
+        if self._process is not None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it at once, as a crash would. Harmless when it does not run."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(STOP_SECONDS)
+            self._process = None
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
+                watch.communicate(b"bye\n", STOP_SECONDS)
+
+
+class Homeserver:
+    """The homeserver; a context manager that starts all of it, and leaves nothing behind.
+
+    `others` are the HTTP ports of writers that are none of its processes, by their names; `writers` says who
+    writes what where that is not as in `WRITERS`.
+    """
+
+    def __init__(
+        self,
+        server_name: str = "hs.test",
+        *,
+        redis: RedisServer | None = None,
+        others: Mapping[str, int] = MappingProxyType({}),
+        writers: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self.server_name = server_name
+        self.secret = "replication-secret-of-the-tests"
+        """What its processes show each other."""
+        self.registration_secret = "registration-secret-of-the-tests"
+        """What `Client.register` shows."""
+        self.folder = Path(tempfile.mkdtemp(prefix="synrepl-homeserver-"))
+        self.redis = redis if redis is not None else RedisServer(port=free_port())
+        self.processes = {name: Process(name, self.folder) for name in PROCESSES}
+        self.database = ""
+        """The URL of its database, once it has started."""
+        self._others = others
+        self._writers = writers
+        self._postgres = PostgresServer()
+        self._common = self.folder / "common.json"
+        self._python = peer_python("newest")
+        atexit.register(self.stop)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """Where clients reach each process, by its name."""
+        return {name: process.url for name, process in self.processes.items()}
+
+    @property
+    def instance_map(self) -> dict[str, str]:
+        """Where missed rows are asked for, by the name of their writer."""
+        return {name: process.replication_url for name, process in self.processes.items()}
+
+    def log(self, name: str) -> str:
+        """What this process has said."""
+        return self.processes[name].log
+
+    def start(self) -> None:
+        """Start all of it, and return once every process answers."""
+        self.redis.start()
+        self._postgres.start()
+        self.database = self._postgres.new_database()
+        self._write_settings()
+        # The main process makes the tables, without which the others do not start.
+        self._start(MAIN)
+        self._start(PERSISTER, WORKER)
+
+    def stop(self) -> None:
+        """Stop it for good, and remove what it left. Harmless when repeated."""
+        try:
+            for process in self.processes.values():
+                process.kill()
+            self._postgres.remove()
+            self.redis.remove()
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            atexit.unregister(self.stop)
+
+    def restart(self, name: str) -> None:
+        """Stop a process in order, start it again, and return once it answers."""
+        self.processes[name].stop()
+        self._start(name)
+
+    def rows(self, stream: str, writer: str, after: int, upto: int) -> list[tuple[int, Any]]:
+        """The rows that a process gives for its tokens after this one up to that one, as its fellows ask."""
+        updates: list[tuple[int, Any]] = []
+        for page in range(1000):
+            txn = hashlib.sha256(f"{stream} {writer} {after} {upto} {page} {time.monotonic()}".encode())
+            query = urllib.parse.urlencode({"from_token": after, "upto_token": upto})
+            path = f"/_synapse/replication/get_repl_stream_updates/{stream}/{txn.hexdigest()[:10]}"
+            request = urllib.request.Request(
+                f"{self.processes[writer].replication_url}{path}?{query}",
+                headers={"Authorization": f"Bearer {self.secret}"},
+            )
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                said = json.load(answer)
+            updates += [(token, row) for token, row in said["updates"]]
+            if not said["limited"]:
+                return updates
+            after = said["upto_token"]
+        raise AssertionError(f"{writer} has no end of {stream}")
+
+    def _start(self, *names: str) -> None:
+        for name in names:
+            self.processes[name].spawn(self._python, self._common)
+        for name in names:
+            self.processes[name].wait_until_healthy()
+
+    def _write_settings(self) -> None:
+        log = self.folder / "log.json"
+        log.write_text(json.dumps(LOGGING))
+        key = self.folder / "signing.key"
+        seed = hashlib.sha256(self.server_name.encode()).digest()
+        key.write_text(f"ed25519 a_test {base64.b64encode(seed).decode().rstrip('=')}\n")
+        self._common.write_text(json.dumps(self._common_settings(log, key)))
+        for name, process in self.processes.items():
+            settings: dict[str, Any] = {"listeners": process.listeners()}
+            if name != MAIN:
+                settings = {
+                    "worker_app": "synapse.app.generic_worker",
+                    "worker_name": name,
+                    "worker_listeners": process.listeners(),
+                    "worker_log_config": str(log),
+                    "enable_media_repo": False,
+                }
+            process.settings.write_text(json.dumps(settings))
+
+    def _common_settings(self, log: Path, key: Path) -> dict[str, Any]:
+        ports = {name: process.replication_port for name, process in self.processes.items()}
+        return {
+            "server_name": self.server_name,
+            "report_stats": False,
+            "log_config": str(log),
+            "signing_key_path": str(key),
+            "pid_file": str(self.folder / "main.pid"),
+            "media_store_path": str(self.folder / "media"),
+            "database": {"name": "psycopg2", "args": {"dsn": self.database, "cp_min": 1, "cp_max": 5}},
+            "redis": {"enabled": True, "host": "127.0.0.1", "port": self.redis.port},
+            "worker_replication_secret": self.secret,
+            "registration_shared_secret": self.registration_secret,
+            "macaroon_secret_key": "tests",
+            "form_secret": "tests",
+            "instance_map": {
+                "main" if name == MAIN else name: {"host": "127.0.0.1", "port": port}
+                for name, port in (ports | dict(self._others)).items()
+            },
+            "stream_writers": WRITERS | dict(self._writers),
+            # With somebody else to send it, the main process has a stream of it.
+            "federation_sender_instances": [WORKER],
+            "presence": {"enabled": True},
+            "include_profile_updates_in_sync": True,
+            "experimental_features": {"msc4306_enabled": True, "msc4354_enabled": True},
+            "federation_domain_whitelist": [],
+            "trusted_key_servers": [],
+            "suppress_key_server_warning": True,
+            "url_preview_enabled": False,
+            "rc_login": {"address": UNLIMITED, "account": UNLIMITED, "failed_attempts": UNLIMITED},
+            "rc_joins": {"local": UNLIMITED, "remote": UNLIMITED},
+            "rc_invites": {"per_room": UNLIMITED, "per_user": UNLIMITED, "per_issuer": UNLIMITED},
+            "rc_presence": {"per_user": UNLIMITED},
+        } | dict.fromkeys(
+            [
+                "rc_message",
+                "rc_registration",
+                "rc_admin_redaction",
+                "rc_joins_per_room",
+                "rc_room_creation",
+                "rc_key_requests",
+                "rc_media_create",
+                "rc_profile",
+                "rc_reports",
+                "rc_user_directory",
+            ],
+            UNLIMITED,
+        )
+
+
+def trouble_in(log: str, about: tuple[str, ...] = ("replication", "redis", "stream")) -> Iterator[str]:
+    """What a process complained of: every error, and the warnings about these matters."""
+    for line in log.splitlines():
+        level, _, rest = line.partition(",")[2].partition(" ")[2].partition(" ")
+        if (
+            level in ("ERROR", "CRITICAL")
+            or line.startswith("Traceback")
+            or (level == "WARNING" and any(word in rest.lower() for word in about))
+        ):
+            yield line
