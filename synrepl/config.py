@@ -5,7 +5,6 @@ one wins. What makes no sense is a `ConfigError` of one line that says which set
 """
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address
@@ -262,6 +261,8 @@ def redis(value: Any) -> "RedisAddress | None":
 
 def redis_writes(value: Any) -> "tuple[Write, ...]":
     """Streams that are told on Redis."""
+    if value in ((), [], None, ""):
+        return ()
     from synrepl.replication.writes import read_writes
 
     return read_writes(value)
@@ -476,6 +477,8 @@ def read_file(path: Path) -> dict[str, Any]:
 
 def suggestion(given: str, known: Sequence[str]) -> str:
     """``; did you mean ...?`` if a known name is near."""
+    import difflib  # Here, for it is large, and seldom needed.
+
     near = difflib.get_close_matches(given, known, n=1)
     return f"; did you mean {near[0]}?" if near else ""
 

@@ -6,7 +6,7 @@ Klein imports the reactor, so only `server.make_site` imports this module, and o
 import re
 from collections.abc import Awaitable, Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from klein import Klein
@@ -21,7 +21,6 @@ from synrepl.errors import ConfigError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.status import DescribedSources, DescribedTables, describe
 from synrepl.storage import Log
 from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
@@ -32,8 +31,10 @@ from synrepl.transports.http.gauges import refresh
 from synrepl.transports.http.pages import read_page
 from synrepl.transports.http.parameters import integer, seconds, text, token_as_synapse, word
 from synrepl.transports.http.posting import read_body, read_facts
-from synrepl.transports.http.status_page import page
 from synrepl.wire.dialect import Dialect
+
+if TYPE_CHECKING:
+    from synrepl.replication.status import DescribedSources, DescribedTables
 
 __all__ = ["Api"]
 
@@ -76,8 +77,8 @@ class Api:
         log: Log,
         publisher: Publisher,
         table: StreamTable,
-        tables: DescribedTables | None,
-        sources: DescribedSources | None,
+        tables: "DescribedTables | None",
+        sources: "DescribedSources | None",
         metrics: Metrics,
         clock: IClock,
         instance: str,
@@ -235,6 +236,9 @@ class Api:
         """Where it stands, for people."""
 
         async def answer() -> bytes:
+            # Here, so that a daemon that nobody looks at need not have it in memory.
+            from synrepl.transports.http.status_page import page
+
             request.setHeader(b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'")
             return page(self._status())
 
@@ -278,6 +282,8 @@ class Api:
         return await self._answer(request, answer, is_open=True, content_type=CONTENT_TYPE_LATEST.encode())
 
     def _status(self) -> dict[str, Any]:
+        from synrepl.replication.status import describe  # here for the same reason
+
         return describe(
             log=self._log,
             publisher=self._publisher,

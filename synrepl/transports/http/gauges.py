@@ -1,15 +1,19 @@
 """The numbers that are only worth knowing when somebody looks."""
 
+from typing import TYPE_CHECKING
+
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.status import DescribedSources
 from synrepl.storage import Log
+
+if TYPE_CHECKING:
+    from synrepl.replication.status import DescribedSources
 
 __all__ = ["refresh"]
 
 
 def refresh(
-    metrics: Metrics, log: Log, publisher: Publisher, sources: DescribedSources | None = None
+    metrics: Metrics, log: Log, publisher: Publisher, sources: "DescribedSources | None" = None
 ) -> None:
     """Set the gauges that show where things stand now: positions, and how far the followers are."""
     for stream, positions in log.clock().items():

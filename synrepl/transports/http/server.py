@@ -1,18 +1,20 @@
 """The site of a daemon, ready to listen with."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from twisted.web.server import Site
 
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.status import DescribedSources, DescribedTables
 from synrepl.storage import Log
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.authorization import Guard
 from synrepl.transports.http.bodies import ApiSite
 from synrepl.wire.dialect import Dialect
+
+if TYPE_CHECKING:
+    from synrepl.replication.status import DescribedSources, DescribedTables
 
 __all__ = ["MAX_BODY", "make_site"]
 
@@ -24,8 +26,8 @@ def make_site(
     log: Log,
     publisher: Publisher,
     table: StreamTable,
-    tables: DescribedTables | None = None,
-    sources: DescribedSources | None = None,
+    tables: "DescribedTables | None" = None,
+    sources: "DescribedSources | None" = None,
     metrics: Metrics,
     clock: IClock,
     instance: str,
