@@ -20,6 +20,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, Self
 
+from synrepl.testing.watched import Watched
+
 __all__ = ["PostgresServer", "find_binaries"]
 
 START_SECONDS: Final = 60.0
@@ -27,16 +29,6 @@ STOP_SECONDS: Final = 60.0
 STEP_SECONDS: Final = 0.02
 USER: Final = "postgres"
 """The administrator of the server, not of the machine."""
-
-WATCH: Final = """
-if read -r told; then exit 0; fi
-kill -QUIT "$1"
-tries=0
-while kill -0 "$1" && [ $tries -lt 100 ]; do sleep 0.1; tries=$((tries + 1)); done
-kill -KILL "$1"
-rm -rf "$2"
-"""
-"""Ends the server and removes its directory when the program that started it went without a word."""
 
 
 def find_binaries() -> list[Path]:
@@ -78,8 +70,7 @@ class PostgresServer:
         self._home = Path(tempfile.mkdtemp(prefix="synrepl-pg-", dir=short))
         self._data = Path(directory).absolute() if directory is not None else self._home / "data"
         self._log = self._home / "log"
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watch: subprocess.Popen[bytes] | None = None
+        self._watched: Watched | None = None
         self._numbers = count(1)
         self._is_prepared = False
         atexit.register(self.remove)
@@ -99,7 +90,7 @@ class PostgresServer:
     @property
     def pid(self) -> int | None:
         """The process to which all others of the server belong; None when it does not run."""
-        return self._process.pid if self._process is not None else None
+        return self._watched.pid if self._watched is not None else None
 
     @property
     def log(self) -> str:
@@ -108,7 +99,7 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start it, and return once it can be connected to. Harmless when it runs."""
-        if self._process is not None:
+        if self._watched is not None:
             return
         self._prepare()
         settings = {
@@ -122,19 +113,8 @@ class PostgresServer:
         }
         command = [str(self._binaries / "postgres"), "-D", str(self._data)]
         command += [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
-        with self._log.open("ab") as log:
-            # A session of its own, or an interrupt at the keyboard would reach it before us.
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **self._as_account()
-            )
-        watch = ["/bin/sh", "-c", WATCH, "sh", str(self._process.pid), str(self._home)]
-        self._watch = subprocess.Popen(
-            watch,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            cwd="/",
+        self._watched = Watched(
+            command, log=self._log, removes=self._home, signal="QUIT", **self._as_account()
         )
         try:
             self._wait_for_start()
@@ -147,11 +127,11 @@ class PostgresServer:
 
         Harmless when it does not run.
         """
-        if self._process is None:
+        if self._watched is None:
             return
-        self._process.send_signal({"fast": signal.SIGINT, "immediate": signal.SIGQUIT}[mode])
+        self._watched.process.send_signal({"fast": signal.SIGINT, "immediate": signal.SIGQUIT}[mode])
         try:
-            self._process.wait(STOP_SECONDS)
+            self._watched.process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
             raise
@@ -159,16 +139,16 @@ class PostgresServer:
 
     def kill(self) -> None:
         """End all its processes at once, as a crash of the machine would. Harmless when it does not run."""
-        if self._process is None:
+        if self._watched is None:
             return
         # Stopped first, so that it makes no more children while they are looked for.
         with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGSTOP)
-        children = [pid for pid, parent, _ in _processes() if parent == self._process.pid]
-        for pid in [self._process.pid, *children]:
+            self._watched.process.send_signal(signal.SIGSTOP)
+        children = [pid for pid, parent, _ in _processes() if parent == self._watched.pid]
+        for pid in [self._watched.pid, *children]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self._process.wait(STOP_SECONDS)
+        self._watched.process.wait(STOP_SECONDS)
         # As long as one of them lives, a new server would not take the data.
         until = time.monotonic() + STOP_SECONDS
         while time.monotonic() < until:
@@ -277,10 +257,10 @@ class PostgresServer:
     def _wait_for_start(self) -> None:
         import psycopg
 
-        assert self._process is not None
+        assert self._watched is not None
         until = time.monotonic() + START_SECONDS
         while True:
-            if self._process.poll() is not None:
+            if self._watched.process.poll() is not None:
                 raise RuntimeError(f"the server ended at once: {self.log[-2000:]}")
             try:
                 psycopg.connect(self.url, connect_timeout=10).close()
@@ -292,11 +272,9 @@ class PostgresServer:
                 return
 
     def _ended(self) -> None:
-        self._process = None
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            with suppress(BrokenPipeError):
-                watch.communicate(b"bye\n", STOP_SECONDS)
+        watched, self._watched = self._watched, None
+        if watched is not None:
+            watched.ended()
 
     def _url(self, database: str) -> str:
         return f"postgresql://{USER}@/{database}?host={self._home}"

@@ -13,12 +13,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Self
 
 import hiredis
+
+from synrepl.testing.watched import Watched
 
 __all__ = ["RedisServer", "SentinelServer", "find_redis_servers"]
 
@@ -26,13 +28,6 @@ START_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 30.0
 ANSWER_SECONDS: Final = 10.0
 STEP_SECONDS: Final = 0.01
-
-WATCH: Final = """
-if read -r told; then exit 0; fi
-kill -KILL "$1"
-rm -rf "$2"
-"""
-"""Ends the server and removes its directory when the program that started it went without a word."""
 
 
 def find_redis_servers() -> list[Path]:
@@ -81,8 +76,7 @@ class RedisServer:
         )
         self._home.mkdir(parents=True, exist_ok=True)
         self._log = self._home / "log"
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watch: subprocess.Popen[bytes] | None = None
+        self._watched: Watched | None = None
         atexit.register(self.remove)
 
     def __enter__(self) -> Self:
@@ -105,7 +99,7 @@ class RedisServer:
     @property
     def pid(self) -> int | None:
         """Its process; None when it does not run."""
-        return self._process.pid if self._process is not None else None
+        return self._watched.pid if self._watched is not None else None
 
     @property
     def log(self) -> str:
@@ -114,7 +108,7 @@ class RedisServer:
 
     def start(self) -> None:
         """Start it, and return once it answers. Harmless when it runs. Raises RuntimeError."""
-        if self._process is not None:
+        if self._watched is not None:
             return
         for _ in range(5):
             said = len(self.log)
@@ -134,12 +128,13 @@ class RedisServer:
 
     def stop(self) -> None:
         """Stop it in order. Harmless when it does not run."""
-        if self._process is None:
+        if self._watched is None:
             return
-        self._process.send_signal(signal.SIGTERM)
-        self._process.send_signal(signal.SIGCONT)
+        process = self._watched.process
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGCONT)
         try:
-            self._process.wait(STOP_SECONDS)
+            process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
             raise
@@ -147,21 +142,21 @@ class RedisServer:
 
     def kill(self) -> None:
         """End it at once, as a crash would. Harmless when it does not run."""
-        if self._process is None:
+        if self._watched is None:
             return
-        self._process.kill()
-        self._process.wait(STOP_SECONDS)
+        self._watched.process.kill()
+        self._watched.process.wait(STOP_SECONDS)
         self._ended()
 
     def pause(self) -> None:
         """Stop its process, with its connections open: it answers nobody until `go_on`."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGSTOP)
+        if self._watched is not None:
+            self._watched.process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
         """Let it run again after `pause`."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGCONT)
+        if self._watched is not None:
+            self._watched.process.send_signal(signal.SIGCONT)
 
     def remove(self) -> None:
         """Stop it for good, and remove its directory if it is a temporary one. Harmless when repeated."""
@@ -252,21 +247,8 @@ class RedisServer:
     def _start(self) -> None:
         command = [str(self._program), str(self._write_settings()), *self._arguments]
         Path(self.socket).unlink(missing_ok=True)
-        with self._log.open("ab") as log:
-            # A session of its own, or an interrupt at the keyboard would reach it before us.
-            self._process = subprocess.Popen(  # noqa: S603  # ours
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True
-            )
         # A directory that was given is not ours to remove.
-        nothing = str(self._home) if self._is_home_ours else ""
-        self._watch = subprocess.Popen(  # noqa: S603  # ours
-            ["/bin/sh", "-c", WATCH, "sh", str(self._process.pid), nothing],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            cwd="/",
-        )
+        self._watched = Watched(command, log=self._log, removes=self._home if self._is_home_ours else None)
         try:
             self._wait_for_start()
         except BaseException:
@@ -274,10 +256,10 @@ class RedisServer:
             raise
 
     def _wait_for_start(self) -> None:
-        assert self._process is not None
+        assert self._watched is not None
         until = time.monotonic() + START_SECONDS
         while True:
-            if self._process.poll() is not None:
+            if self._watched.process.poll() is not None:
                 raise RuntimeError(f"the server ended at once: {self.log[-2000:]}")
             try:
                 if self.command("PING") == b"PONG":
@@ -290,11 +272,9 @@ class RedisServer:
             time.sleep(STEP_SECONDS)
 
     def _ended(self) -> None:
-        self._process = None
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            with suppress(BrokenPipeError):
-                watch.communicate(b"bye\n", STOP_SECONDS)
+        watched, self._watched = self._watched, None
+        if watched is not None:
+            watched.ended()
 
 
 class SentinelServer(RedisServer):

@@ -1,0 +1,67 @@
+"""A server's process that does not outlive whoever started it."""
+
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ["Watched"]
+
+STOP_SECONDS: Final = 60.0
+
+WATCH: Final = """
+if read -r told; then exit 0; fi
+kill -"$3" "$1"
+tries=0
+while kill -0 "$1" && [ $tries -lt 100 ]; do sleep 0.1; tries=$((tries + 1)); done
+kill -KILL "$1"
+[ -z "$2" ] || rm -rf "$2"
+"""
+"""Ends the server and removes its directory when the program that started it went without a word."""
+
+
+class Watched:
+    """A process in a session of its own, whose words go to `log`.
+
+    If this program dies, it is sent `signal` and then killed, and `removes`, if given, is removed. `started`
+    goes to `subprocess.Popen`.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        log: Path,
+        removes: Path | None = None,
+        signal: str = "KILL",
+        **started: Any,
+    ) -> None:
+        with log.open("ab") as words:
+            # A session of its own, or an interrupt at the keyboard would reach it before us.
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=words,
+                stderr=words,
+                **{"cwd": "/", "start_new_session": True, **started},
+            )
+        nothing = "" if removes is None else str(removes)
+        self._watch = subprocess.Popen(
+            ["/bin/sh", "-c", WATCH, "sh", str(self.process.pid), nothing, signal],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    def ended(self) -> None:
+        """It has ended in order: nobody need watch it any more."""
+        with suppress(BrokenPipeError):
+            self._watch.communicate(b"bye\n", STOP_SECONDS)
