@@ -23,7 +23,7 @@ from synrepl.wire.dialect import Dialect
 if TYPE_CHECKING:
     from synrepl.replication.writes import Write
     from synrepl.storage.tables.layout import TableStream
-    from synrepl.transports.redis_address import RedisAddress
+    from synrepl.transports.redis.address import RedisAddress
 
 __all__ = ["Setting", "Settings", "read_file", "settings", "suggestion", "table_for_the_manual"]
 
@@ -254,7 +254,7 @@ def redis(value: Any) -> "RedisAddress | None":
     """Where a Redis is."""
     if value is None:
         return None
-    from synrepl.transports.redis_address import RedisAddress
+    from synrepl.transports.redis.address import RedisAddress
 
     return RedisAddress.parse(text(value))
 

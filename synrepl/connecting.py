@@ -15,7 +15,7 @@ from synrepl.replication.catchup import NoCatchUp
 from synrepl.replication.follower import Follower
 from synrepl.replication.publisher import Publisher
 from synrepl.transports.http.client import HttpCatchUp
-from synrepl.transports.redis_address import SCHEMES, RedisAddress
+from synrepl.transports.redis.address import SCHEMES, RedisAddress
 from synrepl.transports.tcp import FollowerFactory, PublisherFactory
 from synrepl.wire.dialect import CURRENT, Dialect
 from synrepl.wire.session import AUTO, KEEPALIVE, Keepalive

@@ -122,7 +122,7 @@ def publisher(url: str, rows: int) -> None:
     from synrepl.storage import ImmediateThread, Log, MemoryEngine
     from synrepl.streams.table import StreamTable
     from synrepl.transports.redis import RedisLink
-    from synrepl.transports.redis_address import RedisAddress
+    from synrepl.transports.redis.address import RedisAddress
 
     log = Log(MemoryEngine(), ImmediateThread(), ImmediateThread(), reactor, ephemeral=[], logger=Logger())
     metrics = Metrics(CollectorRegistry())

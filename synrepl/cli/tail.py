@@ -10,7 +10,7 @@ from synrepl.cli.output import Lines
 from synrepl.cli.trouble import EXIT_CODES, Trouble, dialect_option, read_secret, secret_option
 from synrepl.errors import ConfigError, StorageError
 from synrepl.storage.positions import FilePositions
-from synrepl.transports.redis_address import SCHEMES
+from synrepl.transports.redis.address import SCHEMES
 from synrepl.wire.dialect import Dialect
 
 __all__ = ["tail"]

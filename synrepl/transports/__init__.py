@@ -1,1 +1,1 @@
-"""Bytes and sockets, thin: TCP and HTTP."""
+"""Bytes and sockets, thin: TCP, Redis and HTTP."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from synrepl.errors import ConfigError
-from synrepl.transports.redis_address import RedisAddress
+from synrepl.transports.redis.address import RedisAddress
 
 GOOD = [
     ("redis://redis.example", RedisAddress(scheme="redis", hosts=(("redis.example", 6379),))),
@@ -211,7 +211,7 @@ def test_a_bad_password_file_is_told(tmp_path: Path, content: bytes, why: str) -
 def test_an_address_is_read_without_a_redis_library() -> None:
     """Importing that one installs a reactor, which settings must not."""
     code = (
-        "import sys, synrepl.transports.redis_address;"
+        "import sys, synrepl.transports.redis.address;"
         "print({'txredisapi', 'hiredis', 'twisted.internet.reactor'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

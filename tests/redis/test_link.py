@@ -13,7 +13,7 @@ from zope.interface import implementer
 
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.transports.redis import RedisLink
-from synrepl.transports.redis_address import RedisAddress
+from synrepl.transports.redis.address import RedisAddress
 from synrepl.wire.commands import FederationAck, Position, Server, UserIp
 from synrepl.wire.declare import Command
 from synrepl.wire.runs import Rows
@@ -512,17 +512,17 @@ def attempts_in(world: FakeWorld, link: RedisLink, seconds: float) -> list[float
     """When the subscriber tried to connect in the time to come."""
     times: list[float] = []
     half = link._subscriber
-    reach = half._reach
+    connect = half._connect
 
-    def counted(host: str, port: int, make: Any) -> Any:
+    def counted(attempt: Any) -> Any:
         times.append(world.clock.seconds())
-        return reach(host, port, make)
+        return connect(attempt)
 
-    half._reach = counted  # type: ignore[method-assign]
+    half._connect = counted  # type: ignore[method-assign]
     until = world.clock.seconds() + seconds
     while world.clock.seconds() < until:
         world.clock.advance(0.01)
-    half._reach = reach  # type: ignore[method-assign]
+    half._connect = connect  # type: ignore[method-assign]
     return times
 
 
@@ -648,6 +648,45 @@ def test_a_member_that_fails_is_connected_anew(when: str) -> None:
 
         assert len(names) == 2
         assert member.told.count(when) == 2
+
+    FakeWorld().run(story)
+
+
+@pytest.mark.parametrize("word", ["deaf", "unreachable"])
+def test_a_member_that_fails_on_bad_news_is_connected_anew(word: str) -> None:
+    """Nobody but the link would ever try again."""
+
+    class Failing(Recorder):
+        def deaf(self, why: str) -> None:
+            super().deaf(why)
+            self.fail_at("deaf")
+
+        def unreachable(self, why: str) -> None:
+            super().unreachable(why)
+            self.fail_at("unreachable")
+
+        def fail_at(self, told: str) -> None:
+            if told == word:
+                raise ZeroDivisionError
+
+    async def story(world: World) -> None:
+        assert isinstance(world, FakeWorld)
+        member = Failing()
+        link = world.link(member)
+        if word == "unreachable":
+            world.kill()
+            link.start()
+            await world.until(lambda: member.told.count("unreachable") == 2)
+            world.restart()
+        else:
+            link.start()
+            await world.until(member.is_up)
+            with pytest.raises(ZeroDivisionError):
+                world.cut("subscriber")
+        await world.until(member.is_up)
+        await stopped(world, link.stop())
+
+        assert word in member.told
 
     FakeWorld().run(story)
 
@@ -782,6 +821,19 @@ def test_a_password_can_be_put_right_without_a_restart(tmp_path: Path) -> None:
         await stopped(world, link.stop())
 
     FakeWorld("password").run(story)
+
+
+def test_a_password_that_redis_repeats_is_not_told(tmp_path: Path) -> None:
+    """A command that it does not know it quotes, with what followed; so do Sentinels too old for AUTH."""
+    world = RealWorld("tcp", tmp_path)
+    world.server._arguments = ("--rename-command", "AUTH", "")
+    secret = tmp_path / "password"
+    secret.write_text("hush")
+    address = RedisAddress.parse(f"{world.server.url}?password_file={secret}")
+
+    why = refusal(world, address=address)
+
+    assert why.endswith("Redis answers ERR unknown command `AUTH`")
 
 
 def test_a_full_redis_is_told() -> None:

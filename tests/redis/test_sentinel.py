@@ -8,7 +8,7 @@ import pytest
 from synrepl.testing.fake_redis import FakeRedis
 from synrepl.testing.network import MemoryEndpoint
 from synrepl.testing.redis import RedisServer, SentinelServer
-from synrepl.transports.redis_address import RedisAddress
+from synrepl.transports.redis.address import RedisAddress
 from tests.redis.test_link import stopped
 from tests.redis.worlds import FakeWorld, RealWorld, Recorder, World, rdata
 from tests.storage.reactors import eventually

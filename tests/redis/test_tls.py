@@ -12,7 +12,7 @@ from twisted.protocols.portforward import ProxyFactory, ProxyServer
 from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 
-from synrepl.transports.redis_address import RedisAddress
+from synrepl.transports.redis.address import RedisAddress
 from tests.redis.certificates import Authority
 from tests.redis.test_link import stopped
 from tests.redis.worlds import RealWorld, Recorder, World, rdata
@@ -203,6 +203,15 @@ def test_a_client_certificate_of_another_ca_is_told(
     )
 
 
+def test_a_sentinel_that_is_refused_is_named(world: RealWorld, ours: Authority) -> None:
+    """With what the others said: the certificate may be that of the one which matters least."""
+    url = f"redis+sentinel://127.0.0.1:1,localhost:PORT/main?tls=true&ca_file={ours.ca_file}"
+    why = tell(world, url, ours.sign("redis.example"), is_in=False)
+
+    assert why.startswith("127.0.0.1:1: connection refused; localhost:")
+    assert why.endswith(": TLS: the certificate is for redis.example, not for localhost")
+
+
 def test_bad_files_are_told(world: RealWorld, ours: Authority, tmp_path: Path) -> None:
     """By their names."""
     empty = tmp_path / "empty"
@@ -248,7 +257,7 @@ def test_a_redis_with_tls_is_told_to_whom_speaks_without(world: RealWorld, ours:
 
 def test_a_redis_without_tls_is_told(world: RealWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for the end of a line, and we for its certificate."""
-    monkeypatch.setattr("synrepl.transports.redis.CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr("synrepl.transports.redis.attempt.CONNECT_SECONDS", 0.3)
     member = Recorder()
 
     async def story(world: World) -> None:

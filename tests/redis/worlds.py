@@ -14,7 +14,7 @@ from synrepl.testing.fake_redis import FakeRedis
 from synrepl.testing.network import Network
 from synrepl.testing.redis import RedisServer
 from synrepl.transports.redis import RedisLink
-from synrepl.transports.redis_address import RedisAddress
+from synrepl.transports.redis.address import RedisAddress
 from synrepl.wire.commands import Rdata
 from synrepl.wire.declare import Command
 from synrepl.wire.runs import Rows

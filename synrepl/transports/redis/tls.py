@@ -22,7 +22,7 @@ from twisted.internet.ssl import (
 from zope.interface import implementer
 
 from synrepl.errors import ConfigError
-from synrepl.transports.redis_address import RedisAddress
+from synrepl.transports.redis.address import RedisAddress
 
 __all__ = ["RedisTls", "tls_trouble"]
 

@@ -1,0 +1,19 @@
+"""Replication over Redis: two connections, one that hears the channels and one that publishes.
+
+The names below are looked up when they are first used: behind them is txredisapi, importing which installs a
+reactor, and an address must be readable without that.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from synrepl.transports.redis.link import REDIS_KEEPALIVE, Member, RedisLink, RedisState
+
+__all__ = ["REDIS_KEEPALIVE", "Member", "RedisLink", "RedisState"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'synrepl.transports.redis' has no attribute {name!r}")
+    return getattr(import_module("synrepl.transports.redis.link"), name)
