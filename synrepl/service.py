@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from prometheus_client import CollectorRegistry
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
@@ -176,8 +177,19 @@ class Daemon(Service):
         return self._writing.refusal(self.log, stream, writer)
 
     def _followed_tables(self) -> "list[TableStream]":
-        """The tables whose facts are taken in, not only what was missed of them."""
-        return [one for one in self.settings.table_streams if not one.for_catch_up]
+        """The tables whose facts are taken in, not only what was missed of them.
+
+        Of a stream that is also told on Redis, those of the writers that this process tells: real writers
+        store no positions of some streams, so that only they can say how far they are.
+        """
+        followed = [one for one in self.settings.table_streams if not one.for_catch_up]
+        if self.settings.redis is None:
+            return followed
+        return [msgspec.structs.replace(one, only=self._told_from(one.stream)) for one in followed]
+
+    def _told_from(self, stream: str) -> tuple[str, ...]:
+        instance = self.settings.instance_name
+        return tuple(one.writer or instance for one in self.settings.redis_writes if one.stream == stream)
 
     def _open_tables(self) -> None:
         """Follow the tables that the settings name, if they name any."""
@@ -232,6 +244,7 @@ class Daemon(Service):
             table=self.table,
             metrics=self.metrics,
             writing=self._writing,
+            tables=[one.stream for one in self._followed_tables() if not one.only],
             lost=self._history_lost,
         )
         self.sources.start()

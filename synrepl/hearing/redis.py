@@ -75,6 +75,8 @@ class OnRedis(Source):
         """As of any source; a quiet channel that works is no lag."""
         if self.peer.is_hearing:
             self.follower.alive()
+            if not self.peer.writers:
+                return 0.0  # nobody else is there who could have told anything
         return super().lag_seconds()
 
     def describe(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """All sources of a daemon, and the one way from them into its log."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -32,8 +32,8 @@ __all__ = ["Sources"]
 class Sources:
     """Redis, if there is one, and then the servers: the first of them brings the streams that may go back.
 
-    The others bring what is kept: there a token says whether a fact is here already. `lost` hears of which
-    stream history was lost: the log is in a new epoch then.
+    The others bring what is kept: there a token says whether a fact is here already. The streams in `tables`
+    are not heard at all. `lost` hears of which stream history was lost: the log is in a new epoch then.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Sources:
         table: StreamTable,
         metrics: Metrics,
         writing: Writing,
+        tables: Collection[str],
         lost: Callable[[str], None],
     ) -> None:
         self._settings = settings
@@ -53,8 +54,9 @@ class Sources:
         self._log = log
         self._table = table
         self._metrics = metrics
-        # Their facts come from there in the order of ids, which nobody must get ahead of.
-        self._tables = {one.stream for one in settings.table_streams if not one.for_catch_up}
+        self._writing = writing
+        # All facts of these come from there in the order of ids, which nobody must get ahead of.
+        self._tables = frozenset(tables)
         self._http = HttpCatchUp(reactor, None, secret=settings.secret, instance_map=settings.instance_map)
         self._database = self._from_database()
         self.intake = Intake(log, table, reactor, lost=lost)
@@ -175,7 +177,7 @@ class Sources:
                 for stream in streams
                 if stream.name not in self._tables and (is_first or not stream.ephemeral)
             ),
-            positions=LogPositions(self._log),
+            positions=LogPositions(self._log, self._writing.own),
             catch_up=self._database or self._http,
             metrics=self._metrics,
             canonical=True,

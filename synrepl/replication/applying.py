@@ -27,7 +27,7 @@ from synrepl.wire.runs import Rows
 
 __all__ = ["Settings", "StreamFollower"]
 
-RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 RESET_ATTEMPTS: Final = 3
 """A writer that went back may have lost for good what we missed of its new life: ask so often, then say
@@ -37,12 +37,17 @@ LOOK_BACK: Final = 1_000
 """Tokens before the last one that are asked for again after a cut, where later facts come before earlier
 ones."""
 
+DESCENDING_TOKENS: Final = 50
+"""What is asked for at a time of a stream whose answers descend. Real masters limit these to the highest 100
+facts, and name the lowest of them as where to go on from: what lies before it would never be asked for."""
+
 
 class Settings(msgspec.Struct, frozen=True):
     """How a stream is to be followed.
 
     `earliest`: a writer never heard of is followed from its first fact. `is_kept`: what is applied goes into
-    a log, which need not be told again what it has when a writer goes back.
+    a log, which need not be told again what it has when a writer goes back. `resumes`: that log has been on
+    this channel before, so that a stream it never heard of is new.
     """
 
     ordered: bool
@@ -50,6 +55,7 @@ class Settings(msgspec.Struct, frozen=True):
     earliest: bool
     descends: bool = False
     is_kept: bool = False
+    resumes: bool = False
 
 
 class StreamFollower:
@@ -316,7 +322,7 @@ class StreamFollower:
             prev = token = known
         if prev <= known <= token:
             self._close_gap(writer)
-            if is_first and self._connection and self._shared and not self._settings.ordered:
+            if is_first and self._may_lack_late_ones(writer):
                 self._hold(self._look_back(command))
             elif leads_on:
                 self._stand(command)
@@ -334,6 +340,15 @@ class StreamFollower:
             self._repair(command, after=0, leads_on=False, is_reset=True)
         # else: it lags behind its own rows, which tells nothing new
 
+    def _may_lack_late_ones(self, writer: str) -> bool:
+        """Whether facts below its position may have been told while nobody here listened.
+
+        Where what is applied is not kept, nobody can tell after a start what was applied before it.
+        """
+        if not self._shared or self._settings.ordered or writer not in self.known:
+            return False
+        return self._connection > 0 or self._settings.is_kept
+
     def _start_of(self, command: Position) -> int:
         """What we have of this writer, also when we never heard of it."""
         if command.instance in self.known:
@@ -341,7 +356,7 @@ class StreamFollower:
         if self._settings.earliest:
             return 0
         if not self._had_position:
-            return command.token
+            return 0 if self._settings.is_kept and self._settings.resumes else command.token
         # It came while we were away, so it wrote nothing before what we had of all the others.
         return min(self.known.values(), default=command.token)
 
@@ -468,7 +483,7 @@ class StreamFollower:
         Where rows name no writer, several can be behind one name, and one overtakes the other.
         """
         is_news = self._repetitions.is_news(writer, token, rows)
-        return is_news and not self._in_push and token <= self.known.get(writer, -1)
+        return is_news and token <= self.known.get(writer, -1)
 
     def _beyond(self, writer: str, token: int) -> int:
         """Where the stream stands after a fact: without order an earlier one does not lead back."""
@@ -566,9 +581,10 @@ class StreamFollower:
         if not leads_on and not await self._jump(writer, after):
             return
         while after < upto:
+            asked = self._ask_upto(after, upto)
             try:
                 page = await self._interruptible(
-                    self._catch_up.fetch(stream=self.name, writer=writer, after=after, upto=upto)
+                    self._catch_up.fetch(stream=self.name, writer=writer, after=after, upto=asked)
                 )
                 if page.limited and page.upto <= after:
                     raise ReplicationError(f"the answer makes no progress beyond {after}")
@@ -594,11 +610,15 @@ class StreamFollower:
                 await self._apply_fetched(writer, token, rows)
             if connection != self._connection:
                 return  # lost while a subscriber was busy: the next POSITION asks for the rest
-            after = page.upto if page.limited else upto
+            after = page.upto if page.limited else asked
         self._close_gap(writer)
         # Real masters answer with later facts than they were asked for.
         self.standing.reach(writer, max(upto, self.known.get(writer, upto)))
         self._reached(command)
+
+    def _ask_upto(self, after: int, upto: int) -> int:
+        """How far to ask at once."""
+        return min(upto, after + DESCENDING_TOKENS) if self._settings.descends else upto
 
     async def _look_back(self, command: Position) -> None:
         """Facts that come after later ones may have been lost with the connection: ask for the last again.
@@ -609,14 +629,15 @@ class StreamFollower:
         after = max(0, upto - LOOK_BACK)
         try:
             while after < upto:
+                asked = self._ask_upto(after, upto)
                 page = await self._interruptible(
-                    self._catch_up.fetch(stream=self.name, writer=writer, after=after, upto=upto)
+                    self._catch_up.fetch(stream=self.name, writer=writer, after=after, upto=asked)
                 )
                 for token, rows in sorted(page.facts, key=_token):
                     await self._apply_fetched(writer, token, rows)
-                if not page.limited or page.upto <= after:
+                if page.limited and page.upto <= after:
                     break
-                after = page.upto
+                after = page.upto if page.limited else asked
         except CancelledError:
             return
         except NowhereToFetch:

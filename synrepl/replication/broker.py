@@ -4,6 +4,7 @@ There is no server: each hears all that the others say, tells the streams that i
 REPLICATE with their positions (facts: streams of current Synapse, 4 and 5).
 """
 
+import random
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Protocol
 
@@ -22,7 +23,7 @@ from synrepl.wire.declare import Command
 from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.runs import Rows
 
-__all__ = ["BrokerPeer", "Broker", "Clash", "PROBE_SECONDS"]
+__all__ = ["PROBE_SECONDS", "Broker", "BrokerPeer", "Clash"]
 
 PROBE_SECONDS: Final = 1.0
 """How long it is listened whether anybody else has our name, before anything is told under it."""
@@ -106,12 +107,18 @@ class BrokerPeer:
         self._probe_seconds = probe_seconds
         self._has_probed = False
         self._is_joined = False
-        self._echoes = Echoes(clock)
+        self._echoes = Echoes(clock)  # of positions: whose they are matters even if they come late
+        self._said = Echoes(clock)  # of commands
         self._reader: Reader | None = None
         self._is_paused = False
+        self._is_full = False
         self._timer: Any = None
+        # Where it stood when nothing of it had been told yet: the first to hear of it must hear of all.
+        self._untold: tuple[int, dict[tuple[str, str], int]] | None = None
         if publisher is not None:
             publisher.upstream.on_upward(self.tell)
+            reached = {place: publisher.log.positions(place[0]).get(place[1], 0) for place in self._writes}
+            self._untold = (publisher.log.serial, reached)
 
     @property
     def is_writing(self) -> bool:
@@ -128,17 +135,22 @@ class BrokerPeer:
     def deaf(self, why: str) -> None:
         """What is told from now on is missed."""
         self.is_hearing = False
+        # What was told last, and has not come back, never does.
+        self._said.clear()
         self._leave(why)
 
     def speaking(self) -> None:
         """What is told from now on goes out."""
         self.is_speaking = True
+        if self._is_joined:
+            self.send(Replicate())  # what was said last may not have gone out, that question among it
         self._join()
         self._publish()
 
     def mute(self, why: str) -> None:
         """Nothing goes out; what was told last may not have."""
         self.is_speaking = False
+        self._is_paused = False
         self._stop_publishing()
 
     def unreachable(self, why: str) -> None:
@@ -156,7 +168,7 @@ class BrokerPeer:
             elif isinstance(command, Replicate):
                 if self._reader is not None:
                     self._reader.say_positions()
-            elif not self._echoes.take(command):
+            elif not self._said.take(command):
                 heard.append(command)
                 if self._publisher is not None:
                     self._publisher.heard(command)
@@ -196,9 +208,14 @@ class BrokerPeer:
         """Tell this command. Raises NotConnected."""
         if not self.is_speaking:
             raise NotConnected(f"not connected: {command.NAME} was not sent")
-        if not command.CHANNEL and not isinstance(command, Replicate):
-            self._echoes.sent(command)
+        if self.is_hearing and not command.CHANNEL and not isinstance(command, Replicate):
+            self._said.sent(command)
         self.broker.send(command)
+
+    def tell_position(self, position: Position) -> None:
+        """Tell where a writer of ours stands."""
+        self._echoes.sent(position)
+        self.broker.send(position)
 
     def tell(self, command: Command) -> None:
         """Pass on what one of our followers sent up. These are fire and forget: without a connection they are
@@ -236,7 +253,7 @@ class BrokerPeer:
             self._follower.connected(self, self._dialect, SHARED)
         else:
             self.send(Replicate())
-        if self._writes and not self._has_probed:
+        if self._writes and not self._has_probed and self.clash is None:
             self._later(self._probe_seconds, self._probed)
 
     def _leave(self, why: str) -> None:
@@ -249,7 +266,6 @@ class BrokerPeer:
 
     def _probed(self) -> None:
         """It was quiet under our names for long enough."""
-        self._timer = None
         if self._is_joined:
             if self.clash is not None:
                 self._logger.info("nobody else is heard under our name any more")
@@ -264,7 +280,14 @@ class BrokerPeer:
         self._reader = self._publisher.join_broker(self, self._writes, self._dialect)
         if self._is_paused:
             self._reader.pause()
-        self._reader.push_everything()
+        untold, self._untold = self._untold, None
+        if untold is None:
+            self._reader.push_everything()
+        else:
+            serial, reached = untold
+            for (stream, writer), token in sorted(reached.items()):
+                self.tell_position(Position(stream=stream, instance=writer, prev_token=token, token=token))
+            self._reader.push_since(serial)
         self._reader.say_positions()
 
     def _stop_publishing(self) -> None:
@@ -283,7 +306,12 @@ class BrokerPeer:
             return False
         if writer in self.writers:
             return True
-        if len(writer) > MAX_NAME or not writer.isprintable() or len(self.writers) >= MAX_WRITERS:
+        if len(writer) > MAX_NAME or not writer.isprintable():
+            return False
+        if len(self.writers) >= MAX_WRITERS:
+            if not self._is_full:
+                self._is_full = True
+                self._logger.error("over {count} names of writers: others are not heard", count=MAX_WRITERS)
             return False
         self.writers.add(writer)
         return True
@@ -306,7 +334,16 @@ class BrokerPeer:
         self.clash = clash
         self._has_probed = False
         self._stop_publishing()
-        self._later(CLASH_SECONDS, self._probed)
+        # Not at the same time as the other, who may be doing the same.
+        self._later(CLASH_SECONDS * random.uniform(1.0, 1.1), self._probe_again)
+
+    def _probe_again(self) -> None:
+        """The other may only be quiet: it is there no more if it does not answer either."""
+        if self._is_joined and self.is_speaking:
+            self.send(Replicate())
+            self._later(self._probe_seconds, self._probed)
+        else:
+            self._later(CLASH_SECONDS, self._probe_again)
 
     def _later(self, seconds: float, work: Callable[[], None]) -> None:
         if self._timer is not None and self._timer.active():

@@ -1,6 +1,6 @@
 """Knowing one's own words when they come back."""
 
-from collections import Counter, deque
+from collections import deque
 from typing import Final
 
 from synrepl.ports.interfaces import IClock
@@ -25,7 +25,7 @@ class Echoes:
     def __init__(self, clock: IClock) -> None:
         self._clock = clock
         self._codec = codec_of(NEWEST, ours=BROKER, theirs=BROKER)
-        self._held: Counter[bytes] = Counter()
+        self._held: dict[bytes, deque[float]] = {}
         self._order: deque[tuple[float, bytes]] = deque()
 
     def sent(self, command: Command) -> None:
@@ -36,8 +36,10 @@ class Echoes:
         """This line was, which is a command's."""
         now = self._clock.seconds()
         while self._order and (self._order[0][0] < now - EXPIRY_SECONDS or len(self._order) >= MAX_HELD):
-            self._forget(self._order.popleft()[1])
-        self._held[line] += 1
+            at, expired = self._order.popleft()
+            if self._held.get(expired, (None,))[0] == at:
+                self._forget(expired)
+        self._held.setdefault(line, deque()).append(now)
         self._order.append((now, line))
 
     def take(self, command: Command) -> bool:
@@ -51,8 +53,14 @@ class Echoes:
         self._forget(line)
         return True
 
+    def clear(self) -> None:
+        """Nothing of it will be heard."""
+        self._held.clear()
+        self._order.clear()
+
     def _forget(self, line: bytes) -> None:
-        if self._held[line] > 1:
-            self._held[line] -= 1
-        else:
-            self._held.pop(line, None)
+        """The oldest of those that say this."""
+        times = self._held[line]
+        times.popleft()
+        if not times:
+            del self._held[line]

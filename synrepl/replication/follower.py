@@ -217,6 +217,7 @@ class Follower:
                 earliest=self._earliest,
                 descends=stream.descends,
                 is_kept=self._canonical and stream.monotonic and not stream.ephemeral,
+                resumes=self._canonical and bool(self._saved),
             )
             self._streams[stream.name] = StreamFollower(
                 stream.name,

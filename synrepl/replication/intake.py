@@ -1,6 +1,6 @@
 """From what followers hear into the log: each fact once, whoever brings it."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final, Protocol
 
 from twisted.internet.defer import Deferred
@@ -62,14 +62,23 @@ class Adopting(Protocol):
 
 
 class LogPositions:
-    """Lets a follower go on where the log stands, which is what it has durably."""
+    """Lets a follower go on where the log stands, which is what it has durably.
 
-    def __init__(self, log: Adopting) -> None:
+    What this process writes itself (`own`, streams and writers) it never hears.
+    """
+
+    def __init__(self, log: Adopting, own: Collection[tuple[str, str]] = ()) -> None:
         self._log = log
+        self._own = frozenset(own)
 
     def load(self) -> SaveablePosition:
         """Where the log stands."""
-        return {stream: dict(writers) for stream, writers in self._log.clock().items()}
+        found = {}
+        for stream, writers in self._log.clock().items():
+            heard = {writer: at for writer, at in writers.items() if (stream, writer) not in self._own}
+            if heard:
+                found[stream] = heard
+        return found
 
     def save(self, positions: SaveablePosition) -> None:
         """Nothing to do: the facts themselves are saved."""

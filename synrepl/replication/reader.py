@@ -64,6 +64,10 @@ class Backlog:
     It reads the log page by page up to where the ring begins (`number` is None till then), then goes through
     the ring; at its end the streams go live. What of the ephemeral streams is in memory is sent when it gets
     to the ring; all of it if a writer began anew since (`restarts` counts how often that was told).
+
+    Behind its own start it reads by token (`after_token`). Where several writers share a stream, one token
+    says nothing of the others' facts, which may have come later with lower ones: then the place in the log of
+    the fact that the reader had last (`last_had`) is looked for first.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class Backlog:
         ephemeral: dict[str, int],
         restarts: dict[str, int],
         after_token: int | None = None,
+        last_had: int | None = None,
         announce: bool = False,
     ) -> None:
         self.streams = streams
@@ -81,6 +86,7 @@ class Backlog:
         self.ephemeral = ephemeral
         self.restarts = restarts
         self.after_token = after_token
+        self.last_had = last_had
         self.announce = announce
         self.number: int | None = None
         self.reading = False
@@ -129,6 +135,14 @@ class Reader:
         self._restarts_sent = {name: self._feed.log.restarts(name) for name in self._ephemeral}
         self._live = self._all
 
+    def push_since(self, serial: int) -> None:
+        """Send every row that came after this place in the log, and all that come."""
+        self._note_place(self._feed.ring.newest, self._feed.ring.serial)
+        restarts = {name: self._feed.log.restarts(name) for name in self._ephemeral}
+        ephemeral = dict.fromkeys(self._ephemeral, 0)
+        self._backlogs.append(Backlog(self._all, serial=serial, ephemeral=ephemeral, restarts=restarts))
+        self.pump()
+
     def push_from(self, stream: Stream[Any], token: int | None) -> None:
         """Send what this stream has after `token` (None: nothing), then its POSITION, then go live."""
         name = stream.name
@@ -139,18 +153,22 @@ class Reader:
                 self._backlogs.remove(backlog)
         head = self._feed.linear_position(name)
         after_token: int | None = None
+        last_had: int | None = None
         ephemeral: dict[str, int] = {}
         if stream.ephemeral:
             # Asked from the future: that was a former life of the stream, so all of this one is news.
             ephemeral[name] = head if token is None else 0 if token > head else token
-        elif token is not None and token < head:
-            after_token = token
+        elif token is not None:
+            after_token = token if token < head else None
+            if sum(at > 0 for at in self._feed.positions(name).values()) > 1:
+                last_had = token
         backlog = Backlog(
             frozenset({name}),
             serial=self._feed.ring.serial,
             ephemeral=ephemeral,
             restarts={name: self._feed.log.restarts(name) for name in ephemeral},
             after_token=after_token,
+            last_had=last_had,
             announce=True,
         )
         self._backlogs.append(backlog)
@@ -196,7 +214,10 @@ class Reader:
     @property
     def serial(self) -> int:
         """Every fact that it wants up to this serial was handed to its transport."""
-        held = [backlog.serial if backlog.after_token is None else 0 for backlog in self._backlogs]
+        held = [
+            backlog.serial if backlog.after_token is None and backlog.last_had is None else 0
+            for backlog in self._backlogs
+        ]
         if self._live:
             held.append(self._serial)
         return min(held, default=self._feed.ring.serial)
@@ -281,7 +302,7 @@ class Reader:
 
     def _enter_ring(self, backlog: Backlog) -> bool:
         """Whether all that the log has left for this backlog is in the ring; then it goes on from there."""
-        if backlog.after_token is not None:
+        if backlog.after_token is not None or backlog.last_had is not None:
             return False
         number = self._feed.ring.first_after(backlog.serial)
         if number is None:
@@ -323,7 +344,10 @@ class Reader:
         """One page from the log: by token while it is behind its own start, by serial after that."""
         facts: list[Fact]
         try:
-            if backlog.after_token is not None:
+            if backlog.last_had is not None:
+                facts = []
+                await self._find_place(backlog, backlog.last_had)
+            elif backlog.after_token is not None:
                 (stream,) = backlog.streams
                 facts, more = await self._feed.log.read_tokens(
                     stream=stream,
@@ -351,6 +375,16 @@ class Reader:
         self._write(self._encoder.lines(fact for fact in facts if fact.stream in backlog.streams))
         self._backlogs.rotate(-1)  # so that a long one does not keep the short ones waiting
         self.pump()
+
+    async def _find_place(self, backlog: Backlog, token: int) -> None:
+        (stream,) = backlog.streams
+        had, _ = await self._feed.log.read_tokens(
+            stream=stream, writer=None, after=token - 1, upto=token, serial=backlog.serial, limit=PAGE_ROWS
+        )
+        backlog.last_had = None
+        if had:
+            backlog.serial = min(fact.serial for fact in had)
+            backlog.after_token = None
 
     def _go_live(self, backlog: Backlog) -> None:
         self._backlogs.remove(backlog)

@@ -29,7 +29,7 @@ class Group:
         self.serial_before = serial_before
         self.serial = max(serial_before, facts[-1].serial)
         self.ephemeral = {fact.stream: fact.token for fact in facts if not fact.serial}
-        self.restarted = [fact.stream for fact in facts if fact.token == 0]
+        self.restarted = [fact.stream for fact in facts if not fact.serial and fact.token == 0]
         self.size = sum(len(fact.rows) for fact in facts) + 200 * len(facts)
 
 

@@ -69,7 +69,9 @@ class Writing:
         tables: Collection[str] = (),
     ) -> None:
         self._table = table
-        self._shared = frozenset(stream.name for stream in table.known_to(NEWEST))
+        # A worker's own streams are in its table, too; nobody else knows them.
+        synapse = {stream.name for stream in StreamTable.default().known_to(NEWEST)}
+        self._shared = frozenset(stream.name for stream in table if stream.name in synapse)
         self._tables = frozenset(tables)
         own: set[tuple[str, str]] = set()
         for one in writes:

@@ -81,7 +81,7 @@ class Standing:
         fact = None
         for fact in facts:
             # Not of a late fact, whose token its writer had reached before.
-            if fact.prev_token < fact.token:
+            if fact.prev_token < fact.token or not fact.token:
                 self.positions.setdefault(fact.stream, {})[fact.writer] = fact.token
             if fact.token > self.allocated.get(fact.stream, 0):
                 self.allocated[fact.stream] = fact.token
@@ -152,8 +152,13 @@ def form(
                 writer, token = places[index]
             prev_token = previous.get((stream, writer))
             if prev_token is None:
-                prev_token = standing.positions.get(stream, {}).get(writer, 0)
-            is_late = token <= prev_token
+                reached = standing.positions.get(stream, {}).get(writer)
+                # That a writer stands at the very beginning is worth knowing, once.
+                begins = reached is None and token == 0 and asked == NO_ROWS
+                prev_token = reached or 0
+            else:
+                begins = False
+            is_late = token <= prev_token and not begins
             if is_late or (of_stream is not None and token <= highest):
                 news = None if of_stream is None else of_stream.news(writer, token, asked, is_late=is_late)
                 if news is None:

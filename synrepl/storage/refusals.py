@@ -31,7 +31,7 @@ class GivenElsewhere(StorageError):
         super().__init__(
             op="append",
             why=why,
-            hint="write them there, with ids from its sequence" if is_table else "write them there",
+            hint="write them there, with ids from its sequence" if is_table else "",
             stream=stream,
             tried=False,
         )

@@ -3,10 +3,11 @@
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from prometheus_client import CollectorRegistry
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import TimeoutError as TimedOut
 from twisted.internet.task import Clock, deferLater
 from twisted.logger import Logger
 
@@ -32,6 +33,8 @@ from synrepl.wire.session import AUTO
 if TYPE_CHECKING:
     from synrepl.testing.fake_redis import FakeRedis
     from synrepl.testing.on_redis import OnFakeRedis
+
+FETCH_SECONDS: Final = 2.0
 
 __all__ = ["Cluster", "DirectCatchUp", "FakeDaemon", "FakeWorker", "MemoryPositions", "PeersCatchUp"]
 
@@ -220,19 +223,24 @@ class DirectCatchUp:
 class PeersCatchUp:
     """Pulls missed rows from whoever writes them, by the name of the writer."""
 
-    def __init__(self, peers: Mapping[str, ICatchUp]) -> None:
+    def __init__(self, peers: Mapping[str, ICatchUp], clock: Any) -> None:
         self.is_broken = False
         self.asked: list[tuple[str, str, int, int]] = []
         self._peers = peers
+        self._clock = clock
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
-        """One page, from this writer."""
+        """One page, from this writer, unless that takes too long: a process may end in the middle of it."""
         self.asked.append((stream, writer, after, upto))
         if self.is_broken:
             raise NotConnected("connection refused")
         if writer not in self._peers:
             raise NowhereToFetch(f"nobody is called {writer}")
-        missed = await self._peers[writer].fetch(stream=stream, writer=writer, after=after, upto=upto)
+        fetching = self._peers[writer].fetch(stream=stream, writer=writer, after=after, upto=upto)
+        try:
+            missed = await ensureDeferred(fetching).addTimeout(FETCH_SECONDS, self._clock)
+        except TimedOut:
+            raise NotConnected("no answer") from None
         if self.is_broken:
             raise NotConnected("connection lost")
         return missed

@@ -122,14 +122,10 @@ class FakeSynapse:
         self._is_hearing = self._is_speaking = self._has_announced = False
         self.typing, self.typing_token, self._typing_published = {}, 0, 0
         self._telling = {
-            stream: _Telling(self._first_position(stream))
-            for stream in self.writes
-            if stream != TYPING.name
+            stream: _Telling(self._first_position(stream)) for stream in self.writes if stream != TYPING.name
         }
         metrics = Metrics(CollectorRegistry())
-        self._link = link_to(
-            self._redis, self, instance=self.name, chance=self._chance, metrics=metrics
-        )
+        self._link = link_to(self._redis, self, instance=self.name, chance=self._chance, metrics=metrics)
         self._link.start()
         self._look(self._life)
 
@@ -179,9 +175,7 @@ class FakeSynapse:
             self._finish(*ends[1:])
         return tokens
 
-    def _finish(
-        self, life: int, stream: str, facts: list[tuple[int, list[bytes]]], rolls_back: bool
-    ) -> None:
+    def _finish(self, life: int, stream: str, facts: list[tuple[int, list[bytes]]], rolls_back: bool) -> None:
         if life != self._life:
             return
         for token, rows in facts:
@@ -338,8 +332,11 @@ class FakeSynapse:
         page: list[tuple[int, list[bytes]]] = []
         size = 0
         facts = self._facts(stream, after, upto)
+        # A page that descends begins with the highest, and leads on from its lowest: what lies below it is
+        # never given. That is how real ones do it.
+        most = max(PAGE_ROWS, self.page_rows) if self._table[stream].descends else self.page_rows
         for token, rows in facts:
-            if size >= self.page_rows:
+            if size >= most:
                 return Missed(facts=page, upto=page[-1][0], limited=True)
             page.append((token, rows))
             size += len(rows)

@@ -14,7 +14,7 @@ from synrepl.streams.table import StreamTable
 from synrepl.testing.cluster import PeersCatchUp
 from synrepl.testing.fake_redis import FakeRedis
 from synrepl.transports.redis import RedisLink
-from synrepl.transports.redis_address import RedisAddress
+from synrepl.transports.redis.address import RedisAddress
 from synrepl.wire.dialect import NEWEST
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["OnFakeRedis", "link_to"]
 
 
-def link_to(redis: FakeRedis, member: Any, *, instance: str, chance: random.Random, metrics: Any) -> RedisLink:
+def link_to(
+    redis: FakeRedis, member: Any, *, instance: str, chance: random.Random, metrics: Any
+) -> RedisLink:
     """The real link of the process called `instance` to this Redis."""
     return RedisLink(
         redis.network.clock,
@@ -49,7 +51,7 @@ class OnFakeRedis:
         self.redis = redis
         self.lost: list[str] = []
         self.events: list[Event] = []
-        self.catch_up = PeersCatchUp(daemon.peers)
+        self.catch_up = PeersCatchUp(daemon.peers, daemon.clock)
         self.writing = Writing(
             [Write(stream=stream) for stream in daemon.writes], instance=daemon.instance, table=daemon.table
         )
@@ -58,7 +60,7 @@ class OnFakeRedis:
             instance=daemon.instance,
             clock=daemon.clock,
             streams=StreamTable(daemon.table.known_to(NEWEST)),
-            positions=LogPositions(daemon.log),
+            positions=LogPositions(daemon.log, self.writing.own),
             catch_up=self.catch_up,
             metrics=daemon.metrics,
             canonical=True,

@@ -41,7 +41,8 @@ class TableStream(msgspec.Struct, frozen=True, kw_only=True):
     well, when it is followed for the first time.
 
     `default_writer` is who wrote the rows of tables that do not say. `for_catch_up`: its facts are heard from
-    others, and only what was missed is read here.
+    others, and only what was missed is read here. `only`: the writers whose facts are taken from here, while
+    those of all others are heard from them; none means that everybody's are.
     """
 
     stream: str
@@ -50,6 +51,7 @@ class TableStream(msgspec.Struct, frozen=True, kw_only=True):
     default_writer: str
     from_first: bool = False
     for_catch_up: bool = False
+    only: tuple[str, ...] = ()
 
 
 def table_streams(given: Any, *, default_writer: str) -> list[TableStream]:

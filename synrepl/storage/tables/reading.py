@@ -56,13 +56,20 @@ class TableReader:
                 retryable=True,
             )
         standing = stand(cursor, self.ids, instance=None)
-        limit = max(after, standing.persisted_upto)
+        only = self.stream.only
+        if only:
+            # Their own positions say how far they are; how far the others are is not our business.
+            complete = min(standing.positions.get(writer, 0) for writer in only)
+        else:
+            complete = standing.persisted_upto
+        limit = max(after, complete)
         upto = self._end(cursor, after, limit, rows)
         found: dict[int, tuple[str, list[bytes | list[object]]]] = {}
         for table, make in self._tables:
             for token, writer, values in self._values(cursor, table, after, upto):
-                found.setdefault(token, (writer, []))[1].append(make(values))
-        writers = dict.fromkeys([*standing.positions, *(writer for writer, _ in found.values())])
+                if not only or writer in only:
+                    found.setdefault(token, (writer, []))[1].append(make(values))
+        writers = dict.fromkeys(only or [*standing.positions, *(writer for writer, _ in found.values())])
         return Page(
             facts=[(writer, token, rows) for token, (writer, rows) in sorted(found.items())],
             upto=upto,

@@ -145,7 +145,7 @@ class TableSource:
         }
 
     def is_followed(self, stream: str) -> bool:
-        """Whether the facts of this stream come from a table."""
+        """Whether facts of this stream come from a table."""
         return any(one.stream.stream == stream for one in self._followed)
 
     # -- looking -------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class TableSource:
     async def _begin(self, followed: _Followed) -> None:
         """Go on where the log stands, or at the end of a stream that it does not have."""
         name = followed.stream.stream
-        known = self._log.positions(name)
+        known = self._reached(followed)
         if known:
             # What was taken in was so in order of ids, whoever wrote: all of it up to the highest.
             followed.upto = max(known.values())
@@ -213,6 +213,12 @@ class TableSource:
             followed.upto = page.limit
             await self._log.adopt(name, [(writer, page.limit, NO_ROWS) for writer in page.writers])
         followed.is_begun = True
+
+    def _reached(self, followed: _Followed) -> dict[str, int]:
+        """Where the writers stand in the log whose facts are taken from this table."""
+        only = followed.stream.only
+        reached = self._log.positions(followed.stream.stream)
+        return {writer: at for writer, at in reached.items() if not only or writer in only}
 
     async def _check_history(self, followed: _Followed) -> None:
         """Whether the database still has all that the log has. If not, a new epoch begins where it ends."""
@@ -245,7 +251,7 @@ class TableSource:
         is_due = self._clock.seconds() - followed.certified_at >= CERTIFY_SECONDS
         if at_end and is_due:
             followed.certified_at = self._clock.seconds()
-            reached = self._log.positions(stream.name) | {writer: token for writer, token, _ in facts}
+            reached = self._reached(followed) | {writer: token for writer, token, _ in facts}
             facts += [
                 (writer, page.upto, NO_ROWS)
                 for writer in dict.fromkeys([*page.writers, *reached])
