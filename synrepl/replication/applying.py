@@ -329,7 +329,9 @@ class StreamFollower:
             else:
                 self._do(self._jump_and_stand(command))
         elif known < prev:
-            self._repair(command, after=known, leads_on=leads_on)
+            may_lack = is_first and self._may_lack_late_ones(writer)
+            after = max(0, known - LOOK_BACK) if may_lack else known
+            self._repair(command, after=after, leads_on=leads_on)
         elif is_first or self._shared or not self._settings.monotonic:
             if is_first or self._shared:
                 self._host.went_back(self.name, writer, token)
@@ -578,7 +580,9 @@ class StreamFollower:
         writer, upto = command.instance, command.token
         connection = self._connection
         attempt = 0
-        if not leads_on and not await self._jump(writer, after):
+        # What is asked for again, lest something came late, counts as it did; a new life begins lower.
+        stands = after if attempts is not None else max(after, self.known.get(writer, after))
+        if not leads_on and not await self._jump(writer, stands):
             return
         while after < upto:
             asked = self._ask_upto(after, upto)

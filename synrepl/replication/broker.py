@@ -107,6 +107,8 @@ class BrokerPeer:
         self._probe_seconds = probe_seconds
         self._has_probed = False
         self._is_joined = False
+        # Whether our question was heard here: what came before it may be of our own former life.
+        self._has_come_round = False
         self._echoes = Echoes(clock)  # of positions: whose they are matters even if they come late
         self._said = Echoes(clock)  # of commands
         self._reader: Reader | None = None
@@ -166,6 +168,7 @@ class BrokerPeer:
                 if self._is_of_others(command):
                     heard.append(command)
             elif isinstance(command, Replicate):
+                self._has_come_round = True
                 if self._reader is not None:
                     self._reader.say_positions()
             elif not self._said.take(command):
@@ -249,6 +252,7 @@ class BrokerPeer:
         if self._is_joined or not (self.is_hearing and self.is_speaking):
             return
         self._is_joined = True
+        self._has_come_round = False
         if self._follower is not None:
             self._follower.connected(self, self._dialect, SHARED)
         else:
@@ -318,11 +322,12 @@ class BrokerPeer:
 
     def _is_foreign(self, command: Rdata | Rows | Position) -> bool:
         """Whether something under our name cannot have come from here."""
+        if isinstance(command, Position) and self._echoes.take(command):
+            return False
+        if not self._has_come_round or self._publisher is None:
+            return False
         if isinstance(command, Position):
-            return not self._echoes.take(command)
-        if self._reader is None:
-            return not self._has_probed
-        assert self._publisher is not None
+            return True
         told = self._publisher.positions(command.stream).get(command.instance, 0)
         tokens = command.tokens if isinstance(command, Rows) else [command.token]
         return any(token is not None and token > told for token in tokens)

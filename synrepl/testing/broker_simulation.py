@@ -120,7 +120,9 @@ class BrokerSimulation:
         self._has_begun = False
         self._outages: list[tuple[float, Callable[[], None]]] = []
         self._failures: list[str] = []
+        self._full_disks: list[FakeDaemon] = []
         slow = chance.choice([0.002, 0.02, 0.2])
+        self.crumbles = slow < 0.1 and chance.random() < 0.4
         self.network = Network(self.clock, delay=lambda: chance.uniform(0.0005, slow), piece=self._piece)
         self.redis = FakeRedis(self.network)
         self.redis.watch(self._published)
@@ -198,6 +200,7 @@ class BrokerSimulation:
             while self.clock.seconds() < end:
                 self._write()
                 self._bad_luck()
+                self._fail_commits()
                 self._end_outages()
                 self.clock.advance(STEP_SECONDS)
             self._end_outages(all_of_them=True)
@@ -226,6 +229,8 @@ class BrokerSimulation:
                 self._note(f"{event['clash']}")
 
     def _piece(self, size: int) -> int:
+        if self.crumbles:
+            return self.chance.randint(1, min(size, 400))
         return size if self.chance.random() < 0.8 else self.chance.randint(1, size)
 
     def _http_delay(self) -> float:
@@ -292,7 +297,7 @@ class BrokerSimulation:
             writer.write(stream, facts, seconds=seconds, rolls_back=rolls_back)
             if stream == "backfill" and self._has_begun and self.chance.random() < 0.4:
                 # In the middle of it, if luck is bad enough.
-                self.clock.callLater(seconds + self.chance.uniform(0, 0.4), self._cut_in_burst)
+                self.clock.callLater(seconds + self.chance.uniform(0, 0.15), self._cut_in_burst)
         else:
             appended = writer.log.append(stream, writer.instance, [jsontext.join(rows) for rows in facts])
             appended.addErrback(lambda failure: None)
@@ -402,10 +407,16 @@ class BrokerSimulation:
 
     def _fail_disk(self) -> None:
         daemon = self.chance.choice(self.daemons)
-        if daemon.is_running:
-            self._note(f"the disk of {daemon.name} fails once")
-            error = StorageError(op="commit", why="the disk is full", retryable=True)
-            daemon.engine.fail_next(error, kept=self.chance.random() < 0.3)
+        if daemon.is_running and daemon not in self._full_disks:
+            self._note(f"the disk of {daemon.name} is full")
+            self._full_disks.append(daemon)
+            self._until_later(self.chance.uniform(0, 1.5), lambda: self._full_disks.remove(daemon))
+
+    def _fail_commits(self) -> None:
+        for daemon in self._full_disks:
+            if daemon.is_running:
+                error = StorageError(op="commit", why="the disk is full", retryable=True)
+                daemon.engine.fail_next(error, kept=self.chance.random() < 0.1)
 
     def _cut_worker(self) -> None:
         slot = self.chance.choice(self.slots)
@@ -442,7 +453,13 @@ class BrokerSimulation:
         else:
             self._fail(f"G3: never caught up: {', '.join(behind[:4])}")
         self._note("everybody has everything")
-        self._pass(12, 0.1)
+        # The last of what was said may still be on its way, and be answered.
+        before = -1
+        for _ in range(20):
+            if self.redis.published == before:
+                break
+            before = self.redis.published
+            self._pass(8, 0.1)
         before = self.redis.published
         self._pass(QUIET_SECONDS, 0.1)
         if self.redis.published != before:

@@ -1,0 +1,556 @@
+"""One process among its peers, on a channel that is spoken by hand."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.logger import Logger
+
+from synrepl.errors import NotConnected
+from synrepl.ports.metrics import Metrics
+from synrepl.replication.broker import CLASH_SECONDS, PROBE_SECONDS, BrokerPeer
+from synrepl.replication.catchup import Missed
+from synrepl.replication.follower import Follower
+from synrepl.replication.publisher import Publisher
+from synrepl.replication.updates import Updates
+from synrepl.storage import ImmediateThread, Log, MemoryEngine
+from synrepl.streams.table import StreamTable
+from synrepl.testing import RawPeer, raw_client
+from synrepl.testing.network import Network
+from synrepl.transports.tcp import PublisherFactory
+from synrepl.wire.codec import codec_of
+from synrepl.wire.commands import RemoteServerUp, Replicate, UserIp, UserSync
+from synrepl.wire.declare import BROKER, Command
+from synrepl.wire.dialect import NEWEST
+from synrepl.wire.session import AUTO
+
+TABLE = StreamTable.default()
+CODEC = codec_of(NEWEST, ours=BROKER, theirs=BROKER)
+REPLICATE = "REPLICATE "
+UP = "REMOTE_SERVER_UP far"
+
+
+class Channel:
+    """The link of a peer: what it was told, line by line."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.failed: list[str] = []
+        self.is_reading = True
+
+    def write(self, data: bytes) -> None:
+        self.lines += data.decode().splitlines()
+
+    def send(self, command: Command) -> None:
+        self.lines.append(CODEC.format(command).decode())
+
+    def fail(self, why: str) -> None:
+        self.failed.append(why)
+
+    def established(self) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
+
+class Shelf:
+    """Where missed facts are pulled from."""
+
+    def __init__(self) -> None:
+        self.facts: list[tuple[int, list[bytes]]] = []
+        self.asked: list[tuple[str, str, int, int]] = []
+
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
+        self.asked.append((stream, writer, after, upto))
+        found = [fact for fact in self.facts if after < fact[0] <= upto]
+        return Missed(facts=found, upto=upto, limited=False)
+
+
+class Story:
+    """A daemon called ``us`` that writes to_device, and others spoken by hand."""
+
+    def __init__(
+        self, *, writes: Iterable[tuple[str, str]] = (("to_device", "us"),), up: bool = True
+    ) -> None:
+        self.clock = Clock()
+        self.network = Network(self.clock)
+        self.log = Log(
+            MemoryEngine(),
+            ImmediateThread(),
+            ImmediateThread(),
+            self.clock,
+            ephemeral=[stream.name for stream in TABLE if stream.ephemeral],
+            logger=Logger(),
+        )
+        Deferred.fromCoroutine(self.log.start())
+        metrics = Metrics(CollectorRegistry())
+        self.publisher = Publisher(self.log, TABLE, self.clock, metrics, instance="us")
+        factory = PublisherFactory(
+            self.publisher, server_name="hs", dialect=AUTO, clock=self.clock, metrics=metrics
+        )
+        self.network.listen("us", factory)
+        self.applied: list[tuple[str, str, int]] = []
+        self.shelf = Shelf()
+        self.follower = Follower(
+            instance="us", clock=self.clock, streams=TABLE, catch_up=self.shelf, canonical=True
+        )
+        self.follower.on_everything(self.apply)
+        self.channel = Channel()
+        self.peer = BrokerPeer(
+            clock=self.clock, follower=self.follower, publisher=self.publisher, writes=list(writes)
+        )
+        self.peer.broker = self.channel
+        self._seen = 0
+        if up:
+            self.peer.hearing()
+            self.peer.speaking()
+            self.echo()
+            self.wait(PROBE_SECONDS)
+            self.echo()
+            self.told()
+
+    def apply(self, updates: Updates[Any]) -> None:
+        self.applied.append((updates.stream, updates.writer, updates.token))
+
+    def wait(self, seconds: float) -> None:
+        self.clock.pump([0.05] * round(seconds / 0.05))
+
+    def says(self, *lines: str) -> None:
+        """Somebody else says this."""
+        self.peer.received([CODEC.parse(line.encode()) for line in lines])
+
+    def echo(self) -> None:
+        """What we said comes back to us."""
+        lines = self.channel.lines[self._seen :]
+        self._seen = len(self.channel.lines)
+        if lines:
+            self.says(*lines)
+
+    def told(self) -> list[str]:
+        """What we said since we were asked last; it comes back to us as well."""
+        told, self.channel.lines = self.channel.lines, []
+        if self._seen < len(told):
+            unseen = told[self._seen :]
+            self._seen = 0
+            self.says(*unseen)
+            return told + self.told()
+        self._seen = 0
+        return told
+
+    def append(self, *users: str, stream: str = "to_device", writer: str = "us") -> None:
+        facts = [TABLE[stream].canonical_fact([[user]]) for user in users]
+        self.log.append(stream, writer, facts)
+        self.wait(0.05)
+
+    def worker(self, *lines: str) -> RawPeer:
+        peer = raw_client(self.network, "us", "worker")
+        self.wait(0.1)
+        peer.says(*lines)
+        self.wait(0.1)
+        peer.hears()
+        return peer
+
+
+class TestJoining:
+    """Asking everybody where they stand."""
+
+    @pytest.mark.parametrize("order", [["hearing", "speaking"], ["speaking", "hearing"]])
+    def test_it_asks_once_it_both_hears_and_speaks(self, order: Sequence[str]) -> None:
+        """An answer that comes before we hear is lost."""
+        story = Story(up=False)
+        getattr(story.peer, order[0])()
+        assert [] == story.told()
+
+        getattr(story.peer, order[1])()
+
+        assert [REPLICATE] == story.told()
+
+    def test_nothing_is_told_in_the_probe_second(self) -> None:
+        """Somebody may have our name; not even REPLICATE is answered."""
+        story = Story(up=False)
+        story.peer.hearing()
+        story.peer.speaking()
+        story.append("@a:hs")
+        story.says(REPLICATE)
+        story.wait(PROBE_SECONDS - 0.2)
+        assert [REPLICATE] == story.told()
+
+        story.wait(0.2)
+
+        assert [
+            "POSITION to_device us 0 0",
+            'RDATA to_device us 1 ["@a:hs"]',
+            "POSITION to_device us 1 1",
+        ] == story.told()
+
+    def test_it_asks_again_after_each_time_it_was_deaf(self) -> None:
+        """What was told meanwhile was missed."""
+        story = Story()
+        for _ in range(2):
+            story.peer.deaf("cut")
+            story.peer.hearing()
+
+            assert REPLICATE in story.told()
+
+    def test_it_asks_again_when_its_question_may_be_lost(self) -> None:
+        """A question that went with the publisher's connection is answered by nobody: whoever is quiet is
+        not believed until the next subscription."""
+        story = Story(up=False)
+        story.peer.hearing()
+        story.peer.speaking()
+        story.channel.lines.clear()  # lost with the connection
+        story.peer.mute("cut")
+        story.peer.speaking()
+
+        assert REPLICATE in story.told()
+
+    def test_rows_before_the_answers_are_not_believed(self) -> None:
+        """There may be a hole before them, which the answer tells."""
+        story = Story()
+        story.says("POSITION events w1 5 5")
+        story.peer.deaf("cut")
+        story.peer.hearing()
+        story.shelf.facts = [(7, [b'["state-all",["!r"]]']), (8, [b'["state-all",["!r"]]'])]
+        story.says('RDATA events w1 8 ["state-all",["!r"]]')
+        assert [] == story.applied
+
+        story.says("POSITION events w1 8 8")
+
+        assert [("events", "w1", 5, 8)] == story.shelf.asked
+        assert [("events", "w1", 7), ("events", "w1", 8)] == story.applied
+
+    def test_a_writer_may_come_later_than_all_others(self) -> None:
+        """Its first rows are all it has."""
+        story = Story()
+        story.says("POSITION events w1 5 5", 'RDATA events w2 6 ["state-all",["!r"]]')
+
+        assert [("events", "w2", 6)] == story.applied
+
+    def test_every_order_of_coming_and_going_ends_in_the_same(self) -> None:
+        """Whatever connection is lost and found first, and how often."""
+        steps = {"hearing": "deaf", "speaking": "mute"}
+        for order in itertools.product(["hearing", "speaking"], repeat=4):
+            story = Story()
+            is_up = dict.fromkeys(steps, True)
+            for which in order:
+                is_up[which] = not is_up[which]
+                step = which if is_up[which] else steps[which]
+                getattr(story.peer, step)(*([] if is_up[which] else ["cut"]))
+                story.append("@a:hs")
+            for which, there in is_up.items():
+                if not there:
+                    getattr(story.peer, which)()
+            story.wait(2)
+            story.told()
+            story.append("@last:hs")
+            token = story.log.linear_position("to_device")
+
+            assert [f'RDATA to_device us {token} ["@last:hs"]'] == story.told(), order
+            assert story.follower.is_connected
+            assert story.peer.clash is None
+
+
+class TestTelling:
+    """What this process writes, and nothing else."""
+
+    def test_facts_are_told_as_they_are_committed(self) -> None:
+        """In the newest release's words."""
+        story = Story()
+        story.append("@a:hs", "@b:hs")
+
+        assert ['RDATA to_device us 1 ["@a:hs"]', 'RDATA to_device us 2 ["@b:hs"]'] == story.told()
+
+    def test_replicate_is_answered_with_what_it_writes(self) -> None:
+        """Whoever asks; and with nothing else, though the log has more."""
+        story = Story(writes=[("to_device", "us"), ("caches", "us")])
+        story.log.adopt("events", [("w1", 5, b'[["state-all",["!r"]]]')])
+        story.append("@a:hs")
+        story.told()
+        story.says(REPLICATE)
+
+        assert ["POSITION caches us 0 0", "POSITION to_device us 1 1"] == sorted(story.told())
+
+    def test_who_writes_nothing_says_nothing(self) -> None:
+        """An observer is not heard but for its question."""
+        story = Story(writes=[])
+        story.says(REPLICATE, "POSITION events w1 5 5")
+        story.wait(5)
+
+        assert [] == story.told()
+
+    @pytest.mark.parametrize("stream", ["to_device", "events"])
+    def test_facts_of_others_are_never_told(self, stream: str) -> None:
+        """Also not those of a stream that we write as well."""
+        story = Story()
+        rows = b'[["@a:hs"]]' if stream == "to_device" else b'[["state-all",["!r"]]]'
+        story.log.adopt(stream, [("w1", 5, rows)])
+        story.wait(1)
+        story.says(REPLICATE)
+
+        assert ["POSITION to_device us 0 0"] == story.told()
+
+    def test_a_stream_that_synapse_does_not_know_is_never_told(self) -> None:
+        """Its POSITION would cut every real process off."""
+        story = Story(writes=[("to_device", "us"), ("user_signature", "us")])
+        story.append("@a:hs", stream="user_signature")
+        story.says(REPLICATE)
+
+        assert ["POSITION to_device us 0 0"] == story.told()
+
+    def test_own_echoes_are_ignored(self) -> None:
+        """They are here already."""
+        story = Story()
+        story.append("@a:hs")
+        story.told()
+        story.says(REPLICATE)
+        story.told()
+
+        assert [] == story.applied
+        assert "to_device" not in story.follower.positions()
+        assert story.peer.clash is None
+
+    def test_after_it_was_mute_it_tells_where_it_stands(self) -> None:
+        """What was written last, and meanwhile, others fetch."""
+        story = Story()
+        story.append("@a:hs")
+        story.told()
+        story.peer.mute("cut")
+        story.append("@b:hs")
+        assert [] == story.told()
+
+        story.peer.speaking()
+
+        assert "POSITION to_device us 2 2" in story.told()
+
+    def test_a_full_transport_is_waited_for(self) -> None:
+        """And what waited is told, in order, once."""
+        story = Story()
+        story.peer.pause()
+        story.append("@a:hs")
+        assert [] == story.told()
+
+        story.peer.resume()
+
+        assert ['RDATA to_device us 1 ["@a:hs"]'] == story.told()
+
+    def test_losing_a_full_transport_ends_the_pause(self) -> None:
+        """The new one is empty, and nobody will say that it can take more."""
+        story = Story()
+        story.peer.pause()
+        story.peer.mute("cut")
+        story.peer.speaking()
+        story.append("@a:hs")
+
+        assert 'RDATA to_device us 1 ["@a:hs"]' in story.told()
+
+    def test_after_stop_it_says_nothing(self) -> None:
+        """And no timer of its own is left."""
+        story = Story(up=False)
+        story.peer.hearing()
+        story.peer.speaking()
+        story.told()
+        story.peer.stop()
+        story.wait(PROBE_SECONDS + 1)
+        story.append("@a:hs")
+
+        assert [] == story.told()
+
+
+class TestClash:
+    """Somebody else under our name."""
+
+    @pytest.mark.parametrize(
+        "line", ['RDATA to_device us 7 ["@x:hs"]', "POSITION to_device us 7 7", "POSITION to_device us 0 0"]
+    )
+    def test_it_stops_telling(self, line: str) -> None:
+        """Two under one name make everybody drop facts of both."""
+        story = Story()
+        story.says(line)
+        story.append("@a:hs")
+        story.says(REPLICATE)
+
+        assert [] == story.told()
+        assert story.peer.clash is not None
+        assert "another process on the channel writes to_device as us" in str(story.peer.clash)
+
+    def test_what_the_other_says_is_not_taken_in(self) -> None:
+        """It would go into the log as our own."""
+        story = Story()
+        story.says("POSITION to_device us 7 7", 'RDATA to_device us 8 ["@x:hs"]')
+
+        assert [] == story.applied
+
+    def test_it_goes_on_when_the_other_was_quiet_for_long_enough(self) -> None:
+        """Counted from the last word, and it asks before; then it tells where it stands."""
+        story = Story()
+        story.says("POSITION to_device us 7 7")
+        story.append("@a:hs")
+        story.wait(CLASH_SECONDS - 1)
+        story.says("POSITION to_device us 8 8")
+        story.wait(CLASH_SECONDS - 1)
+        assert [] == story.told()
+
+        story.wait(CLASH_SECONDS * 0.1 + 1.1 + PROBE_SECONDS)
+
+        assert [REPLICATE, "POSITION to_device us 1 1"] == story.told()[:2]
+        assert story.peer.clash is None
+
+    def test_one_that_is_heard_in_the_probe_second_is_a_clash(self) -> None:
+        """That is what the second is for."""
+        story = Story(up=False)
+        story.peer.hearing()
+        story.peer.speaking()
+        story.echo()
+        story.says('RDATA to_device us 7 ["@x:hs"]')
+        story.wait(PROBE_SECONDS + 5)
+
+        assert [REPLICATE] == story.told()
+        assert story.peer.clash is not None
+
+    def test_our_name_in_a_stream_that_we_do_not_write_is_another_writer(self) -> None:
+        """Its facts are heard as anybody's."""
+        story = Story()
+        story.says("POSITION events us 1 1", 'RDATA events us 2 ["state-all",["!r"]]')
+
+        assert story.peer.clash is None
+        assert [("events", "us", 2)] == story.applied
+
+    def test_a_new_connection_does_not_end_it(self) -> None:
+        """The other is still there."""
+        story = Story()
+        story.says("POSITION to_device us 7 7")
+        story.peer.mute("cut")
+        story.peer.deaf("cut")
+        story.peer.hearing()
+        story.peer.speaking()
+        story.wait(5)
+
+        assert [REPLICATE] == story.told()
+
+    @pytest.mark.parametrize("seconds", [20.0, 59.9, 61.0, 200.0])
+    def test_answers_that_are_alike_are_no_clash(self, seconds: float) -> None:
+        """It stands still, and says so each time it is asked."""
+        story = Story(writes=[("to_device", "us"), ("caches", "us")])
+        for _ in range(4):
+            story.says(REPLICATE)
+            story.told()
+            story.wait(seconds)
+
+        assert story.peer.clash is None
+
+    @pytest.mark.parametrize("name", ["x" * 256, "\x07"])
+    def test_names_that_cannot_be_kept_are_passed_over(self, name: str) -> None:
+        """Names come from the channel."""
+        story = Story()
+        story.says(f'RDATA events {name} 2 ["state-all",["!r"]]')
+
+        assert [] == story.applied
+
+
+class TestCommands:
+    """What followers say to all, and what all say to followers."""
+
+    def test_what_a_worker_says_goes_up_once(self) -> None:
+        """And does not come back down."""
+        story = Story()
+        worker = story.worker("NAME w", REPLICATE)
+        worker.says(UP)
+        story.wait(0.1)
+
+        assert [UP] == story.told()
+        story.wait(0.1)
+        assert [] == [line for line in worker.hears() if UP in line]
+
+    def test_what_is_heard_goes_down_once(self) -> None:
+        """To each worker, and not up again."""
+        story = Story()
+        workers = [story.worker("NAME w", REPLICATE) for _ in range(2)]
+        story.says(UP)
+        story.wait(0.1)
+
+        assert [[UP], [UP]] == [worker.hears() for worker in workers]
+        assert [] == story.told()
+
+    def test_equal_words_of_another_process_still_go_down(self) -> None:
+        """Only our own one is left out."""
+        story = Story()
+        worker = story.worker("NAME w", REPLICATE)
+        worker.says(UP)
+        story.wait(0.1)
+        story.told()
+        worker.hears()
+        story.says(UP)
+        story.wait(0.1)
+
+        assert [UP] == worker.hears()
+
+    def test_a_worker_that_names_no_life_is_given_one(self) -> None:
+        """Before 1.13 the connection was it; when it ends so do its users."""
+        story = Story()
+        worker = story.worker("REPLICATE to_device NOW", "USER_SYNC @a:hs start 5")
+        told = story.told()
+        life = told[0].split(" ")[1]
+        assert [f"USER_SYNC {life} @a:hs None start 5"] == told
+        assert {"@a:hs"} == story.publisher.upstream.syncing.users()
+
+        worker.drop()
+        story.wait(0.2)
+
+        assert [f"CLEAR_USER_SYNC {life}"] == story.told()
+        assert set() == story.publisher.upstream.syncing.users()
+
+    def test_users_of_other_processes_are_known(self) -> None:
+        """And end with them."""
+        story = Story()
+        story.says("USER_SYNC life @b:hs None start 5")
+        assert {"@b:hs"} == story.publisher.upstream.syncing.users()
+
+        story.says("CLEAR_USER_SYNC life")
+
+        assert set() == story.publisher.upstream.syncing.users()
+
+    def test_while_mute_it_is_lost(self) -> None:
+        """Fire and forget, as between Synapse's own processes; no echo is waited for."""
+        story = Story()
+        worker = story.worker("NAME w", REPLICATE)
+        story.peer.mute("cut")
+        worker.says(UP)
+        story.wait(0.1)
+        assert [] == story.told()
+        story.says(UP)
+        story.wait(0.1)
+
+        assert [UP] == worker.hears()
+        with pytest.raises(NotConnected):
+            story.peer.send(RemoteServerUp(server="far"))
+
+    @pytest.mark.parametrize(
+        "command",
+        [UserIp(user_id="@a:hs", seen=["t", "ip", "ua", None, 1]), Replicate()],
+    )
+    def test_what_does_not_come_back_is_not_waited_for(self, command: Command) -> None:
+        """USER_IP has a channel that we do not hear; REPLICATE is acted upon whoever says it."""
+        story = Story()
+        story.peer.send(command)
+
+        assert not story.peer._echoes.take(command)
+
+    def test_the_follower_may_say_something_itself(self) -> None:
+        """As a library's user does; its echo is not handed to it."""
+        story = Story()
+        heard: list[UserSync] = []
+        story.follower.on_command(UserSync)(heard.append)
+        mine = UserSync(instance_id="x", user_id="@a:hs", device_id=None, is_syncing=True, last_sync_ms=1)
+        story.follower.send(mine)
+        assert ["USER_SYNC x @a:hs None start 1"] == story.told()
+        story.says("USER_SYNC y @b:hs None start 1")
+
+        assert ["@b:hs"] == [command.user_id for command in heard]
