@@ -21,6 +21,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
+import psycopg
+
 from synrepl.testing.postgres import PostgresServer
 from synrepl.testing.redis import RedisServer
 from tests.interop.harness import free_port, peer_python
@@ -98,6 +100,16 @@ class Process:
     def log(self) -> str:
         """What it has said since the beginning."""
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+
+    def ports(self) -> set[int]:
+        """The local ports of all its connections."""
+        assert self._process is not None
+        sockets = set()
+        for file in Path(f"/proc/{self._process.pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                sockets.add(str(file.readlink()))
+        table = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return {int(words[1].partition(":")[2], 16) for words in table if f"socket:[{words[9]}]" in sockets}
 
     def listeners(self) -> list[dict[str, Any]]:
         """What it listens on, as its settings say it."""
@@ -232,8 +244,10 @@ class Homeserver:
         self._postgres.start()
         self.database = self._postgres.new_database()
         self._write_settings()
-        # The main process makes the tables, without which the others do not start.
+        # The main process makes the tables, without which the others do not start, and then fills some of
+        # them from others. Until that is done it may note rooms to look at, which cannot be deleted then.
         self._start(MAIN)
+        self._wait_for_background_updates()
         self._start(PERSISTER, WORKER)
 
     def stop(self) -> None:
@@ -251,6 +265,12 @@ class Homeserver:
         """Stop a process in order, start it again, and return once it answers."""
         self.processes[name].stop()
         self._start(name)
+
+    def redis_clients(self) -> dict[str, str]:
+        """The connections of its processes to Redis: which process has which, by their ids there."""
+        owners = {port: name for name, process in self.processes.items() for port in process.ports()}
+        found = {one["id"]: owners.get(int(one["addr"].rpartition(":")[2])) for one in self.redis.clients()}
+        return {client: name for client, name in found.items() if name is not None}
 
     def rows(self, stream: str, writer: str, after: int, upto: int) -> list[tuple[int, Any]]:
         """The rows that a process gives for its tokens after this one up to that one, as its fellows ask."""
@@ -270,6 +290,13 @@ class Homeserver:
                 return updates
             after = said["upto_token"]
         raise AssertionError(f"{writer} has no end of {stream}")
+
+    def _wait_for_background_updates(self) -> None:
+        until = time.monotonic() + START_SECONDS
+        with psycopg.connect(self.database, autocommit=True) as database:
+            while left := database.execute("SELECT update_name FROM background_updates").fetchall():
+                assert time.monotonic() < until, f"still to do: {left}"
+                time.sleep(STEP_SECONDS)
 
     def _start(self, *names: str) -> None:
         for name in names:
@@ -304,6 +331,7 @@ class Homeserver:
             "log_config": str(log),
             "signing_key_path": str(key),
             "pid_file": str(self.folder / "main.pid"),
+            "background_updates": {"sleep_enabled": False},
             "media_store_path": str(self.folder / "media"),
             "database": {"name": "psycopg2", "args": {"dsn": self.database, "cp_min": 1, "cp_max": 5}},
             "redis": {"enabled": True, "host": "127.0.0.1", "port": self.redis.port},

@@ -12,7 +12,7 @@ from tests.interop.recorder import Fact, canonical
 
 
 class Observer(Daemon):
-    """The daemon; `name` is its instance's, and `more` are further settings. It has the `http_port`, if given."""
+    """The daemon, an instance of this `name`. `more` are further settings; `http_port`: its own, if given."""
 
     def __init__(
         self,
@@ -38,9 +38,7 @@ class Observer(Daemon):
         }
         settings.write_text(json.dumps(text))  # which is YAML
         self.server_name = homeserver.server_name
-        super().__init__(
-            folder, "--config", str(settings), server_name=self.server_name, http_port=http_port
-        )
+        super().__init__(folder, "--config", str(settings), server_name=self.server_name, http_port=http_port)
         self.secret = homeserver.secret
 
     def get(self, path: str) -> str:

@@ -314,7 +314,7 @@ def test_a_current_follower_of_the_daemon_was_told_the_same(beside: Beside) -> N
 
 
 def test_a_legacy_follower_of_the_daemon_was_told_the_same(beside: Beside) -> None:
-    """Likewise, though its rows name no writer: of several the one with the higher token may be told first."""
+    """Likewise, though its rows name no writer, and of several the one further on may be told first."""
     follower = beside.followers["legacy"]
 
     until_none(lambda: unheard(told_by(beside.facts), follower))
