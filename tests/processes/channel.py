@@ -23,6 +23,7 @@ __all__ = [
     "SERVER",
     "Fact",
     "Heard",
+    "Kept",
     "Listener",
     "Speaker",
     "Tail",
@@ -83,7 +84,7 @@ def eventually(check: Callable[[], T], what: str | Callable[[], str], *, seconds
         time.sleep(STEP_SECONDS)
 
 
-# -- what a daemon says ----------------------------------------------------------------------------------------
+# -- what a daemon says ------------------------------------------------------------------------------------
 
 
 def ask(url: str, path: str) -> bytes:
@@ -143,12 +144,26 @@ class Fact(NamedTuple):
 
 def kept(url: str) -> list[Fact]:
     """Every fact with rows in a daemon's changelog, in the order in which it took them."""
-    found = []
-    for line in ask(url, "/v1/changelog?since=0").splitlines():
-        said = json.loads(line)
-        if said["rows"]:
-            found.append(Fact(said["stream"], said["writer"], said["token"], compact(said["rows"])))
-    return found
+    return Kept(url).read()
+
+
+class Kept:
+    """The facts of a daemon's changelog, of which each is asked for once: it may be a long one."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._serial = 0
+        self._facts: list[Fact] = []
+
+    def read(self) -> list[Fact]:
+        """Every fact with rows until now, in the order in which the daemon took them."""
+        for line in ask(self.url, f"/v1/changelog?since={self._serial}").splitlines():
+            said = json.loads(line)
+            assert said["serial"] == self._serial + 1, "serials are told without holes"
+            self._serial = said["serial"]
+            if said["rows"]:
+                self._facts.append(Fact(said["stream"], said["writer"], said["token"], compact(said["rows"])))
+        return list(self._facts)
 
 
 def compact(value: Any) -> str:
@@ -161,7 +176,7 @@ def wait_until_writing(daemon: Daemon) -> None:
     eventually(lambda: redis_of(daemon.url)["is_writing"], "a daemon that tells what it writes")
 
 
-# -- who is on the channel -------------------------------------------------------------------------------------
+# -- who is on the channel ---------------------------------------------------------------------------------
 
 
 def on_redis(
@@ -178,13 +193,12 @@ def on_redis(
     home = folder / name
     home.mkdir(exist_ok=True)
     told = ("--redis-writes", writes) if writes else ()
-    daemon = Daemon(
+    return Daemon(
         home,
         port=port,
         http_port=http_port,
         options=("--server-name", server, "--instance-name", name, "--redis", redis.url, *told, *options),
     )
-    return daemon
 
 
 class Heard(NamedTuple):
@@ -296,7 +310,7 @@ class Speaker:
         self._socket.close()
 
 
-# -- who follows over TCP --------------------------------------------------------------------------------------
+# -- who follows over TCP ----------------------------------------------------------------------------------
 
 
 class Tail(Recorder):

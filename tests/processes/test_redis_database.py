@@ -20,8 +20,8 @@ def test_a_gap_of_a_worker_without_an_address_is_read_from_its_table(tmp_path: P
     database = sqlite3.connect(tmp_path / "homeserver.db")
     with database:
         database.execute(
-            "CREATE TABLE cache_invalidation_stream_by_instance (stream_id INTEGER, instance_name, cache_func,"
-            " keys, invalidation_ts)"
+            "CREATE TABLE cache_invalidation_stream_by_instance (stream_id INTEGER, instance_name,"
+            " cache_func, keys, invalidation_ts)"
         )
         database.executemany(
             "INSERT INTO cache_invalidation_stream_by_instance VALUES (?, ?, ?, ?, 1)",
@@ -49,8 +49,8 @@ def test_a_gap_of_a_worker_without_an_address_is_read_from_its_table(tmp_path: P
         assert 1 == metric(daemon.url, "synrepl_gaps_detected_total")
         assert 1 == metric(daemon.url, "synrepl_gaps_repaired_total")
 
-        # Without such a row in the table, and without an address, there is nobody to ask: that is told, and the
-        # stream goes on.
+        # Without such a row in the table, and without an address, there is nobody to ask: that is told, and
+        # the stream goes on.
         speaker.say("POSITION receipts w1 5 5", "POSITION receipts w1 9 9")
         speaker.say('RDATA receipts w1 10 ["!r","m.read","@u","$e",null,{}]')
         eventually(lambda: len(kept(daemon.url)) == 1_198, "what came after what is lost")

@@ -1,4 +1,4 @@
-"""A writer that is heard over Redis and over TCP at once: the first wins, the second costs nothing but bytes."""
+"""A writer heard over Redis and over TCP at once: the first wins, the second costs nothing but bytes."""
 
 import json
 import urllib.request
@@ -32,7 +32,7 @@ class World:
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.redis = stack.enter_context(RedisServer())
-        # Unless it is said, a server takes who asks as Redis peers do for release 1.66, which has fewer fields.
+        # Unless it is said, a server takes who asks as Redis peers do for release 1.66, with fewer fields.
         newest = ("--dialect", "1.163")
         self.writer = stack.enter_context(
             on_redis(folder, self.redis, "alpha", *newest, writes="receipts,caches")
