@@ -446,6 +446,8 @@ class BrokerSimulation:
     def _rest(self) -> None:
         """Peace, until everybody has all there is (or ten minutes have passed); then nobody says a word."""
         self._note("peace")
+        # Time goes in larger steps from here on, each of which carries one piece.
+        self.crumbles = False
         for _ in range(600):
             self._pass(1)
             if not (behind := self._behind()):

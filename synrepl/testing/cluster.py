@@ -3,18 +3,17 @@
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from prometheus_client import CollectorRegistry
-from twisted.internet.defer import Deferred, ensureDeferred
-from twisted.internet.defer import TimeoutError as TimedOut
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock, deferLater
 from twisted.logger import Logger
 
 from synrepl.errors import NotConnected, ReplicationError
 from synrepl.ports.interfaces import Appended, ICaches, IClock, SaveablePosition
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.catchup import ICatchUp, Missed, NowhereToFetch
+from synrepl.replication.catchup import ICatchUp, Missed
 from synrepl.replication.follower import Event, Follower
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.updates import Updates
@@ -34,9 +33,7 @@ if TYPE_CHECKING:
     from synrepl.testing.fake_redis import FakeRedis
     from synrepl.testing.on_redis import OnFakeRedis
 
-FETCH_SECONDS: Final = 2.0
-
-__all__ = ["Cluster", "DirectCatchUp", "FakeDaemon", "FakeWorker", "MemoryPositions", "PeersCatchUp"]
+__all__ = ["Cluster", "DirectCatchUp", "FakeDaemon", "FakeWorker", "MemoryPositions"]
 
 
 class MemoryPositions:
@@ -218,32 +215,6 @@ class DirectCatchUp:
             else:
                 facts.append((int(token), [row]))
         return Missed(facts=facts, upto=page.upto, limited=page.limited)
-
-
-class PeersCatchUp:
-    """Pulls missed rows from whoever writes them, by the name of the writer."""
-
-    def __init__(self, peers: Mapping[str, ICatchUp], clock: Any) -> None:
-        self.is_broken = False
-        self.asked: list[tuple[str, str, int, int]] = []
-        self._peers = peers
-        self._clock = clock
-
-    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
-        """One page, from this writer, unless that takes too long: a process may end in the middle of it."""
-        self.asked.append((stream, writer, after, upto))
-        if self.is_broken:
-            raise NotConnected("connection refused")
-        if writer not in self._peers:
-            raise NowhereToFetch(f"nobody is called {writer}")
-        fetching = self._peers[writer].fetch(stream=stream, writer=writer, after=after, upto=upto)
-        try:
-            missed = await ensureDeferred(fetching).addTimeout(FETCH_SECONDS, self._clock)
-        except TimedOut:
-            raise NotConnected("no answer") from None
-        if self.is_broken:
-            raise NotConnected("connection lost")
-        return missed
 
 
 class FakeWorker:

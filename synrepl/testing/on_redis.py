@@ -4,14 +4,19 @@ Importing this installs a reactor, because importing txredisapi does.
 """
 
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
+from twisted.internet.defer import TimeoutError as TimedOut
+from twisted.internet.defer import ensureDeferred
+
+from synrepl.errors import NotConnected
 from synrepl.replication.broker import BrokerPeer
+from synrepl.replication.catchup import ICatchUp, Missed, NowhereToFetch
 from synrepl.replication.follower import Event, Follower
 from synrepl.replication.intake import Intake, LogPositions
 from synrepl.replication.writes import Write, Writing
 from synrepl.streams.table import StreamTable
-from synrepl.testing.cluster import PeersCatchUp
 from synrepl.testing.fake_redis import FakeRedis
 from synrepl.transports.redis import RedisLink
 from synrepl.transports.redis.address import RedisAddress
@@ -20,7 +25,9 @@ from synrepl.wire.dialect import NEWEST
 if TYPE_CHECKING:
     from synrepl.testing.cluster import FakeDaemon
 
-__all__ = ["OnFakeRedis", "link_to"]
+__all__ = ["OnFakeRedis", "PeersCatchUp", "link_to"]
+
+FETCH_SECONDS: Final = 2.0
 
 
 def link_to(
@@ -38,6 +45,32 @@ def link_to(
         endpoint=lambda host, port: redis.endpoint(instance),
         chance=chance,
     )
+
+
+class PeersCatchUp:
+    """Pulls missed rows from whoever writes them, by the name of the writer."""
+
+    def __init__(self, peers: Mapping[str, ICatchUp], clock: Any) -> None:
+        self.is_broken = False
+        self.asked: list[tuple[str, str, int, int]] = []
+        self._peers = peers
+        self._clock = clock
+
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
+        """One page, from this writer, unless that takes too long: a process may end in the middle of it."""
+        self.asked.append((stream, writer, after, upto))
+        if self.is_broken:
+            raise NotConnected("connection refused")
+        if writer not in self._peers:
+            raise NowhereToFetch(f"nobody is called {writer}")
+        fetching = self._peers[writer].fetch(stream=stream, writer=writer, after=after, upto=upto)
+        try:
+            missed = await ensureDeferred(fetching).addTimeout(FETCH_SECONDS, self._clock)
+        except TimedOut:
+            raise NotConnected("no answer") from None
+        if self.is_broken:
+            raise NotConnected("connection lost")
+        return missed
 
 
 class OnFakeRedis:

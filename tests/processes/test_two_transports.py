@@ -5,6 +5,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,10 +62,11 @@ class World:
     def post(self, count: int) -> None:
         """Facts of two streams, several a request."""
         for first in range(self.count, self.count + count, 10):
-            for stream, rows in (
+            posted: list[tuple[str, list[Any]]] = [
                 ("receipts", [["!r", "m.read", f"@u{n}", "$e", None, {}] for n in range(first, first + 10)]),
                 ("caches", [["get_x", [f"{n}"], 1] for n in range(first, first + 10)]),
-            ):
+            ]
+            for stream, rows in posted:
                 request = urllib.request.Request(
                     f"{self.writer.url}/v1/streams/{stream}/facts",
                     json.dumps({"facts": [[row] for row in rows]}).encode(),

@@ -1,0 +1,67 @@
+"""Whatever happens on a Redis, the promises hold: seeded runs of our daemons among Synapse's processes.
+
+``SYNREPL_SEEDS=N`` runs N seeds; ``SYNREPL_LONG=1`` runs many more than by default. A failing one says how
+to see it again."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from synrepl.testing.broker_simulation import BrokerSimulation
+
+SEEDS = int(os.environ.get("SYNREPL_SEEDS") or (1_000 if os.environ.get("SYNREPL_LONG") else 25))
+SHARES = 5
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+def test_the_promises_hold_in_every_seeded_run(share: int) -> None:
+    """Cuts, stalls, kills of Redis, of daemons and of writers, and broken HTTP, at every moment."""
+    for seed in range(1 + share, 1 + SEEDS, SHARES):
+        BrokerSimulation(seed).run()
+
+
+def test_bad_luck_really_strikes() -> None:
+    """A simulation in which nothing happens would prove nothing. These seeds are among those above."""
+    words = ""
+    gaps = 0
+    for seed in range(1, 9):
+        run = BrokerSimulation(seed)
+        try:
+            run.run()
+        except AssertionError:
+            pass  # told above
+        words += " ".join(run.history)
+        gaps += sum(
+            int(daemon.metrics.registry.get_sample_value("synrepl_gaps_repaired_total") or 0)
+            for daemon in run.daemons
+        )
+
+    for what in (
+        "Redis is killed",
+        "Redis stalls",
+        "loses its subscriber",
+        "loses its publisher",
+        "watcher1 is killed",
+        "persister1 is killed",
+        "cannot fetch",
+    ):
+        assert what in words
+    assert gaps > 50
+
+
+def test_a_seed_is_a_run_that_can_be_repeated() -> None:
+    """In another process, with other hashes: or a failing seed would be of no use."""
+    stories = {
+        subprocess.run(
+            [sys.executable, "-m", "synrepl.testing.broker_simulation", "9"],
+            check=False,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+        ).stdout
+        for hash_seed in (1, 2)
+    }
+
+    assert 1 == len(stories)
