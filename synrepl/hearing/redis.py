@@ -3,12 +3,13 @@
 from typing import Any
 
 import msgspec
+from twisted.logger import Logger
 
 from synrepl.config import Settings
 from synrepl.hearing.source import PATIENCE_SECONDS, Source, Trouble
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker import BrokerPeer
-from synrepl.replication.follower import Follower
+from synrepl.replication.follower import Event, Follower
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.writes import Writing
 from synrepl.transports.redis import RedisLink
@@ -18,6 +19,8 @@ __all__ = ["OnRedis"]
 
 class OnRedis(Source):
     """The daemon among Synapse's processes. `writing` says what it tells there itself."""
+
+    _logger = Logger()
 
     def __init__(
         self,
@@ -44,6 +47,20 @@ class OnRedis(Source):
         )
         self.peer.broker = self.link
         self._writing = writing
+        self._has_warned = False
+        if writing.gives_ids("caches"):
+            follower.on_event(self._warn)
+
+    def _warn(self, event: Event) -> None:
+        """Somebody else writes ``caches``. If that is a Synapse, its invalidations and ours get in each
+        other's way."""
+        if event.kind == "position" and event.stream == "caches" and not self._has_warned:
+            self._has_warned = True
+            self._logger.warn(
+                "{writer} writes caches as well: if that is a process of Synapse, our ids must come from its"
+                " sequence, or invalidations are lost (docs/howto/redis.md)",
+                writer=event.writer,
+            )
 
     def start(self) -> None:
         """Join; go on for ever."""

@@ -84,6 +84,8 @@ class StreamFollower:
         self._catch_up = catch_up
         self._batches = batches
         self._had_position = bool(known)
+        # Where writers that tell facts ahead of their position have said that all is out.
+        self._told: dict[str, int] = {}
         self._open_gaps: set[str] = set()
         self._wanted: dict[str, int] = {}
         self._gaps: dict[str, GapError] = {}
@@ -316,21 +318,21 @@ class StreamFollower:
                 return  # it lags behind what came here by another way
         prev = token if command.prev_token is None else command.prev_token
         leads_on = self._leads_on(command, is_first=is_first)
+        back = self._look_back_from(command, known, is_first=is_first)
         if self._shared and not self._compares and self._settings.monotonic and token <= known:
             # Rows are told ahead of their position here, so that one that is lower means nothing.
             command = Position(stream=self.name, instance=writer, prev_token=known, token=known)
             prev = token = known
         if prev <= known <= token:
             self._close_gap(writer)
-            if is_first and self._may_lack_late_ones(writer):
-                self._hold(self._look_back(command))
+            if back is not None:
+                self._hold(self._look_back(command, back))
             elif leads_on:
                 self._stand(command)
             else:
                 self._do(self._jump_and_stand(command))
         elif known < prev:
-            may_lack = is_first and self._may_lack_late_ones(writer)
-            after = max(0, known - LOOK_BACK) if may_lack else known
+            after = known if back is None else min(back, known)
             self._repair(command, after=after, leads_on=leads_on)
         elif is_first or self._shared or not self._settings.monotonic:
             if is_first or self._shared:
@@ -342,14 +344,24 @@ class StreamFollower:
             self._repair(command, after=0, leads_on=False, is_reset=True)
         # else: it lags behind its own rows, which tells nothing new
 
-    def _may_lack_late_ones(self, writer: str) -> bool:
-        """Whether facts below its position may have been told while nobody here listened.
+    def _look_back_from(self, command: Position, known: int, *, is_first: bool) -> int | None:
+        """From where facts may be lacking that are lower than what is here; None if none can be.
 
-        Where what is applied is not kept, nobody can tell after a start what was applied before it.
+        Where facts come ahead of the position, those before them may have been told while nobody listened
+        here, or never: a writer that was cut off itself moves on, and then says only where it stands.
         """
-        if not self._shared or self._settings.ordered or writer not in self.known:
-            return False
-        return self._connection > 0 or self._settings.is_kept
+        if not self._shared or self._settings.ordered or not self._settings.monotonic:
+            return None
+        writer, token = command.instance, command.token
+        told = self._told.get(writer)
+        self._told[writer] = token if told is None else max(told, token)
+        if not is_first and command.prev_token != token:
+            return None  # said in the course of its facts
+        if told is None:
+            # Where what is applied is not kept, nobody can tell after a start what was applied before it.
+            may_lack = writer in self.known and (self._connection > 0 or self._settings.is_kept)
+            return max(0, known - LOOK_BACK) if may_lack else None
+        return max(told, token - LOOK_BACK) if told < token else None
 
     def _start_of(self, command: Position) -> int:
         """What we have of this writer, also when we never heard of it."""
@@ -624,30 +636,38 @@ class StreamFollower:
         """How far to ask at once."""
         return min(upto, after + DESCENDING_TOKENS) if self._settings.descends else upto
 
-    async def _look_back(self, command: Position) -> None:
+    async def _look_back(self, command: Position, after: int) -> None:
         """Facts that come after later ones may have been lost with the connection: ask for the last again.
 
         That is a precaution: where nobody can be asked, the stream goes on.
         """
         writer, upto = command.instance, command.token
-        after = max(0, upto - LOOK_BACK)
-        try:
-            while after < upto:
-                asked = self._ask_upto(after, upto)
+        attempt = 0
+        while after < upto:
+            asked = self._ask_upto(after, upto)
+            try:
                 page = await self._interruptible(
                     self._catch_up.fetch(stream=self.name, writer=writer, after=after, upto=asked)
                 )
-                for token, rows in sorted(page.facts, key=_token):
-                    await self._apply_fetched(writer, token, rows)
-                if page.limited and page.upto <= after:
+            except CancelledError:
+                return
+            except NowhereToFetch:
+                break
+            except ReplicationError as error:
+                self._host.trouble(error, self.name)
+                attempt += 1
+                if attempt == RESET_ATTEMPTS:
                     break
-                after = page.upto if page.limited else asked
-        except CancelledError:
-            return
-        except NowhereToFetch:
-            pass
-        except ReplicationError as error:
-            self._host.trouble(error, self.name)
+                try:
+                    await self._interruptible(self._sleep(attempt - 1))
+                except CancelledError:
+                    return
+                continue
+            for token, rows in sorted(page.facts, key=_token):
+                await self._apply_fetched(writer, token, rows)
+            if page.limited and page.upto <= after:
+                break
+            after = page.upto if page.limited else asked
         await self._jump_and_stand(command)
 
     async def _give_up(self, command: Position) -> None:

@@ -79,7 +79,8 @@ class BrokerPeer:
     the publisher's followers send up goes on the channel; what is heard for them goes down to them.
 
     It is a member of the broker's channel (`hearing`, `deaf`, `speaking`, `mute`, `received` ...), and both
-    the follower's and a reader's connection. `broker` is set before the first of these calls.
+    the follower's and a reader's connection. `broker` is set before the first of these calls. `chance` is for
+    what should not happen to two processes at the same time.
     """
 
     broker: Broker
@@ -94,6 +95,7 @@ class BrokerPeer:
         writes: Collection[tuple[str, str]] = (),
         dialect: Dialect = NEWEST,
         probe_seconds: float = PROBE_SECONDS,
+        chance: random.Random | None = None,
     ) -> None:
         self.is_hearing = False
         self.is_speaking = False
@@ -105,6 +107,7 @@ class BrokerPeer:
         self._writes = frozenset(writes)
         self._dialect = dialect
         self._probe_seconds = probe_seconds
+        self._chance = chance or random.Random()
         self._has_probed = False
         self._is_joined = False
         # Whether our question was heard here: what came before it may be of our own former life.
@@ -340,7 +343,7 @@ class BrokerPeer:
         self._has_probed = False
         self._stop_publishing()
         # Not at the same time as the other, who may be doing the same.
-        self._later(CLASH_SECONDS * random.uniform(1.0, 1.1), self._probe_again)
+        self._later(CLASH_SECONDS * self._chance.uniform(1.0, 1.1), self._probe_again)
 
     def _probe_again(self) -> None:
         """The other may only be quiet: it is there no more if it does not answer either."""

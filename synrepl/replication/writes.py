@@ -85,6 +85,10 @@ class Writing:
                 own.add((name, one.writer or instance))
         self.own = frozenset(own)
 
+    def gives_ids(self, stream: str) -> bool:
+        """Whether ids of this stream are the log's own, though others may hear them."""
+        return stream not in self._tables and any(stream == name for name, _ in self.own)
+
     def refusal(self, log: ILog, stream: str, writer: str) -> str:
         """Why a fact of this stream cannot be given a token here; empty if it can."""
         if stream not in self._shared or stream in self._tables:

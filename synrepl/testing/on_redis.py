@@ -5,25 +5,25 @@ Importing this installs a reactor, because importing txredisapi does.
 
 import random
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from twisted.internet.defer import TimeoutError as TimedOut
 from twisted.internet.defer import ensureDeferred
 
 from synrepl.errors import NotConnected
+from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker import BrokerPeer
 from synrepl.replication.catchup import ICatchUp, Missed, NowhereToFetch
 from synrepl.replication.follower import Event, Follower
 from synrepl.replication.intake import Intake, LogPositions
+from synrepl.replication.publisher import Publisher
 from synrepl.replication.writes import Write, Writing
+from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
 from synrepl.testing.fake_redis import FakeRedis
 from synrepl.transports.redis import RedisLink
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.wire.dialect import NEWEST
-
-if TYPE_CHECKING:
-    from synrepl.testing.cluster import FakeDaemon
 
 __all__ = ["OnFakeRedis", "PeersCatchUp", "link_to"]
 
@@ -73,13 +73,34 @@ class PeersCatchUp:
         return missed
 
 
+class Joining(Protocol):
+    """What is needed of the daemon that joins the others."""
+
+    name: str
+    instance: str
+    table: StreamTable
+    writes: tuple[str, ...]
+    peers: Mapping[str, ICatchUp]
+    chance: random.Random
+    metrics: Metrics
+    log: Log
+    publisher: Publisher
+
+    @property
+    def clock(self) -> Any:
+        """What it tells the time by."""
+
+    def history_lost(self, stream: str) -> None:
+        """The log has begun a new epoch."""
+
+
 class OnFakeRedis:
     """One life of a daemon among the others, put together as `hearing.Sources` and `hearing.OnRedis` do it.
 
     `clashes` are those of its life, `events` what its follower told that is no position.
     """
 
-    def __init__(self, daemon: "FakeDaemon", redis: FakeRedis) -> None:
+    def __init__(self, daemon: Joining, redis: FakeRedis) -> None:
         self.daemon = daemon
         self.redis = redis
         self.lost: list[str] = []
@@ -106,6 +127,7 @@ class OnFakeRedis:
             follower=self.follower,
             publisher=daemon.publisher,
             writes=self.writing.own,
+            chance=daemon.chance,
         )
         self.link = link_to(
             redis, self.peer, instance=daemon.instance, chance=daemon.chance, metrics=daemon.metrics

@@ -8,12 +8,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from synrepl.transports.redis.link import REDIS_KEEPALIVE, Member, RedisLink, RedisState
+    from synrepl.transports.redis.link import REDIS_KEEPALIVE, RedisLink, RedisState
+    from synrepl.transports.redis.roles import Member
+
+_HOMES = {
+    "REDIS_KEEPALIVE": "synrepl.transports.redis.link",
+    "Member": "synrepl.transports.redis.roles",
+    "RedisLink": "synrepl.transports.redis.link",
+    "RedisState": "synrepl.transports.redis.link",
+}
 
 __all__ = ["REDIS_KEEPALIVE", "Member", "RedisLink", "RedisState"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    home = _HOMES.get(name)
+    if home is None:
         raise AttributeError(f"module 'synrepl.transports.redis' has no attribute {name!r}")
-    return getattr(import_module("synrepl.transports.redis.link"), name)
+    return getattr(import_module(home), name)

@@ -1,7 +1,7 @@
 """One try to connect to Redis."""
 
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from twisted.internet import defer, error
 from twisted.internet.defer import Deferred
@@ -15,10 +15,8 @@ from twisted.python.failure import Failure
 from synrepl.errors import ConfigError
 from synrepl.transports.redis.connections import Connection, Lost, Publisher, Subscriber
 from synrepl.transports.redis.reasons import WITHOUT_A_WORD, Refused, place, told
+from synrepl.transports.redis.roles import Link
 from synrepl.transports.redis.tls import RedisTls
-
-if TYPE_CHECKING:
-    from synrepl.transports.redis.link import RedisLink
 
 __all__ = ["Attempt"]
 
@@ -35,7 +33,7 @@ class Attempt:
 
     _logger = Logger()
 
-    def __init__(self, link: "RedisLink", opened: Callable[[Connection], None]) -> None:
+    def __init__(self, link: Link, opened: Callable[[Connection], None]) -> None:
         self._link = link
         self._opened = opened
         self._last: Connection | None = None

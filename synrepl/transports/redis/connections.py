@@ -4,7 +4,7 @@ Only here is txredisapi imported. That installs a reactor: whoever needs this im
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import hiredis
 import txredisapi
@@ -16,9 +16,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from synrepl.transports.redis.reasons import WITHOUT_A_WORD, Refused, explain, told
-
-if TYPE_CHECKING:
-    from synrepl.transports.redis.link import RedisLink
+from synrepl.transports.redis.roles import Link
 
 __all__ = ["Connection", "Lost", "Publisher", "Subscriber"]
 
@@ -37,7 +35,7 @@ class Connection(txredisapi.RedisProtocol):  # type: ignore[misc]  # it has no t
 
     transport: Any
 
-    def __init__(self, link: "RedisLink") -> None:
+    def __init__(self, link: Link) -> None:
         super().__init__()
         self.closed = False
         self.why = ""
@@ -173,7 +171,7 @@ class Subscriber(Connection):
 
     role = "subscriber"
 
-    def __init__(self, link: "RedisLink") -> None:
+    def __init__(self, link: Link) -> None:
         super().__init__(link)
         self._unconfirmed = len(link.channels)
         self._all_confirmed: Deferred[None] = Deferred()
@@ -234,7 +232,7 @@ class Publisher(Connection):
 
     role = "publisher"
 
-    def __init__(self, link: "RedisLink") -> None:
+    def __init__(self, link: Link) -> None:
         super().__init__(link)
         self._unanswered = 0
         self._is_closing = False

@@ -1,6 +1,6 @@
 """The two halves of a link: one keeps a connection that hears, the other one that speaks."""
 
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from twisted.internet import defer
 from twisted.internet.defer import Deferred
@@ -8,9 +8,7 @@ from twisted.python.failure import Failure
 
 from synrepl.transports.redis.attempt import Attempt
 from synrepl.transports.redis.connections import Connection, Publisher, Subscriber
-
-if TYPE_CHECKING:
-    from synrepl.transports.redis.link import RedisLink
+from synrepl.transports.redis.roles import Link
 
 __all__ = ["Hearing", "Speaking"]
 
@@ -31,7 +29,7 @@ class Half(Generic[Working]):
     after a connection has proved good, which an open socket does not.
     """
 
-    def __init__(self, link: "RedisLink", kind: type[Working]) -> None:
+    def __init__(self, link: Link, kind: type[Working]) -> None:
         self.current: Working | None = None
         """The connection, if it is up."""
         self.why = ""
@@ -165,7 +163,7 @@ class Half(Generic[Working]):
 class Hearing(Half[Subscriber]):
     """The one that hears the channels."""
 
-    def __init__(self, link: "RedisLink") -> None:
+    def __init__(self, link: Link) -> None:
         super().__init__(link, Subscriber)
 
     def tell_up(self) -> None:
@@ -189,7 +187,7 @@ class Hearing(Half[Subscriber]):
 class Speaking(Half[Publisher]):
     """The one that publishes."""
 
-    def __init__(self, link: "RedisLink") -> None:
+    def __init__(self, link: Link) -> None:
         super().__init__(link, Publisher)
 
     def tell_up(self) -> None:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 from twisted.internet import defer
@@ -15,47 +15,20 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.halves import Hearing, Speaking
+from synrepl.transports.redis.roles import Member
 from synrepl.transports.redis.sentinel import Sentinels
 from synrepl.wire.declare import BROKER, Command
 from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.runs import Rows
 from synrepl.wire.session import Close, Complain, Deliver, Keepalive, Session
 
-__all__ = ["REDIS_KEEPALIVE", "Member", "RedisLink", "RedisState"]
+__all__ = ["REDIS_KEEPALIVE", "RedisLink", "RedisState"]
 
 REDIS_KEEPALIVE: Final = Keepalive(ping_seconds=5.0, timeout_seconds=15.0)
 """PING a Redis that has said nothing for `ping_seconds`; one silent for `timeout_seconds` is gone."""
 
 COMPLAIN_SECONDS: Final = 1.0
 """At most one line in the log in so long is about messages that make no sense."""
-
-
-class Member(Protocol):
-    """Who is on the channel. Called in the reactor's thread, and not after `RedisLink.stop`."""
-
-    def hearing(self) -> None:
-        """Redis has confirmed every subscription: from here on nothing that is published is missed."""
-
-    def deaf(self, why: str) -> None:
-        """The subscriber's connection was lost: what is published until `hearing` is missed."""
-
-    def speaking(self) -> None:
-        """The publisher's connection is up, and takes what is written."""
-
-    def mute(self, why: str) -> None:
-        """It was lost, and with it perhaps what was sent last. Ends a `pause` as well."""
-
-    def received(self, commands: Sequence[Command | Rows]) -> None:
-        """Commands in the order in which Redis had them. One's own are among them."""
-
-    def pause(self) -> None:
-        """The publisher's transport has enough for now."""
-
-    def resume(self) -> None:
-        """It takes more."""
-
-    def unreachable(self, why: str) -> None:
-        """An attempt to connect failed. It is tried again, for ever; each connection tells for itself."""
 
 
 class RedisState(msgspec.Struct, frozen=True, kw_only=True):
