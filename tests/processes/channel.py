@@ -28,6 +28,7 @@ __all__ = [
     "Speaker",
     "Tail",
     "ascends",
+    "ask",
     "compact",
     "described",
     "eventually",

@@ -12,6 +12,7 @@ from tests.processes.channel import (
     SERVER,
     Listener,
     Speaker,
+    ask,
     described,
     eventually,
     kept,
@@ -24,7 +25,7 @@ from tests.processes.deployment import rows_of
 from tests.processes.loading import Asker, Refused
 from tests.processes.recordings import SERVER as RECORDED
 from tests.processes.recordings import Told, recording
-from tests.service.processes import Daemon
+from tests.service.processes import Daemon, Process
 
 STUCK_SECONDS: Final = 15.0
 
@@ -176,3 +177,20 @@ def test_a_quiet_channel_is_no_lag(daemon: Daemon, redis: RedisServer) -> None:
         assert status(daemon.url)["state"] == "behind"
         redis.start()
         eventually(lambda: status(daemon.url)["state"] == "serving", lambda: described(daemon.url))
+
+
+def test_people_are_told_too(tmp_path: Path, daemon: Daemon, redis: RedisServer) -> None:
+    """By ``synrepl status``, and on the page: what is heard from where, and what it lacks."""
+    with Speaker(redis) as speaker:
+        speaker.say("POSITION receipts w1 5 5", "POSITION receipts w1 9 9")
+    eventually(lambda: redis_of(daemon.url)["lost"], "a loss")
+
+    with Process("-m", "synrepl", "status", "--url", daemon.url, cwd=tmp_path) as told:
+        assert told.wait() == 0
+    said = " ".join(" ".join(told.lines).split())
+    page = ask(daemon.url, "/status").decode()
+
+    assert "error: lost, as nobody could be asked for it: gap in receipts of w1: have 5, want 9" in said
+    assert "heard from" in said
+    assert f"redis://127.0.0.1:{redis.port}" in page
+    assert all("live" in text for text in (said, page))
