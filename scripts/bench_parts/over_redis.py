@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO
 
 from scripts.bench_parts.measuring import ROOT, Options, Result
 from synrepl.testing.redis import RedisServer
@@ -27,19 +27,20 @@ def redis(options: Options) -> Iterator[Result]:
 
 
 def _run(server: RedisServer, rows: int, publisher: str, subscriber: str) -> float:
-    """Rows a second, from the first to the last that arrives."""
+    """Rows a second, from when the first is told until the last has arrived."""
     hearing = _start(subscriber, server, rows)
     try:
         assert hearing.stdout is not None
         _wait_for(hearing.stdout, "ready")
         telling = _start(publisher, server, rows)
         try:
-            found: dict[str, Any] = json.loads(_wait_for(hearing.stdout, "{"))
+            assert telling.stdout is not None
+            began = json.loads(_wait_for(telling.stdout, "{"))["began"]
+            ended = json.loads(_wait_for(hearing.stdout, "{"))["ended"]
             assert telling.wait(60) == 0
         finally:
             telling.kill()
-        assert found["rows"] == rows
-        return float(rows / found["seconds"])
+        return rows / float(ended - began)
     finally:
         hearing.kill()
         hearing.wait()

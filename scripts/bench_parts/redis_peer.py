@@ -28,6 +28,11 @@ def main() -> None:
     }[role](url, rows)
 
 
+def tell_time(what: str) -> None:
+    """By a clock that all processes of a machine share."""
+    print(json.dumps({what: time.monotonic()}), flush=True)
+
+
 def command(*words: bytes) -> bytes:
     """A command as Redis reads it."""
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
@@ -50,6 +55,7 @@ def bare_publisher(url: str, rows: int) -> None:
         for first in range(1, rows + 1, AT_ONCE)
     ]
     with connected(url) as redis:
+        tell_time("began")
         redis.sendall(command(b"PUBLISH", CHANNEL, b"POSITION events bench 0 0"))
         answers = 0
         for chunk in chunks:
@@ -64,7 +70,7 @@ def bare_subscriber(url: str, rows: int) -> None:
     reader = hiredis.Reader()
     with connected(url) as redis:
         redis.sendall(command(b"SUBSCRIBE", CHANNEL))
-        count, began = -2, 0.0  # the confirmation, and POSITION
+        count = -2  # the confirmation, and POSITION
         while count < rows:
             reader.feed(redis.recv(65536))
             while (reply := reader.gets()) is not False:
@@ -72,9 +78,7 @@ def bare_subscriber(url: str, rows: int) -> None:
                 count += 1
                 if count == -1:
                     print("ready", flush=True)
-                elif count == 1:
-                    began = time.monotonic()
-    print(json.dumps({"rows": count, "seconds": time.monotonic() - began}), flush=True)
+    tell_time("ended")
 
 
 def follower(url: str, rows: int) -> None:
@@ -86,16 +90,14 @@ def follower(url: str, rows: int) -> None:
 
     reactor: Any = installed
     follower = Follower(instance="counter", clock=reactor)
-    count, began = 0, 0.0
+    count = 0
 
     @follower.on(EVENTS)
     def note(updates: Updates[Any]) -> None:
-        nonlocal count, began
-        if not count:
-            began = time.monotonic()
+        nonlocal count
         count += len(updates.rows)
         if count == rows:
-            print(json.dumps({"rows": count, "seconds": time.monotonic() - began}), flush=True)
+            tell_time("ended")
             reactor.stop()
 
     @follower.on_event
@@ -143,6 +145,7 @@ def publisher(url: str, rows: int) -> None:
         link.start()
         while not peer.is_writing:
             await deferLater(reactor, 0.01, lambda: None)
+        tell_time("began")
         for _ in range(0, rows, AT_ONCE):
             await log.append("events", "bench", [FACT] * AT_ONCE)
             await deferLater(reactor, 0, lambda: None)
