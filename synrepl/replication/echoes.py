@@ -10,8 +10,8 @@ from synrepl.wire.dialect import NEWEST
 
 __all__ = ["Echoes"]
 
-EXPIRY_SECONDS: Final = 60.0
-"""What has not come back by then was lost with a connection."""
+EXPIRY_SECONDS: Final = 600.0
+"""What has not come back by then was lost with a connection. Redis may have stood still for a while."""
 
 MAX_HELD: Final = 100_000
 
