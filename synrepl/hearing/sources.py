@@ -183,5 +183,6 @@ class Sources:
             canonical=True,
             reached=self.intake.reached,
         )
-        self.intake.follow(follower, knows_history=is_first)
+        on_redis = is_first and self._settings.redis is not None
+        self.intake.follow(follower, knows_history=is_first, confirms=on_redis)
         return follower

@@ -1,13 +1,15 @@
 """From what followers hear into the log: each fact once, whoever brings it."""
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Protocol
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from synrepl.errors import StorageError
+from synrepl.errors import ReplicationError, StorageError
 from synrepl.ports.interfaces import Appended, IClock, SaveablePosition
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.follower import Event, Follower
@@ -15,6 +17,7 @@ from synrepl.replication.updates import Updates
 from synrepl.streams import jsontext
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.streams.table import StreamTable
+from synrepl.wire.commands import Replicate
 
 __all__ = ["Adopting", "Intake", "LogPositions"]
 
@@ -26,6 +29,10 @@ MAX_WAITING_BYTES: Final = 16 * 1024 * 1024
 
 HISTORY_ROWS: Final = 1_000
 """Facts beyond a position that are looked at: one with rows is enough."""
+
+ANSWER_SECONDS: Final = 1.0
+QUESTIONS: Final = 5
+"""How often a writer that seems to have gone back is asked, and how long each time is waited."""
 
 RETRY_SECONDS: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -115,6 +122,8 @@ class Intake:
         self._clock = clock
         self._lost = lost
         self._went_back: dict[tuple[str, str], int] = {}
+        self._asked: dict[tuple[str, str], Follower] = {}
+        self._answers: dict[tuple[str, str], list[int]] = {}
         self._tasks = Tasks(self._logger, "intake")
         self._waiting: dict[str, list[tuple[str, int, bytes]]] = {}
         self._waiting_bytes = 0
@@ -123,14 +132,15 @@ class Intake:
         self._told: dict[tuple[str, str], int] = {}
         self._timer: Any = None
 
-    def follow(self, follower: Follower, *, knows_history: bool = True) -> None:
+    def follow(self, follower: Follower, *, knows_history: bool = True, confirms: bool = False) -> None:
         """Take in all that this follower hears. `knows_history`: it hears the writers themselves, so that one
-        that stands lower has lost what came after; somebody between may just be behind.
+        that stands lower has lost what came after; somebody between may just be behind. `confirms`: what it
+        hears may be an old word that was held up on its way, so the writer is asked again before that counts.
         """
         follower.on_everything(self.take)
         follower.on_event(self._happened)
         if knows_history:
-            follower.on_event(self._note_history)
+            follower.on_event(partial(self._note_history, follower if confirms else None))
 
     def take(self, updates: Updates[bytes]) -> "Deferred[None] | None":
         """Take in a fact. What it gives, if anything, fires when there is room for another."""
@@ -172,13 +182,25 @@ class Intake:
             self._is_storing = True
             self._tasks.start(self._store(), "storing what was heard")
 
-    def _note_history(self, event: Event) -> None:
+    def _note_history(self, asked: Follower | None, event: Event) -> None:
+        place = event.stream, event.writer
+        if event.kind == "position" and place in self._answers:
+            self._answers[place].append(event.token)
         if event.kind != "went_back" or event.stream not in self._table:
             return
         stream = self._table[event.stream]
         if stream.ordered and not stream.ephemeral:
-            self._went_back[stream.name, event.writer] = event.token
+            self._went_back[place] = min(event.token, self._went_back.get(place, event.token))
+            if asked is not None:
+                # After this turn, in which the same POSITION is told as such.
+                self._clock.callLater(0, self._ask, asked, place)
             self._store_soon()
+
+    def _ask(self, follower: Follower, place: tuple[str, str]) -> None:
+        self._answers.setdefault(place, [])
+        self._asked[place] = follower
+        with suppress(ReplicationError):  # it asks by itself when it is connected again
+            follower.send(Replicate())
 
     def _happened(self, event: Event) -> None:
         if event.kind == "position":
@@ -218,10 +240,11 @@ class Intake:
             await deferLater(self._clock, 0, lambda: None)  # type: ignore[arg-type]
             while self._waiting or self._went_back:
                 while self._went_back:
-                    place, token = next(iter(self._went_back.items()))
-                    await self._look_at_history(place, token)
-                    if self._went_back.get(place) == token:
-                        del self._went_back[place]
+                    place = next(iter(self._went_back))
+                    if await self._is_confirmed(place):
+                        await self._look_at_history(place, self._went_back[place])
+                    for noted in (self._went_back, self._asked, self._answers):
+                        noted.pop(place, None)
                 waiting, self._waiting = self._waiting, {}
                 self._waiting_bytes = 0
                 await self._keep(waiting)
@@ -230,6 +253,26 @@ class Intake:
                     room.callback(None)
         finally:
             self._is_storing = False
+
+    async def _is_confirmed(self, place: tuple[str, str]) -> bool:
+        """Whether a writer that was heard to stand lower than before still says so."""
+        await deferLater(self._clock, 0, lambda: None)  # type: ignore[arg-type]
+        if place not in self._asked:
+            return True
+        stream, writer = place
+        for _ in range(QUESTIONS):
+            await deferLater(self._clock, ANSWER_SECONDS, lambda: None)  # type: ignore[arg-type]
+            answers = self._answers[place]
+            if answers:
+                return answers[-1] < self._log.positions(stream).get(writer, 0)
+            self._ask(self._asked[place], place)
+        self._logger.warn(
+            "{writer} of {stream} was heard at {token}, lower than before, and says nothing any more",
+            writer=writer,
+            stream=stream,
+            token=self._went_back[place],
+        )
+        return False
 
     async def _look_at_history(self, place: tuple[str, str], token: int) -> None:
         """A writer stands lower than it did: was that only a position, or are there facts that it lost?"""

@@ -120,7 +120,7 @@ class OnFakeRedis:
             canonical=True,
             reached=self.intake.reached,
         )
-        self.intake.follow(self.follower)
+        self.intake.follow(self.follower, confirms=True)
         self.follower.on_event(self._happened)
         self.peer = BrokerPeer(
             clock=daemon.clock,

@@ -60,7 +60,7 @@ class Line:
 class Story:
     """An intake over a real log, whose disk takes a hundredth of a second."""
 
-    def __init__(self, *, knows_history: bool = True) -> None:
+    def __init__(self, *, knows_history: bool = True, confirms: bool = False) -> None:
         self.clock = Clock()
         self.engine = MemoryEngine()
         self.log = Log(
@@ -78,7 +78,7 @@ class Story:
         self.lost: list[str] = []
         self.follower = Follower(instance="us", clock=self.clock, streams=TABLE, canonical=True)
         self.intake = Intake(self.log, TABLE, self.clock, lost=self.lost.append)
-        self.intake.follow(self.follower, knows_history=knows_history)
+        self.intake.follow(self.follower, knows_history=knows_history, confirms=confirms)
 
     def take(
         self, *tokens: int, stream: str = "to_device", writer: str = "w1", rows: Sequence[bytes] = (ROW,)
@@ -414,3 +414,46 @@ class TestReached:
         assert -1 == story.intake.reached("to_device", "w1")
         story.wait(1)
         assert 2 == story.intake.reached("to_device", "w1")
+
+
+class TestConfirming:
+    """On a channel an old word may come late; the writer is asked before it counts."""
+
+    def suspected(self) -> Story:
+        """Facts up to 4 are in the log, and then the writer is heard at 2."""
+        story = Story(confirms=True)
+        story.take(2, 3, 4)
+        story.wait()
+        story.happens("went_back", token=2)
+        story.happens("position", token=2)
+        story.wait(0.2)
+        return story
+
+    def test_a_writer_that_still_stands_lower_has_lost_history(self) -> None:
+        """What it wrote meanwhile is news of the new one."""
+        story = self.suspected()
+        story.take(3, rows=[b'["@new:hs"]'])
+        story.happens("position", token=3)
+        story.wait(2)
+
+        assert ["to_device"] == story.lost
+        assert [2, 3, 4, 3] == story.tokens()
+
+    def test_one_that_stands_where_it_did_has_lost_nothing(self) -> None:
+        """It was an old word, held up on its way."""
+        story = self.suspected()
+        story.happens("position", token=4)
+        story.take(5)
+        story.wait(2)
+
+        assert [] == story.lost
+        assert [2, 3, 4, 5] == story.tokens()
+
+    def test_one_that_says_nothing_more_is_left_in_peace(self) -> None:
+        """It may be gone; nothing is thrown away for a single word."""
+        story = self.suspected()
+        story.take(5)
+        story.wait(10)
+
+        assert [] == story.lost
+        assert [2, 3, 4, 5] == story.tokens()
