@@ -68,6 +68,7 @@ def _sources(found: dict[str, Any]) -> list[Table]:
     sources = [found["redis"]] if found.get("redis") else []
     if sources or found.get("following"):
         table = Table("heard from", "", "lag in rows", "lag in seconds", "gaps", "lost", "writes")
+        table.columns[0].no_wrap = True
         for one in [*sources, *found.get("following", [])]:
             is_up = one.get("hearing", one.get("connected"))
             writes = ", ".join(dict.fromkeys(pair["stream"] for pair in one.get("writes", []))) or "nothing"

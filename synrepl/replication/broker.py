@@ -117,6 +117,7 @@ class BrokerPeer:
         self._reader: Reader | None = None
         self._is_paused = False
         self._is_full = False
+        self._trouble = ""
         self._timer: Any = None
         # Where it stood when nothing of it had been told yet: the first to hear of it must hear of all.
         self._untold: tuple[int, dict[tuple[str, str], int]] | None = None
@@ -140,6 +141,7 @@ class BrokerPeer:
     def deaf(self, why: str) -> None:
         """What is told from now on is missed."""
         self.is_hearing = False
+        self._logger.warn("off the channel: {why}", why=why)
         # What was told last, and has not come back, never does.
         self._said.clear()
         self._leave(why)
@@ -156,10 +158,15 @@ class BrokerPeer:
         """Nothing goes out; what was told last may not have."""
         self.is_speaking = False
         self._is_paused = False
+        self._logger.warn("nothing can be told on the channel: {why}", why=why)
         self._stop_publishing()
 
     def unreachable(self, why: str) -> None:
         """A connection could not be made; it will be tried again."""
+        if why != self._trouble:
+            # Once: it is tried every few seconds, for ever.
+            self._trouble = why
+            self._logger.warn("not on the channel, and tried again: {why}", why=why)
         if self._follower is not None:
             self._follower.unreachable(why)
 
@@ -256,6 +263,8 @@ class BrokerPeer:
             return
         self._is_joined = True
         self._has_come_round = False
+        self._trouble = ""
+        self._logger.info("on the channel")
         if self._follower is not None:
             self._follower.connected(self, self._dialect, SHARED)
         else:
