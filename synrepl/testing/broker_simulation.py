@@ -3,15 +3,13 @@
 As in `simulation`, everything runs on one fake clock, and a seed is a run that can be repeated:
 ``python -m synrepl.testing.broker_simulation SEED``."""
 
-import random
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
-from twisted.internet.task import Clock
-from twisted.logger import LogLevel, globalLogPublisher
+from twisted.logger import LogLevel
 
 from synrepl.errors import StorageError
 from synrepl.replication.catchup import ICatchUp
@@ -24,12 +22,11 @@ from synrepl.testing.cluster import DirectCatchUp, FakeDaemon, FakeWorker, Memor
 from synrepl.testing.fake_redis import FakeRedis
 from synrepl.testing.fake_synapse import FakeSynapse, SynapseDatabase
 from synrepl.testing.network import Network
-from synrepl.testing.simulation import Broken
+from synrepl.testing.seeded import STEP_SECONDS, SeededRun
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect
 
 __all__ = ["BrokerSimulation"]
 
-STEP_SECONDS: Final = 0.01
 QUIET_SECONDS: Final = 30
 """For so long nobody may say anything on the channel when all is told."""
 
@@ -102,24 +99,20 @@ class _Slot:
         return (fact.stream, fact.writer if self.knows_writers else "", fact.token)
 
 
-class BrokerSimulation:
+class BrokerSimulation(SeededRun):
     """One seeded run. `run` raises `Broken` if a promise is.
 
     `is_careless`: Synapse's processes lose single messages with their connections, which nobody can notice;
     then only what Redis took of theirs is asked for.
     """
 
+    MODULE = "synrepl.testing.broker_simulation"
+
     def __init__(self, seed: int, *, seconds: float = 8.0) -> None:
-        self.seed = seed
-        self.clock = Clock()
-        self.chance = chance = random.Random(seed)
-        self.history: list[str] = []
+        super().__init__(seed, seconds)
+        chance = self.chance
         self.table = StreamTable.default()
-        self._seconds = seconds
-        self._count = 0
         self._has_begun = False
-        self._outages: list[tuple[float, Callable[[], None]]] = []
-        self._failures: list[str] = []
         self._full_disks: list[FakeDaemon] = []
         slow = chance.choice([0.002, 0.02, 0.2])
         self.crumbles = slow < 0.1 and chance.random() < 0.4
@@ -185,8 +178,7 @@ class BrokerSimulation:
 
     def run(self) -> "BrokerSimulation":
         """Bad luck for a while, then peace until everybody has everything; then look."""
-        globalLogPublisher.addObserver(self._observe)  # type: ignore[arg-type]
-        try:
+        with self._observed():
             for daemon in self.daemons:
                 self._start_daemon(daemon)
             for synapse in self.synapses:
@@ -206,8 +198,6 @@ class BrokerSimulation:
             self._end_outages(all_of_them=True)
             self._rest()
             self._check()
-        finally:
-            globalLogPublisher.removeObserver(self._observe)  # type: ignore[arg-type]
         return self
 
     def _begin(self) -> None:
@@ -221,23 +211,18 @@ class BrokerSimulation:
         self._has_begun = True
 
     def _observe(self, event: Any) -> None:
-        if event.get("log_level") == LogLevel.critical:
-            if "log_failure" in event:
-                self._failures.append(event["log_failure"].getTraceback())
-            elif "clash" in event:
-                self.clashes += 1
-                self._note(f"{event['clash']}")
+        super()._observe(event)
+        if event.get("log_level") == LogLevel.critical and "clash" in event and "log_failure" not in event:
+            self.clashes += 1
+            self._note(f"{event['clash']}")
 
     def _piece(self, size: int) -> int:
         if self.crumbles:
             return self.chance.randint(1, min(size, 400))
-        return size if self.chance.random() < 0.8 else self.chance.randint(1, size)
+        return super()._piece(size)
 
     def _http_delay(self) -> float:
         return self.chance.uniform(0.001, 0.05)
-
-    def _note(self, text: str) -> None:
-        self.history.append(f"{self.clock.seconds():8.3f} {text}")
 
     def _pass(self, seconds: float, step: float = 5 * STEP_SECONDS) -> None:
         self.clock.pump([step] * round(seconds / step))
@@ -318,15 +303,6 @@ class BrokerSimulation:
         ):
             if self.chance.random() < chance:
                 happen()
-
-    def _until_later(self, seconds: float, end: Callable[[], None]) -> None:
-        self._outages.append((self.clock.seconds() + seconds, end))
-
-    def _end_outages(self, *, all_of_them: bool = False) -> None:
-        due = [one for one in self._outages if all_of_them or one[0] <= self.clock.seconds()]
-        self._outages = [one for one in self._outages if one not in due]
-        for _, end in due:
-            end()
 
     def _cut_daemon(self) -> None:
         daemon = self.chance.choice(self.daemons)
@@ -684,19 +660,6 @@ class BrokerSimulation:
         if kinds["POSITION"] > MESSAGES_EACH * asked + 2 * self._count:
             self._fail(f"{kinds['POSITION']} times POSITION, for {self.reasons} reasons")
 
-    def _fail(self, what: str) -> None:
-        raise Broken(f"{what}\nsee it again: python -m synrepl.testing.broker_simulation {self.seed}")
-
-
-def main() -> None:
-    """Run one seed, and tell its story."""
-    simulation = BrokerSimulation(int(sys.argv[1]))
-    try:
-        simulation.run()
-    finally:
-        sys.stdout.write("\n".join(simulation.history) + "\n")
-    sys.stdout.write(f"{simulation._count} rows: every promise held\n")
-
 
 if __name__ == "__main__":
-    main()
+    BrokerSimulation.main(int(sys.argv[1]))

@@ -3,15 +3,13 @@
 Everything runs on one fake clock in one thread; chance comes from one seeded source, so a seed is a run
 that can be repeated: ``python -m synrepl.testing.simulation SEED``."""
 
-import random
 import sys
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
-from twisted.internet.task import Clock, deferLater
-from twisted.logger import LogLevel, globalLogPublisher
+from twisted.internet.task import deferLater
 
 from synrepl.replication.following import following
 from synrepl.replication.updates import Updates
@@ -23,16 +21,12 @@ from synrepl.streams.table import StreamTable
 from synrepl.testing.cluster import FakeDaemon, FakeWorker, MemoryPositions
 from synrepl.testing.network import Network
 from synrepl.testing.reading import Reader, Truth, invalidation
+from synrepl.testing.seeded import STEP_SECONDS, Broken, SeededRun
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect
 
 __all__ = ["Broken", "Simulation"]
 
-STEP_SECONDS: Final = 0.01
 MOST_BUFFERED: Final = 1024 * 1024
-
-
-class Broken(AssertionError):
-    """A promise was broken; the text says which, and how to see it again."""
 
 
 class _Life(msgspec.Struct):
@@ -86,19 +80,14 @@ _ROWS: Final[dict[str, Callable[[int], list[Any]]]] = {
 _LOST_CACHES: Final = Stream("caches", CacheInvalidation, ordered=False, monotonic=False, ephemeral=True)
 
 
-class Simulation:
+class Simulation(SeededRun):
     """One seeded run. `run` raises `Broken` if a promise is."""
 
+    MODULE = "synrepl.testing.simulation"
+
     def __init__(self, seed: int, *, seconds: float = 12.0) -> None:
-        self.seed = seed
-        self.clock = Clock()
-        self.chance = random.Random(seed)
-        self.history: list[str] = []
+        super().__init__(seed, seconds)
         self.acknowledged: list[tuple[str, int]] = []
-        self._seconds = seconds
-        self._count = 0
-        self._outages: list[tuple[float, Callable[[], None]]] = []
-        self._failures: list[str] = []
         slow = self.chance.choice([0.002, 0.02, 0.2])
         self.network = Network(self.clock, delay=lambda: self.chance.uniform(0.0005, slow), piece=self._piece)
         self.loses_caches = self.chance.random() < 0.25
@@ -126,8 +115,7 @@ class Simulation:
 
     def run(self) -> "Simulation":
         """Bad luck for a while, then peace until everybody has everything; then look."""
-        globalLogPublisher.addObserver(self._observe)  # type: ignore[arg-type]
-        try:
+        with self._observed():
             self._start_daemon()
             while not self.daemon.is_running:
                 self.clock.advance(STEP_SECONDS)
@@ -145,19 +133,7 @@ class Simulation:
                 slot.reader.read_everything()
             self.clock.pump([STEP_SECONDS] * 300)
             self._check()
-        finally:
-            globalLogPublisher.removeObserver(self._observe)  # type: ignore[arg-type]
         return self
-
-    def _observe(self, event: Any) -> None:
-        if event.get("log_level") == LogLevel.critical and "log_failure" in event:
-            self._failures.append(event["log_failure"].getTraceback())
-
-    def _piece(self, size: int) -> int:
-        return size if self.chance.random() < 0.8 else self.chance.randint(1, size)
-
-    def _note(self, text: str) -> None:
-        self.history.append(f"{self.clock.seconds():8.3f} {text}")
 
     def _start_daemon(self) -> None:
         self._note("daemon starts")
@@ -249,15 +225,6 @@ class Simulation:
         ):
             if self.chance.random() < chance:
                 happen()
-
-    def _until_later(self, seconds: float, end: Callable[[], None]) -> None:
-        self._outages.append((self.clock.seconds() + seconds, end))
-
-    def _end_outages(self, *, all_of_them: bool = False) -> None:
-        due = [one for one in self._outages if all_of_them or one[0] <= self.clock.seconds()]
-        self._outages = [one for one in self._outages if one not in due]
-        for _, end in due:
-            end()
 
     def _slot(self) -> _Slot:
         return self.chance.choice(self.slots)
@@ -415,19 +382,6 @@ class Simulation:
         if detected != repaired and not self.has_ephemeral and not self.loses_caches:
             self._fail(f"G3: {slot.name} found {detected} gaps and repaired {repaired}")
 
-    def _fail(self, what: str) -> None:
-        raise Broken(f"{what}\nsee it again: python -m synrepl.testing.simulation {self.seed}")
-
-
-def main() -> None:
-    """Run one seed, and tell its story."""
-    simulation = Simulation(int(sys.argv[1]))
-    try:
-        simulation.run()
-    finally:
-        sys.stdout.write("\n".join(simulation.history) + "\n")
-    sys.stdout.write(f"{simulation._count} rows: every promise held\n")
-
 
 if __name__ == "__main__":
-    main()
+    Simulation.main(int(sys.argv[1]))

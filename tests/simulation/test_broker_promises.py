@@ -56,7 +56,7 @@ def test_a_seed_is_a_run_that_can_be_repeated() -> None:
     stories = {
         subprocess.run(
             [sys.executable, "-m", "synrepl.testing.broker_simulation", "9"],
-            check=False,
+            check=True,
             capture_output=True,
             text=True,
             env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
@@ -65,3 +65,4 @@ def test_a_seed_is_a_run_that_can_be_repeated() -> None:
     }
 
     assert 1 == len(stories)
+    assert "every promise held" in stories.pop()
