@@ -18,9 +18,9 @@ from contextlib import suppress
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
-from synrepl.testing.watched import Watched
+from synrepl.testing.watched import OwnServer, Watched
 
 __all__ = ["PostgresServer", "find_binaries"]
 
@@ -47,7 +47,7 @@ def find_binaries() -> list[Path]:
     ]
 
 
-class PostgresServer:
+class PostgresServer(OwnServer):
     """A PostgreSQL server whose data are in `directory`, made there when they are missing.
 
     Without a directory they are in a temporary one. Unless `durable`, it does not sync: faster, and a
@@ -69,33 +69,15 @@ class PostgresServer:
         short = "/tmp" if Path("/tmp").is_dir() else None  # noqa: S108  # mkdtemp makes a private directory
         self._home = Path(tempfile.mkdtemp(prefix="synrepl-pg-", dir=short))
         self._data = Path(directory).absolute() if directory is not None else self._home / "data"
-        self._log = self._home / "log"
-        self._watched: Watched | None = None
+        super().__init__(self._home / "log")
         self._numbers = count(1)
         self._is_prepared = False
         atexit.register(self.remove)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        self.remove()
 
     @property
     def url(self) -> str:
         """The database that is always there."""
         return self._url("postgres")
-
-    @property
-    def pid(self) -> int | None:
-        """The process to which all others of the server belong; None when it does not run."""
-        return self._watched.pid if self._watched is not None else None
-
-    @property
-    def log(self) -> str:
-        """What the server has said."""
-        return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
 
     def start(self) -> None:
         """Start it, and return once it can be connected to. Harmless when it runs."""
@@ -270,11 +252,6 @@ class PostgresServer:
                 time.sleep(STEP_SECONDS)
             else:
                 return
-
-    def _ended(self) -> None:
-        watched, self._watched = self._watched, None
-        if watched is not None:
-            watched.ended()
 
     def _url(self, database: str) -> str:
         return f"postgresql://{USER}@/{database}?host={self._home}"

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import hiredis
 
-from synrepl.testing.watched import Watched
+from synrepl.testing.watched import OwnServer, Watched
 
 __all__ = ["RedisServer", "SentinelServer", "find_redis_servers"]
 
@@ -43,7 +43,7 @@ def find_redis_servers() -> list[Path]:
     return [path for path in dict.fromkeys(found) if path.exists()]
 
 
-class RedisServer:
+class RedisServer(OwnServer):
     """A Redis with nothing in it. After `stop` or `kill`, `start` opens the same port and socket again.
 
     `directory` (a temporary one, unless given) holds its socket, its settings and its log. Clients must know
@@ -75,16 +75,8 @@ class RedisServer:
             else Path(directory).absolute()
         )
         self._home.mkdir(parents=True, exist_ok=True)
-        self._log = self._home / "log"
-        self._watched: Watched | None = None
+        super().__init__(self._home / "log")
         atexit.register(self.remove)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        self.remove()
 
     @property
     def url(self) -> str:
@@ -95,16 +87,6 @@ class RedisServer:
     def socket(self) -> str:
         """The path of its UNIX socket."""
         return str(self._home / "socket")
-
-    @property
-    def pid(self) -> int | None:
-        """Its process; None when it does not run."""
-        return self._watched.pid if self._watched is not None else None
-
-    @property
-    def log(self) -> str:
-        """What the server has said."""
-        return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
 
     def start(self) -> None:
         """Start it, and return once it answers. Harmless when it runs. Raises RuntimeError."""
@@ -270,11 +252,6 @@ class RedisServer:
             if time.monotonic() > until:
                 raise RuntimeError(f"the server does not answer: {why}; {self.log[-2000:]}")
             time.sleep(STEP_SECONDS)
-
-    def _ended(self) -> None:
-        watched, self._watched = self._watched, None
-        if watched is not None:
-            watched.ended()
 
 
 class SentinelServer(RedisServer):

@@ -4,9 +4,9 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
-__all__ = ["Watched"]
+__all__ = ["OwnServer", "Watched"]
 
 STOP_SECONDS: Final = 60.0
 
@@ -65,3 +65,44 @@ class Watched:
         """It has ended in order: nobody need watch it any more."""
         with suppress(BrokenPipeError):
             self._watch.communicate(b"bye\n", STOP_SECONDS)
+
+
+class OwnServer:
+    """What every server of one's own has: it is a context manager, and says what it runs as and what it said.
+
+    `log_file` takes its words.
+    """
+
+    def __init__(self, log_file: Path) -> None:
+        self._log = log_file
+        self._watched: Watched | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.remove()
+
+    @property
+    def pid(self) -> int | None:
+        """Its first process, to which all others of it belong; None when it does not run."""
+        return self._watched.pid if self._watched is not None else None
+
+    @property
+    def log(self) -> str:
+        """What the server has said."""
+        return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
+
+    def start(self) -> None:
+        """Start it, and return once it answers. Harmless when it runs."""
+        raise NotImplementedError
+
+    def remove(self) -> None:
+        """Stop it for good, and remove what it left. Harmless when repeated."""
+        raise NotImplementedError
+
+    def _ended(self) -> None:
+        watched, self._watched = self._watched, None
+        if watched is not None:
+            watched.ended()
