@@ -597,13 +597,8 @@ class StreamFollower:
         if not leads_on and not await self._jump(writer, stands):
             return
         while after < upto:
-            asked = self._ask_upto(after, upto)
             try:
-                page = await self._interruptible(
-                    self._catch_up.fetch(stream=self.name, writer=writer, after=after, upto=asked)
-                )
-                if page.limited and page.upto <= after:
-                    raise ReplicationError(f"the answer makes no progress beyond {after}")
+                facts, reached = await self._page(writer, after, upto)
             except CancelledError:
                 return
             except ReplicationError as error:
@@ -621,20 +616,31 @@ class StreamFollower:
                     return
                 continue
             attempt = 0
-            facts = sorted(page.facts, key=_token) if self._settings.descends else page.facts
             for token, rows in facts:
                 await self._apply_fetched(writer, token, rows)
             if connection != self._connection:
                 return  # lost while a subscriber was busy: the next POSITION asks for the rest
-            after = page.upto if page.limited else asked
+            after = reached
         self._close_gap(writer)
         # Real masters answer with later facts than they were asked for.
         self.standing.reach(writer, max(upto, self.known.get(writer, upto)))
         self._reached(command)
 
-    def _ask_upto(self, after: int, upto: int) -> int:
-        """How far to ask at once."""
-        return min(upto, after + DESCENDING_TOKENS) if self._settings.descends else upto
+    async def _page(
+        self, writer: str, after: int, upto: int
+    ) -> tuple[Sequence[tuple[int, list[bytes]]], int]:
+        """The next facts after `after`, and up to where that is all of them.
+
+        Raises `ReplicationError`, and CancelledError when the connection was lost meanwhile.
+        """
+        asked = min(upto, after + DESCENDING_TOKENS) if self._settings.descends else upto
+        page = await self._interruptible(
+            self._catch_up.fetch(stream=self.name, writer=writer, after=after, upto=asked)
+        )
+        if page.limited and page.upto <= after:
+            raise ReplicationError(f"the answer makes no progress beyond {after}")
+        facts = sorted(page.facts, key=_token) if self._settings.descends else page.facts
+        return facts, page.upto if page.limited else asked
 
     async def _look_back(self, command: Position, after: int) -> None:
         """Facts that come after later ones may have been lost with the connection: ask for the last again.
@@ -644,11 +650,8 @@ class StreamFollower:
         writer, upto = command.instance, command.token
         attempt = 0
         while after < upto:
-            asked = self._ask_upto(after, upto)
             try:
-                page = await self._interruptible(
-                    self._catch_up.fetch(stream=self.name, writer=writer, after=after, upto=asked)
-                )
+                facts, after = await self._page(writer, after, upto)
             except CancelledError:
                 return
             except NowhereToFetch:
@@ -663,11 +666,8 @@ class StreamFollower:
                 except CancelledError:
                     return
                 continue
-            for token, rows in sorted(page.facts, key=_token):
+            for token, rows in facts:
                 await self._apply_fetched(writer, token, rows)
-            if page.limited and page.upto <= after:
-                break
-            after = page.upto if page.limited else asked
         await self._jump_and_stand(command)
 
     async def _give_up(self, command: Position) -> None:
