@@ -5,6 +5,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from synrepl.ports.history import BEGINNING, Appended, Lease, Place, Receipt, Snapshot, Turn
 from synrepl.streams.facts import Fact
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "ILog",
     "IPositionStore",
     "IThread",
+    "KeysOf",
     "Receipt",
     "SaveablePosition",
 ]
@@ -43,31 +45,12 @@ class IThread(Protocol):
     def stop(self) -> Awaitable[None]: ...
 
 
-class Appended(msgspec.Struct, frozen=True):
-    """The answer to an append: what it became. `first_serial` is None for ephemeral streams."""
-
-    epoch: int
-    first_serial: int | None
-    tokens: list[int]
-
-
-class Receipt(msgspec.Struct, frozen=True):
-    """What an append with an idempotency key was answered, kept so that repeating it is harmless.
-
-    `request` is a checksum of what was asked, so that one key cannot stand for two things.
-    """
-
-    key: str
-    request: str
-    appended: Appended
-    at_ms: int
-
-
 class Head(msgspec.Struct, frozen=True):
     """Where the log stands when it is opened.
 
     `positions` holds the highest token of each (stream, writer); `allocated` the highest token of each
-    stream, whoever wrote it; `boots` counts how often this log was opened, this time included.
+    stream, whoever wrote it; `boots` counts how often this log was opened, this time included. Up to `begin`
+    the log was trimmed. `turns` are the places where epochs began, in order; the first began with the log.
     """
 
     epoch: int
@@ -76,13 +59,29 @@ class Head(msgspec.Struct, frozen=True):
     boots: int
     positions: Mapping[tuple[str, str], int]
     allocated: Mapping[str, int]
+    begin: Place = BEGINNING
+    turns: Sequence[Turn] = ()
+
+    @property
+    def place(self) -> Place:
+        """The place where the log stands."""
+        return Place(self.epoch, self.serial, self.digest)
+
+
+KeysOf = Callable[[str, bytes], "list[bytes] | None"]
+"""Of a stream and the rows of one fact (a JSON array): a key for each row, in any order; None where nothing
+replaces anything, since the stream's rows have no keys."""
 
 
 class IEngine(Protocol):
     """Where facts are kept. Synchronous; called from two threads, each of which does one thing at a time.
 
-    The writing thread calls everything but `read` and `read_tokens`, which the reading thread calls
-    meanwhile. `close` is called when no read is going on. Every method may raise `StorageError`.
+    The writing thread calls everything but `read`, `read_tokens`, `digest_at` and `receipts_between`, which
+    the reading thread calls meanwhile. `close` is called when no read is going on. Every method may raise
+    `StorageError`.
+
+    A log that has no history yet is given one when it is opened first: its notes (`notes`) are then
+    ``uuid``, that of this copy, and ``history``, that of the log and of all its copies; both are random.
     """
 
     def open(self) -> Head:
@@ -91,17 +90,31 @@ class IEngine(Protocol):
     def head(self) -> Head:
         """Where the log stands now; asked when a commit failed and nobody knows what became of it."""
 
-    def commit(self, facts: Sequence[Fact], receipts: Sequence[Receipt]) -> None:
+    def commit(
+        self, facts: Sequence[Fact], receipts: Sequence[Receipt], *, upto: Place | None = None
+    ) -> None:
         """Keep all of these or none. When it returns they survive a power cut.
 
         `facts` follow the last ones without a hole in their serials. The position of a writer is the highest
         token among its facts, which need not be the last.
+
+        With `upto` they are some of another log's facts up to that place: their serials ascend, from above
+        where this log stands, and may have holes. The log then stands at `upto`. Its digest is taken as
+        told: only where nothing was left out can it be recomputed. Receipts with keys known already are left
+        out (in either form).
         """
 
     def read(
-        self, *, after: int, upto: int, streams: Collection[str] | None, limit: int
+        self,
+        *,
+        after: int,
+        upto: int,
+        streams: Collection[str] | None,
+        writers: Collection[str] | None = None,
+        limit: int,
     ) -> tuple[list[Fact], int]:
-        """Facts with ``after < serial <= upto`` in order of serial, of these streams (None: of all).
+        """Facts with ``after < serial <= upto`` in order of serial, of these streams and writers (None: of
+        all). What was trimmed is not among them.
 
         Stops after the fact with which `limit` rows (JSON bytes / 200, at least one a fact, is near enough)
         are reached; gives the facts and the serial up to which it has looked.
@@ -122,12 +135,71 @@ class IEngine(Protocol):
         Facts that were lost where they came from (`lose`) are not among them.
         """
 
-    def lose(self, stream: str, upto: int) -> Head:
-        """Begin a new epoch: the facts of this stream beyond token `upto` were lost where they came from.
+    def begin_epoch(self, turn: Turn) -> Head:
+        """Begin a new epoch where the log stands, which is the serial and digest of `turn`.
 
-        They stay where they are in the order of serials, and are in no answer by token any more; positions
-        beyond `upto` go back to it. Says where the log stands now.
+        If it names a stream, that stream's facts beyond its token were lost where they came from: they stay
+        where they are in the order of serials, and are in no answer by token any more; positions beyond the
+        token go back to it. `StorageError` unless the epoch is above the present one and the place is right.
         """
+
+    def digest_at(self, serial: int) -> str | None:
+        """The digest there; None if the log does not reach that far, or does not know it any more.
+
+        It is known from `begin` on, wherever a fact is kept, and where the log stands.
+        """
+
+    def receipts_between(self, after: int, upto: int) -> list[Receipt]:
+        """The receipts whose first serial is beyond `after` and not beyond `upto`, in that order."""
+
+    def snapshot(self) -> Snapshot:
+        """What stands beside the facts, as of now."""
+
+    def restore(self, snapshot: Snapshot) -> Head:
+        """Take all that stands beside the facts from this, in one transaction.
+
+        The facts up to its place, or those of them that are wanted, were committed before.
+        """
+
+    def size(self, after: int) -> int:
+        """About how many bytes the facts beyond this serial take; an estimate, made in a few milliseconds."""
+
+    def trim(self, upto: int, keys: KeysOf, limit: int) -> Place:
+        """Trim a slice of the log: the next facts after `begin`, at most `limit` of them and none beyond
+        `upto`. Gives the new beginning, which is `upto`'s place when there is no more to do.
+
+        Of a stream whose rows have keys a fact goes once each of its rows' keys came again in facts up to
+        there; of one without keys every fact goes. What goes and the new beginning are one transaction.
+        """
+
+    def notes(self) -> dict[str, str]:
+        """Small texts kept beside the log, by name."""
+
+    def note(self, notes: "Mapping[str, str | None]") -> None:
+        """Keep these notes, or forget those that are None, in one transaction."""
+
+    def leases(self) -> list[Lease]:
+        """All leases, ended ones included, in order of uuid."""
+
+    def keep_leases(self, changed: Sequence[Lease], dropped: Sequence[str] = ()) -> None:
+        """Keep these as they are now, and forget those of the `dropped` uuids, in one transaction."""
+
+    def staging(self) -> "IEngine":
+        """A second log of the same kind beside this one, to make a copy in; not open yet.
+
+        It may be there from an earlier life of this process, with what was committed to it. What it commits
+        may be lost in a power cut (never in part), until `adopt_staged`.
+        """
+
+    def adopt_staged(self) -> Head:
+        """Replace all of this log by the staged one, which was closed, in one step that survives a power cut.
+
+        Nothing reads meanwhile. When it fails, this log is as it was. If the process dies in it, the next
+        `open` finds either the one or the other, whole. Counts as a boot.
+        """
+
+    def drop_staged(self) -> None:
+        """Remove what was staged, if there is anything. It is closed."""
 
     def receipt(self, key: str) -> Receipt | None:
         """What an append with this idempotency key was answered."""
@@ -154,6 +226,26 @@ class ILog(Protocol):
     @property
     def digest(self) -> str: ...
 
+    @property
+    def place(self) -> Place:
+        """Epoch, serial and digest together."""
+
+    @property
+    def begin(self) -> Place:
+        """Up to where it was trimmed: to whoever stands before that, something is missing."""
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """Where epochs began."""
+
+    @property
+    def uuid(self) -> str:
+        """This copy's own."""
+
+    @property
+    def history(self) -> str:
+        """That of the log, the same for all copies of it."""
+
     def positions(self, stream: str) -> dict[str, int]:
         """The committed position of each writer of this stream."""
 
@@ -172,9 +264,21 @@ class ILog(Protocol):
         """Call `watcher` with each group of facts, in order, right after it is committed."""
 
     def read(
-        self, *, after: int, upto: int, streams: Collection[str] | None, limit: int
+        self,
+        *,
+        after: int,
+        upto: int,
+        streams: Collection[str] | None,
+        writers: Collection[str] | None = None,
+        limit: int,
     ) -> Awaitable[tuple[list[Fact], int]]:
         """`IEngine.read`, in the reading thread."""
+
+    def digest_at(self, serial: int) -> Awaitable[str | None]:
+        """`IEngine.digest_at`, in the reading thread; None beyond `serial`."""
+
+    def receipts_between(self, after: int, upto: int) -> Awaitable[list[Receipt]]:
+        """`IEngine.receipts_between`, in the reading thread."""
 
     def read_tokens(
         self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int
@@ -183,6 +287,10 @@ class ILog(Protocol):
 
     def ephemeral_after(self, stream: str, after: int) -> list[Fact]:
         """What memory holds of an ephemeral stream beyond token `after`, in order."""
+
+    def held_ephemeral(self) -> list[Fact]:
+        """All that memory holds of ephemeral streams, and behind that where each writer of them is (a fact
+        without rows)."""
 
     def restarts(self, stream: str) -> int:
         """How often a writer of this ephemeral stream began anew while the log was open."""

@@ -2,6 +2,7 @@
 
 from synrepl.storage.choosing import engine_for
 from synrepl.storage.ephemeral import EphemeralStream
+from synrepl.storage.leftovers import Leftovers
 from synrepl.storage.log import Log
 from synrepl.storage.memory import MemoryEngine
 from synrepl.storage.refusals import FROM_TABLE, GivenElsewhere, KeyReused
@@ -15,6 +16,7 @@ __all__ = [
     "ImmediateThread",
     "GivenElsewhere",
     "KeyReused",
+    "Leftovers",
     "Log",
     "MemoryEngine",
     "ReactorThread",

@@ -17,12 +17,10 @@ rows), 256)``.
 from collections.abc import Iterable
 from hashlib import sha256
 
+from synrepl.ports.history import EMPTY
 from synrepl.streams.facts import Fact
 
-__all__ = ["EMPTY", "chain", "verify"]
-
-EMPTY = "0" * 64
-"""The digest of the empty log."""
+__all__ = ["EMPTY", "chain", "checksum", "verify"]
 
 
 def chain(
@@ -40,6 +38,16 @@ def chain(
     """The digest of the log once this fact follows the one whose digest is `previous`."""
     head = f"{previous} {serial} {epoch} {stream} {writer} {prev_token} {token} {committed_at_ms} "
     return sha256(head.encode() + rows).hexdigest()
+
+
+def checksum(fact: Fact) -> str:
+    """What proves one fact by itself, where those before it are not at hand: the SHA-256, in hex, of the text
+    of the digest without the digest before it."""
+    head = (
+        f"{fact.serial} {fact.epoch} {fact.stream} {fact.writer} {fact.prev_token} {fact.token}"
+        f" {fact.committed_at_ms} "
+    )
+    return sha256(head.encode() + fact.rows).hexdigest()
 
 
 def verify(facts: Iterable[Fact], previous: str) -> int | None:

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Sequence
 
 from synrepl.errors import StorageError
+from synrepl.ports.history import Place, Turn
 from synrepl.storage.digest import verify
 from synrepl.streams.facts import Fact
 
-__all__ = ["advance", "check_follow"]
+__all__ = ["advance", "check_ascend", "check_follow", "check_turn"]
 
 
 def check_follow(facts: Sequence[Fact], serial: int, digest: str) -> None:
@@ -17,6 +18,27 @@ def check_follow(facts: Sequence[Fact], serial: int, digest: str) -> None:
     # The rest of them was chained to the first where they were made.
     if verify(facts[:1], digest) is not None:
         raise StorageError(op="commit", why=f"serial {serial} is not the one that these facts follow")
+
+
+def check_ascend(facts: Sequence[Fact], serial: int, upto: int) -> None:
+    """`StorageError` unless the serials of these facts ascend from above `serial` to at most `upto`."""
+    last = serial
+    for fact in facts:
+        if fact.serial <= last:
+            raise StorageError(op="commit", why=f"serial {fact.serial} cannot follow {last}")
+        last = fact.serial
+    if last > upto:
+        raise StorageError(op="commit", why=f"serial {last} is beyond {upto}, where the log is to stand")
+
+
+def check_turn(turn: Turn, place: Place) -> None:
+    """`StorageError` unless this is the next epoch, and begins where the log stands."""
+    if turn.epoch <= place.epoch:
+        raise StorageError(op="begin_epoch", why=f"epoch {turn.epoch} cannot follow epoch {place.epoch}")
+    if (turn.serial, turn.digest) != (place.serial, place.digest):
+        raise StorageError(
+            op="begin_epoch", why=f"it begins after serial {turn.serial}, the log stands at {place.serial}"
+        )
 
 
 def advance(positions: dict[tuple[str, str], int], facts: Iterable[Fact]) -> None:

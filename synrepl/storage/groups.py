@@ -9,6 +9,7 @@ from hashlib import sha256
 import msgspec
 from twisted.internet.defer import Deferred
 
+from synrepl.ports.history import BEGINNING, Turn
 from synrepl.ports.interfaces import Appended, Head, Receipt
 from synrepl.storage.digest import EMPTY, chain
 from synrepl.streams.facts import NO_ROWS, Fact
@@ -63,6 +64,9 @@ class Standing:
         self.epoch = 0
         self.serial = 0
         self.digest = EMPTY
+        self.receipts_upto = 0
+        self.begin = BEGINNING
+        self.turns: Sequence[Turn] = ()
         self.positions: dict[str, dict[str, int]] = {}
         self.allocated: dict[str, int] = {}
 
@@ -71,6 +75,9 @@ class Standing:
         self.epoch = head.epoch
         self.serial = head.serial
         self.digest = head.digest
+        self.receipts_upto = head.serial
+        self.begin = head.begin
+        self.turns = head.turns
         self.allocated = dict(head.allocated)
         self.positions = {}
         for (stream, writer), token in head.positions.items():

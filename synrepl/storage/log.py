@@ -11,10 +11,11 @@ from twisted.logger import Logger
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Appended, Head, IClock, IEngine, IThread
 from synrepl.ports.tasks import Tasks
+from synrepl.storage.copying import Copying
 from synrepl.storage.ephemeral import EphemeralStream, KeyOf
 from synrepl.storage.groups import Group, Request, Standing, checksum, form
 from synrepl.storage.refusals import FROM_TABLE, GivenElsewhere, KeyReused
-from synrepl.streams.facts import Fact
+from synrepl.streams.facts import NO_ROWS, Fact
 
 __all__ = ["Log"]
 
@@ -30,7 +31,7 @@ EPHEMERAL_RECEIPTS = 10_000
 """How many such answers are remembered for ephemeral streams."""
 
 
-class Log:
+class Log(Copying):
     """An `ILog` over an engine: group commit for kept streams, memory for the `ephemeral` ones.
 
     One commit is under way at a time; what is appended meanwhile goes together into the next, up to
@@ -64,6 +65,7 @@ class Log:
         max_ephemeral_bytes: int = 8 * MIB,
         logger: Logger,
     ) -> None:
+        super().__init__()
         self._engine = engine
         self._writing = writing
         self._reading = reading
@@ -92,6 +94,8 @@ class Log:
         self._unordered = frozenset(unordered)
         self._told_by_all = frozenset(told_by_all)
         self._refuses = refuses
+        self.sealed: Callable[[str], StorageError] | None = None
+        """Why nothing is added here just now but by `follow`, told of a stream; None while it is."""
         self._names: set[str] = set()
 
         self._boots = 0
@@ -108,12 +112,19 @@ class Log:
         When it cannot be opened (`StorageError`), both threads are ended.
         """
         try:
-            head = await self._writing.run(self._engine.open)
+            head = await self._load(self._engine.open)
         except BaseException:
             # Threads left running would keep alive a process that wants to end because of this.
             await self._reading.stop()
             await self._writing.stop()
             raise
+        self._begin_life(head)
+        self._committed_at = self._clock.seconds()
+        self._is_open = True
+        self._later("forget", FORGET_EVERY_SECONDS, self._forget_receipts)
+
+    def _begin_life(self, head: Head) -> None:
+        """Stand where the engine says; what is ephemeral begins anew."""
         self._standing.take(head)
         self._boots = head.boots
         self._ephemeral = {
@@ -122,9 +133,6 @@ class Log:
             )
             for name in self._ephemeral_names
         }
-        self._committed_at = self._clock.seconds()
-        self._is_open = True
-        self._later("forget", FORGET_EVERY_SECONDS, self._forget_receipts)
 
     async def stop(self) -> None:
         """Finish what is queued, then close the engine and end both threads. Refuses appends at once."""
@@ -223,6 +231,8 @@ class Log:
         refusal = self._refusal(stream, writer)
         if refusal is not None:
             return fail(refusal)
+        if self.sealed is not None:
+            return fail(self.sealed(stream))
         if stream in self._adopted:
             return fail(GivenElsewhere(stream=stream, why=self._adopted[stream]))
         if why := self._refuses(stream, writer):
@@ -261,6 +271,8 @@ class Log:
             if refusal is not None:
                 return fail(refusal)
         held = self._ephemeral.get(stream)
+        if held is None and self.sealed is not None:
+            return fail(self.sealed(stream))
         if held is not None:
             now = self._now_ms()
             made = [fact for given in facts if (fact := held.adopt(*given, now)) is not None]
@@ -291,18 +303,22 @@ class Log:
 
         Followers that have more are beside this history from now on, and must be told (`Publisher.resync`).
         """
+        await self.next_epoch("lost", stream=stream, token=upto)
+
+    async def _turn_to_write(self) -> None:
         if self._queue:
             self._write_soon()
         while self._is_writing:
             await self._until_idle()
+        if not self._is_open:
+            raise _refused("", "the log is not open", retryable=True)
         self._is_writing = True
-        try:
-            head = await self._writing.run(partial(self._engine.lose, stream, upto))
-            self._standing.take(head)
-        finally:
-            self._is_writing = False
-            if self._queue:
-                self._write_soon()
+
+    def _end_turn(self) -> None:
+        self._is_writing = False
+        self._wake_idle()
+        if self._queue or self._doubted is not None:
+            self._write_soon()
 
     def _until_idle(self) -> "Deferred[None]":
         idle: Deferred[None] = Deferred()
@@ -347,13 +363,20 @@ class Log:
     # Reading it
 
     def read(
-        self, *, after: int, upto: int, streams: Collection[str] | None, limit: int
+        self,
+        *,
+        after: int,
+        upto: int,
+        streams: Collection[str] | None,
+        writers: Collection[str] | None = None,
+        limit: int,
     ) -> Awaitable[tuple[list[Fact], int]]:
         """`IEngine.read`, in the reading thread; nothing that watchers have not seen yet."""
         upto = min(upto, self.serial)
-        return self._reading.run(
-            partial(self._engine.read, after=after, upto=upto, streams=streams, limit=limit)
+        work = partial(
+            self._engine.read, after=after, upto=upto, streams=streams, writers=writers, limit=limit
         )
+        return self._read(work)
 
     def read_tokens(
         self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int
@@ -362,7 +385,7 @@ class Log:
         held = self._ephemeral.get(stream)
         if held is not None:
             return succeed(held.read_tokens(writer=writer, after=after, upto=upto, limit=limit))
-        return self._reading.run(
+        return self._read(
             partial(
                 self._engine.read_tokens,
                 stream=stream,
@@ -378,6 +401,25 @@ class Log:
         """What memory holds of an ephemeral stream beyond token `after`, in order."""
         held = self._ephemeral.get(stream)
         return [] if held is None else held.after(after)
+
+    @property
+    def ephemeral_streams(self) -> Collection[str]:
+        """The streams that are kept in memory alone."""
+        return self._ephemeral_names
+
+    def held_ephemeral(self) -> list[Fact]:
+        """All that memory holds of them, and behind that where each writer is: a fact without rows, whose
+        token may be lower than it was. Who was told otherwise knows by it that the writer began anew.
+        """
+        found: list[Fact] = []
+        for name in sorted(self._ephemeral):
+            stream = self._ephemeral[name]
+            found += stream.after(0)
+            found += [
+                Fact(0, self._boots, name, writer, token, token, NO_ROWS, 0, "")
+                for writer, token in sorted(stream.positions.items())
+            ]
+        return found
 
     def restarts(self, stream: str) -> int:
         """How often a writer of this ephemeral stream began anew while the log was open."""
@@ -407,9 +449,12 @@ class Log:
                     await self._write_group(self._take_group())
         finally:
             self._is_writing = False
-            idle, self._idle = self._idle, []
-            for waiter in idle:
-                waiter.callback(None)
+            self._wake_idle()
+
+    def _wake_idle(self) -> None:
+        idle, self._idle = self._idle, []
+        for waiter in idle:
+            waiter.callback(None)
 
     def _take_group(self) -> list[Request]:
         """The next requests, at least one, up to the bound of a batch."""
@@ -521,6 +566,8 @@ class Log:
             self._trouble = ""
             self._committed_at = self._clock.seconds()
             self._standing.advance(group.facts)
+            if group.receipts:
+                self._standing.receipts_upto = self._standing.serial
             self._show(group.facts)
 
     def _show(self, facts: Sequence[Fact]) -> None:

@@ -1,15 +1,16 @@
 """A log kept in memory, under the contract of the real ones: for tests and for the simulator."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from uuid import uuid4
 
 from synrepl.errors import StorageError
-from synrepl.ports.interfaces import Head, Receipt
-from synrepl.storage.digest import EMPTY
-from synrepl.storage.following import advance, check_follow
+from synrepl.ports.history import BEGINNING, Lease, Place, Snapshot, Turn
+from synrepl.ports.interfaces import Head, KeysOf, Receipt
+from synrepl.storage.following import advance, check_ascend, check_follow, check_turn
 from synrepl.storage.paging import take_rows, take_tokens
 from synrepl.storage.voids import Void, Voids
-from synrepl.streams.facts import Fact
+from synrepl.streams.facts import NO_ROWS, Fact
 
 __all__ = ["MemoryEngine"]
 
@@ -25,10 +26,15 @@ class MemoryEngine:
         self.receipts: dict[str, Receipt] = {}
         self.commits = 0
         self.epoch = 1
+        self.staged: MemoryEngine | None = None
         self._by_stream: dict[str, list[Fact]] = {}
         self._positions: dict[tuple[str, str], int] = {}
         self._voids = Voids()
         self._allocated: dict[str, int] = {}
+        self._place = self._begin = BEGINNING
+        self._turns: list[Turn] = []
+        self._notes: dict[str, str] = {}
+        self._leases: dict[str, Lease] = {}
         self._boots = 0
         self._is_open = False
         self._failure: tuple[StorageError, bool, int] | None = None
@@ -52,6 +58,8 @@ class MemoryEngine:
         self._is_open = False
         self._failure = None
         self._head_failures.clear()
+        if self.staged is not None:
+            self.staged.crash()
 
     # The contract
 
@@ -61,6 +69,8 @@ class MemoryEngine:
             raise StorageError(op="open", why="this log is open already", hint="one log at a time")
         self._is_open = True
         self._boots += 1
+        for name in ("uuid", "history"):
+            self._notes.setdefault(name, str(uuid4()))
         return self.head()
 
     def head(self) -> Head:
@@ -68,17 +78,20 @@ class MemoryEngine:
         self._check("head")
         if self._head_failures:
             raise self._head_failures.pop()
-        last = self.facts[-1] if self.facts else None
         return Head(
-            epoch=max(self.epoch, last.epoch if last else 0),
-            serial=last.serial if last else 0,
-            digest=last.digest if last else EMPTY,
+            epoch=self.epoch,
+            serial=self._place.serial,
+            digest=self._place.digest,
             boots=self._boots,
             positions=dict(self._positions),
             allocated=dict(self._allocated),
+            begin=self._begin,
+            turns=tuple(self._turns),
         )
 
-    def commit(self, facts: Sequence[Fact], receipts: Sequence[Receipt]) -> None:
+    def commit(
+        self, facts: Sequence[Fact], receipts: Sequence[Receipt], *, upto: Place | None = None
+    ) -> None:
         """Keep all of these or none."""
         self._check("commit")
         failure, self._failure = self._failure, None
@@ -86,7 +99,10 @@ class MemoryEngine:
             self._head_failures = [failure[0]] * failure[2]
             if not failure[1]:
                 raise failure[0]
-        check_follow(facts, len(self.facts), self.facts[-1].digest if self.facts else EMPTY)
+        if upto is None:
+            check_follow(facts, self._place.serial, self._place.digest)
+        else:
+            check_ascend(facts, self._place.serial, upto.serial)
         self.commits += 1
         for fact in facts:
             stream = self._by_stream.setdefault(fact.stream, [])
@@ -95,22 +111,40 @@ class MemoryEngine:
             else:
                 stream.append(fact)
             self._allocated[fact.stream] = max(fact.token, self._allocated.get(fact.stream, fact.token))
+            self.epoch = max(self.epoch, fact.epoch)
         advance(self._positions, facts)
         self.facts.extend(facts)
-        self.receipts.update((receipt.key, receipt) for receipt in receipts)
+        if upto is not None:
+            self._place = upto
+            self.epoch = max(self.epoch, upto.epoch)
+        elif facts:
+            self._place = Place(facts[-1].epoch, facts[-1].serial, facts[-1].digest)
+        for receipt in receipts:
+            self.receipts.setdefault(receipt.key, receipt)
         if failure is not None:
             raise failure[0]
 
     def read(
-        self, *, after: int, upto: int, streams: Collection[str] | None, limit: int
+        self,
+        *,
+        after: int,
+        upto: int,
+        streams: Collection[str] | None,
+        writers: Collection[str] | None = None,
+        limit: int,
     ) -> tuple[list[Fact], int]:
         """Facts in order of serial, and how far it has looked."""
         self._check("read")
-        upto = min(upto, len(self.facts))
-        found = self.facts[max(after, 0) : max(upto, 0)]
-        if streams is not None:
-            found = [fact for fact in found if fact.stream in streams]
-        taken, is_full = take_rows(found, limit)
+        upto = min(upto, self._place.serial)
+        first, last = (bisect_right(self.facts, serial, key=_serial) for serial in (after, upto))
+        taken, is_full = take_rows(
+            (
+                fact
+                for fact in self.facts[first:last]
+                if (streams is None or fact.stream in streams) and (writers is None or fact.writer in writers)
+            ),
+            limit,
+        )
         return taken, taken[-1].serial if is_full else max(after, upto)
 
     def read_tokens(
@@ -138,17 +172,141 @@ class MemoryEngine:
         first, last = bisect_left(facts, token, key=_token), bisect_right(facts, token, key=_token)
         return [(fact.writer, fact.rows) for fact in facts[first:last] if not self._voids.hold(fact)]
 
-    def lose(self, stream: str, upto: int) -> Head:
-        """Begin a new epoch: of this stream, what is beyond `upto` was lost where it came from."""
-        self._check("lose")
-        self.epoch = self.head().epoch + 1
-        self._voids.add(stream, Void(self.epoch, upto))
-        for place, token in self._positions.items():
-            if place[0] == stream:
-                self._positions[place] = min(token, upto)
-        if stream in self._allocated:
-            self._allocated[stream] = min(upto, self._allocated[stream])
+    def begin_epoch(self, turn: Turn) -> Head:
+        """Begin a new epoch where the log stands."""
+        self._check("begin_epoch")
+        check_turn(turn, self.head().place)
+        self.epoch = turn.epoch
+        self._place = Place(turn.epoch, turn.serial, turn.digest)
+        self._turns.append(turn)
+        if turn.stream:
+            self._voids.add(turn.stream, Void(turn.epoch, turn.token))
+            for place, token in self._positions.items():
+                if place[0] == turn.stream:
+                    self._positions[place] = min(token, turn.token)
+        self._allocate()
         return self.head()
+
+    def digest_at(self, serial: int) -> str | None:
+        """The digest there, if it is known."""
+        self._check("digest_at")
+        for place in (self._place, self._begin):
+            if serial == place.serial:
+                return place.digest
+        index = bisect_left(self.facts, serial, key=_serial)
+        found = self.facts[index : index + 1]
+        return found[0].digest if found and found[0].serial == serial else None
+
+    def receipts_between(self, after: int, upto: int) -> list[Receipt]:
+        """The receipts of appends that begin there."""
+        self._check("receipts_between")
+        found = [
+            (first, receipt)
+            for receipt in self.receipts.values()
+            if (first := receipt.appended.first_serial) is not None and after < first <= upto
+        ]
+        return [receipt for _, receipt in sorted(found, key=lambda one: one[0])]
+
+    def snapshot(self) -> Snapshot:
+        """What stands beside the facts, as of now."""
+        head = self.head()
+        return Snapshot(
+            place=head.place,
+            begin=head.begin,
+            turns=head.turns,
+            positions=head.positions,
+            receipts=list(self.receipts.values()),
+        )
+
+    def restore(self, snapshot: Snapshot) -> Head:
+        """Take all that stands beside the facts from this."""
+        self._check("restore")
+        self._place, self._begin = snapshot.place, snapshot.begin
+        self._turns = list(snapshot.turns)
+        self._positions = dict(snapshot.positions)
+        self.receipts = {receipt.key: receipt for receipt in snapshot.receipts}
+        self.epoch = snapshot.place.epoch
+        self._voids = Voids((turn.stream, turn.epoch, turn.token) for turn in self._turns if turn.stream)
+        self._allocate()
+        return self.head()
+
+    def size(self, after: int) -> int:
+        """About how many bytes the facts beyond this serial take."""
+        self._check("size")
+        first = bisect_right(self.facts, after, key=_serial)
+        return sum(len(fact.rows) + 300 for fact in self.facts[first:])
+
+    def trim(self, upto: int, keys: KeysOf, limit: int) -> Place:
+        """Trim a slice of the log."""
+        self._check("trim")
+        upto = min(upto, self._place.serial)
+        first = bisect_right(self.facts, self._begin.serial, key=_serial)
+        last = bisect_right(self.facts, upto, key=_serial)
+        begin = self._begin
+        for fact in self.facts[first:last][:limit]:
+            begin = Place(fact.epoch, fact.serial, fact.digest)
+        if last - first <= limit and self._place.serial == upto:
+            begin = self._place
+        base = self.facts[: bisect_right(self.facts, begin.serial, key=_serial)]
+        newest: dict[tuple[str, bytes], int] = {}
+        for fact in base:
+            if fact.rows != NO_ROWS and not self._voids.hold(fact):
+                newest.update({(fact.stream, key): fact.serial for key in keys(fact.stream, fact.rows) or ()})
+        self._begin = begin
+        current = set(newest.values())
+        for fact in base:
+            if fact.serial not in current:
+                self.facts.remove(fact)
+                self._by_stream[fact.stream].remove(fact)
+        return self._begin
+
+    def notes(self) -> dict[str, str]:
+        """Small texts kept beside the log."""
+        self._check("notes")
+        return dict(self._notes)
+
+    def note(self, notes: Mapping[str, str | None]) -> None:
+        """Keep these notes, or forget those that are None."""
+        self._check("note")
+        for name, text in notes.items():
+            if text is None:
+                self._notes.pop(name, None)
+            else:
+                self._notes[name] = text
+
+    def leases(self) -> list[Lease]:
+        """All leases, in order of uuid."""
+        self._check("leases")
+        return [self._leases[uuid] for uuid in sorted(self._leases)]
+
+    def keep_leases(self, changed: Sequence[Lease], dropped: Sequence[str] = ()) -> None:
+        """Keep these, forget those."""
+        self._check("keep_leases")
+        self._leases.update((lease.uuid, lease) for lease in changed)
+        for uuid in dropped:
+            self._leases.pop(uuid, None)
+
+    def staging(self) -> "MemoryEngine":
+        """The log in which a copy is made."""
+        if self.staged is None:
+            self.staged = MemoryEngine()
+        return self.staged
+
+    def adopt_staged(self) -> Head:
+        """Become what is staged."""
+        self._check("adopt_staged")
+        staged = self.staged
+        if staged is None or staged._is_open:
+            raise StorageError(op="adopt_staged", why="nothing is staged, or it is still open")
+        boots, commits = max(self._boots, staged._boots) + 1, self.commits
+        vars(self).update(vars(staged))
+        self.staged = None
+        self._boots, self.commits, self._is_open = boots, commits, True
+        return self.head()
+
+    def drop_staged(self) -> None:
+        """Forget what was staged."""
+        self.staged = None
 
     def receipt(self, key: str) -> Receipt | None:
         """What an append with this key was answered."""
@@ -164,6 +322,15 @@ class MemoryEngine:
         """Let go. Harmless when repeated."""
         self._is_open = False
 
+    def _allocate(self) -> None:
+        """What was given out is what is held, and where writers stand."""
+        self._allocated = {}
+        for (stream, _), token in self._positions.items():
+            self._allocated[stream] = max(token, self._allocated.get(stream, token))
+        for fact in self.facts:
+            if not self._voids.hold(fact):
+                self._allocated[fact.stream] = max(fact.token, self._allocated.get(fact.stream, fact.token))
+
     def _check(self, op: str) -> None:
         if not self._is_open:
             raise StorageError(op=op, why="the log is not open")
@@ -171,3 +338,7 @@ class MemoryEngine:
 
 def _token(fact: Fact) -> int:
     return fact.token
+
+
+def _serial(fact: Fact) -> int:
+    return fact.serial

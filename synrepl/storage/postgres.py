@@ -8,6 +8,8 @@ lost is made again by the next operation, which goes on only when it holds the l
 opened the log meanwhile, and what was committed is still there. The lock of a lost connection is free only
 when the server has ended what that connection was doing: so whoever holds it again knows that a commit of
 unknown outcome is decided, and can look.
+
+What trimming frees is used again for new facts; the server itself sees to it (autovacuum).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,9 +17,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from synrepl.errors import StorageError
+from synrepl.ports.interfaces import Head
 from synrepl.storage.engine import Row, SQLEngine
 from synrepl.storage.postgres_connection import PostgresAddress, is_alive
-from synrepl.storage.schema import MIGRATIONS, migrate
+from synrepl.storage.schema import MIGRATIONS, TABLES, migrate
 from synrepl.storage.sql import for_postgres
 
 if TYPE_CHECKING:
@@ -27,11 +30,18 @@ if TYPE_CHECKING:
 
 __all__ = ["PostgresEngine"]
 
-LOCK: Final = 0x73796E7265706C31
-"""The advisory lock; it counts within its database only."""
+SCHEMA: Final = "synrepl"
+STAGED: Final = "synrepl_joining"
+"""The schema in which a copy is made."""
+
+LOCKS: Final = {SCHEMA: 0x73796E7265706C31, STAGED: 0x73796E7265706C6A}
+"""The advisory lock of each log; it counts within its database only."""
 
 FETCHED_AT_ONCE: Final = 200
 """Facts that a page has in memory beyond those it gives."""
+
+MANY: Final = 8
+"""From so many rows on they are sent together."""
 
 FIRST_PATIENCE: Final = 1.0
 """Seconds for the server to notice that the process before this one has gone."""
@@ -46,17 +56,24 @@ HOLDER = """
 
 
 class PostgresEngine(SQLEngine):
-    """An `IEngine` over the database at `url`, in the schema `synrepl`, which is made when it is missing.
+    """An `IEngine` over the database at `url`, in this `schema`, which is made when it is missing.
 
     `lock_seconds` is how long a connection made again waits for the lock, which the one that was lost may
     hold until the server notices.
     """
 
     UNINDEXED_STREAM = "(stream || '')"
+    FACT_BYTES = 230
+    PATIENCE = 5.0
+    """Seconds to wait for who reads tables that are to go."""
+    ROWS_BYTES = "pg_column_size(rows)"
 
-    def __init__(self, url: str, *, lock_seconds: float = 5.0) -> None:
+    def __init__(self, url: str, *, schema: str = SCHEMA, lock_seconds: float = 5.0) -> None:
+        self._url = url
         self._address = PostgresAddress(url)
         super().__init__(self._address.name)
+        self._schema = schema
+        self._lock_number = LOCKS[schema]
         self._lock_seconds = lock_seconds
         self._writes: Connection | None = None
         self._reads: Connection | None = None
@@ -80,6 +97,9 @@ class PostgresEngine(SQLEngine):
             raise
 
     def _let_go(self) -> None:
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         for database in (self._reads, self._writes):
             if database is not None:
                 database.close()
@@ -115,10 +135,14 @@ class PostgresEngine(SQLEngine):
         database = self._address.connect(op)
         try:
             with self._address.telling(op, tried=False):
-                database.execute("SET search_path = synrepl")
+                database.execute(f"SET search_path = {self._schema}".encode())
+                if self._schema == STAGED:
+                    # The transaction that adopts it makes all before it durable.
+                    database.execute("SET synchronous_commit = off")
                 database.execute(
                     "SELECT set_config('synchronous_commit', 'on', false)"
-                    " WHERE current_setting('synchronous_commit') = 'off'"
+                    " WHERE current_setting('synchronous_commit') = 'off' AND %s",
+                    (self._schema == SCHEMA,),
                 )
         except BaseException:
             database.close()
@@ -131,9 +155,10 @@ class PostgresEngine(SQLEngine):
 
         database.execute(f"SET lock_timeout = {max(1, int(seconds * 1000))}".encode())
         try:
-            database.execute("SELECT pg_advisory_lock(%s)", (LOCK,))
+            database.execute("SELECT pg_advisory_lock(%s)", (self._lock_number,))
         except psycopg.errors.LockNotAvailable as error:
-            found = database.execute(HOLDER, (LOCK >> 32, LOCK & 0xFFFFFFFF)).fetchone()
+            number = (self._lock_number >> 32, self._lock_number & 0xFFFFFFFF)
+            found = database.execute(HOLDER, number).fetchone()
             backend, holder = found or (None, None)
             is_ours = op != "open" and backend in (None, self._backend)
             who = "the lost connection" if is_ours else _who(holder)
@@ -153,11 +178,14 @@ class PostgresEngine(SQLEngine):
             return
         boots = database.execute("SELECT value FROM meta WHERE key = 'boots'").fetchone()
         serial, digest = self._kept
-        kept = database.execute("SELECT digest FROM facts WHERE serial = %s", (serial,)).fetchone()
+        found = database.execute(
+            "SELECT digest FROM facts WHERE serial = %s UNION SELECT digest FROM places WHERE serial = %s",
+            (serial, serial),
+        ).fetchall()
         why = ""
         if boots != (self._boots,):
             why = "another process has opened the log since the connection was lost"
-        elif serial and kept != (digest,):
+        elif serial and (digest,) not in found:
             why = f"serial {serial} is not there as it was committed"
         if why:
             self._lost = StorageError(
@@ -169,9 +197,9 @@ class PostgresEngine(SQLEngine):
 
     def _migrate(self, database: "Connection") -> None:
         # Asked first: whoever may not make schemas may not say IF NOT EXISTS either.
-        if database.execute("SELECT to_regnamespace('synrepl')").fetchone() == (None,):
-            database.execute("CREATE SCHEMA synrepl")
-        if database.execute("SELECT to_regclass('synrepl.meta')").fetchone() == (None,):
+        if database.execute("SELECT to_regnamespace(%s)", (self._schema,)).fetchone() == (None,):
+            database.execute(f"CREATE SCHEMA {self._schema}".encode())
+        if not _has_log(database, self._schema):
             database.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value BIGINT NOT NULL)")
         migrate(
             lambda statement: self._execute(database, statement),
@@ -197,10 +225,15 @@ class PostgresEngine(SQLEngine):
             for row in rows:
                 copy.write_row(row)
 
-    def _execute_many(self, database: "Connection", statement: str, rows: Iterable[Row]) -> None:
-        # One after the other: few rows come here, and executemany has its price before the first.
+    def _execute_many(self, database: "Connection", statement: str, rows: Sequence[Row]) -> None:
+        text = for_postgres(statement).encode()
+        if len(rows) >= MANY:
+            with database.cursor() as cursor:
+                cursor.executemany(text, rows)
+            return
+        # One after the other: executemany has its price before the first.
         for row in rows:
-            database.execute(for_postgres(statement).encode(), row)
+            database.execute(text, row)
 
     @contextmanager
     def _streamed(
@@ -210,6 +243,81 @@ class PostgresEngine(SQLEngine):
             found.itersize = FETCHED_AT_ONCE
             found.execute(for_postgres(statement).encode(), values)
             yield found
+
+    # Becoming a copy
+
+    def staging(self) -> "PostgresEngine":
+        """The log in the schema `synrepl_joining`, not open yet."""
+        return PostgresEngine(self._url, schema=STAGED, lock_seconds=self._lock_seconds)
+
+    def _is_staged(self) -> bool:
+        return _has_log(self._writer("adopt_staged"), STAGED)
+
+    def drop_staged(self) -> None:
+        """Remove the tables. The schema stays, since not everyone may make one."""
+        database = self._writer("drop_staged")
+        with self._telling("drop_staged"), database.transaction():
+            self._set_alone(database)
+            for table in TABLES:
+                database.execute(f"DROP TABLE IF EXISTS {STAGED}.{table}".encode())
+
+    def _replace(self, staged: SQLEngine, boots: int) -> Head:
+        """Move the staged tables to the place of these, one by one: the schema may hold others."""
+        database = self._writer("adopt_staged")
+        before, kept = self._boots, self._kept
+        try:
+            with self._transaction(database):
+                self._set_alone(database)
+                for table in TABLES:
+                    database.execute(f"DROP TABLE {SCHEMA}.{table}".encode())
+                    database.execute(f"ALTER TABLE {STAGED}.{table} SET SCHEMA {SCHEMA}".encode())
+        except BaseException:
+            if not self._was_replaced(boots, before):
+                self._boots, self._kept = before, kept
+                raise
+        self._boots, self._kept = boots, (0, "")
+        # What it has prepared is of tables that are gone.
+        if self._reads is not None:
+            self._reads.close()
+        try:
+            return self.head()
+        except BaseException:
+            # It is the other log now: nobody may go on as if it was not.
+            self.close()
+            raise
+
+    def _was_replaced(self, boots: int, before: int | None) -> bool:
+        """Whether the log is the staged one now, though nobody said so. Else it is as it was.
+
+        Where it cannot be found out, nothing works any more until the next start, which finds either.
+        """
+        # Until this is known, no count of starts is the right one.
+        self._boots = None
+        try:
+            with self._telling("adopt_staged"):
+                asked = self._writer("adopt_staged").execute("SELECT value FROM meta WHERE key = 'boots'")
+                found = asked.fetchone()
+            why = "" if found in {(boots,), (before,)} else "another process has opened the log"
+        except StorageError as error:
+            found, why = None, str(error)
+        if why:
+            self._lost = StorageError(
+                op="adopt_staged",
+                why=f"{self.name}: nobody knows whether the copy has taken the log's place: {why}",
+                hint="start again, to go on from what is there",
+                tried=False,
+            )
+        return bool(found == (boots,))
+
+    def _set_alone(self, database: "Connection") -> None:
+        """Within a transaction: wait a moment until nobody has what is staged; and for others no longer."""
+        database.execute(f"SET LOCAL lock_timeout = {int(self.PATIENCE * 1000)}".encode())
+        # The server may still be about to end the connection of the one who had it.
+        database.execute("SELECT pg_advisory_xact_lock(%s)", (LOCKS[STAGED],))
+
+
+def _has_log(database: "Connection", schema: str) -> bool:
+    return database.execute("SELECT to_regclass(%s)", (f"{schema}.meta",)).fetchone() != (None,)
 
 
 def _who(holder: str | None) -> str:

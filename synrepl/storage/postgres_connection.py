@@ -43,7 +43,8 @@ HINTS: Final = {
     "25006": "it is a standby, or read only; name the primary",
     "28": "check the user, and its password in the pgpass file",
     "3D000": "make the database, or name another one",
-    "42501": "the user needs CREATE on the database, or a schema synrepl of its own",
+    "42501": "the user needs CREATE on the database, or a schema synrepl of its own; to join as a replica"
+    " also a schema synrepl_joining",
     "53": "the server has run out of something; free some",
     "53100": "the server's disk is full; free some space",
     "53300": "the server has too many connections",

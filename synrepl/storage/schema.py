@@ -1,13 +1,14 @@
 """The tables of the log, in SQLite and in PostgreSQL, and how older ones become today's."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from synrepl.errors import StorageError
+from synrepl.storage.digest import EMPTY
 
-__all__ = ["MIGRATIONS", "Migration", "migrate"]
+__all__ = ["MIGRATIONS", "TABLES", "Migration", "migrate"]
 
 
 class Migration(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,6 +17,33 @@ class Migration(msgspec.Struct, frozen=True, kw_only=True):
     sqlite: tuple[str, ...]
     postgres: tuple[str, ...]
 
+
+TABLES: Final = (
+    "meta",
+    "facts",
+    "positions",
+    "receipts",
+    "voids",
+    "notes",
+    "turns",
+    "leases",
+    "places",
+    "keyed",
+)
+"""All tables of a log."""
+
+VOIDS_TO_TURNS: Final = f"""
+    INSERT INTO turns (epoch, serial, digest, at_ms, why, stream, token)
+    SELECT void.epoch, coalesce(fact.serial, 0), coalesce(fact.digest, '{EMPTY}'),
+        coalesce(fact.committed_at_ms, 0), 'lost', void.stream, void.token
+    FROM voids AS void LEFT JOIN facts AS fact
+        ON fact.serial = (SELECT max(serial) FROM facts WHERE facts.epoch < void.epoch)
+    WHERE true
+    ON CONFLICT (epoch) DO NOTHING
+"""
+"""Epochs only ever began because facts were lost: each after the last fact of those before it. When that was,
+nobody noted; at that fact's time at the earliest.
+"""
 
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(
@@ -97,6 +125,74 @@ MIGRATIONS: tuple[Migration, ...] = (
                 token BIGINT NOT NULL,
                 PRIMARY KEY (stream, epoch)
             )""",
+        ),
+    ),
+    Migration(
+        sqlite=(
+            "CREATE TABLE notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+            """CREATE TABLE turns (
+                epoch INTEGER PRIMARY KEY,
+                serial INTEGER NOT NULL,
+                digest TEXT NOT NULL,
+                at_ms INTEGER NOT NULL,
+                why TEXT NOT NULL,
+                stream TEXT NOT NULL,
+                token INTEGER NOT NULL
+            )""",
+            """CREATE TABLE leases (
+                uuid TEXT PRIMARY KEY,
+                name TEXT NOT NULL,
+                registered INTEGER NOT NULL,
+                serial INTEGER NOT NULL,
+                made_ms INTEGER NOT NULL,
+                seen_ms INTEGER,
+                address TEXT NOT NULL,
+                ended_ms INTEGER,
+                reason TEXT NOT NULL
+            ) WITHOUT ROWID""",
+            """CREATE TABLE places (
+                name TEXT PRIMARY KEY,
+                epoch INTEGER NOT NULL,
+                serial INTEGER NOT NULL,
+                digest TEXT NOT NULL
+            ) WITHOUT ROWID""",
+            "CREATE TABLE keyed (key BLOB PRIMARY KEY, serial INTEGER NOT NULL) WITHOUT ROWID",
+            "CREATE INDEX keyed_by_serial ON keyed (serial)",
+            "CREATE INDEX receipts_by_serial ON receipts (first_serial)",
+            VOIDS_TO_TURNS,
+        ),
+        postgres=(
+            "CREATE TABLE notes (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+            """CREATE TABLE turns (
+                epoch BIGINT PRIMARY KEY,
+                serial BIGINT NOT NULL,
+                digest TEXT NOT NULL,
+                at_ms BIGINT NOT NULL,
+                why TEXT NOT NULL,
+                stream TEXT NOT NULL,
+                token BIGINT NOT NULL
+            )""",
+            """CREATE TABLE leases (
+                uuid TEXT PRIMARY KEY,
+                name TEXT NOT NULL,
+                registered INTEGER NOT NULL,
+                serial BIGINT NOT NULL,
+                made_ms BIGINT NOT NULL,
+                seen_ms BIGINT,
+                address TEXT NOT NULL,
+                ended_ms BIGINT,
+                reason TEXT NOT NULL
+            )""",
+            """CREATE TABLE places (
+                name TEXT PRIMARY KEY,
+                epoch BIGINT NOT NULL,
+                serial BIGINT NOT NULL,
+                digest TEXT NOT NULL
+            )""",
+            "CREATE TABLE keyed (key BYTEA PRIMARY KEY, serial BIGINT NOT NULL)",
+            "CREATE INDEX keyed_by_serial ON keyed (serial)",
+            "CREATE INDEX receipts_by_serial ON receipts (first_serial)",
+            VOIDS_TO_TURNS,
         ),
     ),
 )

@@ -5,16 +5,22 @@ WAL, so that reading and writing do not wait for each other. ``synchronous=FULL`
 acknowledged means durable here. Group commit makes one sync serve many appends.
 
 Two connections: one for the thread that writes, one, read-only, for the thread that reads.
+
+What trimming frees goes back to the disk bit by bit, in files made since it exists (``auto_vacuum`` cannot be
+turned on for a file that has tables); older files use the room again, and shrink only by ``VACUUM``.
 """
 
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Final
 from urllib.parse import quote
 
 from synrepl.errors import StorageError
+from synrepl.ports.interfaces import Head
+from synrepl.storage import swapping
 from synrepl.storage.engine import DAMAGED, Row, SQLEngine
 from synrepl.storage.lock import FileLock
 from synrepl.storage.schema import MIGRATIONS, migrate
@@ -34,20 +40,27 @@ HINTS = {
 
 RETRYABLE = {"SQLITE_BUSY", "SQLITE_FULL", "SQLITE_IOERR"}
 
+STAGED: Final = ".joining"
+"""What follows the name of a log's file in that of the one in which a copy is made."""
+
+RELEASED_PAGES: Final = 2048
+"""At most so many free pages go back to the disk after a slice of trimming."""
+
 
 class SQLiteEngine(SQLEngine):
     """An `IEngine` over the file at `path`, made when it is missing, its directory not.
 
-    One process at a time: `<path>.lock` is held while it is open.
+    One process at a time: `<path>.lock` is held while it is open. A `staged` one is guarded by the lock of
+    the log that it is staged for, and syncs only now and then.
     """
 
     KIND = "file"
     UNINDEXED_STREAM = "+stream"
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, staged: bool = False) -> None:
         super().__init__(os.fspath(path))
         self._path = Path(path)
-        self._lock = FileLock(Path(f"{os.fspath(path)}.lock"))
+        self._lock = None if staged else FileLock(Path(f"{os.fspath(path)}.lock"))
         self._writes: sqlite3.Connection | None = None
         self._reads: sqlite3.Connection | None = None
 
@@ -58,15 +71,23 @@ class SQLiteEngine(SQLEngine):
                 why=f"there is no directory {self._path.parent}",
                 hint="make it, or name another place for the database",
             )
-        self._lock.acquire()
+        if self._lock is not None:
+            self._lock.acquire()
+        elif not self._path.exists():
+            # Of a file that is gone.
+            swapping.remove(self._path)
 
     def _let_go(self) -> None:
+        self._disconnect()
+        if self._lock is not None:
+            self._lock.release()
+
+    def _disconnect(self) -> None:
         # The writer goes last: the last connection to leave takes the WAL back into the file.
         for database in (self._reads, self._writes):
             if database is not None:
                 database.close()
         self._reads = self._writes = None
-        self._lock.release()
 
     def _migrate(self, database: sqlite3.Connection) -> None:
         database.execute("CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID")
@@ -74,7 +95,7 @@ class SQLiteEngine(SQLEngine):
 
     def _writing(self, op: str) -> sqlite3.Connection:
         if self._writes is None:
-            self._writes = _connect(self._path)
+            self._writes = _connect(self._path, "FULL" if self._lock is not None else "NORMAL")
         return self._writes
 
     def _reading(self, op: str) -> sqlite3.Connection:
@@ -122,7 +143,7 @@ class SQLiteEngine(SQLEngine):
         places = ", ".join("?" * (columns.count(",") + 1))
         database.executemany(f"INSERT INTO {table} ({columns}) VALUES ({places})", rows)
 
-    def _execute_many(self, database: sqlite3.Connection, statement: str, rows: Iterable[Row]) -> None:
+    def _execute_many(self, database: sqlite3.Connection, statement: str, rows: Sequence[Row]) -> None:
         database.executemany(statement, rows)
 
     @contextmanager
@@ -133,11 +154,59 @@ class SQLiteEngine(SQLEngine):
         with closing(self._execute(database, statement, values)) as found:
             yield found
 
+    def _release(self, database: sqlite3.Connection) -> None:
+        # A full disk must not undo what is done already; the next slice tries again.
+        with suppress(sqlite3.OperationalError):
+            # As a script: `execute` takes one step, which is one page.
+            database.executescript(f"PRAGMA incremental_vacuum({RELEASED_PAGES})")
 
-def _connect(path: Path) -> sqlite3.Connection:
+    # Becoming a copy
+
+    @property
+    def _staged_path(self) -> Path:
+        return self._path.with_name(self._path.name + STAGED)
+
+    def staging(self) -> "SQLiteEngine":
+        """The log in the file `<path>.joining`, not open yet."""
+        return SQLiteEngine(self._staged_path, staged=True)
+
+    def _is_staged(self) -> bool:
+        return self._staged_path.exists()
+
+    def drop_staged(self) -> None:
+        """Remove the file, and what SQLite has beside it."""
+        self._check_open("drop_staged")
+        with swapping.telling("drop_staged", self._staged_path):
+            swapping.remove(self._staged_path)
+
+    def _replace(self, staged: SQLEngine, boots: int) -> Head:
+        """Put the staged file in the place of this one.
+
+        Both become plain files first, whole without anything beside them: a WAL left beside a file of another
+        log would be taken for its own. While that cannot be done, as when another program reads this file,
+        this log goes on as it was.
+        """
+        with swapping.telling("adopt_staged", self._path):
+            swapping.seal(self._staged_path)
+            self._disconnect()
+            swapping.seal(self._path)
+            swapping.replace(self._staged_path, self._path)
+        try:
+            with swapping.telling("adopt_staged", self._path):
+                swapping.sync_directory(self._path)
+            return self.head()
+        except BaseException:
+            # It is the other log now: nobody may go on as if it was not.
+            self.close()
+            raise
+
+
+def _connect(path: Path, synchronous: str) -> sqlite3.Connection:
     database = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
+    # Before anything else: a file that has a table, or a journal mode, stays as it is.
+    database.execute("PRAGMA auto_vacuum = INCREMENTAL")
     database.execute("PRAGMA journal_mode = WAL")
-    database.execute("PRAGMA synchronous = FULL")
+    database.execute(f"PRAGMA synchronous = {synchronous}")
     # Without a limit the WAL keeps on disk the size it once had.
     database.execute("PRAGMA journal_size_limit = 67108864")
     return database

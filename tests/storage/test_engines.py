@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Appended, IEngine, Receipt
-from synrepl.storage import MemoryEngine, SQLiteEngine
+from synrepl.storage import engine as engine_module
 from synrepl.storage.digest import EMPTY
-from synrepl.storage.postgres import PostgresEngine
 from synrepl.storage.schema import MIGRATIONS
-from tests.postgres import new_database
 from tests.storage.builders import NOW, LogCase, facts_after, tokens
+from tests.storage.engines import OverMemory, OverPostgres, OverSQLite, lose
 
 if TYPE_CHECKING:
     Case = LogCase
@@ -152,7 +151,7 @@ class Contract(Case):
         facts = facts_after(None, *(("events", "w1", token - 1, token) for token in range(1, 5)))
         engine.commit(facts, [])
 
-        head = engine.lose("events", 2)
+        head = lose(engine, "events", 2)
         after = facts_after(facts[-1], ("events", "w2", 0, 3), ("events", "w1", 2, 4), epoch=2)
         engine.commit(after, [])
         engine.close()
@@ -172,7 +171,7 @@ class Contract(Case):
         engine.open()
         facts = facts_after(None, ("events", "w1", 0, 4), ("events", "w1", 4, 8))
         engine.commit(facts, [])
-        engine.lose("events", 6)
+        lose(engine, "events", 6)
         engine.close()
 
         self.assertEqual({("events", "w1"): 6}, dict(self.again().open().positions))
@@ -289,7 +288,7 @@ class Contract(Case):
 
         self.assertEqual([(writer, facts[0].rows) for writer in ("w2", "w1", "w1")], engine.held("s", 5))
         self.assertEqual(([], []), (engine.held("s", 4), engine.held("never", 5)))
-        engine.lose("s", 4)
+        lose(engine, "s", 4)
         after = facts_after(facts[-1], ("s", "w3", 0, 6), epoch=2)
         engine.commit(after, [])
 
@@ -301,7 +300,7 @@ class Contract(Case):
         engine.open()
         facts = facts_after(None, ("s", "w1", 0, 8), ("s", "w1", 4, 4))
         engine.commit(facts, [])
-        engine.lose("s", 5)
+        lose(engine, "s", 5)
 
         engine.commit(facts_after(facts[-1], ("s", "w1", 3, 3), ("s", "w1", 5, 6), epoch=2), [])
         engine.close()
@@ -350,15 +349,8 @@ class Contract(Case):
         engine.close()
 
 
-class MemoryTests(Contract, LogCase):
+class MemoryTests(OverMemory, Contract):
     """The engine of tests and simulator."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.engine = MemoryEngine()
-
-    def again(self) -> IEngine:
-        return self.engine
 
     def test_what_was_committed_outlives_a_crash(self) -> None:
         """The simulator kills daemons and starts them again over the same engine."""
@@ -384,30 +376,12 @@ class MemoryTests(Contract, LogCase):
         self.engine.commit(facts[1:], [])
 
 
-class PostgresTests(Contract, LogCase):
+class PostgresTests(OverPostgres, Contract):
     """For who has one already."""
 
-    def setUp(self) -> None:
-        super().setUp()
-        self.url = new_database()
 
-    def again(self) -> IEngine:
-        engine = PostgresEngine(self.url)
-        self.addCleanup(engine.close)
-        return engine
-
-
-class SQLiteTests(Contract, LogCase):
+class SQLiteTests(OverSQLite, Contract):
     """The embedded default."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.path = self.directory() / "synrepl.db"
-
-    def again(self) -> SQLiteEngine:
-        engine = SQLiteEngine(self.path)
-        self.addCleanup(engine.close)
-        return engine
 
     def refused(self) -> StorageError:
         """What `open` says."""
@@ -542,6 +516,19 @@ class SQLiteTests(Contract, LogCase):
 
         self.assertEqual(0, engine._writer("test").execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
 
+    def test_a_reader_of_little_looks_through_so_much_at_a_time(self) -> None:
+        """Or one read would hold up all others, however little it gives."""
+        self.patch(engine_module, "LOOKED_AT_ONCE", 30)
+        self.filled(100)
+        engine = self.again()
+        engine.open()
+
+        for streams, writers in (({"caches"}, None), (None, {"w2"}), (None, [])):
+            self.assertEqual(
+                ([], 40), engine.read(after=10, upto=99, streams=streams, writers=writers, limit=9)
+            )
+        self.assertEqual(89, len(engine.read(after=10, upto=99, streams=None, limit=99)[0]))
+
     def test_a_page_of_some_streams_costs_no_more_when_much_follows(self) -> None:
         """A follower that is behind asks for page after page: sorting the rest for each takes hours."""
         self.filled(5000)
@@ -555,11 +542,12 @@ class SQLiteTests(Contract, LogCase):
             return 0
 
         engine._reader().set_progress_handler(count, 100)
-        found, upto = engine.read(after=0, upto=5000, streams={"caches", "events"}, limit=10)
+        for streams, writers in (({"caches", "events"}, None), (None, {"w1"}), ({"events"}, {"w1", "w2"})):
+            steps = 0
+            found, upto = engine.read(after=0, upto=5000, streams=streams, writers=writers, limit=10)
+            self.assertEqual((10, 10), (len(found), upto))
+            self.assertLess(steps, 2000)
         engine._reader().set_progress_handler(None, 100)
-
-        self.assertEqual((10, 10), (len(found), upto))
-        self.assertLess(steps, 2000)
 
     def test_commits_are_synced(self) -> None:
         """With less than FULL a power cut takes back what was acknowledged."""

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from synrepl.storage.digest import EMPTY, verify
+from synrepl.ports.history import BEGINNING, EMPTY
+from synrepl.storage.digest import verify
 from synrepl.storage.doctor.complaints import Complaint
 from synrepl.storage.engine import COLUMNS
 from synrepl.storage.following import advance
 from synrepl.storage.ids.database import Flavor
+from synrepl.storage.places import load_places
 from synrepl.storage.schema import MIGRATIONS
 from synrepl.storage.sql import execute
 from synrepl.storage.voids import Voids
@@ -42,11 +44,20 @@ def check_log(
     voids = Voids(ask("SELECT stream, epoch, token FROM {}voids") if version > 1 else ())
     chain = _Chain(voids)
     last = ask("SELECT max(serial) FROM {}facts").fetchone()[0] or 0
-    after = 0 if whole else max(0, last - NEWEST)
-    if after:
+    # Trimming, and filters of replicas, came with the third: up to there facts may well be missing.
+    floor = (
+        load_places(ask("SELECT name, epoch, serial, digest FROM {}places")).floor
+        if version > 2
+        else BEGINNING
+    )
+    after = floor.serial if whole else max(floor.serial, last - NEWEST)
+    if after == floor.serial:
+        chain.goes_on_from(after, floor.digest)
+    else:
         found = ask("SELECT digest FROM {}facts WHERE serial = ?", after).fetchone()
         chain.goes_on_from(after, found[0] if found else None)
-    total = last - after
+    whole = whole and not floor.serial
+    total = max(0, last - after)
     while after < last:
         facts = [
             Fact(*row)

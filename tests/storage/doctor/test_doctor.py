@@ -15,6 +15,7 @@ from synrepl.storage.ids import IdStream, IdTable
 from tests.postgres import shared_server
 from tests.storage.builders import facts_after
 from tests.storage.doctor.places import FLAVORS, Place, things
+from tests.storage.engines import lose
 
 FACTS = [("events", "A", 0, 1), ("events", "A", 1, 2), ("to_device", "B", 0, 1), ("events", "A", 2, 5)]
 
@@ -360,7 +361,7 @@ def test_a_log_that_lost_history_is_whole(place: Place) -> None:
     place.make_log(*FACTS)
     engine = engine_for(place.url)
     engine.open()
-    engine.lose("events", 3)
+    lose(engine, "events", 3)
     engine.close()
     place.do(f"UPDATE {place.schema}positions SET token = 0 WHERE stream = 'to_device'")
     doctor = place.doctor()

@@ -1,0 +1,92 @@
+"""Where one stands in the history of a log, and what a copy of it needs beside its facts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+__all__ = ["BEGINNING", "EMPTY", "Lease", "Place", "Receipt", "Snapshot", "Turn", "Appended"]
+
+EMPTY: Final = "0" * 64
+"""The digest of the empty log."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A place in a history: equal epoch, serial and digest mean that all before it is equal too."""
+
+    epoch: int
+    serial: int
+    digest: str
+
+
+BEGINNING: Final = Place(epoch=1, serial=0, digest=EMPTY)
+"""Before the first fact."""
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """Where an epoch begins: after the fact with this serial and digest.
+
+    `why` is ``promoted`` (another daemon took over), ``lost`` (facts were lost where they came from) or
+    ``restored``. With a `stream`, facts of it from before this epoch and beyond `token` are void.
+    """
+
+    epoch: int
+    serial: int
+    digest: str
+    at_ms: int
+    why: str
+    stream: str = ""
+    token: int = 0
+
+
+class Appended(msgspec.Struct, frozen=True):
+    """The answer to an append: what it became. `first_serial` is None for ephemeral streams."""
+
+    epoch: int
+    first_serial: int | None
+    tokens: list[int]
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """What an append with an idempotency key was answered, kept so that repeating it is harmless.
+
+    `request` is a checksum of what was asked, so that one key cannot stand for two things.
+    """
+
+    key: str
+    request: str
+    appended: Appended
+    at_ms: int
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands beside the facts up to `place`, all of it as of that one moment.
+
+    Of the facts up to `begin` only those are there that nothing has replaced (`IEngine.trim`); beyond it,
+    all are. `positions` holds the highest token of each (stream, writer).
+    """
+
+    place: Place
+    begin: Place
+    turns: Sequence[Turn]
+    positions: Mapping[tuple[str, str], int]
+    receipts: Sequence[Receipt]
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """What keeps the log from being trimmed for one reader: nothing beyond `serial` goes while it stands.
+
+    `uuid` is the reader's own. A `registered` reader is a replica; others are anonymous. `seen_ms` is when
+    it was last heard of, None if never; `address` is where it serves. A lease that ended, at `ended_ms`,
+    holds nothing, and is kept so that people can see why (`reason`).
+    """
+
+    uuid: str
+    name: str
+    registered: bool
+    serial: int
+    made_ms: int
+    seen_ms: int | None = None
+    address: str = ""
+    ended_ms: int | None = None
+    reason: str = ""

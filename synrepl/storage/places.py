@@ -1,0 +1,44 @@
+"""The places that a log keeps beside its facts, since no fact tells them."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from synrepl.ports.history import BEGINNING, Place
+
+__all__ = ["Places", "load_places"]
+
+
+class Places(msgspec.Struct, frozen=True):
+    """Up to `begin` the log was trimmed. At `filled` it stood when something was last left out of it.
+
+    The facts up to `indexed` are known to be the newest of their keys, or gone: that is where trimming goes
+    on. It is behind `begin` where the trimmed facts came from another log.
+    """
+
+    begin: Place = BEGINNING
+    filled: Place = BEGINNING
+    indexed: int = 0
+
+    @property
+    def floor(self) -> Place:
+        """The later of the two: beyond it no fact is missing."""
+        return self.begin if self.begin.serial > self.filled.serial else self.filled
+
+    def rows(self) -> list[tuple[str, int, int, str]]:
+        """As they are kept: name, epoch, serial and digest of each."""
+        return [
+            ("begin", self.begin.epoch, self.begin.serial, self.begin.digest),
+            ("filled", self.filled.epoch, self.filled.serial, self.filled.digest),
+            ("indexed", 0, self.indexed, ""),
+        ]
+
+
+def load_places(rows: Iterable[tuple[str, int, int, str]]) -> Places:
+    """What `Places.rows` gave."""
+    by_name = {name: Place(epoch, serial, digest) for name, epoch, serial, digest in rows}
+    return Places(
+        begin=by_name.get("begin", BEGINNING),
+        filled=by_name.get("filled", BEGINNING),
+        indexed=by_name["indexed"].serial if "indexed" in by_name else 0,
+    )

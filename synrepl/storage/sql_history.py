@@ -1,0 +1,151 @@
+"""Where the history of a log turned, and what stands beside its facts, in an SQL database."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from synrepl.errors import StorageError
+from synrepl.ports.history import Snapshot, Turn
+from synrepl.ports.interfaces import Head
+from synrepl.storage.following import check_turn
+from synrepl.storage.places import load_places
+from synrepl.storage.sql_receipts import RECEIPT_COLUMNS, SQLReceipts, row_of_receipt
+from synrepl.storage.voids import Voids
+
+__all__ = ["SQLHistory"]
+
+TURN_COLUMNS: Final = ", ".join(Turn.__struct_fields__)
+
+
+class SQLHistory(SQLReceipts):
+    """The part of an engine that knows epochs, and can be copied."""
+
+    def head(self) -> Head:
+        """Where the log stands now."""
+        with self._telling("head"):
+            database = self._writer("head")
+            self._recall(database)
+            meta = dict(self._execute(database, "SELECT key, value FROM meta"))
+            serial, digest, epoch = self._last(database)
+            turns = self._execute(database, f"SELECT {TURN_COLUMNS} FROM turns ORDER BY epoch").fetchall()
+            positions = self._positions(database)
+            allocated: dict[str, int] = {}
+            for (stream, _), token in positions.items():
+                allocated[stream] = max(token, allocated.get(stream, token))
+            for stream, token in allocated.items():
+                unless_void, values = self._voids.condition(stream)
+                found = self._execute(
+                    database,
+                    f"SELECT max(token) FROM facts WHERE stream = ?{unless_void}",
+                    (stream, *values),
+                ).fetchone()[0]
+                allocated[stream] = token if found is None else max(token, found)
+            begin = self._known_places(database).begin
+        self._kept = (serial, digest)
+        return Head(
+            epoch=max(meta["epoch"], epoch),
+            serial=serial,
+            digest=digest,
+            boots=meta["boots"],
+            positions=positions,
+            allocated=allocated,
+            begin=begin,
+            turns=tuple(Turn(*row) for row in turns),
+        )
+
+    def begin_epoch(self, turn: Turn) -> Head:
+        """Begin a new epoch where the log stands, and void what it says was lost."""
+        check_turn(turn, self.head().place)
+        with self._telling("begin_epoch", turn.stream):
+            database = self._writer("begin_epoch")
+            with self._transaction(database):
+                self._execute(database, "UPDATE meta SET value = ? WHERE key = 'epoch'", (turn.epoch,))
+                self._insert(database, "turns", TURN_COLUMNS, [msgspec.structs.astuple(turn)])
+                self._void(database, [turn])
+                if turn.stream:
+                    self._execute(
+                        database,
+                        "UPDATE positions SET token = ? WHERE stream = ? AND token > ?",
+                        (turn.token, turn.stream, turn.token),
+                    )
+        return self.head()
+
+    def digest_at(self, serial: int) -> str | None:
+        """The digest there, if it is known."""
+        with self._telling("digest_at"):
+            database = self._reader("digest_at")
+            # Facts first: what is trimmed meanwhile is told by the places then.
+            found = self._execute(database, "SELECT digest FROM facts WHERE serial = ?", (serial,)).fetchone()
+            if found is not None:
+                return str(found[0])
+            places = load_places(
+                self._execute(database, "SELECT name, epoch, serial, digest FROM places").fetchall()
+            )
+        for place in (places.begin, places.floor):
+            if place.serial == serial:
+                return place.digest or None
+        return None
+
+    def snapshot(self) -> Snapshot:
+        """What stands beside the facts, as of now."""
+        with self._telling("snapshot"):
+            database = self._writer("snapshot")
+            with self._transaction(database):
+                head = self.head()
+                receipts = self._receipts(database)
+        return Snapshot(
+            place=head.place,
+            begin=head.begin,
+            turns=head.turns,
+            positions=head.positions,
+            receipts=receipts,
+        )
+
+    def restore(self, snapshot: Snapshot) -> Head:
+        """Take all that stands beside the facts from this, in one transaction."""
+        with self._telling("restore"):
+            database = self._writer("restore")
+            with self._transaction(database):
+                self._check_restorable(database, snapshot)
+                serial, digest, _ = self._last(database)
+                places = msgspec.structs.replace(self._known_places(database), begin=snapshot.begin)
+                if (serial, digest) != (snapshot.place.serial, snapshot.place.digest):
+                    places = msgspec.structs.replace(places, filled=snapshot.place)
+                for table in ("positions", "receipts", "turns", "voids"):
+                    self._execute(database, f"DELETE FROM {table}")
+                positions = [(*pair, token) for pair, token in snapshot.positions.items()]
+                self._insert(database, "positions", "stream, writer, token", positions)
+                self._insert(database, "receipts", RECEIPT_COLUMNS, map(row_of_receipt, snapshot.receipts))
+                self._insert(database, "turns", TURN_COLUMNS, map(msgspec.structs.astuple, snapshot.turns))
+                self._void(database, snapshot.turns)
+                self._execute(
+                    database, "UPDATE meta SET value = ? WHERE key = 'epoch'", (snapshot.place.epoch,)
+                )
+                self._store_places(database, places)
+        return self.head()
+
+    def _check_restorable(self, database: Any, snapshot: Snapshot) -> None:
+        """Refuse what cannot stand beside these facts."""
+        place = snapshot.place
+        found = self._execute(
+            database, "SELECT serial, digest FROM facts ORDER BY serial DESC LIMIT 1"
+        ).fetchone()
+        serial, digest = found or (0, "")
+        why = ""
+        if max(serial, self._last(database)[0]) > place.serial:
+            why = f"the log is beyond serial {place.serial}"
+        elif serial == place.serial and digest != place.digest and serial:
+            why = f"serial {serial} is of another history"
+        if why:
+            raise StorageError(op="restore", why=why, hint="begin the copy anew")
+
+    def _void(self, database: Any, turns: Sequence[Turn]) -> None:
+        lost = [(turn.stream, turn.epoch, turn.token) for turn in turns if turn.stream]
+        self._insert(database, "voids", "stream, epoch, token", lost)
+
+    def _recall(self, database: Any) -> None:
+        """Know again what is kept in memory as well: the outcome of a transaction may have been unknown."""
+        self._places = None
+        self._known_places(database)
+        self._voids = Voids(self._execute(database, "SELECT stream, epoch, token FROM voids").fetchall())

@@ -1,0 +1,70 @@
+"""Notes and leases, in an SQL database: little that is kept beside the log."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from uuid import uuid4
+
+import msgspec
+
+from synrepl.ports.history import Lease
+from synrepl.storage.sql_base import SQLBase
+
+__all__ = ["SQLNotes"]
+
+LEASE: Final = tuple(Lease.__struct_fields__)
+
+KEEP_NOTE: Final = (
+    "INSERT INTO notes (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+)
+KEEP_LEASE: Final = (
+    f"INSERT INTO leases ({', '.join(LEASE)}) VALUES ({', '.join('?' * len(LEASE))})"
+    f" ON CONFLICT (uuid) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in LEASE[1:])}"
+)
+
+
+class SQLNotes(SQLBase):
+    """The part of an engine that keeps them."""
+
+    def notes(self) -> dict[str, str]:
+        """Small texts kept beside the log, by name."""
+        with self._telling("notes"):
+            return dict(self._execute(self._writer("notes"), "SELECT name, value FROM notes").fetchall())
+
+    def note(self, notes: Mapping[str, str | None]) -> None:
+        """Keep these notes, or forget those that are None, in one transaction."""
+        with self._telling("note"):
+            database = self._writer("note")
+            with self._transaction(database):
+                kept = [(name, text) for name, text in notes.items() if text is not None]
+                self._execute_many(database, KEEP_NOTE, kept)
+                forgotten = [(name,) for name, text in notes.items() if text is None]
+                self._execute_many(database, "DELETE FROM notes WHERE name = ?", forgotten)
+
+    def _identify(self, database: Any) -> None:
+        """Give a log that has none its uuid and its history; within a transaction."""
+        known = {name for (name,) in self._execute(database, "SELECT name FROM notes")}
+        made = [(name, str(uuid4())) for name in ("uuid", "history") if name not in known]
+        self._execute_many(database, KEEP_NOTE, made)
+
+    def leases(self) -> list[Lease]:
+        """All leases, ended ones included, in order of uuid."""
+        with self._telling("leases"):
+            found = self._execute(self._writer("leases"), f"SELECT {', '.join(LEASE)} FROM leases")
+            leases = [
+                msgspec.convert(dict(zip(LEASE, row, strict=True)), Lease, strict=False) for row in found
+            ]
+        return sorted(leases, key=lambda lease: lease.uuid)
+
+    def keep_leases(self, changed: Sequence[Lease], dropped: Sequence[str] = ()) -> None:
+        """Keep these as they are now, and forget those of the `dropped` uuids, in one transaction."""
+        with self._telling("keep_leases"):
+            database = self._writer("keep_leases")
+            with self._transaction(database):
+                rows = [
+                    tuple(int(value) if value is True or value is False else value for value in row)
+                    for row in map(msgspec.structs.astuple, changed)
+                ]
+                self._execute_many(database, KEEP_LEASE, rows)
+                self._execute_many(
+                    database, "DELETE FROM leases WHERE uuid = ?", [(uuid,) for uuid in dropped]
+                )
