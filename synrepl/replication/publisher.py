@@ -120,6 +120,7 @@ class Publisher:
         self.clock = clock
         self.metrics = metrics
         self.instance = instance
+        self._ring_bytes = ring_bytes
         self.ring = Ring(ring_bytes, serial=log.serial)
         self.upstream = Upstream(log, table, clock, instance=instance)
         self.followers: list[Attached] = []
@@ -210,6 +211,11 @@ class Publisher:
         """Own a coroutine, and report if it fails."""
         self._tasks.start(work, what)
 
+    def replaced(self) -> None:
+        """The log is another copy now. Followers are to be closed: what they were told may not be true."""
+        self.ring = Ring(self._ring_bytes, serial=self.log.serial)
+        self._marks = [(self.log.serial, self.clock.seconds())]
+
     def _committed(self, facts: Sequence[Fact]) -> None:
         self.ring.add(facts)
         for name, rows in _count_rows(facts).items():
@@ -242,7 +248,10 @@ class Publisher:
 
     def lag_seconds(self, reader: Reader) -> float:
         """How long ago this reader had everything, to a second; 0.0 when it has."""
-        serial = reader.serial
+        return self.lag_seconds_at(reader.serial)
+
+    def lag_seconds_at(self, serial: int) -> float:
+        """How long ago the log had nothing beyond this serial, to a second; 0.0 when it still has not."""
         if serial >= self.log.serial:
             return 0.0
         now = self.clock.seconds()

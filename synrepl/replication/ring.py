@@ -2,16 +2,22 @@
 
 import bisect
 from collections import deque
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
 
-from synrepl.replication.encode import Encoder
 from synrepl.streams.facts import Fact
 
-__all__ = ["Group", "Ring"]
+__all__ = ["Group", "IEncoder", "Ring"]
 
 WRITE_BYTES: Final = 256 * 1024
 """Groups are written together up to so many bytes; one large group alone may be larger."""
+
+
+class IEncoder(Protocol):
+    """Who writes facts as bytes; told from another by identity."""
+
+    def lines(self, facts: Iterable[Fact]) -> bytes:
+        """All lines of these facts."""
 
 
 class Group:
@@ -43,7 +49,7 @@ class Ring:
         self._max_bytes = max_bytes
         self._groups: deque[Group] = deque()
         self._bytes = 0
-        self._shared: dict[tuple[int, Encoder, frozenset[str] | None], tuple[bytes, Group]] = {}
+        self._shared: dict[tuple[int, IEncoder, frozenset[str] | None], tuple[bytes, Group]] = {}
         self.newest = 0
         self.serial = serial
 
@@ -59,12 +65,21 @@ class Ring:
             self._bytes -= self._groups.popleft().size
         return group
 
+    def recent(self, count: int) -> list[Fact]:
+        """The newest facts, the newest first."""
+        found: list[Fact] = []
+        for group in reversed(self._groups):
+            found += reversed(group.facts)
+            if len(found) >= count:
+                break
+        return found[:count]
+
     def get(self, number: int) -> Group | None:
         """The group of this number; None if it is no longer, or not yet, here."""
         place = number - self._first
         return self._groups[place] if 0 <= place < len(self._groups) else None
 
-    def lines(self, first: Group, encoder: Encoder, streams: frozenset[str] | None) -> tuple[bytes, Group]:
+    def lines(self, first: Group, encoder: IEncoder, streams: frozenset[str] | None) -> tuple[bytes, Group]:
         """The lines of this group and those after it, as many as make one good write; and the last of them.
 
         `streams` None takes all. Readers at one place share the bytes: only the first of them causes work.

@@ -3,13 +3,13 @@
 import random
 import string
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
 from twisted.logger import Logger
 
-from synrepl.errors import RemoteProtocolError, RowError, StorageError
+from synrepl.errors import RemoteProtocolError, ReplicationError, RowError
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.syncing import SyncingUsers
@@ -54,6 +54,8 @@ class Upstream:
         self._table = table
         self._clock = clock
         self._instance = instance
+        self.elsewhere: Callable[[str, Sequence[bytes]], Awaitable[None]] | None = None
+        """Where facts go that are not added here just now; None while they are."""
         self._tasks = Tasks(self._logger)
         self._acknowledged: dict[str, int] = {}
         self._upward: list[Callable[[Command], None]] = []
@@ -146,8 +148,11 @@ class Upstream:
 
     async def _append(self, fact: bytes) -> None:
         try:
-            await self._log.append("caches", self._instance, [fact])
-        except StorageError as error:
+            if self.elsewhere is not None:
+                await self.elsewhere("caches", [fact])
+            else:
+                await self._log.append("caches", self._instance, [fact])
+        except ReplicationError as error:
             self._logger.warn("a follower's INVALIDATE_CACHE was not kept: {why}", why=str(error))
 
     def _acknowledge(self, command: FederationAck) -> None:

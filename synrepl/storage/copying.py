@@ -37,8 +37,8 @@ class OtherHistory(StorageError):
 class Copying:
     """What `Log` is made of, as far as replicas are concerned.
 
-    All that changes the log does so alone: appends wait meanwhile. What has begun goes on to its end, also when
-    whoever asked for it is cancelled: the log must know where it stands.
+    All that changes the log does so alone: appends wait meanwhile. What has begun goes on to its end, also
+    when whoever asked for it is cancelled: the log must know where it stands.
     """
 
     _engine: IEngine
@@ -237,9 +237,15 @@ class Copying:
         self._turned.append(told)
 
     async def next_epoch(
-        self, why: str, *, epoch: int | None = None, stream: str = "", token: int = 0
+        self,
+        why: str,
+        *,
+        epoch: int | None = None,
+        at_ms: int | None = None,
+        stream: str = "",
+        token: int = 0,
     ) -> Turn:
-        """Begin the next epoch, or this one, after all that is appended so far."""
+        """Begin the next epoch, or this one, after all that is appended so far; now, unless said."""
 
         async def work() -> Turn:
             place = self.place
@@ -247,7 +253,7 @@ class Copying:
                 epoch=place.epoch + 1 if epoch is None else epoch,
                 serial=place.serial,
                 digest=place.digest,
-                at_ms=self._now_ms(),
+                at_ms=self._now_ms() if at_ms is None else at_ms,
                 why=why,
                 stream=stream,
                 token=token,

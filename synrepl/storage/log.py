@@ -125,6 +125,7 @@ class Log(Copying):
 
     def _begin_life(self, head: Head) -> None:
         """Stand where the engine says; what is ephemeral begins anew."""
+        self._doubted = None
         self._standing.take(head)
         self._boots = head.boots
         self._ephemeral = {

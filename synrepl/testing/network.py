@@ -101,7 +101,7 @@ class MemoryTransport:
             if size < len(data):
                 self._outgoing.appendleft(data[size:])
             self._buffered -= size
-            self.peer.protocol.dataReceived(data[:size])
+            self.peer.protocol.dataReceived(self._link.corrupt(data[:size]))
         elif self.disconnecting:
             self._link.close()
             return
@@ -130,9 +130,11 @@ class Link:
         *,
         delay: Callable[[], float],
         piece: Callable[[int], int],
+        corrupt: Callable[[bytes], bytes] = lambda data: data,
     ) -> None:
         self.delay = delay
         self.piece = piece
+        self.corrupt = corrupt
         self.is_stalled = False
         self.client = MemoryTransport(self, clock, client)
         self.server = MemoryTransport(self, clock, server)
@@ -175,7 +177,8 @@ class Link:
 class Network:
     """Who listens where, and the links between.
 
-    `delay` gives the seconds that a piece of data takes, `piece` how much of so many bytes arrives at once.
+    `delay` gives the seconds that a piece of data takes, `piece` how much of so many bytes arrives at once,
+    `corrupt` what becomes of them on the way, and `reaches` whether a client reaches an address just now.
     """
 
     def __init__(
@@ -184,11 +187,15 @@ class Network:
         *,
         delay: Callable[[], float] = lambda: 0.001,
         piece: Callable[[int], int] = lambda size: size,
+        corrupt: Callable[[bytes], bytes] = lambda data: data,
+        reaches: Callable[[str, str], bool] = lambda client, address: True,
     ) -> None:
         self.clock = clock
         self.links: list[Link] = []
         self._delay = delay
         self._piece = piece
+        self._corrupt = corrupt
+        self._reaches = reaches
         self._listeners: dict[str, IProtocolFactory] = {}
 
     def listen(self, address: str, factory: IProtocolFactory) -> None:
@@ -215,10 +222,10 @@ class Network:
         self, client: str, address: str, factory: IProtocolFactory, connected: "Deferred[IProtocol]"
     ) -> None:
         listener = self._listeners.get(address)
-        if listener is None:
+        if listener is None or not self._reaches(client, address):
             connected.errback(error.ConnectionRefusedError())
             return
-        link = Link(self.clock, client, address, delay=self._delay, piece=self._piece)
+        link = Link(self.clock, client, address, delay=self._delay, piece=self._piece, corrupt=self._corrupt)
         self.links.append(link)
         ours = factory.buildProtocol(link.client.getPeer())
         theirs = listener.buildProtocol(link.server.getPeer())

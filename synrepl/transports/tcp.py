@@ -14,10 +14,10 @@ from zope.interface import implementer
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.publisher import Publisher
+from synrepl.replication.publisher import Attached, Publisher
 from synrepl.wire.codec import MAX_LENGTH
 from synrepl.wire.declare import CLIENT, SERVER, Command
-from synrepl.wire.dialect import Dialect
+from synrepl.wire.dialect import NATIVE, Dialect
 from synrepl.wire.lines import Lines
 from synrepl.wire.runs import Rows
 from synrepl.wire.session import KEEPALIVE, Action, Close, Deliver, Keepalive, Send, Session
@@ -25,6 +25,7 @@ from synrepl.wire.session import KEEPALIVE, Action, Close, Deliver, Keepalive, S
 if TYPE_CHECKING:
     # A daemon follows nobody, and need not have it in memory.
     from synrepl.replication.follower import Follower
+    from synrepl.replication.relay import Relay, Relays
 
 __all__ = ["End", "FollowerFactory", "PublisherFactory", "ReplicationProtocol"]
 
@@ -224,8 +225,44 @@ class ReplicationProtocol(LineOnlyReceiver):
         return f"{name} at {self.transport.getPeer()}" if name else str(self.transport.getPeer())
 
 
+class _ServedEnd:
+    """A server's side of a connection: a follower's, until it turns out to be a replica's."""
+
+    def __init__(
+        self, publisher: Publisher, relays: Callable[[], "Relays"] | None, protocol: ReplicationProtocol
+    ) -> None:
+        self._relays = relays
+        self._protocol = protocol
+        self._end: Attached | Relay = publisher.attach(protocol)
+
+    def dialect_known(self, dialect: Dialect) -> None:
+        if dialect != NATIVE:
+            assert isinstance(self._end, Attached)
+            self._end.dialect_known(dialect)
+        elif self._relays is None:
+            self._protocol.fail("replicas are not served here")
+        else:
+            self._end.lost("it is a replica")
+            self._end = self._relays().attach(self._protocol)
+
+    def received(self, commands: Sequence[Command | Rows]) -> None:
+        if not self._protocol.session.closed:
+            self._end.received(commands)
+
+    def pause(self) -> None:
+        self._end.pause()
+
+    def resume(self) -> None:
+        self._end.resume()
+
+    def lost(self, why: str) -> None:
+        self._end.lost(why)
+
+
 class PublisherFactory(Factory):
-    """Serves followers. `dialect` None is found out, connection by connection."""
+    """Serves followers, and replicas if there are `relays` for them. `dialect` None is found out, connection
+    by connection.
+    """
 
     noisy = False
 
@@ -238,7 +275,9 @@ class PublisherFactory(Factory):
         clock: IClock,
         metrics: Metrics,
         keepalive: Keepalive = KEEPALIVE,
+        relays: Callable[[], "Relays"] | None = None,
     ) -> None:
+        self._relays = relays
         self._publisher = publisher
         self._server_name = server_name
         self._dialect = dialect
@@ -267,7 +306,7 @@ class PublisherFactory(Factory):
 
     def _attach(self, protocol: ReplicationProtocol) -> End:
         self.protocols.add(protocol)
-        return self._publisher.attach(protocol)
+        return _ServedEnd(self._publisher, self._relays, protocol)
 
     def close(self, why: str) -> None:
         """Tell every follower ERROR, and close."""

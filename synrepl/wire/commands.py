@@ -24,6 +24,7 @@ from synrepl.wire.declare import (
     word,
 )
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST
+from synrepl.wire.native import native_commands
 
 __all__ = [
     "CancelTask",
@@ -269,7 +270,8 @@ class CancelTask(Command, frozen=True):
 
 
 def declared_commands() -> Iterator[type[Command]]:
-    """The commands declared in this module, in its order."""
+    """All commands: those declared in this module, in its order, then those of daemons among themselves."""
     for value in globals().values():
         if isinstance(value, type) and issubclass(value, Command) and value is not Command:
             yield value
+    yield from native_commands()

@@ -19,7 +19,7 @@ from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.wire.codec import MAX_LENGTH, Codec, codec_of
 from synrepl.wire.commands import Error, Name, Ping, Server
 from synrepl.wire.declare import BOTH, BROKER, SERVER, Command, Side
-from synrepl.wire.dialect import CURRENT, LEGACY, NEWEST, Dialect
+from synrepl.wire.dialect import CURRENT, LEGACY, NATIVE, NEWEST, Dialect
 from synrepl.wire.runs import Rows
 
 __all__ = ["AUTO", "KEEPALIVE", "Action", "Close", "Complain", "Deliver", "Keepalive", "Send", "Session"]
@@ -28,7 +28,7 @@ AUTO: Final = None
 """In place of a dialect: take the one that the peer's first decisive command belongs to."""
 
 # Asked in this order; the first that can mean a command has it.
-_GUESSES: Final = (LEGACY, CURRENT, NEWEST)
+_GUESSES: Final = (LEGACY, CURRENT, NEWEST, NATIVE)
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -252,6 +252,8 @@ class Session:
                 if error.why not in complaints:
                     complaints.append(error.why)
                 continue
+            if guess.release < command.SPAN.since and command.SPAN.since == NATIVE.release:
+                continue  # nobody who does not speak so says it by chance
             if not self._is_ignored(command):
                 meanings.append((codec, command))
         if not meanings:

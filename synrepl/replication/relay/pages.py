@@ -1,0 +1,46 @@
+"""Facts as blocks, written once for all relays that send the same."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from synrepl.streams.entries import line
+from synrepl.streams.facts import Fact
+from synrepl.wire.blocks import block
+from synrepl.wire.native import Filter
+
+__all__ = ["EPHEMERAL", "KEPT", "BlockEncoder", "facts_block"]
+
+
+def facts_block(kind: str, facts: Iterable[Fact]) -> bytes:
+    """A block of facts; nothing at all when there is none."""
+    lines = [line(fact) for fact in facts]
+    return block(kind, len(lines), b"".join(lines)) if lines else b""
+
+
+class BlockEncoder:
+    """Writes those of a group's facts that pass a filter: kept ones, or the ephemeral ones.
+
+    Used with `Ring.lines`, which remembers what one encoder made of a group.
+    """
+
+    def __init__(self, kind: str, wanted: Filter) -> None:
+        self._kind = kind
+        self._streams = wanted.streams
+        self._writers = wanted.writers
+
+    def lines(self, facts: Iterable[Fact]) -> bytes:
+        """The block of these facts."""
+        is_kept = self._kind == "facts"
+        return facts_block(
+            self._kind, (fact for fact in facts if bool(fact.serial) is is_kept and self.passes(fact))
+        )
+
+    def passes(self, fact: Fact) -> bool:
+        """Whether the filter lets this fact through."""
+        return (self._streams is None or fact.stream in self._streams) and (
+            self._writers is None or fact.writer in self._writers
+        )
+
+
+KEPT: Final = BlockEncoder("facts", Filter())
+EPHEMERAL: Final = BlockEncoder("ephemeral", Filter())

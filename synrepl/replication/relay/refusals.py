@@ -1,0 +1,46 @@
+"""What a primary cannot do for a replica, each case with a code of its own."""
+
+from typing import Final
+
+import msgspec
+
+from synrepl.wire.native import Refusal
+
+__all__ = ["REFUSALS", "Kind", "refusal"]
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """One kind of refusal: whether the same may work later, and what an operator should know."""
+
+    retryable: bool
+    means: str
+
+
+REFUSALS: Final = {
+    "trimmed": Kind(False, "what it lacks was trimmed from the log; it joins again by itself"),
+    "ahead": Kind(False, "it has facts that this log lacks: the primary was restored from an older copy"),
+    "other_epoch": Kind(False, "it knows a later epoch: another daemon was promoted"),
+    "fork": Kind(False, "its history and this one have parted"),
+    "other_history": Kind(False, "it is a copy of another log"),
+    "duplicate": Kind(True, "the same replica is connected already, and alive"),
+    "unknown": Kind(False, "it was dropped from the list of replicas"),
+    "not_ready": Kind(True, "this daemon has no whole copy itself yet"),
+    "read_only": Kind(True, "this daemon is fenced: another one is primary now"),
+    "no_rights": Kind(False, "it could not prove that it knows the secret"),
+    "filtered": Kind(False, "this daemon has only some streams or writers, and not all that it wants"),
+    "bad_ack": Kind(True, "it acknowledged what it was never sent, or went back"),
+    "version": Kind(False, "it speaks in a way that is not understood here"),
+}
+"""By code."""
+
+
+def refusal(code: str, message: str, *, moved_to: str = "", epoch: int = 0, serial: int = 0) -> Refusal:
+    """A refusal of this kind, told in these words."""
+    return Refusal(
+        code=code,
+        message=message,
+        retryable=REFUSALS[code].retryable,
+        moved_to=moved_to,
+        epoch=epoch,
+        serial=serial,
+    )

@@ -1,0 +1,501 @@
+"""One replica's connection: what it asks for, and what it is sent, at the speed at which it takes it."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import Logger
+
+from synrepl.errors import RemoteProtocolError
+from synrepl.ports.history import BEGINNING, Place, Snapshot, Turn
+from synrepl.replication.relay.beginning import Welcoming, copy_begins
+from synrepl.replication.relay.meta import meta_block, snapshot_block
+from synrepl.replication.relay.pages import KEPT, BlockEncoder, facts_block
+from synrepl.replication.relay.proof import PRIMARY, REPLICA, nonce, proof, proves
+from synrepl.replication.relay.refusals import refusal
+from synrepl.streams.entries import line
+from synrepl.streams.facts import Fact
+from synrepl.wire.blocks import block
+from synrepl.wire.declare import Command
+from synrepl.wire.native import (
+    Ack,
+    Auth,
+    Challenge,
+    Digests,
+    DigestsAre,
+    DigestsAt,
+    Filter,
+    Greeting,
+    Heartbeat,
+    Hello,
+    Join,
+    Joined,
+    JoinedAt,
+    Joining,
+    JoiningFrom,
+    JoinRequest,
+    Known,
+    Peers,
+    Proof,
+    Refusal,
+    Refused,
+    Standing,
+    Subscribe,
+    Subscribed,
+    Subscription,
+    Welcome,
+    read,
+    say,
+)
+from synrepl.wire.runs import Rows
+
+if TYPE_CHECKING:
+    from synrepl.replication.relay.relays import Relays
+
+__all__ = ["Relay", "RelayConnection"]
+
+PAGE_ROWS: Final = 1_000
+"""Rows read from the log at a time: a quarter of a megabyte at most, beside one large fact."""
+
+USELESS: Final = frozenset({"trimmed", "ahead", "fork", "other_history"})
+"""Refusals after which a replica joins anew, so that what is kept from where it stood helps nobody."""
+
+MAX_DIGESTS: Final = 200
+"""Digests asked for at once; more do not fit in a line."""
+
+
+class RelayConnection(Protocol):
+    """What a relay needs of its connection."""
+
+    def write(self, data: bytes) -> None:
+        """Send these bytes. May call back `Relay.pause` before it returns."""
+
+    def send(self, command: Command) -> None:
+        """Send one command."""
+
+    def fail(self, why: str) -> None:
+        """Send ERROR, then close."""
+
+    def close(self) -> None:
+        """Close, once what was written is sent."""
+
+
+class Relay:
+    """The primary's side of one replica.
+
+    The log itself is the buffer: what is sent is read from it, or from the ring of the newest facts, just
+    when the connection has room, so that a slow replica costs no memory.
+    """
+
+    _logger = Logger()
+
+    def __init__(self, relays: "Relays", connection: RelayConnection) -> None:
+        self.connection = connection
+        self.uuid = ""
+        self.name = ""
+        self.state = "greeting"
+        self.why = ""
+        self.sent: Place = BEGINNING
+        self.acknowledged = 0
+        self._relays = relays
+        self._log = relays.log
+        self._greeting: Greeting | None = None
+        self._nonce = nonce()
+        self._filter = Filter()
+        self._encoder: BlockEncoder = KEPT
+        self._turns_told = 0
+        self._paused = False
+        self._room: Deferred[None] | None = None
+        self._gone = False
+        self._beat_timer: Any = None
+        self._is_ephemeral_stale = False
+        self._peers_told: list[str] = []
+        self._work: Any = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has proved who it is."""
+        return self.state not in ("greeting", "authenticating", "refused", "gone")
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether anything is being sent to it."""
+        return self.state in ("snapshot", "meanwhile", "joined", "catching up", "live")
+
+    # -- what the connection says --------------------------------------------------------------------------
+
+    def received(self, commands: Sequence[Command | Rows]) -> None:
+        """The replica sent these. Raises RemoteProtocolError at what makes no sense."""
+        for command in commands:
+            if self._gone or self.state == "refused":
+                return
+            match command:
+                case Hello():
+                    self._hello(read(Greeting, command.said))
+                case Auth():
+                    self._auth(read(Proof, command.said))
+                case Join():
+                    self._begin(self._join(read(JoinRequest, command.said)), "ready", "joined")
+                case Subscribe():
+                    self._begin(self._subscribe(read(Subscription, command.said)), "ready", "joined")
+                case Ack():
+                    self._ack(command)
+                case Digests():
+                    self._must_be("ready", "joined")
+                    asked = read(_Serials, b'{"serials":%b}' % command.said).serials
+                    self._relays.tasks.start(self._guarded(self._tell_digests(asked)), "telling digests")
+                case _:
+                    pass  # NAME and PING, which concern the session
+
+    def pause(self) -> None:
+        """The transport has enough for now."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """The transport can take more."""
+        self._paused = False
+        room, self._room = self._room, None
+        if room is not None and not room.called:
+            room.callback(None)
+        if self._is_ephemeral_stale and self.state == "live":
+            self._relays.wake_soon()
+
+    def lost(self, why: str) -> None:
+        """The connection has ended."""
+        self._relays.detach(self)
+        self._gone = True
+        if self.state != "refused":
+            self.state, self.why = "gone", why
+        if self._beat_timer is not None and self._beat_timer.active():
+            self._beat_timer.cancel()
+        if self._work is not None:
+            self._work.cancel()
+
+    # -- who it is -----------------------------------------------------------------------------------------
+
+    def _hello(self, greeting: Greeting) -> None:
+        self._must_be("greeting")
+        if greeting.version < 1 or not greeting.uuid or not greeting.nonce:
+            self._refuse(refusal("version", "it does not say who it is as daemons do"))
+            return
+        self._greeting = greeting
+        self.uuid, self.name = greeting.uuid, greeting.name or greeting.uuid
+        self.state = "authenticating"
+        known = Known(nonce=self._nonce, proof=self._relays.keys.are_wanted)
+        self.connection.send(Challenge(said=say(known)))
+
+    def _auth(self, shown: Proof) -> None:
+        self._must_be("authenticating")
+        greeting, keys = self._greeting, self._relays.keys
+        assert greeting is not None
+        secret = keys.of(greeting.name)
+        nonces = (self._nonce, greeting.nonce)
+        if keys.are_wanted and not proves(shown.proof, secret, REPLICA, nonces, greeting.uuid, greeting.name):
+            self._logger.warn("{name} could not prove that it knows the secret", name=self.name)
+            self._refuse(refusal("no_rights", "the secret is another one here, or this replica has none"))
+            return
+        self.state = "ready"
+        mine = proof(secret, PRIMARY, nonces, greeting.uuid, greeting.name) if secret is not None else ""
+        welcome = Welcoming(self._relays).welcome(proof=mine)
+        self.connection.send(Welcome(said=say(welcome)))
+
+    def _refuse(self, refused: Refusal) -> None:
+        self.state, self.why = "refused", f"{refused.code}: {refused.message}"
+        self._logger.info("{name} is refused: {why}", name=self.name, why=self.why)
+        self.connection.send(Refused(said=say(refused)))
+        self.connection.close()
+
+    def _must_be(self, *states: str) -> None:
+        if self.state not in states:
+            raise RemoteProtocolError(f"that is not said in the state {self.state!r}")
+
+    def _begin(self, work: Any, *states: str) -> None:
+        try:
+            self._must_be(*states)
+        except RemoteProtocolError:
+            work.close()
+            raise
+        self._work = self._relays.tasks.start(self._guarded(work), f"relaying to {self.name}")
+
+    async def _guarded(self, work: Any) -> None:
+        try:
+            await work
+        except CancelledError:
+            raise
+        except RemoteProtocolError as error:
+            self.connection.fail(error.why)
+        except Exception as error:
+            if not self._gone:
+                self.connection.fail("the log cannot be read just now; come again")
+            if not getattr(error, "retryable", False):
+                raise
+
+    async def _tell_digests(self, serials: Sequence[int]) -> None:
+        if len(serials) > MAX_DIGESTS:
+            raise RemoteProtocolError(f"up to {MAX_DIGESTS} digests are told at once")
+        found = {str(serial): await self._log.digest_at(serial) for serial in serials}
+        if not self._gone:
+            self.connection.send(DigestsAre(said=say(DigestsAt(found))))
+
+    # -- joining -------------------------------------------------------------------------------------------
+
+    async def _join(self, asked: JoinRequest) -> None:
+        greeting, relays, log = self._greeting, self._relays, self._log
+        assert greeting is not None
+        refused = relays.refuses_join(self.uuid, self.name, asked.filter)
+        if refused is None and (other := relays.duplicate_of(self)) is not None:
+            refused = refusal("duplicate", f"{self.name} is connected already, and {other.state}")
+        if refused is not None:
+            self._refuse(refused)
+            return
+        self.state = "snapshot"
+        self._use(asked.filter)
+        begins = await copy_begins(
+            relays,
+            self.uuid,
+            self.name,
+            asked,
+            registered=greeting.registered,
+            address=greeting.address,
+        )
+        if self._gone:
+            return
+        told = JoiningFrom(
+            join=begins.join,
+            history=log.history,
+            place=_standing(begins.of),
+            begin=_standing(begins.begin),
+            after=begins.at.serial,
+            resumed=begins.resumed,
+        )
+        self.connection.send(Joining(said=say(told)))
+        self._start_beating()
+        self.sent = begins.at
+        if begins.snapshot is not None:
+            if not await self._send_snapshot_facts(begins.snapshot):
+                self._refuse_trimmed()
+                return
+            self.connection.write(snapshot_block(begins.snapshot))
+            self.sent = begins.snapshot.place
+        self._turns_told = self.sent.epoch
+        self.state = "meanwhile"
+        await self._feed(upto_head=True)
+        if not self.is_serving:
+            return
+        self.state = "joined"
+        relays.leases.moved(self.uuid, self.sent.serial)
+        self.connection.send(Joined(said=say(JoinedAt(_standing(self.sent)))))
+
+    async def _send_snapshot_facts(self, snapshot: Snapshot) -> bool:
+        """Whether all of them are sent: none was trimmed meanwhile."""
+        after, upto = self.sent.serial, snapshot.place.serial
+        while after < upto:
+            await self._has_room()
+            facts, after = await self._log.read(
+                after=after,
+                upto=upto,
+                streams=self._filter.streams,
+                writers=self._filter.writers,
+                limit=PAGE_ROWS,
+            )
+            if self._log.begin != snapshot.begin:
+                return False
+            self.connection.write(facts_block("facts", facts))
+        return True
+
+    def _refuse_trimmed(self) -> None:
+        """Its lease ended while it was served, so that what is read now may have holes."""
+        begin = self._log.begin.serial
+        why = f"its lease has ended, and this log begins after {begin} now"
+        self._refuse(refusal("trimmed", why, serial=begin))
+
+    # -- subscribed ----------------------------------------------------------------------------------------
+
+    async def _subscribe(self, asked: Subscription) -> None:
+        greeting, relays, log = self._greeting, self._relays, self._log
+        assert greeting is not None
+        self.state = "catching up"
+        refused = await relays.judge(self.uuid, self.name, asked)
+        if refused is None and (other := relays.duplicate_of(self)) is not None:
+            refused = refusal("duplicate", f"{self.name} is connected already, and {other.state}")
+        if self._gone:
+            return
+        if refused is not None:
+            # Nothing is kept for one who cannot be served.
+            if refused.code in USELESS and (lease := relays.leases[self.uuid]) is not None:
+                relays.leases.end(lease, refused.code)
+            self._refuse(refused)
+            return
+        relays.leases.make(
+            self.uuid,
+            self.name,
+            registered=greeting.registered,
+            serial=asked.place.serial,
+            address=greeting.address,
+        )
+        self._use(asked.filter)
+        self.sent = _place(asked.place)
+        self.acknowledged = asked.place.serial
+        self._turns_told = asked.place.epoch
+        self.connection.send(Subscribed(said=say(_standing(log.place))))
+        self._start_beating()
+        self._beat()
+        for relay in relays.connected:
+            relay.tell_peers()
+        await self._feed(upto_head=False)
+
+    def _ack(self, command: Ack) -> None:
+        if self.state not in ("catching up", "live"):
+            return
+        if not self.acknowledged <= command.serial <= self.sent.serial:
+            had, sent = self.acknowledged, self.sent.serial
+            why = f"it acknowledged serial {command.serial} after {had}, and was sent up to {sent}"
+            self._refuse(refusal("bad_ack", why))
+            self._work.cancel()
+            return
+        self.acknowledged = command.serial
+        self._relays.leases.moved(self.uuid, command.serial)
+
+    # -- sending -------------------------------------------------------------------------------------------
+
+    def _use(self, wanted: Filter) -> None:
+        self._filter = wanted
+        self._encoder = KEPT if wanted.is_open else BlockEncoder("facts", wanted)
+
+    async def _feed(self, *, upto_head: bool) -> None:
+        """Send what comes after `sent`: up to where the log stands, or for ever."""
+        while self.is_serving:
+            await self._has_room()
+            head = self._log.place
+            turn = next((turn for turn in self._log.turns if turn.epoch > self._turns_told), None)
+            if self.sent.serial < (head.serial if turn is None else min(turn.serial, head.serial)):
+                await self._send_some(head, turn)
+            elif turn is not None:
+                self.connection.write(meta_block([turn]))
+                self._turns_told = turn.epoch
+                self.sent = Place(turn.epoch, turn.serial, turn.digest)
+            elif upto_head:
+                return
+            else:
+                await self._wait_for_more()
+
+    async def _send_some(self, head: Place, turn: Turn | None) -> None:
+        upto = head.serial if turn is None else turn.serial
+        after = self.sent.serial
+        ring = self._relays.feeding.ring
+        number = ring.first_after(after)
+        group = ring.get(number) if number is not None else None
+        if group is not None and group.serial_before == after:
+            data, last = ring.lines(group, self._encoder, None)
+            if last.serial <= upto:
+                await self._wrote(after, await self._place_at(last.serial, head), data)
+                return
+        facts, reached = await self._log.read(
+            after=after,
+            upto=upto,
+            streams=self._filter.streams,
+            writers=self._filter.writers,
+            limit=PAGE_ROWS,
+        )
+        if facts and facts[-1].serial == reached:
+            place = Place(self._turns_told, reached, facts[-1].digest)
+        else:
+            place = await self._place_at(reached, head)
+        await self._wrote(after, place, facts_block("facts", facts))
+
+    async def _place_at(self, serial: int, head: Place) -> Place:
+        """A place between two turns: the epoch that begins there, if one does, was not told yet."""
+        digest = head.digest if serial == head.serial else await self._log.digest_at(serial) or ""
+        return Place(self._turns_told, serial, digest)
+
+    async def _wrote(self, after: int, place: Place, data: bytes) -> None:
+        """Send this page, with who got which answer for it, and for a filtered one where it ends."""
+        if self._log.receipts_upto > after:
+            receipts = await self._log.receipts_between(after, place.serial)
+            if receipts:
+                data = meta_block(receipts=receipts) + data
+        if self._gone:
+            return
+        if self._log.begin.serial > after:
+            self._refuse_trimmed()
+            return
+        self.sent = place
+        if data:
+            self.connection.write(data)
+        if not self._filter.is_open:
+            self._beat()
+
+    async def _wait_for_more(self) -> None:
+        if self.state != "live":
+            self.state = "live"
+            self._is_ephemeral_stale = True
+        if self._is_ephemeral_stale:
+            self._is_ephemeral_stale = False
+            self._say_ephemeral()
+        await self._relays.news()
+
+    async def _has_room(self) -> None:
+        while self._paused and not self._gone:
+            self._room = Deferred()
+            await self._room
+
+    # -- what nobody keeps ---------------------------------------------------------------------------------
+
+    def show_ephemeral(self, facts: Sequence[Fact], block: bytes) -> None:
+        """Facts that nobody keeps have come; `block` holds them all."""
+        if self.state != "live":
+            return  # it is told all that is held once it is
+        if self._paused:
+            self._is_ephemeral_stale = True
+        elif self._filter.is_open:
+            self.connection.write(block)
+        else:
+            passing = BlockEncoder("ephemeral", self._filter)
+            self.connection.write(passing.lines(facts))
+
+    def _say_ephemeral(self) -> None:
+        """All that is held of streams that nobody keeps, and where their writers are."""
+        lines = [line(fact) for fact in self._log.held_ephemeral() if self._encoder.passes(fact)]
+        # Also if there is nothing: a writer that is not named has begun anew.
+        self.connection.write(block("held", len(lines), b"".join(lines)))
+
+    def tell_peers(self) -> None:
+        """Say where the other replicas are, if that has changed."""
+        if self.state in ("catching up", "live"):
+            peers = self._relays.peers(but=self.uuid)
+            if peers != self._peers_told:
+                self._peers_told = peers
+                self.connection.send(Peers(said=say(peers)))
+
+    # -- signs of life -------------------------------------------------------------------------------------
+
+    def _start_beating(self) -> None:
+        if self._beat_timer is None:
+            self._beat_timer = self._relays.clock.callLater(self._relays.heartbeat_seconds, self._tick)
+
+    def _tick(self) -> None:
+        self._beat_timer = self._relays.clock.callLater(self._relays.heartbeat_seconds, self._tick)
+        # What waits in a transport that has no room says the same, later.
+        if self.is_serving and not self._paused:
+            self._beat()
+
+    def _beat(self) -> None:
+        sent = self.sent
+        at_ms = int(self._relays.clock.seconds() * 1000)
+        beat = Heartbeat(
+            epoch=sent.epoch, serial=sent.serial, digest=sent.digest, head=self._log.serial, at_ms=at_ms
+        )
+        self.connection.send(beat)
+
+
+class _Serials(msgspec.Struct):
+    serials: list[int]
+
+
+def _standing(place: Place) -> Standing:
+    return Standing(place.epoch, place.serial, place.digest)
+
+
+def _place(said: Standing) -> Place:
+    return Place(said.epoch, said.serial, said.digest)

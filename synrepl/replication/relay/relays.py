@@ -1,0 +1,365 @@
+"""All relays of a daemon: who may be served, who is, and what each holds."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from synrepl.ports.history import Snapshot, Turn
+from synrepl.ports.interfaces import IClock, ILog
+from synrepl.ports.tasks import Tasks
+from synrepl.replication.relay.leases import LeasedLog, Leases, LeaseTerms
+from synrepl.replication.relay.pages import EPHEMERAL
+from synrepl.replication.relay.proof import Keys
+from synrepl.replication.relay.refusals import refusal
+from synrepl.replication.relay.relay import Relay, RelayConnection
+from synrepl.replication.ring import Ring
+from synrepl.streams.facts import Fact
+from synrepl.wire.native import Filter, Refusal, Standing, Subscription
+
+__all__ = ["Feeding", "Relays", "ServedLog"]
+
+MAX_PEERS: Final = 50
+IDLE_SECONDS: Final = 60.0
+"""Nothing new for so long, and a replica that holds all there is counts as idle."""
+
+
+class ServedLog(ILog, LeasedLog, Protocol):
+    """What is asked of the log."""
+
+    @property
+    def serial(self) -> int: ...
+
+    @property
+    def notes(self) -> Mapping[str, str]: ...
+
+    @property
+    def boots(self) -> int: ...
+
+    @property
+    def receipts_upto(self) -> int: ...
+
+    def head_age(self) -> float: ...
+
+    def on_turned(self, told: Callable[[], None]) -> None: ...
+
+    def on_replaced(self, told: Callable[[], None]) -> None: ...
+
+    def snapshot(self) -> Awaitable[Snapshot]: ...
+
+
+class Feeding(Protocol):
+    """What is asked of the publisher."""
+
+    ring: Ring
+
+    def lag_seconds_at(self, serial: int) -> float:
+        """How long ago the log stood there."""
+
+
+class Relays:
+    """Serves replicas: judges what each asks for, keeps its lease, and tells how it is doing.
+
+    `role` says ``primary``, ``replica`` or ``fenced``, `address` where this daemon is, `primary` where the
+    primary is, `moved_to` where it went if this one is fenced, `ready` why no copy can be given, if that is
+    so. Of a replica that stands in a later epoch than this log `heard_epoch` is told.
+    """
+
+    _logger = Logger()
+
+    def __init__(
+        self,
+        log: ServedLog,
+        feeding: Feeding,
+        clock: IClock,
+        *,
+        instance: str,
+        server_name: str,
+        ephemeral: Sequence[str] = (),
+        keys: Keys | None = None,
+        terms: LeaseTerms | None = None,
+        heartbeat_seconds: float = 1.0,
+        role: Callable[[], str] = lambda: "primary",
+        ready: Callable[[], str] = lambda: "",
+        address: Callable[[], str] = lambda: "",
+        primary: Callable[[], str] = lambda: "",
+        moved_to: Callable[[], str] = lambda: "",
+        heard_epoch: Callable[[int, str], None] = lambda epoch, who: None,
+    ) -> None:
+        self.log = log
+        self.feeding = feeding
+        self.clock = clock
+        self.instance = instance
+        self.server_name = server_name
+        self.ephemeral = tuple(ephemeral)
+        self.keys = keys if keys is not None else Keys()
+        self.heartbeat_seconds = heartbeat_seconds
+        self.role = role
+        self.ready = ready
+        self.address = address
+        self.primary = primary
+        self.moved_to = moved_to
+        self.heard_epoch = heard_epoch
+        self.connected: list[Relay] = []
+        self.tasks = Tasks(self._logger, "relays")
+        self._http_readers: dict[str, float] = {}
+        self.leases = Leases(log, clock, terms or LeaseTerms(), present=self.present)
+        self._news: list[Deferred[None]] = []
+        self._woken: Any = None
+        log.watch(self._committed)
+        log.on_turned(self.wake_soon)
+        log.on_replaced(self.leases.reload)
+
+    # -- connections ---------------------------------------------------------------------------------------
+
+    def attach(self, connection: RelayConnection) -> Relay:
+        """A connection said HELLO, or soon will."""
+        relay = Relay(self, connection)
+        self.connected.append(relay)
+        return relay
+
+    def detach(self, relay: Relay) -> None:
+        """It has gone."""
+        if relay in self.connected:
+            self.connected.remove(relay)
+        if relay.uuid and relay.is_known:
+            self.leases.seen(relay.uuid)
+
+    def present(self) -> set[str]:
+        """The uuids of all readers that are there just now."""
+        now = self.clock.seconds()
+        asking = {uuid for uuid, until in self._http_readers.items() if until > now}
+        return {relay.uuid for relay in self.connected if relay.is_known} | asking
+
+    def asked_over_http(self, uuid: str, seconds: float) -> None:
+        """A reader over HTTP was heard of; it counts as there for so long."""
+        self._http_readers[uuid] = self.clock.seconds() + seconds
+
+    def hang_up(self, uuid: str, why: str) -> None:
+        """Close the connections of this replica; when it comes again it is judged anew."""
+        for relay in list(self.connected):
+            if relay.uuid == uuid and relay.is_known:
+                relay.connection.fail(why)
+
+    def close(self, why: str) -> None:
+        """Tell every replica ERROR, and close."""
+        for relay in list(self.connected):
+            relay.connection.fail(why)
+
+    def stop(self) -> "Deferred[None]":
+        """Stop all that is under way, and keep the leases as they are now."""
+        self.halt()
+        return Deferred.fromCoroutine(self.leases.save())
+
+    def halt(self) -> None:
+        """Stop all that is under way."""
+        self.tasks.cancel_all()
+        if self._woken is not None and self._woken.active():
+            self._woken.cancel()
+        self.leases.stop()
+
+    # -- news ----------------------------------------------------------------------------------------------
+
+    async def news(self) -> None:
+        """Returns when something was committed, or may have been."""
+        waiter: Deferred[None] = Deferred()
+        self._news.append(waiter)
+        await waiter
+
+    def wake(self) -> None:
+        """Let everybody look again: an epoch has begun, or a connection has room."""
+        self._woken = None
+        waiting, self._news = self._news, []
+        for waiter in waiting:
+            if not waiter.called:
+                waiter.callback(None)
+
+    def wake_soon(self) -> None:
+        """`wake`, in a moment."""
+        if self._news and self._woken is None:
+            self._woken = self.clock.callLater(0, self.wake)
+
+    def _committed(self, facts: Sequence[Fact]) -> None:
+        if not facts[0].serial:
+            relays = [relay for relay in self.connected if relay.state == "live"]
+            if relays:
+                data = EPHEMERAL.lines(facts)
+                for relay in relays:
+                    relay.show_ephemeral(facts, data)
+            return
+        # After all other watchers, so that the ring has these facts.
+        self.wake_soon()
+
+    # -- who may be served ---------------------------------------------------------------------------------
+
+    async def judge(self, uuid: str, name: str, asked: Subscription) -> Refusal | None:
+        """Why this cannot be served, if it cannot be. The one place that decides it, for every transport."""
+        log, place = self.log, asked.place
+        if (why := self.ready()) != "":
+            # What is here just now is not what it will be a copy of.
+            return refusal("not_ready", why)
+        if asked.history != log.history:
+            return refusal(
+                "other_history", f"{name} is a copy of the log {asked.history}, this one is {log.history}"
+            )
+        if place.epoch > log.epoch:
+            self.heard_epoch(place.epoch, name)
+            return self._refuse(
+                "other_epoch", f"{name} is in epoch {place.epoch}, this daemon in {log.epoch}"
+            )
+        if self.role() == "fenced":
+            return self._refuse("read_only", "this daemon is fenced: another one is primary")
+        if self.leases.is_dropped(uuid):
+            return refusal("unknown", f"{name} was dropped from the list of replicas")
+        if not asked.filter.within(self.filter()):
+            return refusal("filtered", "this daemon has only some streams or writers, and not all of these")
+        head, begun = log.place, asked.turn
+        if begun is not None and not any(begun == _began(turn) for turn in log.turns):
+            why = f"{name} says that epoch {begun.epoch} began at serial {begun.serial}: not here"
+            return self._refuse("fork", why)
+        parted = next((turn for turn in log.turns if turn.epoch > place.epoch), None)
+        if parted is not None and parted.serial < place.serial:
+            return self._refuse(
+                "fork",
+                f"{name} has serial {place.serial} of epoch {place.epoch}; it ended at {parted.serial} here",
+            )
+        if place.serial > head.serial:
+            return self._refuse(
+                "ahead",
+                f"{name} is at serial {place.serial}, this log ends at {head.serial}",
+            )
+        if place.serial < log.begin.serial and begun is not None:
+            times = [turn.at_ms for turn in log.turns if begun == _began(turn)]
+            if asked.began_ms and asked.began_ms not in times:
+                return self._refuse("fork", f"{name} began epoch {begun.epoch} at another time")
+        if place.serial < log.begin.serial:
+            return self._refuse(
+                "trimmed",
+                f"{name} is at serial {place.serial}, this log begins after {log.begin.serial}",
+            )
+        known = head.digest if place.serial == head.serial else await log.digest_at(place.serial)
+        if known is not None and known != place.digest:
+            return self._refuse("fork", f"the histories differ at serial {place.serial}")
+        if (late := self._ahead(asked.clock)) is not None:
+            return self._refuse("ahead", late)
+        return None
+
+    def _refuse(self, code: str, message: str) -> Refusal:
+        # Who follows a replica goes on doing so: only a fenced daemon sends its replicas away.
+        moved_to = self.moved_to() if self.role() == "fenced" else ""
+        return refusal(code, message, moved_to=moved_to, epoch=self.log.epoch, serial=self.log.serial)
+
+    def _ahead(self, clock: Mapping[str, Mapping[str, int]]) -> str | None:
+        for stream, writers in clock.items():
+            reached = self.log.positions(stream)
+            for writer, token in writers.items():
+                here = reached.get(writer, 0)
+                if token > here:
+                    return f"it has {stream} of {writer} up to {token}, this log up to {here}"
+        return None
+
+    def refuses_join(self, uuid: str, name: str, wanted: Filter) -> Refusal | None:
+        """Why no copy can be given, if none can be."""
+        if self.role() == "fenced":
+            return self._refuse("read_only", "this daemon is fenced: another one is primary")
+        if (why := self.ready()) != "":
+            return refusal("not_ready", why)
+        if self.leases.is_dropped(uuid):
+            return refusal("unknown", f"{name} was dropped from the list of replicas")
+        if not wanted.within(self.filter()):
+            return refusal("filtered", "this daemon has only some streams or writers, and not all of these")
+        return None
+
+    def duplicate_of(self, relay: Relay) -> Relay | None:
+        """The other, living connection of the same replica."""
+        return next(
+            (
+                one
+                for one in self.connected
+                if one is not relay and one.uuid == relay.uuid and one.is_known and one.is_serving
+            ),
+            None,
+        )
+
+    def peers(self, *, but: str) -> list[str]:
+        """Where the replicas are, but for this one."""
+        return sorted(
+            lease.address
+            for lease in self.leases.all()
+            if lease.registered and lease.ended_ms is None and lease.address and lease.uuid != but
+        )[:MAX_PEERS]
+
+    def duplicate(self, uuid: str, name: str) -> Refusal | None:
+        """Why this cannot be served over HTTP, if the same replica is connected natively, and alive."""
+        other = next((one for one in self.connected if one.uuid == uuid and one.is_serving), None)
+        if other is None:
+            return None
+        return refusal("duplicate", f"{name} is connected already, and {other.state}")
+
+    def filter(self) -> Filter:
+        """What this daemon has itself: everything, unless it is a replica that wanted only some."""
+        noted = self.log.notes.get("filter")
+        return Filter() if noted is None else msgspec.json.decode(noted, type=Filter)
+
+    # -- what to know about them ---------------------------------------------------------------------------
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Every replica ever known, those that are worst off first."""
+        relays = {relay.uuid: relay for relay in self.connected if relay.is_known}
+        described = [self._describe(lease.uuid, relays.get(lease.uuid)) for lease in self.leases.all()]
+        order = ["ended", "lost", "behind", "never seen", "live", "idle"]
+        described.sort(key=lambda one: (order.index(one["state"]), -one["lag_rows"]))
+        return described
+
+    def _describe(self, uuid: str, relay: Relay | None) -> dict[str, Any]:
+        lease = self.leases[uuid]
+        assert lease is not None
+        lag_rows = max(0, self.log.serial - lease.serial)
+        is_there = relay is not None or uuid in self.present()
+        if lease.ended_ms is not None:
+            state = "ended"
+        elif lease.seen_ms is None:
+            state = "never seen"
+        elif not is_there:
+            state = "lost"
+        elif lag_rows or (relay is not None and relay.state != "live"):
+            state = "behind"
+        else:
+            state = "idle" if self.log.head_age() > IDLE_SECONDS else "live"
+        return {
+            "uuid": uuid,
+            "name": lease.name,
+            "state": state,
+            "registered": lease.registered,
+            "relay": relay.state if relay is not None else "http" if is_there else None,
+            "serial": lease.serial,
+            "sent": relay.sent.serial if relay is not None else None,
+            "lag_rows": lag_rows,
+            "lag_seconds": round(self.feeding.lag_seconds_at(lease.serial), 3) if lag_rows else 0.0,
+            "seen": None if lease.seen_ms is None else lease.seen_ms / 1000,
+            "address": lease.address,
+            "why": lease.reason or (relay.why if relay is not None else ""),
+        }
+
+    def describe_leases(self) -> list[dict[str, Any]]:
+        """Every lease, those that hold most back first."""
+        return [
+            {
+                "uuid": lease.uuid,
+                "name": lease.name,
+                "registered": lease.registered,
+                "serial": lease.serial,
+                "held_bytes": self.leases.held_bytes(lease.uuid),
+                "used": round(self.leases.share(lease), 4),
+                "ends_after_seconds": self.leases.terms.seconds(lease),
+                "ended": None if lease.ended_ms is None else lease.ended_ms / 1000,
+                "reason": lease.reason,
+            }
+            for lease in self.leases.all()
+        ]
+
+
+def _began(turn: Turn) -> Standing:
+    return Standing(turn.epoch, turn.serial, turn.digest)

@@ -1,0 +1,143 @@
+"""What a replica and its upstream say to each other, whatever carries it."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from synrepl.errors import ReplicationError
+from synrepl.ports.history import Place, Receipt, Snapshot, Turn
+from synrepl.replication.addresses import Address
+from synrepl.streams.facts import Fact
+from synrepl.wire.native import JoinRequest, Refusal, Subscription, WelcomeTo
+
+__all__ = [
+    "Beat",
+    "Ephemeral",
+    "Event",
+    "Facts",
+    "IConversation",
+    "IUpstream",
+    "JoinBegins",
+    "JoinEnds",
+    "Kept",
+    "Meta",
+    "Peers",
+    "RefusedByUpstream",
+    "Subscribed",
+]
+
+
+class RefusedByUpstream(ReplicationError):
+    """The upstream cannot do what was asked; `refusal` says why."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(f"{refusal.code}: {refusal.message}")
+        self.refusal = refusal
+        self.retryable = refusal.retryable
+
+
+class JoinBegins(msgspec.Struct, frozen=True):
+    """A snapshot of `place` follows, of a log of this `history` that was trimmed up to `begin`.
+
+    What is staged goes on if it is `resumed`.
+    """
+
+    join: str
+    history: str
+    place: Place
+    begin: Place
+    resumed: bool
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """Facts, in order."""
+
+    facts: Sequence[Fact]
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """All that stands beside the snapshot's facts, which were all sent."""
+
+    snapshot: Snapshot
+
+
+class Meta(msgspec.Struct, frozen=True):
+    """Epochs that begin here, and who got which answer for the facts before."""
+
+    turns: Sequence[Turn]
+    receipts: Sequence[Receipt]
+
+
+class Ephemeral(msgspec.Struct, frozen=True):
+    """Facts that nobody keeps; or, with `is_all`, all that is held of them, then where their writers are."""
+
+    facts: Sequence[Fact]
+    is_all: bool = False
+
+
+class JoinEnds(msgspec.Struct, frozen=True):
+    """All up to here was sent."""
+
+    place: Place
+
+
+class Subscribed(msgspec.Struct, frozen=True):
+    """What is lacking follows, then what comes; the upstream stands here."""
+
+    place: Place
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """All that was wanted up to `place` was sent; the upstream stands at the serial `head`."""
+
+    place: Place
+    head: int
+    at_ms: int
+
+
+class Peers(msgspec.Struct, frozen=True):
+    """Where the upstream's other replicas are."""
+
+    addresses: Sequence[str]
+
+
+Event = JoinBegins | Facts | Kept | Meta | Ephemeral | JoinEnds | Subscribed | Beat | Peers
+
+
+class IConversation(Protocol):
+    """One connection to an upstream, past the greeting."""
+
+    welcome: WelcomeTo
+
+    def join(self, asked: JoinRequest) -> None:
+        """Ask for a copy: `JoinBegins`, facts, `Kept`, facts and `Meta`, `JoinEnds` follow."""
+
+    def subscribe(self, asked: Subscription) -> None:
+        """Ask for what comes after a place: `Subscribed`, then facts, `Meta`, `Beat` and `Ephemeral`."""
+
+    async def next(self) -> Event:
+        """The next event. Raises `RefusedByUpstream`; `NotConnected` and `RemoteProtocolError` when there
+        will be no more."""
+
+    def ready(self) -> Event | None:
+        """The next event, if it is here already."""
+
+    def acknowledge(self, place: Place, at_ms: int) -> None:
+        """Everything up to there is held here, durably."""
+
+    async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
+        """The upstream's digests there, as far as it knows them. Not between `subscribe` and the end."""
+
+    def close(self) -> None:
+        """End it. Harmless when repeated."""
+
+
+class IUpstream(Protocol):
+    """How an upstream is reached."""
+
+    where: Address
+    """Which upstream it is; shown to people."""
+
+    async def connect(self, uuid: str, name: str) -> IConversation:
+        """Reach it, and be known to it. Raises as `IConversation.next` does."""

@@ -1,0 +1,62 @@
+"""What a replica asks of its log."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from synrepl.ports.history import Place, Receipt, Snapshot, Turn
+from synrepl.ports.interfaces import ILog
+from synrepl.streams.facts import Fact
+
+__all__ = ["ICopy", "IKeepLeftovers", "ReplicaLog"]
+
+
+class ICopy(Protocol):
+    """A copy of another log in the making."""
+
+    place: Place
+    notes: dict[str, str]
+
+    async def note(self, **notes: str | None) -> None: ...
+
+    async def add(self, facts: Sequence[Fact], upto: Place, *, begin: Place | None) -> None: ...
+
+    async def restore(self, snapshot: Snapshot) -> None: ...
+
+    async def follow(
+        self, facts: Sequence[Fact], receipts: Sequence[Receipt], *, upto: Place | None = None
+    ) -> None: ...
+
+    async def begin_epoch(self, turn: Turn) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class ReplicaLog(ILog, Protocol):
+    """A log that can become a copy of another one, and follow it."""
+
+    @property
+    def notes(self) -> Mapping[str, str]: ...
+
+    async def note(self, **notes: str | None) -> None: ...
+
+    async def follow(
+        self, facts: Sequence[Fact], receipts: Sequence[Receipt] = (), *, upto: Place | None = None
+    ) -> None: ...
+
+    async def begin_epoch(self, turn: Turn) -> None: ...
+
+    async def copy(self) -> Any: ...
+
+    async def drop_copy(self, copy: Any) -> None: ...
+
+    async def adopt_copy(self, copy: Any) -> None: ...
+
+    def adopt(self, stream: str, facts: Sequence[tuple[str, int, bytes]]) -> Awaitable[Any]: ...
+
+    def restart(self, stream: str, writer: str) -> None: ...
+
+    def clock(self) -> dict[str, dict[str, int]]: ...
+
+
+IKeepLeftovers = Callable[[AsyncIterator[Sequence[Fact]]], Awaitable[Any]]
+"""Keeps facts that only this copy has; gives where, or None if there was none."""

@@ -1,0 +1,297 @@
+"""Daemons in memory that are copies of each other, made of the real parts."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from prometheus_client import CollectorRegistry
+from twisted.internet.defer import Deferred
+from twisted.internet.defer import TimeoutError as TimedOut
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+
+from synrepl.errors import NotConnected
+from synrepl.ports.history import Place
+from synrepl.ports.interfaces import Appended
+from synrepl.ports.metrics import Metrics
+from synrepl.replication.addresses import Address
+from synrepl.replication.publisher import Publisher
+from synrepl.replication.relay import Keys, Leases, LeaseTerms, Relays
+from synrepl.replication.replica import Replica
+from synrepl.replication.roles import Claim, Roles
+from synrepl.storage.log import Log
+from synrepl.storage.memory import MemoryEngine
+from synrepl.storage.threads import DelayedThread
+from synrepl.streams import jsontext
+from synrepl.streams.facts import Fact
+from synrepl.streams.table import StreamTable
+from synrepl.testing.network import Link, MemoryEndpoint, Network
+from synrepl.transports.native import NativeUpstream
+from synrepl.transports.tcp import PublisherFactory
+from synrepl.wire.native import Filter
+from synrepl.wire.session import AUTO, Keepalive
+
+__all__ = ["FakeNode"]
+
+T = TypeVar("T")
+
+ANSWER_SECONDS: Final = 5.0
+
+KEEPALIVE: Final = Keepalive(ping_seconds=2.0, timeout_seconds=8.0)
+
+
+class FakeNode:
+    """A daemon with a disk of memory, behind a `Network`: a primary, or a replica of another node.
+
+    It listens under its `name`, which is its address too. `others` holds all nodes by name, and stands in for
+    HTTP: nodes tell each other of promotions through it, as long as `can_reach` says so.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        others: dict[str, "FakeNode"],
+        *,
+        name: str,
+        upstream: str | None = None,
+        wanted: Filter | None = None,
+        resync_on_fork: bool = False,
+        secret: str | None = None,
+        terms: LeaseTerms | None = None,
+        table: StreamTable | None = None,
+        disk_delay: Callable[[], float] = lambda: 0.0005,
+        jitter: Callable[[], float] = lambda: 1.0,
+        ring_bytes: int = 8 * 1024 * 1024,
+        can_reach: Callable[[str, str], bool] = lambda ours, theirs: True,
+    ) -> None:
+        self.name = name
+        self.upstream = upstream
+        self.engine = MemoryEngine()
+        self.table = table if table is not None else StreamTable.default()
+        self.metrics = Metrics(CollectorRegistry())
+        self.is_running = False
+        self.only_here: list[Fact] = []
+        self.log: Log
+        self.publisher: Publisher
+        self.relays: Relays
+        self.roles: Roles
+        self.clock: Any = network.clock
+        self._network = network
+        self._others = others
+        self._wanted = wanted
+        self._resync_on_fork = resync_on_fork
+        self._secret = secret
+        self._terms = terms
+        self._disk_delay = disk_delay
+        self._jitter = jitter
+        self._ring_bytes = ring_bytes
+        self._can_reach = can_reach
+        self._threads: list[DelayedThread] = []
+        self._factory: PublisherFactory
+        self._graves: list[Any] = []
+        others[name] = self
+
+    @property
+    def ephemeral(self) -> list[str]:
+        """The streams that nobody keeps."""
+        return [stream.name for stream in self.table if stream.ephemeral]
+
+    @property
+    def replica(self) -> Replica | None:
+        """What follows the upstream, if this is a replica."""
+        following = self.roles.replica
+        assert following is None or isinstance(following, Replica)
+        return following
+
+    # -- its life ------------------------------------------------------------------------------------------
+
+    def start(self) -> "Deferred[None]":
+        """Open the log, listen, and be what it is; fires when that is done."""
+        return Deferred.fromCoroutine(self._start())
+
+    async def _start(self) -> None:
+        clock = self.clock
+        self.metrics = Metrics(CollectorRegistry())
+        self._threads = [DelayedThread(clock, self._disk_delay) for _ in range(2)]
+        self.log = Log(
+            self.engine, self._threads[0], self._threads[1], clock, ephemeral=self.ephemeral, logger=Logger()
+        )
+        await self.log.start()
+        self.publisher = Publisher(
+            self.log, self.table, clock, self.metrics, instance="master", ring_bytes=self._ring_bytes
+        )
+        self.log.on_replaced(self.publisher.replaced)
+        self.relays = Relays(
+            self.log,
+            self.publisher,
+            clock,
+            instance=self.name,
+            server_name="hs",
+            ephemeral=self.ephemeral,
+            keys=Keys(self._secret),
+            terms=self._terms,
+            role=lambda: self.roles.role,
+            ready=self._not_ready,
+            address=lambda: self.name,
+            primary=lambda: str(self.roles.primary),
+            moved_to=lambda: str(self.roles.primary) if self.roles.role != "primary" else "",
+            heard_epoch=lambda epoch, who: self.roles.heard_epoch(epoch, who),  # noqa: PLW0108  # made below
+        )
+        self._factory = PublisherFactory(
+            self.publisher,
+            server_name="hs",
+            dialect=AUTO,
+            clock=clock,
+            metrics=self.metrics,
+            relays=lambda: self.relays,
+            keepalive=KEEPALIVE,
+        )
+        self.roles = Roles(
+            self.log,
+            clock,
+            name=self.name,
+            has_upstream=self.upstream is not None,
+            address=lambda: Address(self.name),
+            follow=self._follow,
+            tell=_Telling(self),
+            others=self._known,
+        )
+        self.log.on_replaced(self._drop_readers)
+        self._network.listen(self.name, self._factory)
+        self.is_running = True
+        self.roles.start()
+
+    def _follow(self, where: Address | None) -> Replica:
+        address = where.native if where is not None else (self.upstream or "")
+        return Replica(
+            self.log,
+            NativeUpstream(
+                MemoryEndpoint(self._network, self.name, address),
+                self.clock,
+                self.metrics,
+                where=Address(address),
+                secret=self._secret,
+                address=lambda: self.name,
+                keepalive=KEEPALIVE,
+            ),
+            self.clock,
+            name=self.name,
+            ephemeral=self.ephemeral,
+            wanted=self._wanted,
+            resync_on_fork=self._resync_on_fork,
+            leftovers=self._keep_leftovers,
+            jitter=self._jitter,
+            moved=self.roles.moved,
+        )
+
+    async def _keep_leftovers(self, pages: Any) -> Path | None:
+        kept: list[Fact] = []
+        async for facts in pages:
+            kept += facts
+        # As a file: whole or not at all.
+        self.only_here += kept
+        return Path("only-here") if kept else None
+
+    def _known(self) -> Sequence[Address]:
+        noted = self.log.notes.get("peers", "[]")
+        peers = [Address.parse(text) for text in jsontext.loads(noted.encode())]
+        return [
+            *peers,
+            *(Address.parse(lease.address) for lease in self.relays.leases.all() if lease.address),
+        ]
+
+    def _not_ready(self) -> str:
+        replica = self.roles.replica
+        return "this replica has no whole copy yet" if replica is not None and not replica.is_whole else ""
+
+    def _drop_readers(self) -> None:
+        self._factory.close("the history here was replaced")
+
+    def kill(self) -> None:
+        """End at once, as by SIGKILL: what was committed stays, everything else is gone."""
+        self.is_running = False
+        self._network.stop_listening(self.name)
+        if hasattr(self, "roles"):
+            self.roles.stop()
+        if hasattr(self, "relays"):
+            self.relays.halt()
+        for thread in self._threads:
+            # What waits for an answer waits for ever; if it were let go of, it would end in order.
+            self._graves.append(list(thread._waiting))
+            Deferred.fromCoroutine(thread.stop())
+        for link in self.links():
+            link.cut()
+        if hasattr(self, "publisher"):
+            self.publisher.stop()
+        if hasattr(self, "log"):
+            log = self.log
+            for timer in log._timers.values():
+                if timer.active():
+                    timer.cancel()
+            self._graves.append((list(log._queue), list(log._idle)))
+            log._is_open = False
+            log._queue.clear()
+            log._idle.clear()
+        self.engine.crash()
+
+    def links(self) -> list[Link]:
+        """The open connections that begin or end here."""
+        return self._network.links_of(self.name)
+
+    # -- what is asked of it -------------------------------------------------------------------------------
+
+    def append(
+        self,
+        stream: str,
+        facts: Sequence[list[bytes | list[object]]],
+        *,
+        writer: str = "master",
+        key: str | None = None,
+    ) -> "Deferred[Appended]":
+        """Add facts, each a list of rows, as a POST would."""
+        declared = self.table[stream]
+        return Deferred.fromCoroutine(
+            self._append(stream, writer, [declared.canonical_fact(rows) for rows in facts], key)
+        )
+
+    async def _append(self, stream: str, writer: str, facts: list[bytes], key: str | None) -> Appended:
+        if not self.is_running:
+            raise NotConnected(f"{self.name} is not running")
+        return await self.log.append(stream, writer, facts, key=key)
+
+    @property
+    def leases(self) -> Leases:
+        """Who needs what of its log."""
+        return self.relays.leases
+
+
+class _Telling:
+    """`roles.ITellOthers`, by calling the other node after a moment, if it can be reached."""
+
+    def __init__(self, node: FakeNode) -> None:
+        self._node = node
+
+    async def hand_over(self, address: Address, seconds: float) -> Place:
+        other = await self._reach(address)
+        place = await self._answer(other.roles.hand_over(seconds))
+        await self._reach(address)
+        return place
+
+    async def claim(self, address: Address, claim: Claim) -> None:
+        other = await self._reach(address)
+        await self._answer(Deferred.fromCoroutine(other.roles.heard(claim)))
+
+    async def _answer(self, asked: "Deferred[T]") -> T:
+        """Who is killed meanwhile never answers."""
+        try:
+            return await asked.addTimeout(ANSWER_SECONDS, self._node.clock)
+        except TimedOut:
+            raise NotConnected(f"no answer in {ANSWER_SECONDS:g} seconds") from None
+
+    async def _reach(self, address: Address) -> FakeNode:
+        node = self._node
+        await deferLater(node.clock, 0.01)
+        other = node._others.get(address.native)
+        if other is None or not other.is_running or not node._can_reach(node.name, other.name):
+            raise NotConnected(f"{address.native} cannot be reached")
+        return other

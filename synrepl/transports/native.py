@@ -1,0 +1,398 @@
+"""A replica's connection to its upstream, over TCP or anything else that Twisted has an endpoint for."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import TimeoutError as TimedOut
+from twisted.internet.interfaces import IAddress, IStreamClientEndpoint
+from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from synrepl.errors import LocalProtocolError, NotConnected, RemoteProtocolError
+from synrepl.ports.history import Place
+from synrepl.ports.interfaces import IClock
+from synrepl.ports.metrics import Metrics
+from synrepl.replication.addresses import Address
+from synrepl.replication.relay.meta import read_meta, read_snapshot
+from synrepl.replication.relay.proof import PRIMARY, REPLICA, nonce, proof, proves
+from synrepl.replication.replica.conversation import (
+    Beat,
+    Ephemeral,
+    Event,
+    Facts,
+    JoinBegins,
+    JoinEnds,
+    Kept,
+    Meta,
+    Peers,
+    RefusedByUpstream,
+    Subscribed,
+)
+from synrepl.streams.entries import read_facts
+from synrepl.wire import native
+from synrepl.wire.blocks import BlockReader, Payload
+from synrepl.wire.commands import Error, Ping, Server
+from synrepl.wire.declare import CLIENT, Command
+from synrepl.wire.dialect import NATIVE
+from synrepl.wire.native import Standing, read, say
+from synrepl.wire.session import KEEPALIVE, Close, Deliver, Keepalive, Send, Session
+
+__all__ = ["NativeUpstream", "UpstreamConnection"]
+
+CONNECT_SECONDS: Final = 30.0
+"""For the greeting too."""
+
+HELD_BYTES: Final = 4 * 1024 * 1024
+"""Of blocks that wait to be taken; then the connection is read no further."""
+
+
+class UpstreamConnection(Protocol):
+    """One conversation (`replica.IConversation`)."""
+
+    transport: Any
+    _logger = Logger()
+
+    def __init__(
+        self, clock: IClock, metrics: Metrics, *, name: str, expected_server: str | None, keepalive: Keepalive
+    ) -> None:
+        self.welcome: native.WelcomeTo
+        self.session = Session(
+            CLIENT,
+            NATIVE,
+            name=name,
+            seconds=clock.seconds,
+            expected_server=expected_server,
+            keepalive=keepalive,
+        )
+        self._clock = clock
+        self._metrics = metrics
+        self._silence = keepalive.timeout_seconds
+        self._reader = BlockReader()
+        self._events: deque[tuple[int, Any]] = deque()
+        self._held = 0
+        self._is_paused = False
+        self._end: Exception | None = None
+        self._waiter: Deferred[None] | None = None
+        self._timer: Any = None
+        self._heard = clock.seconds()
+        self.is_open = False
+
+    # -- Twisted's side ------------------------------------------------------------------------------------
+
+    def connectionMade(self) -> None:
+        self.is_open = True
+        self._metrics.connections.inc()
+        if set_no_delay := getattr(self.transport, "setTcpNoDelay", None):
+            set_no_delay(True)
+        self._do(self.session.connected())
+        self._arm()
+
+    def dataReceived(self, data: bytes) -> None:
+        self._metrics.bytes_in.inc(len(data))
+        self._heard = self._clock.seconds()
+        if self._end is not None:
+            return
+        try:
+            lines: list[bytes] = []
+            for found in self._reader.feed(data):
+                if isinstance(found, bytes):
+                    lines.append(found)
+                    continue
+                self._lines(lines)
+                lines = []
+                self._put(len(found.data), _event(found))
+            self._lines(lines)
+        except RemoteProtocolError as error:
+            self._do(self.session.fail(error.why))
+            self._finish(error)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        if self.is_open:
+            self.is_open = False
+            self._metrics.connections.dec()
+        self.session.closed = True
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        self._finish(NotConnected(f"the connection was lost: {reason.getErrorMessage()}"))
+
+    def _lines(self, lines: Sequence[bytes]) -> None:
+        self._do(self.session.receive(lines))
+
+    def _do(self, actions: Any) -> None:
+        for action in actions:
+            match action:
+                case Send(data):
+                    self._write(data)
+                case Deliver(commands):
+                    for command in commands:
+                        self._command(command)
+                case Close(why):
+                    self._finish(RemoteProtocolError(why))
+                    self.close()
+
+    def _command(self, command: Any) -> None:
+        match command:
+            case native.Heartbeat():
+                place = Place(command.epoch, command.serial, command.digest)
+                self._put(0, Beat(place, command.head, command.at_ms))
+            case native.Refused():
+                self._put(0, RefusedByUpstream(read(native.Refusal, command.said)))
+            case native.Joining():
+                said = read(native.JoiningFrom, command.said)
+                self._put(
+                    0,
+                    JoinBegins(said.join, said.history, _place(said.place), _place(said.begin), said.resumed),
+                )
+            case native.Joined():
+                self._put(0, JoinEnds(_place(read(native.JoinedAt, command.said).place)))
+            case native.Subscribed():
+                self._put(0, Subscribed(_place(read(Standing, command.said))))
+            case native.Challenge():
+                self._put(0, read(native.Known, command.said))
+            case native.Welcome():
+                self._put(0, read(native.WelcomeTo, command.said))
+            case native.DigestsAre():
+                self._put(0, read(native.DigestsAt, command.said))
+            case native.Peers():
+                self._put(0, Peers(read(_Peers, b'{"addresses":%b}' % command.said).addresses))
+            case Error():
+                self._finish(NotConnected(f"the upstream says: {command.text}"))
+            case Ping() | Server():
+                pass
+            case _:
+                raise RemoteProtocolError(f"{type(command).__name__} is not said to replicas")
+
+    def _arm(self) -> None:
+        delay = max(0.0, min(self.session.deadline() - self._clock.seconds(), self._silence))
+        self._timer = self._clock.callLater(delay, self._tick)
+
+    def _tick(self) -> None:
+        if self._is_paused:
+            self._heard = self._clock.seconds()
+            self.session.not_listening()
+        self._do(self.session.tick())
+        if self._clock.seconds() - self._heard >= self._silence:
+            self._finish(NotConnected(f"the upstream was silent for {self._silence:g} seconds"))
+            self.transport.abortConnection()
+        if not self.session.closed:
+            self._arm()
+
+    # -- events --------------------------------------------------------------------------------------------
+
+    def _put(self, size: int, event: Any) -> None:
+        self._events.append((size, event))
+        self._held += size
+        if self._held > HELD_BYTES and not self._is_paused:
+            self._is_paused = True
+            self.transport.pauseProducing()
+        self._wake()
+
+    def _take(self) -> Any:
+        size, event = self._events.popleft()
+        self._held -= size
+        if self._is_paused and self._held <= HELD_BYTES // 2:
+            self._is_paused = False
+            if self.is_open:
+                self.transport.resumeProducing()
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+    def _finish(self, error: Exception) -> None:
+        if self._end is None:
+            self._end = error
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.called:
+            waiter.callback(None)
+
+    async def _next(self) -> Any:
+        while not self._events:
+            if self._end is not None:
+                raise self._end
+            self._waiter = Deferred()
+            await self._waiter
+        return self._take()
+
+    async def next(self) -> Event:
+        """The next event, once there is one."""
+        event: Event = await self._next()
+        return event
+
+    def ready(self) -> Event | None:
+        """The next event, if it is here."""
+        if not self._events or isinstance(self._events[0][1], Exception):
+            return None
+        event: Event = self._take()
+        return event
+
+    # -- what is said --------------------------------------------------------------------------------------
+
+    async def greet(
+        self, uuid: str, name: str, secret: str | None, address: str, *, registered: bool
+    ) -> None:
+        """Be known to the upstream, and know that it is the one that knows the secret."""
+        mine = nonce()
+        greeting = native.Greeting(uuid=uuid, name=name, nonce=mine, registered=registered, address=address)
+        self.send(native.Hello(said=say(greeting)))
+        known: native.Known = await self._expect(native.Known)
+        if known.proof and secret is None:
+            raise NotConnected("the upstream wants a proof of the secret, and none is set here (secret_file)")
+        nonces = (known.nonce, mine)
+        shown = "" if secret is None else proof(secret, REPLICA, nonces, uuid, name)
+        self.send(native.Auth(said=say(native.Proof(shown))))
+        self.welcome = await self._expect(native.WelcomeTo)
+        if secret is not None and not proves(self.welcome.proof, secret, PRIMARY, nonces, uuid, name):
+            raise NotConnected("the upstream could not prove that it knows the secret: is it the right one?")
+
+    async def _expect(self, shape: Any) -> Any:
+        said = await self._next()
+        if not isinstance(said, shape):
+            raise RemoteProtocolError(f"{type(said).__name__} came where {shape.__name__} was to come")
+        return said
+
+    def join(self, asked: native.JoinRequest) -> None:
+        """Ask for a copy."""
+        self.send(native.Join(said=say(asked)))
+
+    def subscribe(self, asked: native.Subscription) -> None:
+        """Ask for what comes after a place."""
+        self.send(native.Subscribe(said=say(asked)))
+
+    def acknowledge(self, place: Place, at_ms: int) -> None:
+        """Everything up to there is held."""
+        if not self.session.closed:
+            self.send(native.Ack(epoch=place.epoch, serial=place.serial, at_ms=at_ms))
+
+    async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
+        """The upstream's digests there."""
+        self.send(native.Digests(said=msgspec.json.encode(list(serials))))
+        said: native.DigestsAt = await self._expect(native.DigestsAt)
+        return {int(serial): digest for serial, digest in said.digests.items()}
+
+    def send(self, command: Command) -> None:
+        """Send one command."""
+        if self.session.closed:
+            raise NotConnected("the connection to the upstream is closed")
+        try:
+            self._write(self.session.lines([command]))
+        except LocalProtocolError as error:
+            raise RemoteProtocolError(f"what is to be said does not fit: {error.why}") from error
+
+    def _write(self, data: bytes) -> None:
+        self._metrics.bytes_out.inc(len(data))
+        self.transport.write(data)
+
+    def close(self) -> None:
+        """End it."""
+        self.session.closed = True
+        if self.is_open:
+            self.transport.abortConnection()
+
+
+class NativeUpstream:
+    """An upstream that is spoken to natively (`replica.IUpstream`)."""
+
+    def __init__(
+        self,
+        endpoint: IStreamClientEndpoint,
+        clock: IClock,
+        metrics: Metrics,
+        *,
+        where: Address,
+        secret: str | None = None,
+        expected_server: str | None = None,
+        registered: bool = True,
+        address: Callable[[], str] = lambda: "",
+        keepalive: Keepalive = KEEPALIVE,
+    ) -> None:
+        self.where = where
+        self._endpoint = endpoint
+        self._clock = clock
+        self._metrics = metrics
+        self._secret = secret
+        self._expected_server = expected_server
+        self._registered = registered
+        self._address = address
+        self._keepalive = keepalive
+
+    async def connect(self, uuid: str, name: str) -> UpstreamConnection:
+        """Reach it, and be known to it."""
+        factory = _Factory(self, name)
+        connecting: Deferred[Any] = self._endpoint.connect(factory)
+        connecting.addTimeout(CONNECT_SECONDS, self._clock)  # type: ignore[arg-type]
+        try:
+            connection: UpstreamConnection = await connecting
+        except TimedOut:
+            raise NotConnected(f"{self.where} has not answered in {CONNECT_SECONDS:g} seconds") from None
+        except CancelledError:
+            raise
+        except Exception as error:
+            raise NotConnected(f"{self.where} cannot be reached: {error}") from error
+        greeting: Deferred[None] = Deferred.fromCoroutine(
+            connection.greet(uuid, name, self._secret, self._address(), registered=self._registered)
+        )
+        greeting.addTimeout(CONNECT_SECONDS, self._clock)  # type: ignore[arg-type]
+        try:
+            await greeting
+        except TimedOut:
+            connection.close()
+            raise NotConnected(
+                f"{self.where} has not said who it is in {CONNECT_SECONDS:g} seconds: no daemon of ours?"
+            ) from None
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def build(self, name: str) -> UpstreamConnection:
+        """A protocol for a new connection."""
+        return UpstreamConnection(
+            self._clock,
+            self._metrics,
+            name=name,
+            expected_server=self._expected_server,
+            keepalive=self._keepalive,
+        )
+
+
+class _Factory(Factory):
+    noisy = False
+
+    def __init__(self, upstream: NativeUpstream, name: str) -> None:
+        self._upstream = upstream
+        self._name = name
+
+    def buildProtocol(self, addr: IAddress | None) -> UpstreamConnection:
+        made = self._upstream.build(self._name)
+        made.factory = self
+        return made
+
+
+class _Peers(msgspec.Struct):
+    addresses: list[str]
+
+
+def _event(payload: Payload) -> Event:
+    match payload.kind:
+        case "facts":
+            return Facts(read_facts(payload.data))
+        case "ephemeral":
+            return Ephemeral(read_facts(payload.data))
+        case "held":
+            return Ephemeral(read_facts(payload.data), is_all=True)
+        case "meta":
+            return Meta(*read_meta(payload.data))
+        case "snapshot":
+            return Kept(read_snapshot(payload.data))
+    raise RemoteProtocolError(f"a block of {payload.kind} is not known here")
+
+
+def _place(said: Standing) -> Place:
+    return Place(said.epoch, said.serial, said.digest)

@@ -1,0 +1,407 @@
+"""What only two daemons of ours say to each other: how a replica makes itself known, joins and subscribes.
+
+The replica speaks first, and a server that was not spoken to so never says any of this. All of it goes as
+lines, like every other command; what is large goes as a `Block`: a line that says how long it is, and behind
+it exactly so many bytes.
+
+::
+
+    replica                                  primary
+    HELLO      who I am, a nonce        -->
+                                        <--  CHALLENGE   a nonce, whether a proof is wanted
+    AUTH       a proof                  -->
+                                        <--  WELCOME     a proof, which history, where it stands
+    JOIN       from the beginning or on -->
+                                        <--  JOINING     the place of the snapshot
+                                        <--  BLOCK facts ... BLOCK meta ... BLOCK facts
+                                        <--  JOINED      the place reached
+    SUBSCRIBE  where I stand            -->
+                                        <--  SUBSCRIBED
+                                        <--  BLOCK facts, HEARTBEAT ...
+    ACK        what I hold              -->
+
+In place of any answer the primary may say REFUSED, and why; after it the connection ends.
+"""
+
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from synrepl.errors import LocalProtocolError, RemoteProtocolError
+from synrepl.wire.declare import CLIENT, SERVER, Command, command, integer, json_rest, word
+from synrepl.wire.dialect import NATIVE
+
+__all__ = [
+    "VERSION",
+    "Ack",
+    "Auth",
+    "Block",
+    "Challenge",
+    "Digests",
+    "DigestsAre",
+    "DigestsAt",
+    "Filter",
+    "Greeting",
+    "Heartbeat",
+    "Hello",
+    "Join",
+    "Joined",
+    "Joining",
+    "JoinedAt",
+    "JoiningFrom",
+    "JoinRequest",
+    "Known",
+    "Peers",
+    "Proof",
+    "Refusal",
+    "Refused",
+    "Standing",
+    "Subscribe",
+    "Subscribed",
+    "Subscription",
+    "Welcome",
+    "WelcomeTo",
+    "native_commands",
+    "read",
+    "say",
+]
+
+VERSION: Final = 1
+"""Of this conversation. A peer of a higher one is spoken to in ours."""
+
+SINCE: Final = "999.0"
+M = TypeVar("M", bound=msgspec.Struct)
+
+
+# -- what is said in them ----------------------------------------------------------------------------------
+
+
+class Filter(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which facts a reader wants: of these streams and of these writers; None: of all."""
+
+    streams: tuple[str, ...] | None = None
+    writers: tuple[str, ...] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether everything passes."""
+        return self.streams is None and self.writers is None
+
+    def within(self, wider: "Filter") -> bool:
+        """Whether nothing passes that does not pass `wider`."""
+        return all(
+            theirs is None or (ours is not None and set(ours) <= set(theirs))
+            for ours, theirs in ((self.streams, wider.streams), (self.writers, wider.writers))
+        )
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """A place in a history."""
+
+    epoch: int
+    serial: int
+    digest: str
+
+
+class Greeting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """HELLO: a replica says who it is. `address` is where it is itself, `nonce` is random."""
+
+    uuid: str
+    name: str
+    nonce: str
+    version: int = VERSION
+    registered: bool = True
+    address: str = ""
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """CHALLENGE: the primary's nonce, and whether it wants a proof."""
+
+    nonce: str
+    proof: bool
+    version: int = VERSION
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """AUTH: that one knows the secret, without saying it."""
+
+    proof: str = ""
+
+
+class WelcomeTo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """WELCOME: who the upstream is, which history it has, and where that begins and stands.
+
+    `address` is where it is, `primary` where the primary is, if it is not itself.
+    """
+
+    proof: str
+    history: str
+    uuid: str
+    instance: str
+    server_name: str
+    role: str
+    place: Standing
+    begin: int
+    filter: Filter = Filter()
+    address: str = ""
+    primary: str = ""
+
+
+class JoinRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """JOIN: a copy is wanted; with `join` that one of before, from `place` on."""
+
+    filter: Filter = Filter()
+    join: str = ""
+    place: Standing | None = None
+    has_meta: bool = False
+
+
+class JoiningFrom(msgspec.Struct, frozen=True, kw_only=True):
+    """JOINING: the snapshot is of `place`; the log was trimmed up to `begin`; it goes on after `after`."""
+
+    join: str
+    history: str
+    place: Standing
+    begin: Standing
+    after: int
+    resumed: bool
+
+
+class JoinedAt(msgspec.Struct, frozen=True):
+    """JOINED: all up to here was sent; adopt it."""
+
+    place: Standing
+
+
+class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """SUBSCRIBE: where the replica stands, and what it wants from there on.
+
+    `turn` is where its epoch began, `began_ms` when: where trimming hides digests, that tells two daemons
+    apart that were promoted into one epoch at one place.
+    """
+
+    history: str
+    place: Standing
+    filter: Filter = Filter()
+    clock: dict[str, dict[str, int]] = {}
+    turn: Standing | None = None
+    began_ms: int = 0
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """REFUSED: what cannot be, by a code for programs and in words; whether to try the same again."""
+
+    code: str
+    message: str
+    retryable: bool
+    moved_to: str = ""
+    epoch: int = 0
+    serial: int = 0
+
+
+class DigestsAt(msgspec.Struct, frozen=True):
+    """The digests at these serials, as far as they are known; None for the others."""
+
+    digests: dict[str, str | None]
+
+
+# -- the commands ------------------------------------------------------------------------------------------
+
+
+@command("HELLO", sent_by=CLIENT, since=SINCE)
+class Hello(Command, frozen=True):
+    """A replica makes itself known: `uuid`, `name`, `nonce`, `registered`, `address`."""
+
+    said: bytes = json_rest()
+
+    EXAMPLES = {NATIVE: 'HELLO {"uuid":"u","name":"replica1","nonce":"n"}'}
+
+
+@command("CHALLENGE", sent_by=SERVER, since=SINCE)
+class Challenge(Command, frozen=True):
+    """The primary's nonce, and whether it wants a proof of the secret."""
+
+    said: bytes = json_rest()
+
+    EXAMPLES = {NATIVE: 'CHALLENGE {"nonce":"n","proof":true,"version":1}'}
+
+
+@command("AUTH", sent_by=CLIENT, since=SINCE)
+class Auth(Command, frozen=True):
+    """HMAC-SHA256 over both nonces, the uuid and the name; the secret itself is never sent."""
+
+    said: bytes = json_rest()
+
+    EXAMPLES = {NATIVE: 'AUTH {"proof":"0a1b"}'}
+
+    def __repr__(self) -> str:
+        return "Auth(said=...)"
+
+
+@command("WELCOME", sent_by=SERVER, since=SINCE)
+class Welcome(Command, frozen=True):
+    """Who the primary is, with its own proof; which history it has, and where that stands."""
+
+    said: bytes = json_rest()
+
+    EXAMPLES = {NATIVE: 'WELCOME {"proof":"0a1b","history":"h","uuid":"u"}'}
+
+
+@command("JOIN", sent_by=CLIENT, since=SINCE)
+class Join(Command, frozen=True):
+    """A copy of everything is wanted, or the rest of one that was cut off."""
+
+    said: bytes = json_rest()
+
+    EXAMPLES = {NATIVE: "JOIN {}"}
+
+
+@command("JOINING", sent_by=SERVER, since=SINCE)
+class Joining(Command, frozen=True):
+    """A snapshot follows, of this place."""
+
+    said: bytes = json_rest()
+
+    EXAMPLES = {NATIVE: 'JOINING {"join":"j","history":"h","after":0,"resumed":false}'}
+
+
+@command("JOINED", sent_by=SERVER, since=SINCE)
+class Joined(Command, frozen=True):
+    """The copy is whole up to this place."""
+
+    said: bytes = json_rest()
+
+    EXAMPLES = {NATIVE: 'JOINED {"place":{"epoch":1,"serial":7,"digest":"d"}}'}
+
+
+@command("SUBSCRIBE", sent_by=CLIENT, since=SINCE)
+class Subscribe(Command, frozen=True):
+    """Where the replica stands, and which streams and writers it wants from there on."""
+
+    said: bytes = json_rest()
+
+    EXAMPLES = {NATIVE: 'SUBSCRIBE {"history":"h","place":{"epoch":1,"serial":7,"digest":"d"}}'}
+
+
+@command("SUBSCRIBED", sent_by=SERVER, since=SINCE)
+class Subscribed(Command, frozen=True):
+    """It can be served: what it lacks follows, then what comes. Says where the primary stands."""
+
+    said: bytes = json_rest()
+
+    EXAMPLES = {NATIVE: 'SUBSCRIBED {"epoch":1,"serial":9,"digest":"e"}'}
+
+
+@command("BLOCK", sent_by=SERVER, since=SINCE)
+class Block(Command, frozen=True):
+    """So many bytes follow, lines of JSON with this checksum (SHA-256).
+
+    `kind` is ``facts`` (a fact a line, as the changelog has it), ``meta`` (turns, receipts),
+    ``snapshot`` (all that stands beside a snapshot), ``ephemeral`` (facts that nobody keeps) or ``held`` (all
+    that is held of those, and where their writers are).
+    """
+
+    kind: str = word()
+    lines: int = integer()
+    size: int = integer()
+    sha256: str = word()
+
+    EXAMPLES = {NATIVE: "BLOCK facts 2 310 9f86d081884c7d65"}
+
+
+@command("HEARTBEAT", sent_by=SERVER, since=SINCE)
+class Heartbeat(Command, frozen=True):
+    """All that is wanted up to this place was sent; `head` is where the primary stands, `at_ms` its clock."""
+
+    epoch: int = integer()
+    serial: int = integer()
+    digest: str = word()
+    head: int = integer()
+    at_ms: int = integer()
+
+    EXAMPLES = {NATIVE: "HEARTBEAT 1 812 9f86d081 900 1490197665618"}
+
+
+@command("ACK", sent_by=CLIENT, since=SINCE)
+class Ack(Command, frozen=True):
+    """The replica holds everything up to here, durably; `at_ms` is that of the last HEARTBEAT it had then."""
+
+    epoch: int = integer()
+    serial: int = integer()
+    at_ms: int = integer()
+
+    EXAMPLES = {NATIVE: "ACK 1 812 1490197665618"}
+
+
+@command("DIGESTS", sent_by=CLIENT, since=SINCE)
+class Digests(Command, frozen=True):
+    """Which digests are at these serials? Asked to find where two histories part."""
+
+    said: bytes = json_rest()
+
+    EXAMPLES = {NATIVE: "DIGESTS [1,512]"}
+
+
+@command("DIGESTS_ARE", sent_by=SERVER, since=SINCE)
+class DigestsAre(Command, frozen=True):
+    """The digests at those serials, as far as they are known here."""
+
+    said: bytes = json_rest()
+
+    EXAMPLES = {NATIVE: 'DIGESTS_ARE {"digests":{"1":"d","512":null}}'}
+
+
+@command("PEERS", sent_by=SERVER, since=SINCE)
+class Peers(Command, frozen=True):
+    """Where the other replicas are: whoever becomes primary tells them."""
+
+    said: bytes = json_rest()
+
+    EXAMPLES = {NATIVE: 'PEERS ["tcp:host:9092 http://host:9093"]'}
+
+
+@command("REFUSED", sent_by=SERVER, since=SINCE)
+class Refused(Command, frozen=True):
+    """It cannot be: a code, a text, and whether it may help to try again."""
+
+    said: bytes = json_rest()
+
+    EXAMPLES = {NATIVE: 'REFUSED {"code":"trimmed","message":"...","retryable":false}'}
+
+
+def native_commands() -> list[type[Command]]:
+    """The commands declared here, in the order of the conversation."""
+    return [
+        Hello,
+        Challenge,
+        Auth,
+        Welcome,
+        Join,
+        Joining,
+        Joined,
+        Subscribe,
+        Subscribed,
+        Block,
+        Heartbeat,
+        Ack,
+        Digests,
+        DigestsAre,
+        Peers,
+        Refused,
+    ]
+
+
+def say(message: Any) -> bytes:
+    """The JSON of a message, for a command that holds one."""
+    try:
+        return msgspec.json.encode(message)
+    except (TypeError, ValueError) as error:
+        raise LocalProtocolError(f"cannot write {type(message).__name__}: {error}") from error
+
+
+def read(shape: type[M], said: bytes) -> M:
+    """The message of a command. Raises RemoteProtocolError, with words for the peer."""
+    try:
+        return msgspec.json.decode(said, type=shape)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteProtocolError(f"cannot parse {shape.__name__}: {error}") from error

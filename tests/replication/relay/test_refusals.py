@@ -1,0 +1,306 @@
+"""Everything that a primary cannot do for a replica, and what becomes of it."""
+
+import pytest
+
+from synrepl.replication.relay import REFUSALS, LeaseTerms
+from synrepl.replication.retention import keys_of
+from synrepl.testing.replicas import FakeNode
+from synrepl.wire.native import Filter, JoinRequest, Standing, WelcomeTo
+from tests.replication.worlds import RawReplica, World
+
+PINNED = "raw-uuid"
+
+
+def known(world: World, node: FakeNode) -> tuple[RawReplica, WelcomeTo]:
+    """A replica that may say what it wants."""
+    raw = world.raw(node.name)
+    welcome = raw.greet(world)
+    assert welcome is not None
+    return raw, welcome
+
+
+def trim(world: World, node: FakeNode, upto: int) -> None:
+    from twisted.internet.defer import Deferred
+
+    world.done(Deferred.fromCoroutine(node.log.trim(upto, keys_of(node.table), 1000)))
+
+
+def check(world: World, node: FakeNode, raw: RawReplica, code: str) -> None:
+    """Refused so, by code and in words; the connection ends, and nothing is kept for it."""
+    world.pass_(0.2)
+    refused = raw.refusal()
+
+    assert code == refused["code"]
+    assert REFUSALS[code].retryable is refused["retryable"]
+    assert refused["message"]
+    assert raw.is_lost
+    lease = node.leases[PINNED]
+    assert lease is None or lease.ended_ms is not None
+
+
+def test_trimmed() -> None:
+    """What it lacks is gone: it is told before it is told that all is well."""
+    world = World()
+    a = world.node("a")
+    world.wrote(a, 20)
+    trim(world, a, 15)
+    raw, welcome = known(world, a)
+    raw.subscribe(world, welcome, Standing(1, 7, "d"))
+
+    check(world, a, raw, "trimmed")
+    assert [] == raw.lines("SUBSCRIBED")
+
+
+def test_ahead() -> None:
+    """It has more than there is: the primary was restored, and must not starve it in silence."""
+    world = World()
+    a = world.node("a")
+    world.wrote(a, 5)
+    raw, welcome = known(world, a)
+    raw.subscribe(world, welcome, Standing(1, 9, "d"))
+
+    check(world, a, raw, "ahead")
+
+
+def test_ahead_by_one_writer() -> None:
+    """Sums and serials can be equal where vectors are not."""
+    world = World()
+    a = world.node("a")
+    world.wrote(a, 5)
+    raw, welcome = known(world, a)
+    raw.subscribe(world, welcome, clock={"to_device": {"master": 6}})
+
+    check(world, a, raw, "ahead")
+
+
+def test_other_epoch() -> None:
+    """It knows a later epoch, so that this daemon takes nothing more."""
+    world = World()
+    a = world.node("a")
+    world.wrote(a, 5)
+    raw, welcome = known(world, a)
+    raw.subscribe(world, welcome, Standing(2, 5, welcome.place.digest))
+
+    check(world, a, raw, "other_epoch")
+    assert "fenced" == a.roles.role
+
+
+def test_fork() -> None:
+    """The same serial, another digest."""
+    world = World()
+    a = world.node("a")
+    world.wrote(a, 5)
+    raw, welcome = known(world, a)
+    raw.subscribe(world, welcome, Standing(1, 5, "d" * 64))
+
+    check(world, a, raw, "fork")
+
+
+def test_fork_that_trimming_hides() -> None:
+    """Who wrote on after its epoch had ended elsewhere must not take itself for one that is behind."""
+    world = World()
+    a, b, _ = world.chain()
+    world.wrote(a, 5)
+    world.pass_(1)
+    world.promote(b)
+    world.wrote(b, 20)
+    trim(world, b, 18)
+    raw, welcome = known(world, b)
+    raw.subscribe(world, welcome, Standing(1, 7, "d" * 64))
+
+    check(world, b, raw, "fork")
+
+
+def test_fork_within_an_epoch() -> None:
+    """Two daemons were promoted into one epoch, at different places."""
+    world = World()
+    a = world.node("a")
+    world.wrote(a, 5)
+    raw, welcome = known(world, a)
+    raw.subscribe(world, welcome, turn=Standing(1, 3, "c" * 64))
+
+    check(world, a, raw, "fork")
+
+
+def test_other_history() -> None:
+    """It is a copy of another log."""
+    world = World()
+    a = world.node("a")
+    raw, welcome = known(world, a)
+    raw.subscribe(world, welcome, history="another")
+
+    check(world, a, raw, "other_history")
+
+
+def test_duplicate() -> None:
+    """The same uuid twice: the first one stays."""
+    world = World()
+    a = world.node("a")
+    first, welcome = known(world, a)
+    first.subscribe(world, welcome)
+    second, welcome = known(world, a)
+    second.subscribe(world, welcome)
+    world.pass_(0.2)
+
+    assert "duplicate" == second.refusal()["code"]
+    assert second.refusal()["retryable"]
+    assert not first.is_lost
+    world.wrote(a, 1)
+    world.pass_(0.2)
+    assert 1 == len(first.blocks("facts"))
+
+
+def test_unknown() -> None:
+    """An operator dropped it."""
+    world = World()
+    a = world.node("a")
+    raw, welcome = known(world, a)
+    raw.subscribe(world, welcome)
+    raw.transport.abortConnection()
+    world.pass_(0.1)
+    assert a.leases.drop("raw") is not None
+    raw, welcome = known(world, a)
+    raw.subscribe(world, welcome)
+
+    check(world, a, raw, "unknown")
+
+
+@pytest.mark.parametrize("word", ["JOIN", "SUBSCRIBE"])
+def test_not_ready(word: str) -> None:
+    """A replica that has no whole copy has none to give."""
+    world = World()
+    b = world.node("b", "nowhere")
+    raw, welcome = known(world, b)
+    if word == "JOIN":
+        raw.tell("JOIN", JoinRequest())
+    else:
+        raw.subscribe(world, welcome)
+
+    check(world, b, raw, "not_ready")
+
+
+def test_not_ready_is_not_another_history() -> None:
+    """An upstream with a new disk is one to wait for, not one to part from."""
+    world = World()
+    b = world.node("b", "nowhere")
+    raw, welcome = known(world, b)
+    raw.subscribe(world, welcome, history="that of before")
+
+    check(world, b, raw, "not_ready")
+
+
+@pytest.mark.parametrize("word", ["JOIN", "SUBSCRIBE"])
+def test_read_only(word: str) -> None:
+    """A fenced daemon says where the primary is."""
+    world = World()
+    a, b, _ = world.chain()
+    world.promote(b)
+    world.pass_(0.5)
+    raw, welcome = known(world, a)
+    if word == "JOIN":
+        raw.tell("JOIN", JoinRequest())
+    else:
+        raw.subscribe(world, welcome)
+
+    check(world, a, raw, "read_only")
+    assert "b -" == raw.refusal()["moved_to"]
+
+
+@pytest.mark.parametrize("word", ["JOIN", "SUBSCRIBE"])
+def test_filtered(word: str) -> None:
+    """A copy of some streams cannot give all."""
+    world = World()
+    world.node("a")
+    b = world.node("b", "a", wanted=Filter(streams=("events",)))
+    world.pass_(2)
+    raw, welcome = known(world, b)
+    if word == "JOIN":
+        raw.tell("JOIN", JoinRequest(filter=Filter(streams=("to_device",))))
+    else:
+        raw.subscribe(world, welcome)
+
+    check(world, b, raw, "filtered")
+
+
+@pytest.mark.parametrize("serial", [6, 500, 4])
+def test_bad_ack(serial: int) -> None:
+    """More than it was sent, or less than it had: its lease must not move by that."""
+    world = World()
+    a = world.node("a")
+    world.wrote(a, 5)
+    raw, welcome = known(world, a)
+    raw.subscribe(world, welcome)
+    raw.say(f"ACK 1 {serial} 0")
+    world.pass_(0.2)
+
+    assert "bad_ack" == raw.refusal()["code"]
+    assert raw.is_lost
+    lease = a.leases[PINNED]
+    assert lease is not None
+    assert 5 == lease.serial
+
+
+def test_version() -> None:
+    """Who does not say who it is as daemons do."""
+    world = World()
+    a = world.node("a")
+    raw = world.raw("a")
+    raw.say('HELLO {"uuid":"","name":"x","nonce":"n"}')
+
+    check(world, a, raw, "version")
+
+
+@pytest.mark.parametrize("secret", [None, "wrong"])
+def test_no_rights(secret: str | None) -> None:
+    """Who cannot prove that it knows the secret hears nothing of the log."""
+    world = World()
+    a = world.node("a", secret="right")
+    raw = world.raw("a")
+
+    assert raw.greet(world, secret=secret) is None
+    check(world, a, raw, "no_rights")
+    assert [] == raw.lines("WELCOME")
+
+
+def test_a_useless_lease_ends_with_the_refusal() -> None:
+    """What was kept for a replica that must join anew would be kept for nothing (Tarantool 13209)."""
+    world = World()
+    a = world.node("a")
+    world.wrote(a, 5)
+    raw, welcome = known(world, a)
+    raw.subscribe(world, welcome)
+    raw.transport.abortConnection()
+    world.wrote(a, 5)
+    assert 5 == a.leases.lowest()
+    raw, welcome = known(world, a)
+    raw.subscribe(world, welcome, Standing(1, 5, "d" * 64))
+
+    check(world, a, raw, "fork")
+    assert a.leases.lowest() is None
+
+
+def test_every_refusal_is_tested_here() -> None:
+    """None without its case."""
+    here = {name.removeprefix("test_") for name in globals()}
+
+    assert set(REFUSALS) <= here
+
+
+def test_a_lease_that_ends_while_it_is_served_is_told() -> None:
+    """Or a filtered copy would miss what was trimmed, and never know."""
+    world = World()
+    a = world.node("a", ring_bytes=1, terms=LeaseTerms(bytes=1))
+    raw, welcome = known(world, a)
+    raw.subscribe(world, welcome, filter=Filter(streams=("events",)))
+    raw.transport.pauseProducing()
+    relay = a.relays.connected[0]
+    relay.pause()
+    world.wrote(a, 50)
+    world.pass_(6)
+    assert a.leases.lowest() is None
+    trim(world, a, 40)
+    raw.transport.resumeProducing()
+    relay.resume()
+    world.pass_(0.5)
+
+    assert "trimmed" == raw.refusal()["code"]

@@ -1,0 +1,197 @@
+"""What is sent to a replica: at its speed, and with signs of life."""
+
+from twisted.internet.defer import Deferred
+
+from synrepl.replication.relay import relay as relay_module
+from synrepl.testing.replicas import KEEPALIVE
+from synrepl.wire.native import Filter, Standing
+from tests.replication.worlds import RawReplica, World
+
+MOST = 2 * 1024 * 1024
+
+
+def subscribed(world: World, to: str, *, uuid: str = "raw-uuid", **other: object) -> RawReplica:
+    raw = world.raw(to)
+    welcome = raw.greet(world, uuid=uuid)
+    assert welcome is not None
+    raw.subscribe(world, welcome, Standing(1, 0, "0" * 64), **other)
+    return raw
+
+
+def test_a_slow_replica_costs_no_memory_and_holds_up_nobody() -> None:
+    """The log itself is the buffer."""
+    world = World()
+    a = world.node("a", ring_bytes=10_000)
+    b = world.node("b", "a")
+    world.pass_(1)
+    slow = subscribed(world, "a")
+    (link,) = a.links()[-1:]
+    slow.transport.pauseProducing()
+    for _ in range(20):
+        world.wrote(a, 2_000)
+    world.pass_(1)
+
+    assert a.log.place == b.log.place
+    assert link.server.most_buffered < MOST
+    slow.transport.resumeProducing()
+    world.pass_(20)
+    assert 40_000 == sum(block.lines for block in slow.blocks("facts"))
+    assert link.server.most_buffered < MOST
+
+
+def test_each_fact_is_sent_once_and_in_order() -> None:
+    """From the log and from memory alike."""
+    world = World()
+    a = world.node("a", ring_bytes=2_000)
+    world.wrote(a, 100)
+    raw = subscribed(world, "a")
+    for _ in range(50):
+        world.append(a, 3)
+        world.pass_(0.02)
+    world.pass_(1)
+
+    text = b"".join(block.data for block in raw.blocks("facts"))
+    serials = [int(line.split(b":")[1].split(b",")[0]) for line in text.splitlines()]
+    assert list(range(1, 251)) == serials
+
+
+def test_heartbeats_go_on_while_a_filter_lets_nothing_through() -> None:
+    """A replica must not take a primary that looks through a long log for a dead one (Tarantool 5762)."""
+    world = World()
+    delay = [0.001]
+    a = world.node("a", ring_bytes=1, disk_delay=lambda: delay[0])
+    before, relay_module.PAGE_ROWS = relay_module.PAGE_ROWS, 5  # type: ignore[misc]
+    try:
+        world.wrote(a, 500)
+        delay[0] = 0.1
+        raw = subscribed(world, "a", filter=Filter(streams=("to_device",), writers=("nobody",)))
+        world.pass_(12)
+    finally:
+        relay_module.PAGE_ROWS = before  # type: ignore[misc]
+
+    assert [] == raw.blocks("facts")
+    assert len(raw.lines("HEARTBEAT")) > 10
+    assert raw.lines("HEARTBEAT")[-1].startswith(b"1 500 ")
+
+
+def test_an_idle_primary_is_heard() -> None:
+    """Each second, with where it stands and its clock."""
+    world = World()
+    a = world.node("a")
+    world.wrote(a, 3)
+    raw = subscribed(world, "a")
+    before = len(raw.lines("HEARTBEAT"))
+    for _ in range(5):
+        raw.say("PING 1")
+        world.pass_(1)
+
+    assert 5 == len(raw.lines("HEARTBEAT")) - before
+    assert raw.lines("HEARTBEAT")[-1].startswith(b"1 3 " + a.log.digest.encode() + b" 3 ")
+
+
+def test_a_dead_replica_is_found_in_bounded_time() -> None:
+    """It pinged once, and then was silent."""
+    world = World()
+    a = world.node("a")
+    raw = subscribed(world, "a")
+    raw.say("PING 1")
+    world.pass_(KEEPALIVE.timeout_seconds + 1)
+
+    assert [] == a.relays.connected
+    assert raw.is_lost
+
+
+def test_a_dead_primary_is_found_in_bounded_time() -> None:
+    """Nothing comes through, and nobody is told."""
+    world = World()
+    a = world.node("a")
+    b = world.node("b", "a")
+    world.pass_(2)
+    assert b.replica is not None
+    assert "live" == b.replica.state
+    for link in a.links():
+        link.stall()
+    world.pass_(KEEPALIVE.timeout_seconds + 1)
+
+    assert b.replica.state != "live" or b.replica.silence() < 1
+    world.pass_(5)
+    assert "live" == b.replica.state
+
+
+def test_receipts_come_before_the_facts_they_are_of() -> None:
+    """Whoever is promoted must know of an append whole, or not at all."""
+    world = World()
+    a = world.node("a")
+    world.wrote(a, 5, key="one")
+    raw = subscribed(world, "a")
+
+    kinds = [one.kind for one in raw.heard if not isinstance(one, bytes)]
+    assert ["meta", "facts", "held"] == kinds
+
+
+def test_what_nobody_keeps_is_told_whole_to_who_becomes_live() -> None:
+    """Who is typing now, although it was told before anybody listened."""
+    world = World()
+    a = world.node("a")
+    world.done(a.append("typing", [[["!r", ["@u"]]]]))
+    b = world.node("b", "a")
+    world.pass_(2)
+
+    assert {"master": 1} == b.log.positions("typing")
+    assert [b'[["!r",["@u"]]]'] == [fact.rows for fact in b.log.ephemeral_after("typing", 0)]
+
+
+def test_a_primary_that_began_anew_begins_anew_on_its_replicas() -> None:
+    """Its tokens do, so that what it says from then on is news."""
+    world = World()
+    a = world.node("a")
+    b = world.node("b", "a")
+    world.pass_(2)
+    for _ in range(3):
+        world.done(a.append("typing", [[["!r", ["@u"]]]]))
+    world.pass_(0.5)
+    assert {"master": 3} == b.log.positions("typing")
+    a.kill()
+    world.start(a)
+    world.pass_(3)
+    world.done(a.append("typing", [[["!r", ["@v"]]]]))
+    world.pass_(0.5)
+
+    assert {"master": 1} == b.log.positions("typing")
+
+
+def test_a_replica_that_was_slow_is_told_what_nobody_keeps() -> None:
+    """As soon as it reads again, and not with the next kept fact."""
+    world = World()
+    a = world.node("a")
+    raw = subscribed(world, "a")
+    relay = a.relays.connected[0]
+    relay.pause()
+    world.done(a.append("typing", [[["!r", ["@u"]]]]))
+    before = len(raw.blocks("held"))
+    relay.resume()
+    world.pass_(0.2)
+
+    assert before + 1 == len(raw.blocks("held"))
+
+
+def test_digests_are_told_as_far_as_they_are_known() -> None:
+    """And no more of them at once than fit in a line."""
+    world = World()
+    a = world.node("a")
+    world.wrote(a, 3)
+    raw = world.raw("a")
+    raw.greet(world)
+    raw.say("DIGESTS [2,9]")
+    world.pass_(0.2)
+
+    second = world.done(Deferred.fromCoroutine(_digest(a.log, 2)))
+    assert [f'{{"digests":{{"2":"{second}","9":null}}}}'.encode()] == raw.lines("DIGESTS_ARE")
+    raw.say(f"DIGESTS {list(range(201))}".replace(" ", "").replace("DIGESTS", "DIGESTS "))
+    world.pass_(0.2)
+    assert raw.is_lost
+
+
+async def _digest(log: object, serial: int) -> str:
+    digest: str = await log.digest_at(serial)  # type: ignore[attr-defined]
+    return digest

@@ -1,0 +1,106 @@
+"""What two daemons of ours say to each other, and nobody else hears."""
+
+import pytest
+
+from synrepl.errors import LocalProtocolError, RemoteProtocolError
+from synrepl.wire.codec import codec_of
+from synrepl.wire.declare import CLIENT, SERVER, Command
+from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
+from synrepl.wire.native import (
+    Challenge,
+    Filter,
+    Greeting,
+    Standing,
+    Subscription,
+    native_commands,
+    read,
+    say,
+)
+from synrepl.wire.session import AUTO, Session
+
+HELLO = b'HELLO {"uuid":"u","name":"replica1","nonce":"n"}'
+
+
+def server(dialect: Dialect | None = AUTO) -> Session:
+    return Session(SERVER, dialect, name="hs", seconds=lambda: 1000.0)
+
+
+@pytest.mark.parametrize("before", [[], [b"NAME replica1"], [b"NAME replica1", b"PING 1"], [b"PING 1"]])
+def test_hello_decides(before: list[bytes]) -> None:
+    """One port serves replicas too; what a client says at once means nothing yet."""
+    session = server()
+
+    session.receive(before)
+    assert session.dialect is None
+    session.receive([HELLO])
+
+    assert NATIVE == session.dialect
+    assert not session.closed
+
+
+@pytest.mark.parametrize("line", [b"REPLICATE", b"REPLICATE events 5"])
+def test_a_follower_stays_one(line: bytes) -> None:
+    """Who has said what only followers say cannot be answered as a replica."""
+    session = server()
+    session.receive([line])
+
+    session.receive([HELLO])
+
+    assert NATIVE != session.dialect
+    with pytest.raises(LocalProtocolError):
+        session.lines([Challenge(said=b"{}")])
+
+
+@pytest.mark.parametrize("dialect", [LEGACY, MIDDLE, CURRENT, NEWEST], ids=str)
+@pytest.mark.parametrize("command", native_commands(), ids=lambda command: command.__name__)
+def test_no_release_is_sent_any_of_it(dialect: Dialect, command: type[Command]) -> None:
+    """Real peers fail on a command that they do not know."""
+    ours = SERVER if SERVER in command.SENT_BY else CLIENT
+    theirs = CLIENT if ours is SERVER else SERVER
+    line = command.EXAMPLES[NATIVE].encode()
+    said = codec_of(NATIVE, ours=theirs, theirs=ours).parse(line)
+
+    assert codec_of(NATIVE, ours=ours, theirs=theirs).format(said) == line
+    with pytest.raises(LocalProtocolError):
+        codec_of(dialect, ours=ours, theirs=theirs).format(said)
+
+
+def test_what_is_said_is_read() -> None:
+    """And what a later release adds is passed over."""
+    asked = Subscription(history="h", place=Standing(1, 7, "d"), turn=Standing(1, 3, "c"))
+
+    assert asked == read(Subscription, say(asked))
+    assert Greeting(uuid="u", name="n", nonce="x") == read(
+        Greeting, b'{"uuid":"u","name":"n","nonce":"x","mood":"good"}'
+    )
+
+
+@pytest.mark.parametrize("said", [b"", b"{", b"[]", b'{"uuid":5}', b"\xff", b"[" * 2000])
+def test_nonsense_is_told_as_such(said: bytes) -> None:
+    """In words for the peer, never as a traceback here."""
+    with pytest.raises(RemoteProtocolError, match="cannot parse Greeting"):
+        read(Greeting, said)
+
+
+@pytest.mark.parametrize(
+    ("ours", "wider", "fits"),
+    [
+        (Filter(), Filter(), True),
+        (Filter(streams=("a",)), Filter(), True),
+        (Filter(), Filter(streams=("a",)), False),
+        (Filter(streams=("a",)), Filter(streams=("a", "b")), True),
+        (Filter(streams=("a", "c")), Filter(streams=("a", "b")), False),
+        (Filter(streams=("a",)), Filter(streams=("a",), writers=("w",)), False),
+        (Filter(streams=("a",), writers=("w",)), Filter(writers=("w", "x")), True),
+    ],
+)
+def test_one_filter_is_within_another(ours: Filter, wider: Filter, *, fits: bool) -> None:
+    """A replica that has only some facts can serve no more than those."""
+    assert fits is ours.within(wider)
+
+
+def test_a_proof_is_not_shown_to_who_reads_logs() -> None:
+    """It proves something only once, and still need not be seen."""
+    (auth,) = [command for command in native_commands() if command.__name__ == "Auth"]
+
+    assert "0a1b" not in repr(auth(said=b'{"proof":"0a1b"}'))
