@@ -1,4 +1,4 @@
-"""The streams of Synapse, one file each."""
+"""The streams of Synapse, and ours, one file each."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from synrepl.streams.catalog.caches import CACHES, CacheInvalidation
 from synrepl.streams.catalog.device_lists import DEVICE_LISTS, DeviceList
 from synrepl.streams.catalog.events import EVENTS, Event, State, StateAll
 from synrepl.streams.catalog.federation import FEDERATION, Federation
+from synrepl.streams.catalog.files import FILES, File
 from synrepl.streams.catalog.groups import GROUPS, Group
 from synrepl.streams.catalog.presence import PRESENCE, Presence
 from synrepl.streams.catalog.presence_federation import PRESENCE_FEDERATION, PresenceFederation
@@ -35,6 +36,7 @@ __all__ = [
     "DEVICE_LISTS",
     "EVENTS",
     "FEDERATION",
+    "FILES",
     "GROUPS",
     "PRESENCE",
     "PRESENCE_FEDERATION",
@@ -58,6 +60,7 @@ __all__ = [
     "DeviceList",
     "Event",
     "Federation",
+    "File",
     "Group",
     "Presence",
     "PresenceFederation",
@@ -104,4 +107,5 @@ ALL: tuple[Stream[Any], ...] = (
     UN_PARTIAL_STATED_ROOM,
     UN_PARTIAL_STATED_EVENT,
     QUARANTINED_MEDIA,
+    FILES,
 )

@@ -1,14 +1,21 @@
 """A request whose body is bounded, and whose failures tell nothing about our code."""
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote_to_bytes
 
 from twisted.python.failure import Failure
+from twisted.web.http import RESPONSES
 from twisted.web.server import Request, Site
 
 from synrepl.ports.interfaces import IClock
 from synrepl.transports.http.answers import INTERNAL, Refused, ours
 from synrepl.transports.http.authorization import Guard
+
+if TYPE_CHECKING:
+    # A daemon without files need not have all of this in memory.
+    from synrepl.replication.files import Files
+    from synrepl.transports.http.uploads import Upload
 
 __all__ = ["ApiRequest", "ApiSite"]
 
@@ -19,21 +26,48 @@ LINGER_SECONDS: Final = 10.0
 class ApiSite(Site):
     """A site that bounds bodies, writes no access log and shows no traceback.
 
-    `clock` does what Twisted's site wants a reactor for: time-outs.
+    `clock` does what Twisted's site wants a reactor for: time-outs. A body may have `max_body` bytes, unless
+    it is a file, which may have `max_file` and goes to `files` while it comes in.
     """
 
     displayTracebacks = False
 
-    def __init__(self, resource: Any, *, clock: IClock, guard: Guard, max_body: int) -> None:
+    def __init__(
+        self,
+        resource: Any,
+        *,
+        clock: IClock,
+        guard: Guard,
+        max_body: int,
+        files: "Files | None" = None,
+        max_file: int = 0,
+    ) -> None:
         super().__init__(
             resource, requestFactory=ApiRequest, reactor=clock, parsePOSTFormSubmission=False, logPath=None
         )
         self.clock = clock
         self.guard = guard
         self.max_body = max_body
+        self.files = files
+        self.max_file = max_file
 
     def log(self, request: Any) -> None:
         """No access log: there are metrics for that."""
+
+    def files_for(self, method: bytes, uri: bytes) -> "Files | None":
+        """Where the body of such a request goes, if it is a file."""
+        if self.files is None:
+            return None
+        from synrepl.transports.http.uploads import uploaded
+
+        return self.files if uploaded(method, uri) else None
+
+    @staticmethod
+    def upload(files: "Files", transport: Any, failed: Callable[[Refused], None]) -> "Upload":
+        """Something to write a file to; `failed` is called if that is in vain."""
+        from synrepl.transports.http.uploads import Upload
+
+        return Upload(files, transport, failed)
 
 
 class ApiRequest(Request):
@@ -42,7 +76,9 @@ class ApiRequest(Request):
     Nor does it hold the body of somebody who may not ask.
     """
 
+    _limit = 0
     _room = 0
+    _is_received = False
     _drops = False
     _is_refused = False
     _linger: Any = None
@@ -51,11 +87,20 @@ class ApiRequest(Request):
 
     def gotLength(self, length: int | None) -> None:
         site: ApiSite = self.channel.site
-        self._room = site.max_body
         self._drops = not site.guard.allows(self.requestHeaders)
-        if length is not None and length > site.max_body:
-            self._refuse_body(site)
-        super().gotLength(0 if self._is_refused or self._drops else length)
+        # The channel has parsed these, and tells the request only when all of it is here.
+        files = site.files_for(self.channel._command, self.channel._path)
+        self._room = self._limit = site.max_body if files is None else site.max_file
+        if length is not None and length > self._limit:
+            self._refuse_body(self._too_large())
+        elif files is not None and files.is_replica and not self._drops:
+            self._refuse_body(
+                Refused(409, "not_primary", "a replica takes no files: bring it to the primary")
+            )
+        if files is None or self._is_refused or self._drops:
+            super().gotLength(0 if self._is_refused or self._drops else length)
+        else:
+            self.content = site.upload(files, self.channel.transport, self._upload_failed)
 
     def handleContentChunk(self, data: bytes) -> None:
         if self._is_refused:
@@ -63,11 +108,12 @@ class ApiRequest(Request):
         self._room -= len(data)
         if self._room < 0:
             self.content.truncate(0)
-            self._refuse_body(self.channel.site)
+            self._refuse_body(self._too_large())
         elif not self._drops:
             super().handleContentChunk(data)
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
+        self._is_received = True
         if self._is_refused:
             self.channel.loseConnection()
         else:
@@ -107,14 +153,24 @@ class ApiRequest(Request):
         self.write(body)
         self.finish()
 
-    def _refuse_body(self, site: ApiSite) -> None:
+    def _too_large(self) -> Refused:
+        return Refused(413, "too_large", f"a body may have {self._limit} bytes")
+
+    def _upload_failed(self, refused: Refused) -> None:
+        """There is no point in sending the rest."""
+        if self.channel is not None and not self._is_received and not self._is_refused:
+            self._refuse_body(refused)
+
+    def _refuse_body(self, refused: Refused) -> None:
         """Say so at once, then let what is under way run out: closing on it would lose the answer."""
+        site: ApiSite = self.channel.site
         self._is_refused = True
         # Or the channel would tell the client to go on.
         self.requestHeaders.removeHeader(b"expect")
-        body = ours(Refused(413, "too_large", f"a body may have {site.max_body} bytes"))
+        body = ours(refused)
         self.channel.transport.write(
-            b"HTTP/1.1 413 Request Entity Too Large\r\nConnection: close\r\n"
-            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+            b"HTTP/1.1 %d %b\r\nConnection: close\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+            % (refused.status, RESPONSES[refused.status], len(body), body)
         )
         self._linger = site.clock.callLater(LINGER_SECONDS, self.channel.transport.abortConnection)

@@ -1,0 +1,309 @@
+"""Which files are missing, and which of them is fetched next."""
+
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+from synrepl.ports.files import Failing, Missing, Named, QueueSummary, Seen, Wanted
+from synrepl.storage.files.tables import Tables
+
+__all__ = ["FileQueue"]
+
+FIRST_DELAY_MS: Final = 1_000
+LONGEST_DELAY_MS: Final = 600_000
+
+_WANT: Final = (
+    "INSERT INTO wanted (sha256, size, name, serial, is_queued, since_ms) VALUES (?, ?, ?, ?, ?, ?)"
+    " ON CONFLICT (sha256) DO UPDATE SET is_queued = max(is_queued, excluded.is_queued)"
+)
+_NAMED: Final = "SELECT name, sha256, size, serial FROM names"
+
+
+class FileQueue:
+    """An `IFileQueue` in the file ``queue.db`` of `directory`, made when there is something to keep.
+
+    What is in flight is known in memory alone: after a kill all of it is due again.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._tables = Tables(Path(directory) / "queue.db")
+        self._in_flight: set[str] = set()
+
+    def open(self) -> Seen:
+        """Begin; how far the log was looked through."""
+        return Seen.read(self.recall("seen"))
+
+    def close(self) -> None:
+        """Let go."""
+        self._tables.close()
+        self._in_flight.clear()
+
+    # -- what the log says ---------------------------------------------------------------------------------
+
+    def note(
+        self, rows: Sequence[Named], seen: Seen, *, now_ms: int, has: Callable[[str], bool], fetches: bool
+    ) -> None:
+        """Take in rows in the order of the log, up to `seen`, in one transaction."""
+        if not rows:
+            self.remember("seen", seen.text)
+            return
+        with self._tables.writing("note files") as database:
+            left: set[str] = set()
+            for row in rows:
+                found = database.execute("SELECT sha256 FROM names WHERE name = ?", (row.name,)).fetchone()
+                if found is not None and found[0] != row.sha256:
+                    left.add(found[0])
+                if row.sha256 is None:
+                    database.execute("DELETE FROM names WHERE name = ?", (row.name,))
+                    continue
+                database.execute(
+                    "INSERT OR REPLACE INTO names (name, sha256, size, serial) VALUES (?, ?, ?, ?)",
+                    (row.name, row.sha256, row.size, row.serial),
+                )
+                if not has(row.sha256):
+                    values = row.sha256, row.size, row.name, row.serial, fetches, now_ms
+                    database.execute(_WANT, values)
+                database.execute("DELETE FROM unnamed WHERE sha256 = ?", (row.sha256,))
+            for sha256 in left:
+                self._leave(database, sha256, now_ms, has)
+            _keep(database, "seen", seen.text)
+
+    def _leave(
+        self, database: sqlite3.Connection, sha256: str, now_ms: int, has: Callable[[str], bool]
+    ) -> None:
+        """A name refers to it no more: it may have been the last."""
+        other = database.execute(
+            "SELECT name FROM names WHERE sha256 = ? ORDER BY serial LIMIT 1", (sha256,)
+        ).fetchone()
+        if other is not None:
+            database.execute("UPDATE wanted SET name = ? WHERE sha256 = ?", (other[0], sha256))
+            return
+        database.execute("DELETE FROM wanted WHERE sha256 = ?", (sha256,))
+        if has(sha256):
+            database.execute("INSERT OR IGNORE INTO unnamed VALUES (?, ?)", (sha256, now_ms))
+
+    def reset(self) -> None:
+        """Forget all names: the log is another one."""
+        if self._is_made():
+            with self._tables.writing("reset") as database:
+                for table in ("names", "wanted"):
+                    database.execute(f"DELETE FROM {table}")
+                _keep(database, "seen", "")
+
+    def follow(self, rule: Literal["eager", "lazy", "none"]) -> None:
+        """What is missing is to be fetched, or only what was demanded, or nothing."""
+        if self._is_made():
+            queued = {"eager": "1", "lazy": "is_demanded", "none": "0"}[rule]
+            with self._tables.writing("follow a rule") as database:
+                database.execute(f"UPDATE wanted SET is_queued = {queued}")
+
+    # -- fetching ------------------------------------------------------------------------------------------
+
+    def take(self, now_ms: int, limit: int) -> list[Wanted]:
+        """The next files to be fetched, in flight from now on."""
+        taken: list[Wanted] = []
+        with self._tables.reading("take a file") as database:
+            rows = (
+                ()
+                if database is None
+                else database.execute(
+                    "SELECT sha256, size, name, serial, is_demanded, tries FROM wanted"
+                    " WHERE is_queued = 1 AND next_at_ms <= ? ORDER BY is_demanded DESC, serial LIMIT ?",
+                    (now_ms, limit + len(self._in_flight)),
+                ).fetchall()
+            )
+        for sha256, size, name, serial, is_demanded, tries in rows:
+            if len(taken) < limit and sha256 not in self._in_flight:
+                self._in_flight.add(sha256)
+                taken.append(Wanted(sha256, size, name, serial, bool(is_demanded), tries))
+        return taken
+
+    def next_at(self) -> int | None:
+        """When the next file that is not in flight is due."""
+        with self._tables.reading("take a file") as database:
+            rows = (
+                ()
+                if database is None
+                else database.execute(
+                    "SELECT sha256, next_at_ms FROM wanted WHERE is_queued = 1 ORDER BY next_at_ms LIMIT ?",
+                    (1 + len(self._in_flight),),
+                ).fetchall()
+            )
+        return next((at for sha256, at in rows if sha256 not in self._in_flight), None)
+
+    def arrived(self, sha256: str, now_ms: int) -> None:
+        """It is here now, however it came."""
+        self._in_flight.discard(sha256)
+        with self._tables.writing("note a file") as database:
+            database.execute("DELETE FROM wanted WHERE sha256 = ?", (sha256,))
+            if not _is_named(database, sha256):
+                # Anew: who has just brought it has time to say what it is for.
+                database.execute("INSERT OR REPLACE INTO unnamed VALUES (?, ?)", (sha256, now_ms))
+
+    def failed(self, sha256: str, why: str, now_ms: int) -> None:
+        """It could not be fetched; it is tried again later."""
+        self._in_flight.discard(sha256)
+        with self._tables.writing("note a failure") as database:
+            # Doubled so often that the longest delay is reached, whatever `tries` is.
+            database.execute(
+                "UPDATE wanted SET tries = tries + 1, why = ?,"
+                f" next_at_ms = ? + min({LONGEST_DELAY_MS}, {FIRST_DELAY_MS} << min(tries, 20))"
+                " WHERE sha256 = ?",
+                (why[:1_000], now_ms, sha256),
+            )
+
+    def let_go(self, sha256: str) -> None:
+        """It is no longer in flight, and nothing else is known."""
+        self._in_flight.discard(sha256)
+
+    def demand(self, sha256: str, now_ms: int) -> bool:
+        """Fetch it soon, if it is missing and a name refers to it; whether that is so."""
+        if not self._is_made():
+            return False
+        with self._tables.writing("demand a file") as database:
+            if not self._want(database, sha256, now_ms, is_queued=True):
+                return False
+            # One that has just failed is not asked for more often than this, however many want it.
+            database.execute(
+                f"UPDATE wanted SET is_demanded = 1, next_at_ms = min(next_at_ms, ? + {FIRST_DELAY_MS})"
+                " WHERE sha256 = ?",
+                (now_ms, sha256),
+            )
+        return True
+
+    def lost(self, sha256: str, now_ms: int, *, fetches: bool) -> str | None:
+        """It is not here, and no one knew: a name that refers to it, if there is one."""
+        if not self._is_made():
+            return None
+        with self._tables.writing("note a loss") as database:
+            database.execute("DELETE FROM unnamed WHERE sha256 = ?", (sha256,))
+            return self._want(database, sha256, now_ms, is_queued=fetches)
+
+    @staticmethod
+    def _want(database: sqlite3.Connection, sha256: str, now_ms: int, *, is_queued: bool) -> str | None:
+        found = database.execute(f"{_NAMED} WHERE sha256 = ? ORDER BY serial LIMIT 1", (sha256,)).fetchone()
+        if found is None:
+            return None
+        row = Named(*found)
+        database.execute(_WANT, (sha256, row.size, row.name, row.serial, is_queued, now_ms))
+        return row.name
+
+    # -- what there is -------------------------------------------------------------------------------------
+
+    def is_named(self, sha256: str) -> bool:
+        """Whether a name refers to it."""
+        with self._tables.reading("look up a file") as database:
+            return database is not None and _is_named(database, sha256)
+
+    def is_missing(self, sha256: str) -> bool:
+        """Whether a name refers to it and it is not here."""
+        with self._tables.reading("look up a file") as database:
+            return database is not None and bool(
+                database.execute("SELECT 1 FROM wanted WHERE sha256 = ?", (sha256,)).fetchone()
+            )
+
+    def names_after(self, name: str, limit: int) -> list[Named]:
+        """The next names, in their own order."""
+        with self._tables.reading("list names") as database:
+            rows = (
+                ()
+                if database is None
+                else database.execute(
+                    f"{_NAMED} WHERE name > ? ORDER BY name LIMIT ?", (name, limit)
+                ).fetchall()
+            )
+        return [Named(*row) for row in rows]
+
+    def missing(self, upto: int | None = None, limit: int = 1_000_000) -> list[Missing]:
+        """Names whose bytes are not here, oldest first."""
+        with self._tables.reading("list files") as database:
+            rows = (
+                ()
+                if database is None
+                else database.execute(
+                    "SELECT names.name, sha256 FROM names JOIN wanted USING (sha256)"
+                    " WHERE names.serial <= ? ORDER BY names.serial, names.name LIMIT ?",
+                    (2**63 - 1 if upto is None else upto, limit),
+                ).fetchall()
+            )
+        return [Missing(*row) for row in rows]
+
+    def found(self, stored: Sequence[str], now_ms: int) -> None:
+        """These are in the store: none is missing, and what no name refers to can become garbage."""
+        with self._tables.writing("note files") as database:
+            for sha256 in stored:
+                database.execute("DELETE FROM wanted WHERE sha256 = ?", (sha256,))
+                if not _is_named(database, sha256):
+                    database.execute("INSERT OR IGNORE INTO unnamed VALUES (?, ?)", (sha256, now_ms))
+
+    def garbage(self, before_ms: int, limit: int) -> list[str]:
+        """Stored files that no name has referred to since then."""
+        with self._tables.reading("list garbage") as database:
+            rows = (
+                ()
+                if database is None
+                else database.execute(
+                    "SELECT sha256 FROM unnamed WHERE since_ms <= ? ORDER BY since_ms LIMIT ?",
+                    (before_ms, limit),
+                ).fetchall()
+            )
+        return [sha256 for (sha256,) in rows]
+
+    def removed(self, sha256: str) -> None:
+        """This one is not in the store any more, and nobody minds."""
+        with self._tables.writing("note a removal") as database:
+            database.execute("DELETE FROM unnamed WHERE sha256 = ?", (sha256,))
+
+    def remember(self, key: str, value: str) -> None:
+        """Keep a small text, if anything is kept at all."""
+        if self._is_made():
+            with self._tables.writing("note") as database:
+                _keep(database, key, value)
+
+    def recall(self, key: str) -> str:
+        """What was kept; empty if nothing was."""
+        with self._tables.reading("recall") as database:
+            found = (
+                None
+                if database is None
+                else database.execute("SELECT value FROM notes WHERE key = ?", (key,)).fetchone()
+            )
+        return str(found[0]) if found else ""
+
+    def summary(self, failing: int) -> QueueSummary:
+        """The numbers, and at most so many of those that fail."""
+        with self._tables.reading("count") as database:
+            if database is None:
+                return QueueSummary()
+            missing, wanted, failed, oldest = database.execute(
+                "SELECT count(*), coalesce(sum(is_queued), 0), coalesce(sum(tries > 0), 0), min(since_ms)"
+                " FROM wanted"
+            ).fetchone()
+            rows = database.execute(
+                "SELECT name, sha256, why, tries, next_at_ms, since_ms FROM wanted WHERE tries > 0"
+                " ORDER BY since_ms, serial LIMIT ?",
+                (failing,),
+            ).fetchall()
+            first = database.execute("SELECT name FROM wanted ORDER BY since_ms, serial LIMIT 1").fetchone()
+        return QueueSummary(
+            missing=missing,
+            wanted=wanted,
+            failing_count=failed,
+            oldest_since_ms=oldest,
+            failing=[Failing(*row) for row in rows],
+            first_missing=first[0] if first else "",
+        )
+
+    def _is_made(self) -> bool:
+        with self._tables.reading("open") as database:
+            return database is not None
+
+
+def _is_named(database: sqlite3.Connection, sha256: str) -> bool:
+    return database.execute("SELECT 1 FROM names WHERE sha256 = ?", (sha256,)).fetchone() is not None
+
+
+def _keep(database: sqlite3.Connection, key: str, value: str) -> None:
+    database.execute("INSERT OR REPLACE INTO notes (key, value) VALUES (?, ?)", (key, value))

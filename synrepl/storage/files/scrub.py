@@ -1,0 +1,58 @@
+"""Going through all files slowly, to find those that went bad while nobody looked."""
+
+from collections.abc import Callable
+from typing import Final
+
+from synrepl.ports.files import Damaged
+from synrepl.storage.files.checking import Checking
+
+__all__ = ["Scrub"]
+
+LEAST: Final = 4_096
+"""What even the smallest file counts for, in bytes."""
+
+
+class Scrub:
+    """An `IScrub`. `after` gives the next checksums behind one, `check` begins to look through a file."""
+
+    def __init__(
+        self, place: str, after: Callable[[str], list[str]], check: Callable[[str], Checking | None]
+    ) -> None:
+        self.place = place
+        self._after = after
+        self._check = check
+        self._ahead: list[str] = []
+        self._checking: Checking | None = None
+
+    def step(self, count: int) -> tuple[list[str], bool]:
+        """Look at about `count` more bytes: which files are bad, and whether a round is done."""
+        bad: list[str] = []
+        while count > 0:
+            if not self._ahead:
+                self._ahead = self._after(self.place)[::-1]
+                if not self._ahead:
+                    self.place = ""
+                    return bad, True
+            sha256 = self._ahead[-1]
+            if self._checking is None:
+                self._checking = self._check(sha256)
+            if self._checking is not None:
+                size = min(count, 1024 * 1024)
+                count -= max(LEAST, min(size, self._checking.size))
+                try:
+                    good = self._checking.step(size)
+                except Damaged:
+                    bad.append(sha256)
+                else:
+                    if good is None:
+                        continue
+                    good.close()
+            self._checking = None
+            self.place = self._ahead.pop()
+        return bad, False
+
+    def close(self) -> None:
+        """Let go of the file that is being looked through."""
+        if self._checking is not None:
+            self._checking.close()
+            self._checking = None

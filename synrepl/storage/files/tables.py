@@ -1,0 +1,147 @@
+"""The file behind the queue: its tables, and how it is opened.
+
+All that is in it but a few moments can be made again from the log and from the disk, so it need not survive a
+power cut to the last commit (``synchronous = NORMAL``), and one that is damaged is put aside.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from synrepl.errors import StorageError
+from synrepl.ports.files import DiskFull
+from synrepl.storage.files.disk import make_directory
+from synrepl.storage.lock import FileLock
+from synrepl.storage.sqlite import HINTS, RETRYABLE
+
+__all__ = ["Tables"]
+
+TABLES: Final = (
+    # What each name stands for; of names that were deleted nothing is kept.
+    """CREATE TABLE names (
+        name TEXT PRIMARY KEY,
+        sha256 TEXT NOT NULL,
+        size INTEGER NOT NULL,
+        serial INTEGER NOT NULL
+    ) WITHOUT ROWID""",
+    "CREATE INDEX names_by_sha256 ON names (sha256)",
+    # The files that a name stands for and that are not here; `is_queued` if they are to be fetched.
+    """CREATE TABLE wanted (
+        sha256 TEXT PRIMARY KEY,
+        size INTEGER NOT NULL,
+        name TEXT NOT NULL,
+        serial INTEGER NOT NULL,
+        is_queued INTEGER NOT NULL,
+        is_demanded INTEGER NOT NULL DEFAULT 0,
+        tries INTEGER NOT NULL DEFAULT 0,
+        next_at_ms INTEGER NOT NULL DEFAULT 0,
+        why TEXT NOT NULL DEFAULT '',
+        since_ms INTEGER NOT NULL
+    ) WITHOUT ROWID""",
+    "CREATE INDEX wanted_in_turn ON wanted (is_queued, is_demanded DESC, serial)",
+    "CREATE INDEX wanted_by_time ON wanted (is_queued, next_at_ms)",
+    # The files that are here and that no name stands for.
+    "CREATE TABLE unnamed (sha256 TEXT PRIMARY KEY, since_ms INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE notes (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+)
+VERSION: Final = 1
+
+
+class Tables:
+    """The file at `path`, made with the directory that it is in when there is something to keep.
+
+    One process at a time: `<path>.lock` is held while it is open.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = FileLock(path.with_name(path.name + ".lock"))
+        self._database: sqlite3.Connection | None = None
+
+    @contextmanager
+    def reading(self, op: str) -> Iterator[sqlite3.Connection | None]:
+        """The database, if there is one."""
+        with self._telling(op):
+            if self._database is None and self._path.exists():
+                self._database = self._open()
+            yield self._database
+
+    @contextmanager
+    def writing(self, op: str) -> Iterator[sqlite3.Connection]:
+        """The database in a transaction, which is committed at the end of the block."""
+        with self._telling(op):
+            if self._database is None:
+                make_directory(self._path.parent)
+                self._database = self._open()
+            database = self._database
+            database.execute("BEGIN IMMEDIATE")
+            try:
+                yield database
+                database.execute("COMMIT")
+            except BaseException:
+                if database.in_transaction:
+                    database.execute("ROLLBACK")
+                raise
+
+    def close(self) -> None:
+        """Let go."""
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
+            self._lock.release()
+
+    def _open(self) -> sqlite3.Connection:
+        self._lock.acquire()
+        try:
+            try:
+                return self._opened()
+            except sqlite3.OperationalError:
+                raise
+            except sqlite3.DatabaseError:
+                for ending in ("-wal", "-shm"):
+                    self._path.with_name(self._path.name + ending).unlink(missing_ok=True)
+                self._path.replace(self._path.with_name(self._path.name + ".bad"))
+                return self._opened()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _opened(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self._path, timeout=5, isolation_level=None, check_same_thread=False)
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = NORMAL")
+            database.execute("PRAGMA journal_size_limit = 67108864")
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if version > VERSION:
+                raise StorageError(
+                    op="open",
+                    why=f"{self._path} has version {version}, this release knows {VERSION}",
+                    hint="a newer release wrote it; run that one",
+                )
+            if version < VERSION:
+                database.execute("BEGIN IMMEDIATE")
+                for statement in TABLES:
+                    database.execute(statement)
+                database.execute(f"PRAGMA user_version = {VERSION}")
+                database.execute("COMMIT")
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    @contextmanager
+    def _telling(self, op: str) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            base = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
+            kind = DiskFull if base == "SQLITE_FULL" else StorageError
+            raise kind(
+                op=op,
+                why=f"{self._path}: {error}",
+                hint=HINTS.get(base, ""),
+                retryable=base in RETRYABLE,
+            ) from error

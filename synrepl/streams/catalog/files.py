@@ -1,0 +1,40 @@
+"""Which files there are, by name; the bytes of each are told by their checksum."""
+
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
+
+from synrepl.streams.declare import Stream, row
+
+__all__ = ["FILES", "File"]
+
+MAX_NAME: Final = 1_024
+"""Characters of a name."""
+
+Checksum = Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
+Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+@row
+class File:
+    """A file of this `name` was made, got other bytes, or is no more.
+
+    `sha256` and `size` (in bytes) are those of the bytes, both null where it is no more. A row that made
+    it and one that changed it mean the same: the name now stands for these bytes.
+    """
+
+    action: Literal["create", "modify", "delete"]
+    name: str
+    sha256: Checksum | None
+    size: Size | None
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= MAX_NAME:
+            raise ValueError(f"a name has 1 to {MAX_NAME} characters")
+        has = self.sha256 is not None, self.size is not None
+        if has != (self.action != "delete",) * 2:
+            raise ValueError("a file has a sha256 and a size, a deleted one has neither")
+
+
+# Ours, since the native dialect: no release of Synapse knows it, so nobody who speaks as one is sent it.
+FILES = Stream("files", File, key="name", since="999.0")

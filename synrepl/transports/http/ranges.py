@@ -1,0 +1,47 @@
+"""Which bytes of a file are asked for, and whether it is asked for at all (RFC 9110)."""
+
+import re
+from typing import Final
+
+__all__ = ["Unsatisfiable", "matches", "read_range"]
+
+_range: Final = re.compile(
+    r"bytes[ \t]*=[ \t]*([0-9]{0,19})[ \t]*-[ \t]*([0-9]{0,19})", re.ASCII | re.IGNORECASE
+)
+_tag: Final = re.compile(r'(?:W/)?"([^"]*)"')
+
+
+class Unsatisfiable(Exception):
+    """None of the bytes asked for are there."""
+
+
+def read_range(header: str | None, size: int) -> tuple[int, int] | None:
+    """The first byte and how many, of `size`; None for all of them.
+
+    What is no single range of bytes counts as nothing asked, as the standard has it. Raises `Unsatisfiable`.
+    """
+    found = None if header is None else _range.fullmatch(header.strip(" \t"))
+    if found is None:
+        return None
+    first, last = found[1], found[2]
+    if not first:
+        if not last:
+            return None
+        count = min(int(last), size)
+        if not count:
+            raise Unsatisfiable
+        return size - count, count
+    start = int(first)
+    if last and int(last) < start:
+        return None
+    if start >= size:
+        raise Unsatisfiable
+    end = min(int(last), size - 1) if last else size - 1
+    return start, end - start + 1
+
+
+def matches(header: str | None, tag: str) -> bool:
+    """Whether a list of entity tags, or ``*``, names this one."""
+    if header is None:
+        return False
+    return header.strip() == "*" or tag in _tag.findall(header)

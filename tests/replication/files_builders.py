@@ -1,0 +1,151 @@
+"""A world for the tests of files: a log, an upstream, and time that stands still."""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any
+
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.logger import LogEvent, Logger
+
+from synrepl.errors import NotConnected
+from synrepl.replication.files import Files
+from synrepl.storage import ImmediateThread
+from synrepl.storage.files import FileQueue
+from synrepl.streams import jsontext
+from synrepl.streams.facts import Fact
+from tests.storage.files.builders import DiskCase, checksum
+
+
+class FakeLog:
+    """As much of an `ILog` as is needed to follow one stream."""
+
+    def __init__(self) -> None:
+        self.facts: list[Fact] = []
+        self.reads = 0
+        self._watchers: list[Callable[[Sequence[Fact]], None]] = []
+
+    @property
+    def serial(self) -> int:
+        return self.facts[-1].serial if self.facts else 0
+
+    def watch(self, watcher: Callable[[Sequence[Fact]], None]) -> None:
+        self._watchers.append(watcher)
+
+    def commit(self, *facts: tuple[str, list[list[Any]]]) -> None:
+        """A group of facts, each a stream and its rows."""
+        told = []
+        for stream, rows in facts:
+            serial = self.serial + 1
+            digest = checksum(f"{self.facts[-1].digest if self.facts else ''}{rows}".encode())
+            told.append(Fact(serial, 1, stream, "w", serial - 1, serial, jsontext.dumps(rows), 0, digest))
+            self.facts.append(told[-1])
+        for watcher in self._watchers:
+            watcher(told)
+
+    async def read(
+        self, *, after: int, upto: int, streams: Collection[str] | None, limit: int, **_: Any
+    ) -> tuple[list[Fact], int]:
+        self.reads += 1
+        found = [fact for fact in self.facts if after < fact.serial <= upto]
+        if streams is not None:
+            found = [fact for fact in found if fact.stream in streams]
+        return (found[:limit], found[limit - 1].serial) if len(found) >= limit else (found, upto)
+
+    async def digest_at(self, serial: int) -> str | None:
+        return next((fact.digest for fact in self.facts if fact.serial == serial), None)
+
+
+class FakeUpstream:
+    """Gives what is in `files`, in pieces of `piece` bytes, as far as it is let."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.asked: list[tuple[str, int]] = []
+        self.running: Counter[str] = Counter()
+        self.most = 0
+        self.piece = 4
+        self.cut_after: int | None = None
+        self.held: dict[str, Deferred[None]] = {}
+
+    def hold(self, sha256: str) -> None:
+        """Let this file take its time, until `let_go`."""
+        self.held[sha256] = Deferred()
+
+    def let_go(self, sha256: str) -> None:
+        """And now it comes."""
+        self.held.pop(sha256).callback(None)
+
+    async def fetch(self, sha256: str, offset: int, on_chunk: Callable[[bytes], Awaitable[None]]) -> None:
+        self.asked.append((sha256, offset))
+        self.running[sha256] += 1
+        self.most = max(self.most, self.running.total())
+        try:
+            if sha256 in self.held:
+                await self.held[sha256]
+            if sha256 not in self.files:
+                raise NotConnected("upstream has no such file")
+            data = self.files[sha256][offset:]
+            for at in range(0, len(data), self.piece):
+                if self.cut_after is not None and at >= self.cut_after:
+                    raise NotConnected("the connection broke off")
+                await on_chunk(data[at : at + self.piece])
+        finally:
+            self.running[sha256] -= 1
+
+
+class FilesCase(DiskCase):
+    """Files over a disk, a log and an upstream; nothing runs until it is started."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.log = FakeLog()
+        self.upstream = FakeUpstream()
+        self.told: list[LogEvent] = []
+
+    def started(self, *, replica: bool = True, **options: Any) -> Files:
+        """The files of a daemon that has just started, over what is there."""
+        self.store = self.make_store()
+        files = Files(
+            self.log,  # type: ignore[arg-type]
+            self.store,
+            FileQueue(self.directory),
+            ImmediateThread(),
+            self.clock,
+            fetch=self.upstream if replica else None,
+            logger=Logger(observer=self.told.append),  # type: ignore[arg-type]
+            **options,
+        )
+        self.wait(files.start())
+        self.addCleanup(lambda: self.wait(files.stop()))
+        return files
+
+    def upstream_has(self, data: bytes) -> str:
+        """A file that can be fetched."""
+        self.upstream.files[checksum(data)] = data
+        return checksum(data)
+
+    def say(self, *rows: tuple[str, str | None]) -> None:
+        """One fact of files."""
+        self.log.commit(("files", [self.row(*row) for row in rows]))
+
+    @staticmethod
+    def row(name: str, sha256: str | None) -> list[Any]:
+        """A row that says what a name stands for."""
+        return ["delete", name, None, None] if sha256 is None else ["create", name, sha256, 5]
+
+    def wait(self, awaitable: Any) -> Any:
+        """The result of what is done already."""
+        return self.successResultOf(ensureDeferred(awaitable))
+
+    def served(self, files: Files, sha256: str) -> bytes | None:
+        """What somebody who asks for it gets."""
+        file = self.wait(files.open(sha256))
+        if file is None:
+            return None
+        data: bytes = self.wait(files.read(file, 0, file.size))
+        files.release(file)
+        return data
+
+    def texts(self) -> list[str]:
+        """What the operator was told."""
+        return [str(event.get("log_format")) for event in self.told]

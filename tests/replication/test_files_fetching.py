@@ -1,0 +1,248 @@
+"""A replica gets its files."""
+
+from twisted.internet.defer import Deferred, ensureDeferred
+
+from synrepl.errors import StorageError
+from synrepl.replication.files import Files
+from tests.replication.files_builders import FilesCase
+from tests.storage.files.builders import checksum
+
+DATA = b"0123456789" * 3
+A, B, C = (checksum(name.encode()) for name in "abc")
+
+
+class EagerTests(FilesCase):
+    """Every file is fetched as soon as it is named."""
+
+    def test_a_file_is_fetched_as_soon_as_it_is_named(self) -> None:
+        """Whoever waits for it has it then."""
+        sha256 = self.upstream_has(DATA)
+        files = self.started()
+        waiting = ensureDeferred(files.here(sha256, 10))
+
+        self.say(("one", sha256))
+
+        self.assertTrue(self.successResultOf(waiting))
+        self.assertEqual(DATA, self.served(files, sha256))
+        self.assertEqual([], self.wait(files.complete(1)))
+
+    def test_a_file_that_two_names_and_two_readers_want_is_fetched_once(self) -> None:
+        """One owner a file."""
+        sha256 = self.upstream_has(DATA)
+        self.upstream.hold(sha256)
+        files = self.started()
+        waiting = [ensureDeferred(files.here(sha256, 10)) for _ in range(2)]
+        self.say(("one", sha256))
+        self.say(("two", sha256))
+        waiting.append(ensureDeferred(files.here(sha256, 10)))
+        self.assertEqual(1, files.describe()["in_flight"])
+
+        self.upstream.let_go(sha256)
+
+        self.assertEqual([True] * 3, [self.successResultOf(one) for one in waiting])
+        self.assertEqual([(sha256, 0)], self.upstream.asked)
+
+    def test_no_more_than_so_many_at_once(self) -> None:
+        """In the order of the log."""
+        names = [self.upstream_has(b"%d" % number) for number in range(10)]
+        for sha256 in names:
+            self.upstream.hold(sha256)
+        files = self.started(workers=3)
+        for sha256 in names:
+            self.say((sha256, sha256))
+        self.assertEqual((3, 10), (files.describe()["in_flight"], len(self.wait(files.missing()))))
+
+        for sha256 in names:
+            self.upstream.let_go(sha256)
+
+        self.assertEqual((3, [(sha256, 0) for sha256 in names]), (self.upstream.most, self.upstream.asked))
+        self.assertEqual([], self.wait(files.missing()))
+
+    def test_one_poisonous_file_holds_up_nothing(self) -> None:
+        """Wrong bytes are not kept, and it is tried again, ever later; people see when."""
+        good = [self.upstream_has(b"%d" % number) for number in range(20)]
+        self.upstream.files[A] = b"poison"
+        files = self.started(workers=1)
+
+        self.say(("bad", A), *((sha256, sha256) for sha256 in good))
+
+        self.assertEqual([("bad", A)], self.wait(files.missing()))
+        self.assertFalse(self.store.has(A))
+        self.clock.advance(2)
+        self.clock.advance(2)
+        (failing,) = files.describe()["failing"]
+        self.assertEqual(("bad", A), (failing["name"], failing["sha256"]))
+        self.assertIn(checksum(b"poison"), failing["why"])
+        self.assertGreater(failing["next_at"], self.clock.seconds())
+        self.clock.advance(70)
+        ((text, _),) = files.troubles()
+        self.assertIn("bad cannot be fetched", text)
+
+        self.upstream.files[A] = b"a"
+        self.clock.advance(600)
+        self.clock.advance(2)
+
+        self.assertEqual(([], []), (self.wait(files.missing()), files.troubles()))
+        self.assertEqual(b"a", self.served(files, A))
+
+    def test_a_download_that_broke_off_is_gone_on_with(self) -> None:
+        """Also by the next life, and after a kill."""
+        sha256 = self.upstream_has(DATA)
+        self.upstream.cut_after = 8
+        files = self.started()
+        self.say(("one", sha256))
+        self.clock.advance(1)
+        self.wait(files.stop())
+        self.store.receive().append(b"half an upload")
+
+        self.upstream.cut_after = None
+        files = self.started()
+        self.clock.advance(10)
+
+        self.assertEqual([(sha256, 0), (sha256, 8), (sha256, 16)], self.upstream.asked)
+        self.assertEqual(DATA, self.served(files, sha256))
+        self.assertEqual([], [path for path in self.everything() if path.startswith(("incoming", "partial"))])
+
+    def test_a_file_that_is_deleted_before_it_came_is_forgotten(self) -> None:
+        """Upstream has it no more: a replica that is behind must not stumble over it."""
+        files = self.started()
+        self.say(("one", A))
+        self.say(("one", None))
+
+        self.clock.pump([600] * 3)
+
+        self.assertEqual(([], [(A, 0)]), (self.wait(files.missing()), self.upstream.asked))
+
+    def test_a_damaged_file_is_never_served_and_fetched_again(self) -> None:
+        """Whether it was flipped or truncated; the reader gets the good bytes."""
+        sha256 = self.upstream_has(DATA)
+        files = self.started()
+        self.say(("one", sha256))
+        self.upstream.hold(sha256)
+        self.flip(sha256)
+
+        self.assertIsNone(self.served(files, sha256))
+        waiting = ensureDeferred(files.here(sha256, 10))
+        self.upstream.let_go(sha256)
+
+        self.assertTrue(self.successResultOf(waiting))
+        self.assertEqual((DATA, 1), (self.served(files, sha256), files.describe()["quarantined"]))
+
+    def test_the_scrub_repairs(self) -> None:
+        """Before anybody asks."""
+        sha256 = self.upstream_has(DATA)
+        files = self.started()
+        self.say(("one", sha256))
+        self.flip(sha256)
+
+        self.clock.pump([600] * 200)
+
+        self.assertEqual(DATA, self.path(sha256).read_bytes())
+        self.assertEqual(1, files.describe()["quarantined"])
+
+    def test_stopping_leaves_the_queue_as_it_should_be(self) -> None:
+        """What was in flight is due again in the next life."""
+        sha256 = self.upstream_has(DATA)
+        self.upstream.hold(sha256)
+        files = self.started()
+        self.say(("one", sha256))
+        waiting = ensureDeferred(files.here(sha256, 10))
+
+        self.wait(files.stop())
+
+        self.assertFalse(self.successResultOf(waiting))
+        self.upstream.held.clear()
+        files = self.started()
+        self.assertEqual(DATA, self.served(files, sha256))
+
+    def test_a_promoted_replica_fetches_no_more(self) -> None:
+        """And says what is missing."""
+        sha256 = self.upstream_has(DATA)
+        self.upstream.hold(sha256)
+        files = self.started()
+        self.say(("one", sha256))
+
+        self.wait(files.fetch_from(None))
+
+        self.assertFalse(files.is_replica)
+        self.assertEqual((0, "none"), (files.describe()["in_flight"], files.describe()["rule"]))
+        self.assertEqual([("one", sha256)], self.wait(files.complete(1)))
+        self.upstream.held.clear()
+        self.wait(files.fetch_from(self.upstream))
+        self.assertEqual([], self.wait(files.complete(1)))
+
+    def test_a_check_is_shared_and_outlives_who_asked(self) -> None:
+        """A reader that gives up and comes again must not begin it anew."""
+        sha256 = self.upstream_has(DATA)
+        files = self.started()
+        self.say(("one", sha256))
+        self.clock.advance(61)
+
+        first, second = (ensureDeferred(files.open(sha256)) for _ in range(2))
+
+        one, other = self.successResultOf(first), self.successResultOf(second)
+        assert one is not None
+        assert other is not None
+        files.release(one)
+        self.assertEqual(DATA, self.wait(files.read(other, 0, 99)))
+        files.release(other)
+
+    def test_who_waits_for_a_check_when_the_daemon_stops_is_told(self) -> None:
+        """Rather than left waiting."""
+        sha256 = self.upstream_has(DATA)
+        files = self.started()
+        self.say(("one", sha256))
+        thread = files._desk.thread
+        self.patch(thread, "run", lambda work: Deferred())
+        waiting = ensureDeferred(files.open(sha256))
+        self.assertNoResult(waiting)
+
+        ensureDeferred(files.stop())
+
+        self.assertIn("stopping", str(self.failureResultOf(waiting, StorageError).value))
+
+
+class LazyTests(FilesCase):
+    """A laptop fetches what is asked for."""
+
+    def lazy(self) -> Files:
+        """Such a replica."""
+        return self.started(rule="lazy")
+
+    def test_nothing_is_fetched_until_it_is_asked_for(self) -> None:
+        """Then at once."""
+        sha256 = self.upstream_has(DATA)
+        files = self.lazy()
+        self.say(("one", sha256), ("two", A))
+        self.assertEqual([], self.upstream.asked)
+
+        self.assertTrue(self.wait(files.here(sha256, 10)))
+
+        self.assertEqual([(sha256, 0)], self.upstream.asked)
+        self.clock.advance(2)
+        told = files.describe()
+        self.assertEqual(("lazy", 1, 0), (told["rule"], told["missing"], told["wanted"]))
+
+    def test_a_file_can_be_asked_for_before_it_is_named(self) -> None:
+        """A write is answered when the file is here too, and the fact may not be here yet."""
+        sha256 = self.upstream_has(DATA)
+        files = self.lazy()
+        waiting = ensureDeferred(files.here(sha256, 10))
+
+        self.say(("one", sha256))
+
+        self.assertTrue(self.successResultOf(waiting))
+
+    def test_what_was_asked_for_is_fetched_by_the_next_life(self) -> None:
+        """It was promised."""
+        sha256 = self.upstream_has(DATA)
+        self.upstream.hold(sha256)
+        files = self.lazy()
+        self.say(("one", sha256), ("two", A))
+        ensureDeferred(files.here(sha256, 10))
+        self.wait(files.stop())
+        self.upstream.held.clear()
+
+        files = self.lazy()
+
+        self.assertEqual([("two", A)], self.wait(files.missing()))
