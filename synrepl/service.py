@@ -1,9 +1,8 @@
 """The daemon: everything built from the settings, started in order, stopped in order."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-import msgspec
 from prometheus_client import CollectorRegistry
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
@@ -13,33 +12,33 @@ from twisted.internet.interfaces import IListeningPort, IProtocolFactory
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
+from synrepl.bringing import Bringing
 from synrepl.config import Settings
-from synrepl.errors import ReplicationError, StorageError
+from synrepl.copies import Copies
+from synrepl.errors import NotConnected, ReplicationError, StorageError
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
+from synrepl.replication.addresses import Address
 from synrepl.replication.observing import Observer
 from synrepl.replication.publisher import Publisher
+from synrepl.replication.relay import Relays
+from synrepl.replication.roles import PRIMARY, REPLICA
 from synrepl.storage import Log, ReactorThread, engine_for
 from synrepl.streams.declare import Stream
 from synrepl.streams.table import StreamTable
+from synrepl.transports.http.answers import Refused
+from synrepl.transports.http.client import HttpAppender
+from synrepl.transports.http.relaying import Relaying
+from synrepl.transports.http.replicas import Replicas
 from synrepl.transports.http.server import make_site
+from synrepl.transports.http.standing import Standing
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.session import Keepalive
 
-if TYPE_CHECKING:
-    from synrepl.hearing import Sources
-    from synrepl.replication.writes import Writing
-    from synrepl.storage.ids.writers import WriterState
-    from synrepl.storage.tables.layout import TableStream
-    from synrepl.storage.tables.source import TableSource
-    from synrepl.storage.wakeups import Wakeups
-
 __all__ = ["Daemon"]
 
-POLL_SECONDS: Final = 1.0
-"""How often tables are looked at although nobody said that they changed."""
-
+EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104  # compared with, not listened at
 FAREWELL_SECONDS: Final = 2.0
 """How long followers are given to take the last they are sent, when the daemon stops."""
 
@@ -71,10 +70,9 @@ class Daemon(Service):
         self.failure = ""
         self.log: Log | None = None
         self.publisher: Publisher | None = None
-        self.tables: TableSource | None = None
-        self.sources: Sources | None = None
-        self._wakeups: Wakeups | None = None
-        self._writing: Writing | None = None
+        self.bringing: Bringing
+        self.copies: Copies | None = None
+        self.relaying: Relaying | None = None
         self._reactor = reactor
         self._on_failure = on_failure if on_failure is not None else reactor.stop
         self._tasks = Tasks(self._logger, "daemon")
@@ -96,8 +94,7 @@ class Daemon(Service):
     async def _start(self) -> None:
         try:
             await self._open_log()
-            self._open_tables()
-            self._open_sources()
+            await self._open_copies()
             await self._listen()
         except _CannotStart as error:
             self.failure = str(error)
@@ -127,17 +124,9 @@ class Daemon(Service):
             engine = engine_for(self.settings.database)
         except StorageError as error:
             raise _CannotStart(f"the log: {error}") from error
-        settings = self.settings
-        if settings.redis is not None or settings.follow:
-            # Here, so that a daemon that hears nobody need not have all of this in memory.
-            from synrepl.replication.writes import Writing
-
-            self._writing = Writing(
-                settings.redis_writes,
-                instance=settings.instance_name,
-                table=self.table,
-                tables=[one.stream for one in self._followed_tables()],
-            )
+        self.bringing = Bringing(
+            self.settings, reactor, table=self.table, metrics=self.metrics, lost=self._history_lost
+        )
         log = Log(
             engine,
             ReactorThread(reactor, "log writing"),
@@ -145,10 +134,10 @@ class Daemon(Service):
             reactor,
             ephemeral=[stream.name for stream in self.table if stream.ephemeral],
             key_of=self._key_of,
-            adopted=[one.stream for one in self._followed_tables()],
+            adopted=self.bringing.followed_streams,
             unordered=[stream.name for stream in self.table if not stream.ordered],
             told_by_all=[stream.name for stream in self.table if stream.told_by_all],
-            refuses=self._refuses,
+            refuses=self.bringing.refusal,
             logger=Logger(namespace="synrepl.storage"),
         )
         try:
@@ -167,93 +156,83 @@ class Daemon(Service):
         )
         self.metrics.send_buffer.set_function(self._unsent_bytes)
 
-    def _refuses(self, stream: str, writer: str) -> str:
-        """Why a fact cannot be posted here, if others bring the facts of its stream."""
-        if self._writing is None:
-            return ""
-        assert self.log is not None
-        if self.sources is not None and (why := self.sources.refusal(stream, writer)):
-            return why
-        return self._writing.refusal(self.log, stream, writer)
-
-    def _followed_tables(self) -> "list[TableStream]":
-        """The tables whose facts are taken in, not only what was missed of them.
-
-        Of a stream that is also told on Redis, those of the writers that this process tells: real writers
-        store no positions of some streams, so that only they can say how far they are.
-        """
-        followed = [one for one in self.settings.table_streams if not one.for_catch_up]
-        if self.settings.redis is None:
-            return followed
-        return [msgspec.structs.replace(one, only=self._told_from(one.stream)) for one in followed]
-
-    def _told_from(self, stream: str) -> tuple[str, ...]:
-        instance = self.settings.instance_name
-        return tuple(one.writer or instance for one in self.settings.redis_writes if one.stream == stream)
-
-    def _open_tables(self) -> None:
-        """Follow the tables that the settings name, if they name any."""
-        settings = self.settings
-        followed = self._followed_tables()
-        if not followed:
-            return
-        # Here, so that a daemon without tables need not have all of this in memory.
-        from synrepl.storage.databases import Database
-        from synrepl.storage.ids.generator import CHANNEL
-        from synrepl.storage.tables.source import TableSource
-        from synrepl.storage.wakeups import Wakeups
-
-        assert self.log is not None
-        for one in followed:
-            if one.stream not in self.table or self.table[one.stream].ephemeral:
-                raise _CannotStart(f"table_streams: {one.stream} is no stream that can be kept")
-        url = settings.tables_database or settings.database
-        try:
-            database = Database(url, what="synrepl-tables")
-        except ReplicationError as error:
-            raise _CannotStart(f"the tables: {error}") from error
-        self.tables = TableSource(
-            database.connect,
-            followed,
-            flavor=database.flavor,
-            log=self.log,
-            table=self.table,
-            clock=self._reactor,
-            thread=ReactorThread(self._reactor, "tables"),
-            writers_told=self._writers_told,
-            lost=self._history_lost,
-        )
-        self.tables.start()
-        if database.flavor == "postgresql":
-            self._wakeups = Wakeups(self._reactor, url, CHANNEL, self.tables.wake, POLL_SECONDS)
-            self._wakeups.start()
-
-    def _open_sources(self) -> None:
-        """Hear what the settings name, if they name anything."""
-        if self._writing is None:
-            return
-        from synrepl.hearing import Sources
-
+    async def _open_copies(self) -> None:
         assert self.log is not None
         assert self.publisher is not None
-        self.sources = Sources(
+        self.copies = Copies(
             self.settings,
             self._reactor,
             log=self.log,
             publisher=self.publisher,
             table=self.table,
             metrics=self.metrics,
-            writing=self._writing,
-            tables=[one.stream for one in self._followed_tables() if not one.only],
-            lost=self._history_lost,
+            address=self._own_address,
+            changed=self._role_changed,
         )
-        self.sources.start()
+        self.log.on_replaced(self._history_replaced)
+        self.log.on_turned(self._epoch_began)
+        self.log.on_replaced(self.copies.files.rebuild)
+        self.relaying = self._make_relaying(self.copies)
+        await self.copies.start()
+        if self.copies.roles.role == PRIMARY:
+            # Here, so that what is wrong with them is said before anybody is served.
+            self._open_sources()
 
-    def _writers_told(self, states: "Sequence[WriterState]") -> None:
-        now = self._reactor.seconds()
-        for state in states:
-            age = 0.0 if state.oldest_since is None else max(0.0, now - state.oldest_since)
-            self.metrics.oldest_unfinished_id_age.labels(state.stream, state.writer).set(age)
+    def _own_address(self) -> Address:
+        """Where others reach this daemon: as it says itself, or else where it listens."""
+        natives = [_reachable(port, self.settings.advertise) for port in self.ports[:-1]]
+        http = _reachable(self.ports[-1], self.settings.advertise) if self.ports else ""
+        native = next(filter(None, natives), "")
+        return Address(native=f"tcp:{native}" if native else "", http=f"http://{http}" if http else "")
+
+    def _role_changed(self) -> None:
+        """What brings facts in is there while this daemon is the primary, and only then."""
+        if self.publisher is not None and self.copies is not None and self.relaying is not None:
+            is_replica = self.copies.roles.role == REPLICA
+            self.publisher.upstream.elsewhere = self._pass_on if is_replica else None
+        self._tasks.start(self._mind_sources(), "starting or stopping what brings facts")
+
+    async def _pass_on(self, stream: str, facts: Sequence[bytes]) -> None:
+        """A follower's fact, taken by a replica, goes to the primary."""
+        assert self.relaying is not None
+        try:
+            await self.relaying.append(stream, facts)
+        except Refused as error:
+            raise NotConnected(error.message) from error
+
+    async def _mind_sources(self) -> None:
+        if self.copies is None:
+            return
+        try:
+            if self.copies.roles.role == PRIMARY:
+                self._open_sources()
+            else:
+                await self.bringing.close()
+        except ReplicationError as error:
+            self._fail(str(error))
+
+    def _open_sources(self) -> None:
+        assert self.log is not None
+        assert self.publisher is not None
+        self.bringing.open(self.log, self.publisher)
+
+    def _fail(self, why: str) -> None:
+        self.failure = why
+        self._logger.critical("cannot go on: {why}", why=why)
+        self._on_failure()
+
+    def _history_replaced(self) -> None:
+        assert self.publisher is not None
+        self.publisher.replaced()
+        for factory in self._factories:
+            factory.close("this replica has joined anew: what was told before may not be true")
+
+    def _epoch_began(self) -> None:
+        """Where facts were lost followers have what is true no more."""
+        assert self.log is not None
+        turn = self.log.turns[-1]
+        if turn.stream and self.copies is not None and self.copies.roles.role == REPLICA:
+            self._history_lost(turn.stream)
 
     def _history_lost(self, stream: str) -> None:
         """Followers have what is true no more: they connect again, are told where the stream stands, and read
@@ -266,6 +245,7 @@ class Daemon(Service):
         settings = self.settings
         assert self.log is not None
         assert self.publisher is not None
+        assert self.copies is not None
         keepalive = Keepalive(ping_seconds=settings.ping_seconds, timeout_seconds=settings.timeout_seconds)
         for description in settings.listen:
             factory = PublisherFactory(
@@ -275,6 +255,7 @@ class Daemon(Service):
                 clock=self._reactor,
                 metrics=self.metrics,
                 keepalive=keepalive,
+                relays=self._relays,
             )
             self._factories.append(factory)
             port = await self._open(description, factory)
@@ -288,8 +269,14 @@ class Daemon(Service):
             log=self.log,
             publisher=self.publisher,
             table=self.table,
-            tables=self.tables,
-            sources=self.sources,
+            bringing=self.bringing,
+            copies=self.copies,
+            files=self.copies.files,
+            max_file=settings.max_file_bytes,
+            relaying=self.relaying,
+            refuses_stale=settings.refuse_stale_reads,
+            standing=Standing(self.copies.roles, self.copies.relays),
+            replicas=Replicas(self.copies.relays),
             metrics=self.metrics,
             clock=self._reactor,
             instance=settings.instance_name,
@@ -300,6 +287,24 @@ class Daemon(Service):
         )
         port = await self._open(settings.http, site)
         self._logger.info("http: listening at {address}", address=_address(port))
+
+    def _make_relaying(self, copies: Copies) -> Relaying:
+        """Facts that are posted to a replica go to the primary."""
+        assert self.log is not None
+        secret = self.settings.secret
+        return Relaying(
+            self.log,
+            self._reactor,
+            lambda url: HttpAppender(self._reactor, url, secret=secret),
+            lambda: copies.roles.primary.http or None,
+            is_active=lambda: copies.roles.role == REPLICA,
+            file_here=copies.files.here,
+            logger=Logger(namespace="synrepl.relaying"),
+        )
+
+    def _relays(self) -> Relays:
+        assert self.copies is not None
+        return self.copies.relays
 
     async def _open(self, description: str, factory: IProtocolFactory) -> IListeningPort:
         try:
@@ -332,15 +337,13 @@ class Daemon(Service):
                 await stopped
         for factory in self._factories:
             factory.close("server shutting down")
-        if self._wakeups is not None:
-            wakeups, self._wakeups = self._wakeups, None
-            await wakeups.stop()
-        if self.sources is not None:
-            sources, self.sources = self.sources, None
-            await sources.stop()
-        if self.tables is not None:
-            tables, self.tables = self.tables, None
-            await tables.stop()
+        if self.relaying is not None:
+            relaying, self.relaying = self.relaying, None
+            await relaying.stop()
+        if self.copies is not None:
+            copies, self.copies = self.copies, None
+            await copies.stop()
+        await self.bringing.close()
         if self.publisher is not None:
             self.publisher.stop()
             self.publisher = None
@@ -371,6 +374,18 @@ def _unsent(transport: Any) -> int:
     """What Twisted holds for a socket: it has no public way to ask."""
     held = len(getattr(transport, "dataBuffer", b"")) - getattr(transport, "offset", 0)
     return int(held + getattr(transport, "_tempDataLen", 0))
+
+
+def _reachable(port: IListeningPort, host: str | None) -> str:
+    """Host and port at which others reach this; empty for what is no TCP port."""
+    address = port.getHost()
+    number = getattr(address, "port", None)
+    if number is None:
+        return ""
+    bound = str(getattr(address, "host", ""))
+    if host is None:
+        host = "127.0.0.1" if bound in EVERYWHERE else bound
+    return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
 
 
 def _address(port: IListeningPort) -> str:

@@ -73,6 +73,18 @@ class Metrics:
             "Age of the oldest id reserved but not finished.",
             ["stream", "writer"],
         )
+        self.epoch = gauge("epoch", "The epoch of the log.")
+        self.serial = gauge("serial", "The last serial of the log.")
+        self.begin_serial = gauge("begin_serial", "The serial up to which the log was trimmed.")
+        self.role = gauge("role", "1 for what this daemon is: primary, replica or fenced.", ["role"])
+        self.replicas = gauge("replicas", "Replicas known here, by how they are doing.", ["state"])
+        self.lease_used = gauge("lease_used_ratio", "Of the lease that is used up most, how much; 1 ends it.")
+        self.join_remaining = gauge("catchup_remaining_rows", "Serials that a joining replica still lacks.")
+        self.files_stored = gauge("files_stored", "Files kept here.")
+        self.files_stored_bytes = gauge("files_stored_bytes", "Bytes of the files kept here.")
+        self.files_wanted = gauge("files_wanted", "Files that are to be fetched.")
+        self.files_failing = gauge("files_failing", "Files of these that could not be fetched so far.")
+        self.files_quarantined = gauge("files_quarantined", "Files that were found damaged, and put aside.")
         self.caches = CacheNumbers()
         registry.register(self.caches)
 

@@ -4,16 +4,33 @@ from typing import Any, Final, Protocol
 
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.replication.publisher import Publisher
+from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
 
-__all__ = ["STATES", "DescribedLog", "DescribedSources", "DescribedTables", "describe"]
+__all__ = [
+    "STATES",
+    "DescribedBringing",
+    "DescribedCopies",
+    "DescribedFiles",
+    "DescribedLog",
+    "describe",
+]
 
 STATES: Final = {
-    "serving": "facts are taken and sent",
     "failing": "facts cannot be made durable just now; what is kept is still sent",
-    "behind": "a table or Redis cannot be read just now, or facts are missing; what is kept is still sent",
+    "stopped": "this replica's history has parted from its upstream's: an operator must decide (resync)",
+    "fenced": "another daemon is primary; this one takes no facts",
+    "joining": "this replica has no whole copy yet",
+    "stale": "this replica may lack what is older than it is allowed to; what it has is still sent",
+    "handing over": "another daemon is about to become primary; no facts are taken for a moment",
+    "behind": "an upstream, a table or Redis cannot be read just now, or facts or files are missing; what is"
+    " kept is still sent",
+    "serving": "facts are taken, by a replica for its primary, and sent",
 }
-"""The words that `state` can be."""
+"""The words that `state` can be, the worst first."""
+
+RECENT: Final = 20
+"""How many of the newest facts are shown."""
 
 
 class DescribedLog(ILog, Protocol):
@@ -30,30 +47,20 @@ class DescribedLog(ILog, Protocol):
         """The positions of every stream that has any facts."""
 
 
-class DescribedTables(Protocol):
-    """What is asked of whoever follows tables."""
+class DescribedBringing(Protocol):
+    """What is asked of all that brings facts in."""
 
     def describe(self, now: float) -> dict[str, Any]:
-        """How each stream is doing (`tables`), and what the writers tell (`writers`)."""
-
-    def troubles(self) -> list[tuple[str, float]]:
-        """What is wrong, in words, and when it was last right, in Unix seconds."""
-
-    def is_followed(self, stream: str) -> bool:
-        """Whether the facts of this stream come from a table."""
-
-
-class DescribedSources(Protocol):
-    """What is asked of all that facts are heard from."""
-
-    def describe(self) -> dict[str, Any]:
-        """How each is doing (`redis`, `following`), and who is `stuck`."""
+        """How each is doing: `tables`, `writers`, `redis`, `following`, and who is `stuck`."""
 
     def troubles(self) -> list[tuple[str, float]]:
         """What is wrong, in words, and since when, in Unix seconds."""
 
     def reasons(self) -> list[tuple[str, float]]:
         """Of these, why what is here is not all there is."""
+
+    def is_followed(self, stream: str) -> bool:
+        """Whether the facts of this stream come from a table."""
 
     def lag_seconds(self) -> float:
         """How long ago it had all that was told."""
@@ -62,50 +69,132 @@ class DescribedSources(Protocol):
         """How many tokens are known to be missing."""
 
 
+class DescribedCopies(Protocol):
+    """What is asked of what makes a daemon a primary, or a replica."""
+
+    def describe(self) -> dict[str, Any]:
+        """What it is, and how it and its replicas are doing: `role`, `name`, `upstream`, `replicas`,
+        `leases`, `turns`."""
+
+    def state(self) -> str:
+        """A word of `STATES`; empty if nothing is wrong."""
+
+    def reasons(self) -> list[tuple[str, float]]:
+        """Why what is here is not all there is, in words, and since when, in Unix seconds."""
+
+    def troubles(self) -> list[tuple[str, float]]:
+        """What else is wrong."""
+
+    def lag_seconds(self) -> float:
+        """How long ago this copy had everything."""
+
+    def lag_rows(self) -> int:
+        """How many facts it is known to lack."""
+
+
+class DescribedFiles(Protocol):
+    """What is asked of the files by checksum."""
+
+    def describe(self) -> dict[str, Any]:
+        """How they are doing."""
+
+    def troubles(self) -> list[tuple[str, float]]:
+        """What is wrong with them, in words, and since when, in Unix seconds."""
+
+
+NO_SOURCES: Final[dict[str, Any]] = {
+    "tables": [],
+    "writers": [],
+    "redis": None,
+    "following": [],
+    "stuck": [],
+}
+NO_COPIES: Final[dict[str, Any]] = {
+    "role": "primary",
+    "name": "",
+    "upstream": None,
+    "replicas": [],
+    "leases": [],
+    "turns": [],
+}
+
+
 def describe(
     *,
     log: DescribedLog,
     publisher: Publisher,
     table: StreamTable,
-    tables: DescribedTables | None,
-    sources: DescribedSources | None,
+    bringing: DescribedBringing | None,
+    copies: DescribedCopies | None,
+    files: DescribedFiles | None = None,
     clock: IClock,
     instance: str,
     server_name: str,
     started_at: float,
     version: str,
 ) -> dict[str, Any]:
-    """The status as JSON has it. Times are in seconds; lags are those of the follower furthest behind."""
+    """The status as JSON has it. Times are in seconds; lags are the worst of this daemon's own, behind what
+    it hears or follows, and of its followers'.
+    """
     now = clock.seconds()
     errors = _errors(log, now)
-    is_failing = bool(errors)
-    for what, since in tables.troubles() if tables is not None else ():
+    state = "failing" if errors else copies.state() if copies is not None else ""
+    for what, since in _troubles(bringing, copies, files):
         errors.append({"what": what, "since": round(since, 3)})
-    for what, since in sources.troubles() if sources is not None else ():
-        errors.append({"what": what, "since": round(since, 3)})
-    lag_rows, lag_seconds = (sources.lag_rows(), sources.lag_seconds()) if sources is not None else (0, 0.0)
     followers = _followers(publisher, now)
+    lagging = [part for part in (bringing, copies) if part is not None]
+    rows = [part.lag_rows() for part in lagging] + [follower["lag_rows"] for follower in followers]
+    seconds = [part.lag_seconds() for part in lagging] + [follower["lag_seconds"] for follower in followers]
     return {
         "role": "primary",
-        "state": "failing" if is_failing else "behind" if errors else "serving",
+        "state": state or ("behind" if errors else "serving"),
         "errors": errors,
         "server_name": server_name,
         "instance": instance,
         "epoch": log.epoch,
         "serial": log.serial,
         "digest": log.digest,
-        "lag_rows": max(lag_rows, *(follower["lag_rows"] for follower in followers), 0),
-        "lag_seconds": round(max(lag_seconds, *(follower["lag_seconds"] for follower in followers), 0.0), 3),
-        "upstream": None,
-        "replicas": [],
-        "leases": [],
+        "begin": log.begin.serial,
+        "history": log.history,
+        "uuid": log.uuid,
+        "lag_rows": max(rows, default=0),
+        "lag_seconds": round(max(seconds, default=0.0), 3),
+        **(copies.describe() if copies is not None else NO_COPIES),
+        "files": files.describe() if files is not None else None,
         "followers": followers,
         "streams": _streams(log, table),
-        **(tables.describe(now) if tables is not None else {"tables": [], "writers": []}),
-        **(sources.describe() if sources is not None else {"redis": None, "following": [], "stuck": []}),
+        "recent": _recent(publisher),
+        **(bringing.describe(now) if bringing is not None else NO_SOURCES),
         "version": version,
         "uptime_seconds": round(now - started_at, 3),
     }
+
+
+def _troubles(
+    bringing: DescribedBringing | None, copies: DescribedCopies | None, files: DescribedFiles | None
+) -> list[tuple[str, float]]:
+    """All that is wrong, but for the log; the worst first."""
+    found = [] if copies is None else [*copies.reasons(), *copies.troubles()]
+    if bringing is not None:
+        found += bringing.troubles()
+    if files is not None:
+        found += files.troubles()
+    return found
+
+
+def _recent(publisher: Publisher) -> list[dict[str, Any]]:
+    """The newest facts, the newest first, without their rows."""
+    return [
+        {
+            "serial": fact.serial or None,
+            "stream": fact.stream,
+            "writer": fact.writer,
+            "token": fact.token,
+            "rows": len(jsontext.split(fact.rows)),
+            "at": fact.committed_at_ms / 1000,
+        }
+        for fact in publisher.ring.recent(RECENT)
+    ]
 
 
 def _errors(log: DescribedLog, now: float) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from synrepl.replication.publisher import Publisher
 from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.server import make_site
+from synrepl.transports.http.waiting import Waiting
 
 NOW = 1_700_000_000
 """When every test begins, in seconds."""
@@ -181,6 +182,11 @@ class SiteCase(SynchronousTestCase):
         """Have so many facts of one row each in the log."""
         for _ in range(count):
             self.assertEqual(200, self.post("receipts", [receipt()], writer=writer).status)
+
+    def waiters(self) -> Waiting:
+        """Who waits for the log, behind the site that was made last."""
+        owners = [getattr(watcher, "__self__", None) for watcher in self.log._watchers]
+        return [owner for owner in owners if isinstance(owner, Waiting)][-1]
 
     def wait(self, awaitable: Any) -> Any:
         """The result of what is done already."""

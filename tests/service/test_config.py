@@ -11,7 +11,7 @@ from synrepl.config import Settings, settings, table_for_the_manual
 from synrepl.errors import ConfigError
 from synrepl.replication.writes import Write
 from synrepl.tap import Options
-from synrepl.wire.dialect import LEGACY, Dialect
+from synrepl.wire.dialect import LEGACY, NATIVE, Dialect
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,6 +39,16 @@ VALUES: list[tuple[str, str, Any, Any]] = [
     ("timeout_seconds", "30", 30, 30.0),
     ("reader_bytes", "65536", "64KiB", 65536),
     ("max_body_bytes", "1MiB", "1 MiB", 1024**2),
+    ("max_file_bytes", "1GiB", "1 GiB", 1024**3),
+    ("upstream", "tcp:primary:9092", "tcp:primary:9092", "tcp:primary:9092"),
+    ("upstream", "http://primary:9093/", "http://primary:9093", "http://primary:9093"),
+    ("replica_name", "r1", "r1", "r1"),
+    ("stale_seconds", "5", 5, 5.0),
+    ("advertise", "db1.example", "db1.example", "db1.example"),
+    ("heartbeat_seconds", "2", 2, 2.0),
+    ("files", "/srv/files", "/srv/files", Path("/srv/files")),
+    ("fetch_files", "lazy", "lazy", "lazy"),
+    ("dialect", "native", "native", NATIVE),
 ]
 
 
@@ -71,9 +81,45 @@ def test_a_setting_can_be_given_as_a_flag_and_in_a_file(
 def test_every_setting_is_tried_here() -> None:
     """A new one is not forgotten."""
     elsewhere = {"upstream", "secret_file", "instance_map", "table_streams", "insecure"}
-    elsewhere |= {"redis", "redis_writes"}
+    elsewhere |= {"redis", "redis_writes", "upstream_streams", "upstream_writers", "replica_keys_file"}
+    elsewhere |= {"anonymous", "resync_on_fork", "refuse_stale_reads"}
 
     assert {name for name, *_ in VALUES} | elsewhere == {one.name for one in settings()}
+
+
+def test_what_a_replica_wants(tmp_path: Path) -> None:
+    """Streams and writers, in any order; switches are off unless said."""
+    path = written(
+        tmp_path, upstream="tcp:p:1", upstream_streams=["b", "a"], upstream_writers="w", anonymous=True
+    )
+
+    built = parsed("--config", str(path))
+    flags = parsed("--upstream", "tcp:p:1", "--upstream-streams", "b,a", "--resync-on-fork")
+
+    assert (("a", "b"), ("w",), True) == (built.upstream_streams, built.upstream_writers, built.anonymous)
+    assert (("a", "b"), None, True) == (flags.upstream_streams, flags.upstream_writers, flags.resync_on_fork)
+
+
+def test_replicas_have_secrets_of_their_own(tmp_path: Path) -> None:
+    """A line for each; who has none shows the shared one. With them, replicas can be served far away."""
+    keys = tmp_path / "keys"
+    keys.write_text("# replicas\nr1 abc\n\nr2 def\n")
+    keys.chmod(0o600)
+
+    built = parsed("--replica-keys-file", str(keys), "--dialect", "native", "--listen", "tcp:9092")
+
+    assert {"r1": "abc", "r2": "def"} == built.replica_keys
+    assert "abc" not in repr(built)
+
+
+def test_a_file_of_secrets_that_makes_no_sense(tmp_path: Path) -> None:
+    """It is told which line; what stands there is not."""
+    keys = tmp_path / "keys"
+    keys.write_text("r1 abc\nr1 hush\n")
+
+    with pytest.raises(ConfigError, match="line 2: expected the name of a replica") as caught:
+        Settings.build({"replica_keys_file": str(keys)})
+    assert "hush" not in str(caught.value)
 
 
 def test_redis_and_what_is_written_there(tmp_path: Path) -> None:
@@ -149,7 +195,6 @@ def test_unknown_names_are_told_with_the_nearest_known_one(tmp_path: Path) -> No
     ("arguments", "said"),
     [
         (["--dialect", "legcy"], "did you mean legacy?"),
-        (["--dialect", "native"], "not in this release yet"),
         (["--redis", "http://localhost"], "--redis "),
         (["--redis", "redis://:hush@localhost"], "password_file"),
         (["--redis-writes", "caches"], "--redis-writes needs --redis"),
@@ -159,7 +204,10 @@ def test_unknown_names_are_told_with_the_nearest_known_one(tmp_path: Path) -> No
             "--redis-writes names a stream twice",
         ),
         (["--follow", "9092"], "is a Twisted client endpoint string"),
-        (["--upstream", "tcp:primary:9092"], "--upstream is not in this release yet"),
+        (["--upstream", "primary"], "--upstream is a Twisted client endpoint string"),
+        (["--upstream", "http://ada:secret@primary:9093"], "--upstream has a user in it"),
+        (["--upstream-streams", "events"], "need --upstream"),
+        (["--fetch-files", "never"], "--fetch-files is eager or lazy"),
         (["--database", "postgresql://ada:hush@a/b"], "pgpass file, and name that with ?passfile=/path"),
         (["--database", "postgresql://:hush@a/b"], "has a password in it"),
         (["--database", "postgresql://ada:hu/sh@a/b"], "has a password in it"),

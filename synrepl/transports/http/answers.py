@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from synrepl.errors import StorageError, UnknownStream
+from synrepl.replication.roles import ReadOnlyHere
 from synrepl.storage import GivenElsewhere, KeyReused
 from synrepl.streams.jsontext import dumps
 
-__all__ = ["INTERNAL", "Refused", "as_refused", "ours", "synapse"]
+__all__ = ["INTERNAL", "RETRY_SECONDS", "Refused", "as_refused", "ours", "synapse"]
 
 MAX_MESSAGE: Final = 1_000
 """Characters of a message; some quote what was sent."""
@@ -39,6 +40,9 @@ def as_refused(error: Exception) -> Refused | None:
             return error
         case UnknownStream():
             return Refused(404, "unknown_stream", str(error))
+        case ReadOnlyHere():
+            more = {"retryable": error.retryable, "moved_to": error.moved_to}
+            return Refused(503, error.code, str(error), more=more, retry_after=RETRY_SECONDS)
         case GivenElsewhere():
             return Refused(409, error.code, str(error))
         case KeyReused():

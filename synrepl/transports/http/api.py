@@ -3,7 +3,6 @@
 Klein imports the reactor, so only `server.make_site` imports this module, and only when it is called.
 """
 
-import re
 from collections.abc import Awaitable, Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +16,6 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
-from synrepl.errors import ConfigError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
@@ -25,41 +23,33 @@ from synrepl.storage import Log
 from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.answers import INTERNAL, Refused, as_refused, ours, synapse
+from synrepl.transports.http.arrow import arrow_form
 from synrepl.transports.http.authorization import Guard
 from synrepl.transports.http.changelog import Changelog
+from synrepl.transports.http.files import FileRoutes
+from synrepl.transports.http.forks import check, digests
 from synrepl.transports.http.gauges import refresh
-from synrepl.transports.http.pages import read_page
-from synrepl.transports.http.parameters import integer, seconds, text, token_as_synapse, word
+from synrepl.transports.http.intact import HEADER, content_digest, is_intact, is_wanted
+from synrepl.transports.http.parameters import integers, word
 from synrepl.transports.http.posting import read_body, read_facts
+from synrepl.transports.http.rows import Rows
+from synrepl.transports.http.waiting import Waiting, read_your_writes
+from synrepl.transports.http.wanted import read_wanted
 from synrepl.wire.dialect import Dialect
 
 if TYPE_CHECKING:
-    from synrepl.replication.status import DescribedSources, DescribedTables
+    from synrepl.replication.files import Files
+    from synrepl.replication.status import DescribedBringing, DescribedCopies
+    from synrepl.transports.http.relaying import Relaying
+    from synrepl.transports.http.replicas import Replicas
+    from synrepl.transports.http.standing import Standing
 
 __all__ = ["Api"]
 
-DEFAULT_ROWS: Final = 1_000
-MAX_ROWS: Final = 10_000
-CATCH_UP_ROWS: Final = 1_000
-MAX_WAIT_SECONDS: Final = 300.0
-
 JSON: Final = b"application/json"
-ARROW: Final = "application/vnd.apache.arrow.stream"
+MAX_SERIALS: Final = 1_000
+NO_COPIES: Final = Refused(404, "not_found", "this log has no copies")
 CATCH_UP: Final = "/_synapse/replication/get_repl_stream_updates/"
-
-_synapse: Final = re.compile(r"Synapse/([0-9]{1,3}\.[0-9]{1,4}(?:\.[0-9]{1,4})?)", re.ASCII)
-
-
-def _worker_dialect(request: Any) -> Dialect | None:
-    """The release of a real worker, which its User-Agent names (``Synapse/1.66.0``): it dies of a field or a
-    kind of row that it does not know."""
-    found = _synapse.match(request.getHeader("user-agent") or "")
-    if found is None:
-        return None
-    try:
-        return Dialect.parse(found[1])
-    except ConfigError:  # a release before the wire: nothing we could cut rows to
-        return None
 
 
 class Api:
@@ -77,8 +67,8 @@ class Api:
         log: Log,
         publisher: Publisher,
         table: StreamTable,
-        tables: "DescribedTables | None",
-        sources: "DescribedSources | None",
+        bringing: "DescribedBringing | None",
+        copies: "DescribedCopies | None",
         metrics: Metrics,
         clock: IClock,
         instance: str,
@@ -86,20 +76,40 @@ class Api:
         guard: Guard,
         dialect: Dialect | None,
         started_at: float,
+        files: "Files | None" = None,
+        relaying: "Relaying | None" = None,
+        standing: "Standing | None" = None,
+        replicas: "Replicas | None" = None,
+        refuses_stale: bool = False,
     ) -> None:
         self._log = log
         self._publisher = publisher
         self._table = table
-        self._tables = tables
-        self._sources = sources
+        self._bringing = bringing
+        self._copies = copies
         self._metrics = metrics
         self._clock = clock
         self._instance = instance
         self._server_name = server_name
         self._guard = guard
-        self._dialect = dialect
         self._started_at = started_at
-        self.changelog = Changelog(log, clock)
+        self._relaying = relaying
+        self._waiting = Waiting(log, clock)
+        self._rows = Rows(
+            log=log,
+            table=table,
+            tables=bringing,
+            metrics=metrics,
+            waiting=self._waiting,
+            instance=instance,
+            dialect=dialect,
+        )
+        self.changelog = Changelog(log, clock, self._waiting)
+        self._described_files = files
+        self._files = FileRoutes(files)
+        self._standing_here = standing
+        self._replicas_here = replicas
+        self._refuses_stale = refuses_stale
 
     # -- facts in ------------------------------------------------------------------------------------------
 
@@ -109,7 +119,10 @@ class Api:
 
         async def answer() -> bytes:
             declared = self._table[stream]
-            posted = read_body(request.content.read())
+            body = request.content.read()
+            if self._relaying is not None and self._relaying.is_active:
+                return await self._relaying.answer(request, declared, body, self._waiting)
+            posted = read_body(body)
             facts = await read_facts(declared, posted, self._clock)
             appended = await self._log.append(
                 stream,
@@ -126,99 +139,139 @@ class Api:
     @app.route("/v1/streams/<stream>/rows", methods=["GET"])
     async def get_rows(self, request: Any, stream: str) -> bytes | None:
         """A page of one writer's rows, in the newest shape."""
-
-        async def answer() -> bytes:
-            declared = self._table[stream]
-            writer = word(request, "writer") or self._instance
-            limit = integer(request, "limit", DEFAULT_ROWS, lowest=1, highest=MAX_ROWS)
-            after = integer(request, "from", 0)
-            head = self._log.positions(stream).get(writer, 0)
-            upto = integer(request, "upto", head, highest=head)
-            found = await read_page(
-                self._log, declared, writer, after=after, upto=upto, limit=limit, texts=jsontext.split
-            )
-            return found.body(b"upto")
-
-        return await self._answer(request, answer)
+        return await self._answer(request, lambda: self._fresh(self._rows.page(request, stream)))
 
     @app.route("/v1/streams/<stream>/allocated", methods=["GET"])
     async def get_allocated(self, request: Any, stream: str) -> bytes | None:
-        """How far there is anything to wait for: from memory, as followers ask it often."""
-
-        async def answer() -> bytes:
-            _ = self._table[stream]
-            # Ids of a table are given out elsewhere, and may be waited for before we have seen them.
-            is_elsewhere = self._tables is not None and self._tables.is_followed(stream)
-            return jsontext.dumps(
-                {
-                    "stream": stream,
-                    "allocated": None if is_elsewhere else self._log.linear_position(stream),
-                    "positions": self._log.positions(stream),
-                }
-            )
-
-        return await self._answer(request, answer)
+        """How far there is anything to wait for."""
+        return await self._answer(request, lambda: self._rows.allocated(request, stream))
 
     @app.route(CATCH_UP + "<stream>/<txn_id>", methods=["GET"])
     async def get_updates(self, request: Any, stream: str, txn_id: str) -> bytes | None:
-        """What a follower missed, as Synapse answers it (facts: streams of current Synapse, 5).
+        """What a follower missed, as Synapse answers it."""
+        return await self._answer(request, lambda: self._fresh(self._rows.updates(request, stream)))
 
-        Unlike there, answers are not remembered by transaction id: reading again does no harm.
-        """
+    async def _fresh(self, work: Awaitable[bytes]) -> bytes:
+        """What a read gives, unless this daemon is to answer none while it may lack something."""
+        try:
+            self._check_fresh()
+        except Refused:
+            work.close()  # type: ignore[attr-defined]  # a coroutine that nobody will run
+            raise
+        return await work
 
-        async def answer() -> bytes:
-            declared = self._table.get(stream)
-            dialect = self._dialect or _worker_dialect(request)
-            if declared is None or (dialect and dialect.release not in declared.span):
-                raise Refused(400, "M_UNKNOWN", "Unknown stream")
-            after = token_as_synapse(request, "from_token")
-            upto = token_as_synapse(request, "upto_token")
-            texts: Callable[[bytes], list[bytes]] = jsontext.split
-            if dialect is not None:
-                texts = lambda rows: declared.cut_fact(rows, dialect)  # noqa: E731
-            found = await read_page(
-                self._log,
-                declared,
-                self._asked_writer(request, stream),
-                after=after,
-                upto=upto,
-                limit=CATCH_UP_ROWS,
-                texts=texts,
-            )
-            self._metrics.catch_up_requests.labels("in").inc()
-            return found.body(b"upto_token")
+    def _check_fresh(self) -> None:
+        if self._refuses_stale and self._copies is not None and (reasons := self._copies.reasons()):
+            raise Refused(503, "not_ready", reasons[0][0], retry_after=b"5")
 
-        return await self._answer(request, answer)
-
-    def _asked_writer(self, request: Any, stream: str) -> str:
-        """Whose rows are wanted: real clients name it in Host, as in ``Host: event_persister1:80``."""
-        named = word(request, "writer")
-        if named is not None:
-            return named
-        host: str = request.getRequestHostname().decode("utf-8")
-        return host if host in self._log.positions(stream) else self._instance
+    # -- the log out ---------------------------------------------------------------------------------------
 
     @app.route("/v1/changelog", methods=["GET"])
     async def get_changelog(self, request: Any) -> bytes | None:
-        """The log from a serial on, as lines of JSON."""
+        """The log from a serial on."""
 
         async def answer() -> None:
-            if ARROW in (request.getHeader("accept") or ""):
-                raise Refused(406, "not_acceptable", "only application/x-ndjson can be had here")
-            names = text(request, "streams")
-            streams = None if names is None else frozenset(names.split(","))
-            for name in sorted(streams or ()):
-                _ = self._table[name]
-            limit = integer(request, "limit", -1, lowest=1)
-            await self.changelog.serve(
-                request,
-                since=integer(request, "since", 0),
-                limit=None if limit < 0 else limit,
-                wait=seconds(request, "wait", highest=MAX_WAIT_SECONDS),
-                streams=streams,
-            )
+            wanted = read_wanted(request, self._table)
+            form = arrow_form(request, wanted, self._clock)
+            self._check_fresh()
+            await read_your_writes(request, self._log, self._waiting)
+            reader = word(request, "reader")
+            if reader is not None and self._replicas_here is not None:
+                await check(self._log, wanted)
+                self._replicas_here.reads(reader, wanted.since, wanted.wait)
+            await self.changelog.serve(request, wanted, form)
 
         return await self._answer(request, answer)
+
+    @app.route("/v1/digests", methods=["GET"])
+    async def get_digests(self, request: Any) -> bytes | None:
+        """What stands at some serials: where two histories part is found by halving."""
+
+        async def answer() -> bytes:
+            return jsontext.dumps(await digests(self._log, integers(request, "serials", most=MAX_SERIALS)))
+
+        return await self._answer(request, answer)
+
+    # -- files ---------------------------------------------------------------------------------------------
+
+    @app.route("/v1/files/sha256/<sha256>", methods=["PUT"])
+    async def put_file(self, request: Any, sha256: str) -> bytes | None:
+        """Bytes are kept, under their checksum."""
+        return await self._answer(request, lambda: self._files.put(request, sha256))
+
+    @app.route("/v1/files/sha256/<sha256>", methods=["GET"])
+    async def get_file(self, request: Any, sha256: str) -> bytes | None:
+        """Bytes by their checksum."""
+        return await self._answer(request, lambda: self._files.get(request, sha256))
+
+    # -- copies of this log --------------------------------------------------------------------------------
+
+    @app.route("/v1/replication", methods=["GET"])
+    async def get_replication(self, request: Any) -> bytes | None:
+        """Which history this is, where it begins and stands."""
+        return await self._answer(request, lambda: self._replicas.about(request))
+
+    @app.route("/v1/replicas/<uuid>", methods=["POST"])
+    async def post_replica(self, request: Any, uuid: str) -> bytes | None:
+        """A replica asks to be served over HTTP."""
+        return await self._answer(request, lambda: self._replicas.subscribe(request, uuid))
+
+    @app.route("/v1/replicas/<uuid>/join", methods=["POST"])
+    async def post_join(self, request: Any, uuid: str) -> bytes | None:
+        """A replica asks for a copy of everything."""
+        return await self._answer(request, lambda: self._replicas.join(request, uuid))
+
+    @app.route("/v1/replicas/<uuid>/ack", methods=["POST"])
+    async def post_ack(self, request: Any, uuid: str) -> bytes | None:
+        """A replica says how far it is."""
+        return await self._answer(request, lambda: self._replicas.acknowledge(request, uuid))
+
+    @app.route("/v1/leases", methods=["GET"])
+    async def get_leases(self, request: Any) -> bytes | None:
+        """Who needs which part of the log."""
+        return await self._answer(request, lambda: self._standing.list_leases(request))
+
+    @app.route("/v1/leases", methods=["POST"])
+    async def post_lease(self, request: Any) -> bytes | None:
+        """A replica is expected."""
+        return await self._answer(request, lambda: self._standing.add_lease(request))
+
+    @app.route("/v1/leases/<name>", methods=["DELETE"])
+    async def delete_lease(self, request: Any, name: str) -> bytes | None:
+        """A replica is not waited for any more."""
+        return await self._answer(request, lambda: self._standing.drop_lease(request, name))
+
+    @app.route("/v1/promote", methods=["POST"])
+    async def post_promote(self, request: Any) -> bytes | None:
+        """This replica becomes primary."""
+        return await self._answer(request, lambda: self._standing.promote(request))
+
+    @app.route("/v1/resync", methods=["POST"])
+    async def post_resync(self, request: Any) -> bytes | None:
+        """Give up what only this copy has, and join again."""
+        return await self._answer(request, lambda: self._standing.resync(request))
+
+    @app.route("/v1/handover", methods=["POST"])
+    async def post_handover(self, request: Any) -> bytes | None:
+        """Another daemon is about to become primary."""
+        return await self._answer(request, lambda: self._standing.hand_over(request))
+
+    @app.route("/v1/claim", methods=["POST"])
+    async def post_claim(self, request: Any) -> bytes | None:
+        """Another daemon says that it is primary."""
+        return await self._answer(request, lambda: self._standing.claim(request))
+
+    @property
+    def _replicas(self) -> "Replicas":
+        if self._replicas_here is None:
+            raise NO_COPIES
+        return self._replicas_here
+
+    @property
+    def _standing(self) -> "Standing":
+        if self._standing_here is None:
+            raise NO_COPIES
+        return self._standing_here
 
     # -- what is known about this daemon -------------------------------------------------------------------
 
@@ -237,10 +290,11 @@ class Api:
 
         async def answer() -> bytes:
             # Here, so that a daemon that nobody looks at need not have it in memory.
-            from synrepl.transports.http.status_page import page
+            from synrepl.transports.http.status_page import POLICY, page
 
-            request.setHeader(b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'")
-            return page(self._status())
+            request.setHeader(b"content-security-policy", POLICY)
+            request.setHeader(b"cache-control", b"no-store")
+            return page(self._status(), self._clock.seconds())
 
         return await self._answer(request, answer, content_type=b"text/html; charset=utf-8")
 
@@ -258,12 +312,7 @@ class Api:
         """Whether it can do its work, and if not, why."""
 
         async def answer() -> bytes:
-            is_healthy, why = self._log.healthy
-            reasons = [] if is_healthy else [f"log: {why}"]
-            if self._tables is not None:
-                reasons += [trouble for trouble, _ in self._tables.troubles()]
-            if self._sources is not None:
-                reasons += [trouble for trouble, _ in self._sources.reasons()]
+            reasons = self._reasons()
             if not reasons:
                 return b'{"ready":true}'
             request.setResponseCode(503)
@@ -276,10 +325,26 @@ class Api:
         """Every number, for Prometheus."""
 
         async def answer() -> bytes:
-            refresh(self._metrics, self._log, self._publisher, self._sources)
+            refresh(
+                self._metrics,
+                self._log,
+                self._publisher,
+                self._bringing,
+                self._copies,
+                self._described_files,
+            )
             return generate_latest(self._metrics.registry)
 
         return await self._answer(request, answer, is_open=True, content_type=CONTENT_TYPE_LATEST.encode())
+
+    def _reasons(self) -> list[str]:
+        """Why this daemon cannot do its work, the worst first."""
+        is_healthy, why = self._log.healthy
+        reasons = [] if is_healthy else [f"log: {why}"]
+        for part in (self._copies, self._bringing):
+            if part is not None:
+                reasons += [reason for reason, _ in part.reasons()]
+        return reasons
 
     def _status(self) -> dict[str, Any]:
         from synrepl.replication.status import describe  # here for the same reason
@@ -288,8 +353,9 @@ class Api:
             log=self._log,
             publisher=self._publisher,
             table=self._table,
-            tables=self._tables,
-            sources=self._sources,
+            bringing=self._bringing,
+            copies=self._copies,
+            files=self._described_files,
             clock=self._clock,
             instance=self._instance,
             server_name=self._server_name,
@@ -332,6 +398,7 @@ class Api:
         try:
             if not is_open and not self._guard.allows(request.requestHeaders):
                 raise self._unauthorized(request)
+            _check_intact(request)
             body = await answer()
         except CancelledError:
             raise
@@ -344,6 +411,7 @@ class Api:
         if body is not None:
             request.setHeader(b"content-type", content_type)
             request.setHeader(b"content-length", b"%d" % len(body))
+            _say_digest(request, body)
         return body
 
     @staticmethod
@@ -361,7 +429,25 @@ class Api:
         body = synapse(refused) if request.path.startswith(b"/_synapse/") else ours(refused)
         request.setHeader(b"content-type", JSON)
         request.setHeader(b"content-length", b"%d" % len(body))
+        _say_digest(request, body)
         return body
+
+
+def _check_intact(request: Any) -> None:
+    """Raises `Refused` if the body is known to be another one than was sent."""
+    said = request.requestHeaders.getRawHeaders(HEADER)
+    if said is None or request.method != b"POST":  # a file has its checksum in its path
+        return
+    body = request.content.read()
+    request.content.seek(0)
+    if not is_intact(body, said):
+        why = "the body was changed on the way: its Content-Digest is another one"
+        raise Refused(400, "garbled", why, more={"retryable": True})
+
+
+def _say_digest(request: Any, body: bytes) -> None:
+    if is_wanted(request.requestHeaders):
+        request.setHeader(HEADER.encode(), content_digest(body).encode())
 
 
 def _version() -> str:

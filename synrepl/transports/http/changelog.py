@@ -1,169 +1,121 @@
-"""The log from a serial on, a line a fact, at the speed of whoever reads it."""
+"""The log from a serial on, at the speed of whoever reads it."""
 
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Protocol
 
-import msgspec
-from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.interfaces import IPushProducer
 from twisted.logger import Logger
-from zope.interface import implementer
 
-from synrepl.ports.interfaces import IClock, ILog
-from synrepl.streams.facts import Fact
-from synrepl.transports.http.answers import Refused
+from synrepl.ports.interfaces import IClock
+from synrepl.storage import Log
+from synrepl.transports.http.following import Following
+from synrepl.transports.http.forks import check
+from synrepl.transports.http.lines import NDJSON, line, written
+from synrepl.transports.http.reading import Page, Reading
+from synrepl.transports.http.streaming import streaming
+from synrepl.transports.http.waiting import Waiting
+from synrepl.transports.http.wanted import Wanted
 
-__all__ = ["Changelog", "line"]
-
-PAGE_ROWS: Final = 1_000
-"""Rows read at a time: some milliseconds of work, and a quarter of a megabyte at most beside one fact."""
-
-
-@lru_cache(maxsize=1024)
-def _quoted(name: str) -> bytes:
-    return msgspec.json.encode(name)
+__all__ = ["Changelog", "Form", "line"]
 
 
-def line(fact: Fact) -> bytes:
-    """A fact as a line of JSON."""
-    return (
-        b'{"serial":%d,"epoch":%d,"stream":%b,"writer":%b,"prev_token":%d,"token":%d,"rows":%b,'
-        b'"committed_at_ms":%d,"digest":"%b"}\n'
-    ) % (
-        fact.serial,
-        fact.epoch,
-        _quoted(fact.stream),
-        _quoted(fact.writer),
-        fact.prev_token,
-        fact.token,
-        fact.rows,
-        fact.committed_at_ms,
-        fact.digest.encode(),
-    )
+class Form(Protocol):
+    """What an answer looks like in bytes."""
+
+    content_type: bytes
+
+    async def begin(self) -> bytes: ...
+
+    async def page(self, page: Page) -> bytes: ...
+
+    def end(self) -> bytes: ...
 
 
-@implementer(IPushProducer)
-class _Valve:
-    """Whether the transport has room, and waiting until it has."""
+class _Lines:
+    """A line of JSON for each fact."""
 
-    def __init__(self) -> None:
-        self._is_open = True
-        self._waiter: Deferred[None] | None = None
+    content_type = NDJSON
 
-    async def opened(self) -> None:
-        """Returns when there is room."""
-        if not self._is_open:
-            self._waiter = Deferred()
-            await self._waiter
+    def __init__(self, *, checked: bool) -> None:
+        self._checked = checked
 
-    def pauseProducing(self) -> None:
-        self._is_open = False
+    async def begin(self) -> bytes:
+        return b""
 
-    def resumeProducing(self) -> None:
-        self._is_open = True
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.called:
-            waiter.callback(None)
+    async def page(self, page: Page) -> bytes:
+        return written(page.facts, page.turns, page.receipts, checked=self._checked)
 
-    def stopProducing(self) -> None:
-        """The client has gone. Whoever runs the request cancels it."""
+    def end(self) -> bytes:
+        return b""
 
 
 class Changelog:
-    """Serves the log to any number of readers; those who wait for news share one watcher of the log."""
+    """Serves the log to any number of readers."""
 
     _logger = Logger()
 
-    def __init__(self, log: ILog, clock: IClock) -> None:
+    def __init__(self, log: Log, clock: IClock, waiting: Waiting) -> None:
         self._log = log
         self._clock = clock
-        self._waiting: dict[Deferred[bool], frozenset[str] | None] = {}
-        log.watch(self._committed)
+        self._waiting = waiting
+        self._following = Following(log, clock, waiting)
 
-    @property
-    def waiting(self) -> int:
-        """How many requests wait for news."""
-        return len(self._waiting)
-
-    async def serve(
-        self, request: Any, *, since: int, limit: int | None, wait: float, streams: frozenset[str] | None
-    ) -> None:
-        """Write the facts after `since`, of these streams (None: of all), at most `limit`, up to the head.
+    async def serve(self, request: Any, wanted: Wanted, form: Form | None = None) -> None:
+        """Write what is wanted, up to the head, in this form (None: as lines). Raises `Refused`.
 
         The head is where the log stands when the first fact is found, so that every answer ends, however
-        fast the log grows. With nothing to tell, waits up to `wait` seconds for it. The answer's header
-        ``Synrepl-Serial`` tells that head: without a limit, nothing wanted up to it is missing.
+        fast the log grows, unless it is to follow. The answer's header ``Synrepl-Serial`` tells that head:
+        without a limit, nothing wanted up to it is missing.
         """
-        head = self._log.serial
-        if since > head:
-            more = {"serial": head, "epoch": self._log.epoch}
-            raise Refused(409, "ahead_of_log", f"serial {since} is beyond this log, at {head}", more=more)
-        until = self._clock.seconds() + wait
-        facts, after = await self._page(since, head, limit, streams)
-        while not facts:
-            if after >= self._log.serial:
-                left = until - self._clock.seconds()
-                if left <= 0 or not await self._news(left, streams):
-                    break
-            head = self._log.serial
-            facts, after = await self._page(after, head, limit, streams)
-        request.setHeader(b"content-type", b"application/x-ndjson")
-        request.setHeader(b"synrepl-serial", b"%d" % head)
-        request.setHeader(b"synrepl-epoch", b"%d" % self._log.epoch)
+        await check(self._log, wanted)
+        if wanted.follow:
+            self._write_head(request, NDJSON, self._log.serial)
+            if request.method != b"HEAD":
+                # Sent at once, as there may be nothing else to send for a while.
+                request.write(b"")
+                async with streaming(request, self._logger) as valve:
+                    await self._following.serve(request, wanted, valve)
+            return
+        form = form or _Lines(checked=wanted.checked)
+        reading = Reading(self._log, wanted)
+        head, page = await self._first_page(reading, wanted)
+        begin = await form.begin()
+        text = await form.page(page) if page else b""
+        self._write_head(request, form.content_type, head)
         if request.method == b"HEAD":
             return
-        # Sent at once, as there may be nothing else to send for a while.
-        request.write(b"")
-        valve = _Valve()
-        request.registerProducer(valve, True)
-        try:
-            while facts:
-                request.write(b"".join(map(line, facts)))
-                if limit is not None:
-                    limit -= len(facts)
-                facts = []
-                while not facts and after < head and (limit is None or limit > 0):
+        request.write(begin)
+        async with streaming(request, self._logger) as valve:
+            while True:
+                if text:
+                    request.write(text)
+                page = Page()
+                while not page and reading.after < head and not reading.is_full:
                     await valve.opened()
-                    facts, after = await self._page(after, head, limit, streams)
-        except CancelledError:
-            raise
-        except Exception:
-            self._logger.failure("a changelog was cut short")
-            gone = request.notifyFinish()
-            # Ending it properly would say that there is nothing more.
-            request.channel.transport.abortConnection()
-            try:
-                await gone
-            except Exception as error:
-                raise CancelledError from error
-        else:
-            request.unregisterProducer()
+                    page = await reading.page(head)
+                if not page:
+                    break
+                text = await form.page(page)
+            if end := form.end():
+                request.write(end)
 
-    async def _page(
-        self, after: int, upto: int, limit: int | None, streams: frozenset[str] | None
-    ) -> tuple[list[Fact], int]:
-        if after >= upto:
-            return [], after
-        rows = PAGE_ROWS if limit is None else min(PAGE_ROWS, limit)
-        return await self._log.read(after=after, upto=upto, streams=streams, limit=rows)
+    async def _first_page(self, reading: Reading, wanted: Wanted) -> tuple[int, Page]:
+        """The head, and the first page with anything in it, if one came in time."""
+        until = self._clock.seconds() + wanted.wait
+        head = reading.head
+        page = await reading.page(head)
+        while not page:
+            if reading.after >= reading.head:
+                left = until - self._clock.seconds()
+                if left <= 0 or reading.is_done:
+                    break
+                chosen = None if wanted.receipts else wanted.chosen
+                if await self._waiting.news(chosen, upto=wanted.upto, timeout=left) is None:
+                    break
+            head = reading.head
+            page = await reading.page(head)
+        return head, page
 
-    async def _news(self, seconds: float, streams: frozenset[str] | None) -> bool:
-        """Returns when a fact of these streams was committed; False after so many seconds."""
-        waiter: Deferred[bool] = Deferred()
-        self._waiting[waiter] = streams
-        timer = self._clock.callLater(seconds, waiter.callback, False)
-        try:
-            return await waiter
-        finally:
-            del self._waiting[waiter]
-            if timer.active():
-                timer.cancel()
-
-    def _committed(self, facts: Sequence[Fact]) -> None:
-        if not self._waiting or not facts[0].serial:
-            return
-        news = {fact.stream for fact in facts}
-        for waiter, streams in list(self._waiting.items()):
-            if (streams is None or not news.isdisjoint(streams)) and not waiter.called:
-                waiter.callback(True)
+    def _write_head(self, request: Any, content_type: bytes, serial: int) -> None:
+        request.setHeader(b"content-type", content_type)
+        request.setHeader(b"synrepl-serial", b"%d" % serial)
+        request.setHeader(b"synrepl-epoch", b"%d" % self._log.epoch)
+        request.setHeader(b"synrepl-history", self._log.history.encode())

@@ -1,29 +1,67 @@
 """The numbers that are only worth knowing when somebody looks."""
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
+from synrepl.replication.relay import REPLICA_STATES
 from synrepl.storage import Log
 
 if TYPE_CHECKING:
-    from synrepl.replication.status import DescribedSources
+    from synrepl.replication.status import DescribedBringing, DescribedCopies, DescribedFiles
 
 __all__ = ["refresh"]
 
 
 def refresh(
-    metrics: Metrics, log: Log, publisher: Publisher, sources: "DescribedSources | None" = None
+    metrics: Metrics,
+    log: Log,
+    publisher: Publisher,
+    bringing: "DescribedBringing | None" = None,
+    copies: "DescribedCopies | None" = None,
+    files: "DescribedFiles | None" = None,
 ) -> None:
-    """Set the gauges that show where things stand now: positions, and how far the followers are."""
+    """Set the gauges that show where things stand now: positions, and how far this daemon and its followers
+    are."""
     for stream, positions in log.clock().items():
         for writer, token in positions.items():
             metrics.position.labels(stream, writer).set(token)
     readers = [follower.reader for follower in publisher.followers if follower.reader is not None]
-    rows, seconds = (sources.lag_rows(), sources.lag_seconds()) if sources is not None else (0, 0.0)
-    metrics.lag_rows.set(max(rows, *(publisher.lag_rows(reader) for reader in readers), 0))
-    metrics.lag_seconds.set(max(seconds, *(publisher.lag_seconds(reader) for reader in readers), 0.0))
+    parts = [part for part in (bringing, copies) if part is not None]
+    rows = [part.lag_rows() for part in parts] + [publisher.lag_rows(reader) for reader in readers]
+    seconds = [part.lag_seconds() for part in parts] + [publisher.lag_seconds(reader) for reader in readers]
+    metrics.lag_rows.set(max(rows, default=0))
+    metrics.lag_seconds.set(max(seconds, default=0.0))
     metrics.readers_behind.set(sum(reader.is_behind for reader in readers))
+    metrics.epoch.set(log.epoch)
+    metrics.serial.set(log.serial)
+    metrics.begin_serial.set(log.begin.serial)
+    if copies is not None:
+        _refresh_copies(metrics, copies.describe())
+    if files is not None:
+        _refresh_files(metrics, files.describe())
     waiting = getattr(publisher, "send_buffer_bytes", None)
     if waiting is not None:
         metrics.send_buffer.set(waiting() if callable(waiting) else waiting)
+
+
+def _refresh_copies(metrics: Metrics, told: Mapping[str, Any]) -> None:
+    for role in ("primary", "replica", "fenced"):
+        metrics.role.labels(role).set(role == told["role"])
+    states = Counter(one["state"] for one in told["replicas"])
+    for state in REPLICA_STATES:
+        metrics.replicas.labels(state).set(states[state])
+    used = [one["used"] for one in told["leases"] if one["ended"] is None]
+    metrics.lease_used.set(max(used, default=0.0))
+    join = (told["upstream"] or {}).get("join")
+    metrics.join_remaining.set(0 if join is None else join["total"] - join["done"])
+
+
+def _refresh_files(metrics: Metrics, told: Mapping[str, Any]) -> None:
+    metrics.files_stored.set(told["stored"])
+    metrics.files_stored_bytes.set(told["stored_bytes"])
+    metrics.files_wanted.set(told["wanted"])
+    metrics.files_failing.set(len(told["failing"]))
+    metrics.files_quarantined.set(told["quarantined"])

@@ -5,13 +5,26 @@ from typing import Any, Final, NoReturn
 
 from synrepl.transports.http.answers import Refused
 
-__all__ = ["MAX_TOKEN", "integer", "seconds", "text", "token_as_synapse", "word"]
+__all__ = [
+    "MAX_TOKEN",
+    "digest",
+    "flag",
+    "integer",
+    "integers",
+    "is_word",
+    "names",
+    "seconds",
+    "text",
+    "token_as_synapse",
+    "word",
+]
 
 MAX_TOKEN: Final = 2**63 - 1
 MAX_WORD: Final = 255
 
 _integer: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _seconds: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
+_digest: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 def text(request: Any, name: str) -> str | None:
@@ -54,14 +67,48 @@ def integer(request: Any, name: str, default: int, *, lowest: int = 0, highest: 
     return min(int(given), highest)
 
 
-def seconds(request: Any, name: str, *, highest: float) -> float:
-    """A time, 0 unless given; what is over `highest` counts as that."""
+def integers(request: Any, name: str, *, most: int) -> list[int]:
+    """Some whole numbers, parted by commas: at least one, `most` at most."""
+    given = text(request, name)
+    parts = [] if given is None else given.split(",")
+    if not 0 < len(parts) <= most:
+        _refuse(f"{name} must be 1 to {most} whole numbers, parted by commas")
+    for part in parts:
+        if not _integer.fullmatch(part) or not 0 <= int(part) <= MAX_TOKEN:
+            _refuse(f"{name} must be whole numbers from 0 on, not {part[:40]!r}")
+    return [int(part) for part in parts]
+
+
+def seconds(request: Any, name: str, *, highest: float, lowest: float = 0.0, default: float = 0.0) -> float:
+    """A time; what is out of bounds counts as the bound."""
     given = text(request, name)
     if given is None:
-        return 0.0
+        return default
     if not _seconds.fullmatch(given):
         _refuse(f"{name} must be a number of seconds, not {given[:40]!r}")
-    return min(float(given), highest)
+    return max(lowest, min(float(given), highest))
+
+
+def names(request: Any, name: str) -> frozenset[str] | None:
+    """Some names, parted by commas; None if the parameter is not there."""
+    given = text(request, name)
+    return None if given is None else frozenset(given.split(","))
+
+
+def flag(request: Any, name: str) -> bool:
+    """Whether something is wanted, which it is not unless said."""
+    given = text(request, name)
+    if given not in (None, "true", "false"):
+        _refuse(f"{name} must be true or false, not {given[:40]!r}")
+    return given == "true"
+
+
+def digest(request: Any, name: str) -> str | None:
+    """A digest as the log has them; None if there is none."""
+    given = text(request, name)
+    if given is not None and not _digest.fullmatch(given):
+        _refuse(f"{name} must be 64 hexadecimal digits in lower case, not {given[:80]!r}")
+    return given
 
 
 def token_as_synapse(request: Any, name: str) -> int:

@@ -14,11 +14,16 @@ from synrepl.transports.http.bodies import ApiSite
 from synrepl.wire.dialect import Dialect
 
 if TYPE_CHECKING:
-    from synrepl.replication.status import DescribedSources, DescribedTables
+    from synrepl.replication.files import Files
+    from synrepl.replication.status import DescribedBringing, DescribedCopies
+    from synrepl.transports.http.relaying import Relaying
+    from synrepl.transports.http.replicas import Replicas
+    from synrepl.transports.http.standing import Standing
 
-__all__ = ["MAX_BODY", "make_site"]
+__all__ = ["MAX_BODY", "MAX_FILE", "make_site"]
 
 MAX_BODY: Final = 64 * 1024 * 1024
+MAX_FILE: Final = 16 * 1024 * 1024 * 1024
 
 
 def make_site(
@@ -26,8 +31,8 @@ def make_site(
     log: Log,
     publisher: Publisher,
     table: StreamTable,
-    tables: "DescribedTables | None" = None,
-    sources: "DescribedSources | None" = None,
+    bringing: "DescribedBringing | None" = None,
+    copies: "DescribedCopies | None" = None,
     metrics: Metrics,
     clock: IClock,
     instance: str,
@@ -36,13 +41,21 @@ def make_site(
     dialect: Dialect | None = None,
     max_body: int = MAX_BODY,
     started_at: float | None = None,
+    files: "Files | None" = None,
+    max_file: int = MAX_FILE,
+    relaying: "Relaying | None" = None,
+    standing: "Standing | None" = None,
+    replicas: "Replicas | None" = None,
+    refuses_stale: bool = False,
 ) -> Site:
-    """A site to listen with, over a log that has been started, and the `tables` and the `sources` that it
-    follows, if any.
+    """A site to listen with, over a log that has been started, what is `bringing` facts into it, and its
+    `copies`, if any; these are asked for by `replicas`, and by who asks for their `standing`.
 
     With a `secret`, ``/v1``, ``/_synapse`` and ``/status`` want it as ``Authorization: Bearer``. `dialect` is
     the release to whose shape catch-up is cut; None for the newest. `max_body` is in bytes, `started_at` in
-    the clock's seconds (None: now). `clock` is the reactor, outside of tests.
+    the clock's seconds (None: now). `clock` is the reactor, outside of tests. `files` were started; one may
+    have `max_file` bytes. `relaying` takes facts that are posted to a replica. One that
+    `refuses_stale` reads answers none while it may lack too much.
     """
     # Klein imports the reactor, which only who calls this has chosen.
     from synrepl.transports.http.api import Api
@@ -52,8 +65,8 @@ def make_site(
         log=log,
         publisher=publisher,
         table=table,
-        tables=tables,
-        sources=sources,
+        bringing=bringing,
+        copies=copies,
         metrics=metrics,
         clock=clock,
         instance=instance,
@@ -61,5 +74,12 @@ def make_site(
         guard=guard,
         dialect=dialect,
         started_at=clock.seconds() if started_at is None else started_at,
+        files=files,
+        relaying=relaying,
+        standing=standing,
+        replicas=replicas,
+        refuses_stale=refuses_stale,
     )
-    return ApiSite(api.app.resource(), clock=clock, guard=guard, max_body=max_body)
+    return ApiSite(
+        api.app.resource(), clock=clock, guard=guard, max_body=max_body, files=files, max_file=max_file
+    )

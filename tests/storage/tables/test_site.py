@@ -5,6 +5,8 @@ import tempfile
 from pathlib import Path
 from shutil import rmtree
 
+from synrepl.bringing import Bringing
+from synrepl.config import Settings
 from synrepl.storage import ImmediateThread
 from synrepl.storage.ids.writers import create_writers
 from synrepl.storage.tables.layout import table_streams
@@ -40,7 +42,11 @@ class TablesSiteTests(SiteCase):
             thread=ImmediateThread(),
         )
         self.addCleanup(self.source._close)
-        self.site = self.make_site(tables=self.source)
+        bringing = Bringing(
+            Settings.build(), self.clock, table=self.table, metrics=self.metrics, lost=lambda stream: None
+        )
+        bringing.tables = self.source
+        self.site = self.make_site(bringing=bringing)
 
     def start(self) -> None:
         """Take in what is there: the log stores it at the end of the reactor's turn."""
@@ -90,5 +96,5 @@ class TablesSiteTests(SiteCase):
 
         page = self.get("/status").body.decode()
 
-        self.assertIn("<td>insert</td>", page)
+        self.assertIn("<span>insert</span>", page)
         self.assertIn("40 s", page)

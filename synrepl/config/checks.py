@@ -1,0 +1,106 @@
+"""What settings must not be together. Closed by default: what can be reached from elsewhere needs a guard."""
+
+import re
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+from synrepl.errors import ConfigError
+from synrepl.wire.dialect import NATIVE
+
+if TYPE_CHECKING:
+    from synrepl.config.settings import Settings
+
+__all__ = ["check", "is_loopback"]
+
+
+def check(built: "Settings") -> None:
+    """Raises `ConfigError`."""
+    _check_open(built)
+    _check_name(built)
+    _check_upstream(built)
+    if any(one.for_catch_up for one in built.table_streams) and not (built.redis or built.follow):
+        raise ConfigError(
+            "table_streams: with `catch_up: true` the facts of a stream are heard from others: say from"
+            " whom, by --redis or --follow"
+        )
+    if built.timeout_seconds <= built.ping_seconds:
+        raise ConfigError(
+            f"--timeout-seconds is longer than --ping-seconds ({built.ping_seconds:g}) or peers time out"
+        )
+
+
+def is_loopback(description: str) -> bool:
+    """Whether only this machine can connect to such an endpoint.
+
+    Sockets that someone else opened (``systemd:``) count as open, since nothing here says how far they reach.
+    """
+    kind, *rest = _split(description)
+    if kind == "haproxy" and rest:
+        return is_loopback(description.split(":", 1)[1])
+    if kind == "unix":
+        return True
+    interfaces = [part.removeprefix("interface=") for part in rest if part.startswith("interface=")]
+    if not interfaces:
+        # The third positional argument of tcp, tcp6 and ssl is the interface too, but only tcp has it there.
+        interfaces = rest[1:2] if kind in ("tcp", "tcp6") and "=" not in "".join(rest[1:2]) else []
+    if not interfaces:
+        return False
+    interface = interfaces[-1].split("%")[0]
+    if interface == "localhost":
+        return True
+    try:
+        return ip_address(interface).is_loopback
+    except ValueError:
+        return False
+
+
+def _split(description: str) -> list[str]:
+    parts = re.split(r"(?<!\\):", description)
+    return [re.sub(r"\\(.)", r"\1", part) for part in parts]
+
+
+def _check_open(built: "Settings") -> None:
+    """Closed by default: what listens beyond this machine needs a guard, or a word that it has none."""
+    if built.insecure:
+        return
+    is_guarded = built.dialect == NATIVE and (built.secret is not None or built.replica_keys)
+    for description in built.listen:
+        if not is_loopback(description) and not is_guarded:
+            raise ConfigError(
+                f"--listen {description} can be reached from other machines, and the line"
+                f" protocol has no guard: {_fix(description)}, or say --insecure; replicas alone can be"
+                " served with --dialect native and a --secret-file"
+            )
+    if built.secret is None and not is_loopback(built.http):
+        raise ConfigError(
+            f"--http {built.http} can be reached from other machines without a secret:"
+            f" {_fix(built.http)}, name a --secret-file, or say --insecure"
+        )
+
+
+def _check_upstream(built: "Settings") -> None:
+    """What only a replica has."""
+    if built.upstream is None and (built.upstream_streams or built.upstream_writers):
+        raise ConfigError("--upstream-streams and --upstream-writers need --upstream: say of whom")
+
+
+def _check_name(built: "Settings") -> None:
+    """A writer's name is its own: two that share one make the others drop facts of both."""
+    if not built.redis_writes:
+        return
+    if built.redis is None:
+        raise ConfigError("--redis-writes needs --redis: there is no channel to write on")
+    taken = {"master", "main", *built.instance_map}
+    for name in {one.writer or built.instance_name for one in built.redis_writes}:
+        if name in taken:
+            raise ConfigError(
+                f"--instance-name {name} is the name of another writer on Redis: give this process its own,"
+                " such as synrepl1, if it is to write there"
+            )
+
+
+def _fix(description: str) -> str:
+    kind, *rest = _split(description)
+    if kind in ("tcp", "ssl") and rest and not any(part.startswith("interface=") for part in rest):
+        return f"say {description}:interface=127.0.0.1"
+    return "listen on 127.0.0.1"

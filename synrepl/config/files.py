@@ -1,0 +1,69 @@
+"""What is read from files: settings, and secrets."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+from synrepl.config.near import suggestion
+from synrepl.errors import ConfigError
+
+__all__ = ["read_file", "read_keys", "read_secret"]
+
+
+def read_file(path: Path, known: Sequence[str]) -> dict[str, Any]:
+    """What a YAML file sets. Unknown keys are refused, with the nearest known one."""
+    try:
+        found = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        raise ConfigError(f"{path}{where}: not YAML: {getattr(error, 'problem', None) or error}") from error
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: expected `key: value` lines")
+    for key in found:
+        if key not in known:
+            raise ConfigError(
+                f"{path}: there is no setting {key}{suggestion(str(key).replace('-', '_'), known)}"
+            )
+    return found
+
+
+def read_secret(path: Path, warnings: list[str]) -> str:
+    secret = _read_private(path, warnings).strip()
+    if not secret:
+        raise ConfigError(f"the secret file {path} is empty")
+    if not secret.isprintable() or not secret.isascii():
+        raise ConfigError(f"the secret file {path} holds more than one line of plain characters")
+    return secret
+
+
+def read_keys(path: Path, warnings: list[str]) -> Mapping[str, str]:
+    keys: dict[str, str] = {}
+    for number, line in enumerate(_read_private(path, warnings).splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2 or words[0] in keys:
+            raise ConfigError(f"{path}, line {number}: expected the name of a replica, and its secret, once")
+        keys[words[0]] = words[1]
+    return MappingProxyType(keys)
+
+
+def _read_private(path: Path, warnings: list[str]) -> str:
+    try:
+        found = path.read_text(encoding="utf-8")
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise ConfigError(f"cannot read the secret file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the secret file {path} is not text") from error
+    if mode & 0o004:
+        warnings.append(f"everyone on this machine can read the secret file {path}; say chmod 600 {path}")
+    return found

@@ -1,0 +1,347 @@
+"""What a daemon needs to be a replica, and to have replicas, built from the settings."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+from twisted.internet.endpoints import clientFromString
+from twisted.logger import Logger
+
+from synrepl.config import Settings
+from synrepl.errors import StorageError
+from synrepl.ports.metrics import Metrics
+from synrepl.ports.tasks import Tasks
+from synrepl.replication.addresses import Address
+from synrepl.replication.files import Files
+from synrepl.replication.publisher import Publisher
+from synrepl.replication.relay import Keys, LeaseTerms, Relays
+from synrepl.replication.replica import IUpstream, Replica
+from synrepl.replication.retention import Retention, keys_of
+from synrepl.replication.roles import REPLICA, ReadOnlyHere, Roles
+from synrepl.storage import Leftovers, Log, ReactorThread
+from synrepl.storage.files import FileQueue, FileStore
+from synrepl.streams.table import StreamTable
+from synrepl.transports.http.telling import HttpTelling
+from synrepl.wire.native import Filter
+from synrepl.wire.session import Keepalive
+
+__all__ = ["Copies"]
+
+NOT_READY: Final = "this daemon is a replica itself, and has no whole copy yet"
+
+
+class Copies:
+    """The relays, the role and the leases of one daemon.
+
+    `address` says where it is, once it listens. `changed` is called when its role has changed. Until `start`
+    the log takes no facts.
+    """
+
+    _logger = Logger()
+
+    def __init__(
+        self,
+        settings: Settings,
+        reactor: Any,
+        *,
+        log: Log,
+        publisher: Publisher,
+        table: StreamTable,
+        metrics: Metrics,
+        address: Callable[[], Address],
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._settings = settings
+        self._reactor = reactor
+        self._log = log
+        self._metrics = metrics
+        self._address = address
+        self._ephemeral = [stream.name for stream in table if stream.ephemeral]
+        self._role_changed = changed
+        self._fetching: Any = None
+        self._fetching_from = ""
+        self._tasks = Tasks(self._logger, "copies")
+        self._telling = HttpTelling(reactor, settings.secret)
+        self._leftovers = Leftovers(settings.database_path, ReactorThread(reactor, "leftovers"))
+        self.files = self._make_files()
+        log.sealed = _starting
+        self.roles = Roles(
+            log,
+            reactor,
+            name=self.name,
+            has_upstream=settings.upstream is not None,
+            address=address,
+            follow=self._follow,
+            tell=self._telling,
+            others=self._others,
+            missing=self.files.complete,
+            changed=self._changed,
+        )
+        self.relays = Relays(
+            log,
+            publisher,
+            reactor,
+            instance=settings.instance_name,
+            server_name=settings.server_name,
+            ephemeral=self._ephemeral,
+            keys=Keys(settings.secret, settings.replica_keys),
+            terms=_terms(settings),
+            heartbeat_seconds=settings.heartbeat_seconds,
+            role=lambda: self.roles.role,
+            ready=self._why_not_ready,
+            address=lambda: str(address()),
+            primary=lambda: str(self.roles.primary),
+            moved_to=lambda: "" if self.roles.role == "primary" else str(self.roles.primary),
+            heard_epoch=self.roles.heard_epoch,
+        )
+        self.retention = Retention(
+            log,
+            reactor,
+            retain_seconds=settings.retain_seconds,
+            keys=keys_of(table),
+            lowest=self.relays.leases.lowest,
+        )
+
+    @property
+    def name(self) -> str:
+        """What this daemon is called where it is a replica."""
+        return self._settings.replica_name or f"{self._settings.instance_name}-{self._log.uuid[:8]}"
+
+    @property
+    def replica(self) -> Replica | None:
+        """What follows the upstream, if this is a replica."""
+        following = self.roles.replica
+        assert following is None or isinstance(following, Replica)
+        return following
+
+    async def start(self) -> None:
+        """Be what it is to be. Raises `StorageError` if the files cannot be had."""
+        await self.files.start()
+        self.roles.start()
+        self.retention.start()
+
+    async def stop(self) -> None:
+        """Follow nobody, serve nobody."""
+        self._tasks.cancel_all()
+        self.retention.stop()
+        self.roles.stop()
+        await self.files.stop()
+        if self._fetching is not None:
+            await self._fetching.stop()
+        await self.relays.stop()
+        await self._telling.stop()
+        await self._leftovers.stop()
+
+    # -- files ---------------------------------------------------------------------------------------------
+
+    def _make_files(self) -> Files:
+        settings = self._settings
+        return Files(
+            self._log,
+            FileStore(settings.files_path, seconds=self._reactor.seconds),
+            FileQueue(settings.files_path),
+            ReactorThread(self._reactor, "files"),
+            self._reactor,
+            fetch=None,
+            rule="lazy" if settings.fetch_files == "lazy" else "eager",
+            logger=Logger(namespace="synrepl.files"),
+        )
+
+    def _changed(self) -> None:
+        self._tasks.start(self._fetch_from_primary(), "choosing where files come from")
+        self._role_changed()
+
+    async def _fetch_from_primary(self) -> None:
+        """Files come from the upstream, or the primary, over HTTP; those of a primary are put there."""
+        url = ""
+        if self.roles.role == REPLICA and self.replica is not None:
+            url = self.replica.upstream_http or self.roles.primary.http
+        if url == self._fetching_from:
+            return
+        self._fetching_from = url
+        former, self._fetching = self._fetching, None
+        if url:
+            from synrepl.transports.http.files_client import HttpFiles
+
+            self._fetching = HttpFiles(self._reactor, url, secret=self._settings.secret)
+        await self.files.fetch_from(self._fetching)
+        if former is not None:
+            await former.stop()
+
+    # -- upstream ------------------------------------------------------------------------------------------
+
+    def _why_not_ready(self) -> str:
+        replica = self.replica
+        return NOT_READY if replica is not None and not replica.is_whole else ""
+
+    def _follow(self, where: Address | None) -> Replica:
+        settings = self._settings
+        return Replica(
+            self._log,
+            self._upstream(where),
+            self._reactor,
+            name=self.name,
+            ephemeral=self._ephemeral,
+            wanted=Filter(streams=settings.upstream_streams, writers=settings.upstream_writers),
+            resync_on_fork=settings.resync_on_fork,
+            leftovers=self._leftovers.keep,
+            jitter=_jitter,
+            moved=self.roles.moved,
+            changed=self._replica_changed,
+        )
+
+    def _replica_changed(self) -> None:
+        replica = self.replica
+        if replica is not None and replica.state in ("ready", "live"):
+            # A join leaves behind what was noted before it.
+            self._tasks.start(self._remember(replica), "remembering where the primary is")
+        if replica is not None and replica.state == "ready":
+            self._tasks.start(self._fetch_from_primary(), "choosing where files come from")
+
+    async def _remember(self, replica: Replica) -> None:
+        """Where the upstream and the primary are, for when they are away as this daemon starts again: whoever
+        becomes primary must be able to tell them."""
+        where = replica.upstream.where
+        at = Address(native=where.native, http=replica.upstream_http)
+        told = {"upstream_at": str(at), "primary_at": str(replica.primary)}
+        if any(self._log.notes.get(name) != text for name, text in told.items()):
+            await self._log.note(**told)
+
+    def _upstream(self, where: Address | None) -> IUpstream:
+        """Spoken to as the one in the settings is: natively, or over HTTP alone."""
+        settings = self._settings
+        configured = self._configured(settings.upstream or "")
+        over_http = bool(configured.http)
+        if where is None:
+            where = configured
+            known = Address.parse(self._log.notes.get("upstream_at", ""))
+            if not over_http and known.native == where.native:
+                where = known
+        if where.http and (over_http or not where.native):
+            from synrepl.transports.http.upstream import HttpUpstream
+
+            return HttpUpstream(
+                self._reactor,
+                where=where,
+                secret=settings.secret,
+                registered=not settings.anonymous,
+                address=lambda: str(self._address()),
+                silence=settings.timeout_seconds,
+            )
+        from synrepl.transports.native import NativeUpstream
+
+        return NativeUpstream(
+            clientFromString(self._reactor, where.native),  # type: ignore[no-untyped-call]
+            self._reactor,
+            self._metrics,
+            where=where,
+            secret=settings.secret,
+            expected_server=settings.server_name,
+            registered=not settings.anonymous,
+            address=lambda: str(self._address()),
+            keepalive=Keepalive(ping_seconds=settings.ping_seconds, timeout_seconds=settings.timeout_seconds),
+        )
+
+    @staticmethod
+    def _configured(upstream: str) -> Address:
+        """Where the upstream is that the settings name."""
+        if upstream.startswith(("http://", "https://")):
+            return Address(http=upstream)
+        return Address(native=upstream)
+
+    def _others(self) -> Sequence[Address]:
+        """All daemons that are known here."""
+        noted = self._log.notes.get("peers", "[]")
+        known = [*msgspec.json.decode(noted, type=list[str])]
+        known += [text for text in (self._log.notes.get("primary_at"),) if text]
+        upstream = self._settings.upstream
+        if upstream is not None:
+            known.append(str(self._configured(upstream)))
+        known += [lease.address for lease in self.relays.leases.all() if lease.address]
+        mine = str(self._address())
+        return [Address.parse(text) for text in dict.fromkeys(known) if text != mine]
+
+    # -- what to know about it -----------------------------------------------------------------------------
+
+    def reasons(self) -> list[tuple[str, float]]:
+        """Why what is here is not all there is, in words, and since when, in Unix seconds."""
+        replica, roles = self.replica, self.roles
+        now = self._reactor.seconds()
+        if roles.role == "fenced":
+            return [(f"fenced: {roles.why}", roles.since)]
+        if roles.role != REPLICA or replica is None:
+            return []
+        if not replica.is_whole:
+            return [("joining: this replica has no whole copy yet", replica.since)]
+        if replica.state == "stopped":
+            return [(f"stopped: {replica.why}", replica.since)]
+        lag = replica.lag_seconds()
+        if lag > self._settings.stale_seconds:
+            return [(f"stale: this copy may lack what is older than {lag:.0f} seconds", now - lag)]
+        return []
+
+    def state(self) -> str:
+        """A word for what is wrong (`status.STATES`); empty if nothing is."""
+        if self.roles.role == "fenced":
+            return "fenced"
+        if self.roles.is_handing_over:
+            return "handing over"
+        reasons = self.reasons()
+        return reasons[0][0].partition(":")[0] if reasons else ""
+
+    def lag_seconds(self) -> float:
+        """How long ago this copy had everything."""
+        return self.replica.lag_seconds() if self.replica is not None else 0.0
+
+    def lag_rows(self) -> int:
+        """How many facts it is known to lack."""
+        return self.replica.lag_rows() if self.replica is not None else 0
+
+    def describe(self) -> dict[str, Any]:
+        """What this daemon is, and how it and its replicas are doing."""
+        roles, replica = self.roles, self.replica
+        return {
+            "role": roles.role,
+            "why": roles.why,
+            "name": self.name,
+            "address": str(self._address()),
+            "primary": str(roles.primary),
+            "upstream": None if replica is None else replica.describe(),
+            "replicas": self.relays.describe(),
+            "leases": self.relays.describe_leases(),
+            "turns": [msgspec.to_builtins(turn) for turn in self._log.turns],
+            "untold": [str(address) for address in roles.untold],
+        }
+
+    def troubles(self) -> list[tuple[str, float]]:
+        """What is wrong beside that."""
+        replica = self.replica
+        if replica is None or replica.state == "stopped":
+            return []
+        if (refusal := replica.refusal) is not None:
+            since = self._reactor.seconds() - replica.lag_seconds()
+            return [(f"the upstream refuses: {refusal.code}: {refusal.message}", since)]
+        is_away = replica.state in ("connecting", "disconnected") and replica.why
+        if is_away and replica.silence() > self._settings.timeout_seconds:
+            return [(f"the upstream is away: {replica.why}", replica.since)]
+        return []
+
+
+def _starting(stream: str) -> StorageError:
+    return ReadOnlyHere("starting", "this daemon is about to start", stream=stream)
+
+
+def _jitter() -> float:
+    import random
+
+    return random.uniform(0.7, 1.3)
+
+
+def _terms(settings: Settings) -> LeaseTerms:
+    default = LeaseTerms()
+    seconds = settings.lease_seconds
+    return LeaseTerms(
+        anonymous_seconds=seconds or default.anonymous_seconds,
+        registered_seconds=seconds or default.registered_seconds,
+        bytes=settings.lease_bytes,
+    )

@@ -1,0 +1,127 @@
+"""What nobody needs any more leaves the log, a slice at a time."""
+
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+
+from synrepl.errors import ReplicationError
+from synrepl.ports.history import Place
+from synrepl.ports.interfaces import IClock, ILog, KeysOf
+from synrepl.ports.tasks import Tasks
+from synrepl.streams import jsontext
+from synrepl.streams.table import StreamTable
+from synrepl.wire.dialect import NEWEST
+
+__all__ = ["Retention", "keys_of"]
+
+CHECK_SECONDS: Final = 10.0
+SLICE_FACTS: Final = 1_000
+PAUSE_SECONDS: Final = 0.02
+"""Between slices, so that appends and reads come first."""
+
+
+class TrimmedLog(ILog, Protocol):
+    """What is asked of the log."""
+
+    async def trim(self, upto: int, keys: KeysOf, limit: int) -> Place: ...
+
+
+class Retention:
+    """Trims a log of the facts that are older than `retain_seconds` and that no lease holds.
+
+    Of what is trimmed the last fact of each key stays (`IEngine.trim`). `lowest` gives the serial beyond
+    which some reader still needs everything; None if nobody does.
+    """
+
+    _logger = Logger()
+
+    def __init__(
+        self,
+        log: TrimmedLog,
+        clock: IClock,
+        *,
+        retain_seconds: float,
+        keys: KeysOf,
+        lowest: Callable[[], int | None],
+        check_seconds: float = CHECK_SECONDS,
+    ) -> None:
+        self.trimmed = 0
+        self._log = log
+        self._clock = clock
+        self._retain_seconds = retain_seconds
+        self._keys = keys
+        self._lowest = lowest
+        self._check_seconds = min(check_seconds, retain_seconds)
+        self._tasks = Tasks(self._logger, "retention")
+
+    def start(self) -> None:
+        """Begin."""
+        self._tasks.start(self._run(), "trimming the log")
+
+    def stop(self) -> None:
+        """End after the slice under way."""
+        self._tasks.cancel_all()
+
+    async def _run(self) -> None:
+        while True:
+            began, first = self._clock.seconds(), self._log.begin.serial
+            try:
+                while await self.trim_some():
+                    await self._pause(PAUSE_SECONDS)
+            except ReplicationError as error:
+                self._logger.warn("the log could not be trimmed: {why}", why=str(error))
+            gone = self._log.begin.serial - first
+            if gone:
+                self._logger.info(
+                    "trimmed {count} serials, up to {upto}, in {seconds:.1f} seconds",
+                    count=gone,
+                    upto=self._log.begin.serial,
+                    seconds=self._clock.seconds() - began,
+                )
+            await self._pause(self._check_seconds)
+
+    async def _pause(self, seconds: float) -> None:
+        await deferLater(self._clock, seconds)  # type: ignore[arg-type]
+
+    async def trim_some(self) -> bool:
+        """One slice; False when there is nothing to trim just now."""
+        log = self._log
+        held = self._lowest()
+        upto = log.serial if held is None else min(held, log.serial)
+        begin = log.begin.serial
+        if upto <= begin:
+            return False
+        facts, _ = await log.read(after=begin, upto=upto, streams=None, limit=SLICE_FACTS)
+        before_ms = (self._clock.seconds() - self._retain_seconds) * 1000
+        old = 0
+        for fact in facts:
+            if fact.committed_at_ms >= before_ms:
+                break
+            old = fact.serial
+        # Asked again: a lease may have been made meanwhile.
+        held = self._lowest()
+        upto = old if held is None else min(held, old)
+        if upto <= begin:
+            return False
+        place = await log.trim(upto, self._keys, SLICE_FACTS)
+        self.trimmed += place.serial - begin
+        return place.serial > begin
+
+
+def keys_of(table: StreamTable) -> KeysOf:
+    """The keys of a fact's rows, as its stream declares them."""
+
+    def keys(stream: str, rows: bytes) -> list[bytes] | None:
+        declared = table.get(stream)
+        if declared is None or declared.key is None:
+            return None
+        found: list[bytes] = []
+        for row in jsontext.split(rows):
+            key: Any = declared.key(declared.decode(row, NEWEST))
+            # What has no key is replaced by nothing.
+            found.append(row if key is None else repr(key).encode())
+        return found
+
+    return keys

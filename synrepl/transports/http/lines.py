@@ -1,0 +1,87 @@
+"""What the changelog says, a line of JSON each: facts, and what stands between them."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from synrepl.ports.history import Receipt, Turn
+from synrepl.storage.digest import checksum
+from synrepl.streams.entries import line
+from synrepl.streams.facts import Fact
+
+__all__ = [
+    "NDJSON",
+    "checked_line",
+    "ephemeral_line",
+    "heartbeat_line",
+    "held_line",
+    "line",
+    "receipt_line",
+    "turn_line",
+    "written",
+]
+
+NDJSON: Final = b"application/x-ndjson"
+
+
+def checked_line(fact: Fact) -> bytes:
+    """A fact with what proves it by itself, for whoever does not see the facts before it."""
+    return line(fact)[:-2] + b',"checksum":"%b"}\n' % checksum(fact).encode()
+
+
+def ephemeral_line(fact: Fact) -> bytes:
+    """A fact that nobody keeps."""
+    return b'{"ephemeral":%b}\n' % line(fact)[:-1]
+
+
+def held_line(facts: Iterable[Fact]) -> bytes:
+    """All facts that are held although nobody keeps them, and where their writers are."""
+    return b'{"held":[%b]}\n' % b",".join(line(fact)[:-1] for fact in facts)
+
+
+def turn_line(turn: Turn) -> bytes:
+    """Where an epoch begins."""
+    return _line("turn", turn)
+
+
+def receipt_line(receipt: Receipt) -> bytes:
+    """What an append with an idempotency key was answered, as a replica must know it."""
+    appended = receipt.appended
+    return _line(
+        "receipt",
+        {
+            "key": receipt.key,
+            "request": receipt.request,
+            "epoch": appended.epoch,
+            "first_serial": appended.first_serial,
+            "tokens": appended.tokens,
+            "at_ms": receipt.at_ms,
+        },
+    )
+
+
+def heartbeat_line(epoch: int, serial: int, digest: str | None, *, now_ms: int, head: int) -> bytes:
+    """All is well, and all that is wanted up to `serial` was sent; the log is at `head`."""
+    told = {"epoch": epoch, "serial": serial, "digest": digest, "now_ms": now_ms, "head": head}
+    return _line("heartbeat", told)
+
+
+def written(
+    facts: Sequence[Fact], turns: Sequence[Turn] = (), receipts: Sequence[Receipt] = (), *, checked: bool
+) -> bytes:
+    """The lines of a page: the receipts first, so that none of their facts is kept without them; a turn
+    behind the fact with its serial, or a lower one.
+    """
+    fact_line = checked_line if checked else line
+    if not turns:
+        text = b"".join(map(fact_line, facts))
+    else:
+        parts: list[tuple[int, int, bytes]] = [(fact.serial, 0, fact_line(fact)) for fact in facts]
+        parts += [(turn.serial, turn.epoch, turn_line(turn)) for turn in turns]
+        text = b"".join(part for _, _, part in sorted(parts))
+    return b"".join(map(receipt_line, receipts)) + text if receipts else text
+
+
+def _line(what: str, told: Any) -> bytes:
+    return msgspec.json.encode({what: told}) + b"\n"

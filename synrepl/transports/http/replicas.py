@@ -1,0 +1,172 @@
+"""Replicas that follow over HTTP alone: what they ask beside the changelog."""
+
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from synrepl.ports.history import Place, Snapshot
+from synrepl.replication.relay import Relays, Welcoming, copy_begins
+from synrepl.replication.relay.meta import snapshot_lines
+from synrepl.transports.http.answers import Refused
+from synrepl.wire.native import JoinRequest, Refusal, Standing, Subscription, WelcomeTo
+
+__all__ = ["Acknowledged", "JoinAnswer", "JoinAsked", "Replicas", "SubscribeAsked"]
+
+T = TypeVar("T")
+
+MAX_BODY: Final = 4 * 1024 * 1024
+
+PRESENT_SECONDS: Final = 15.0
+"""A replica that has said nothing for so long counts as gone."""
+
+READER: Final = "reader:"
+GOOD: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
+
+
+class SubscribeAsked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A replica says who it is, where it stands, and what it wants from there on."""
+
+    name: str
+    subscription: Subscription
+    registered: bool = True
+    address: str = ""
+
+
+class JoinAsked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A replica says who it is, and that it wants a copy."""
+
+    name: str
+    join: JoinRequest
+    registered: bool = True
+    address: str = ""
+
+
+class JoinAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts up to `place` are to be read from the changelog, those after `after`; beside them stands
+    `snapshot` (lines of JSON, as in a block), unless it is there already."""
+
+    join: str
+    history: str
+    place: Standing
+    begin: Standing
+    after: int
+    resumed: bool
+    snapshot: str | None
+
+
+class Acknowledged(msgspec.Struct, frozen=True):
+    """A replica holds everything up to this serial, durably."""
+
+    epoch: int
+    serial: int
+
+
+class Replicas:
+    """Answers them: the same judgement, leases and list as for those that speak natively."""
+
+    def __init__(self, relays: Relays) -> None:
+        self._relays = relays
+
+    async def about(self, request: Any) -> bytes:
+        """``GET /v1/replication``: which history this is, where it begins and stands."""
+        welcome: WelcomeTo = Welcoming(self._relays).welcome(proof="")
+        return msgspec.json.encode(welcome)
+
+    async def subscribe(self, request: Any, uuid: str) -> bytes:
+        """``POST /v1/replicas/<uuid>``: may this be served? From then on a lease holds what it lacks."""
+        asked = _read(SubscribeAsked, request)
+        name = _name(asked.name, uuid)
+        relays = self._relays
+        refused = await relays.judge(uuid, name, asked.subscription) or relays.duplicate(uuid, name)
+        if refused is not None:
+            raise _refused(refused)
+        serial = asked.subscription.place.serial
+        relays.leases.make(
+            uuid, name, registered=asked.registered, serial=serial, address=asked.address[:1000]
+        )
+        relays.asked_over_http(uuid, PRESENT_SECONDS)
+        place = self._relays.log.place
+        return msgspec.json.encode(
+            {
+                "place": Standing(place.epoch, place.serial, place.digest),
+                "peers": relays.peers(but=uuid),
+            }
+        )
+
+    async def join(self, request: Any, uuid: str) -> bytes:
+        """``POST /v1/replicas/<uuid>/join``: which facts a copy has, and what stands beside them."""
+        asked = _read(JoinAsked, request)
+        name = _name(asked.name, uuid)
+        relays = self._relays
+        refused = relays.refuses_join(uuid, name, asked.join.filter) or relays.duplicate(uuid, name)
+        if refused is not None:
+            raise _refused(refused)
+        begins = await copy_begins(
+            relays, uuid, name, asked.join, registered=asked.registered, address=asked.address[:1000]
+        )
+        relays.asked_over_http(uuid, PRESENT_SECONDS)
+        snapshot: Snapshot | None = begins.snapshot
+        return msgspec.json.encode(
+            JoinAnswer(
+                join=begins.join,
+                history=relays.log.history,
+                place=_standing(begins.of),
+                begin=_standing(begins.begin),
+                after=begins.at.serial,
+                resumed=begins.resumed,
+                snapshot=None if snapshot is None else b"".join(snapshot_lines(snapshot)).decode(),
+            )
+        )
+
+    def reads(self, reader: str, since: int, wait: float) -> None:
+        """Somebody who reads the changelog under a name holds everything up to `since`: what comes after it
+        is kept for him, for a while."""
+        uuid = f"{READER}{reader}"
+        relays = self._relays
+        lease = relays.leases[uuid]
+        if lease is None or lease.ended_ms is not None or since < lease.serial:
+            relays.leases.make(uuid, reader, registered=False, serial=since)
+        else:
+            relays.leases.moved(uuid, since)
+        relays.asked_over_http(uuid, wait + PRESENT_SECONDS)
+
+    async def acknowledge(self, request: Any, uuid: str) -> bytes:
+        """``POST /v1/replicas/<uuid>/ack``: it is there, and holds everything up to a serial."""
+        said = _read(Acknowledged, request)
+        relays = self._relays
+        lease = relays.leases[uuid]
+        if lease is None or lease.ended_ms is not None:
+            raise Refused(409, "unknown", "nothing is kept for this replica; it is to subscribe again")
+        if said.serial > relays.log.serial:
+            why = f"it acknowledged serial {said.serial}, this log ends at {relays.log.serial}"
+            raise Refused(409, "bad_ack", why)
+        relays.asked_over_http(uuid, PRESENT_SECONDS)
+        relays.leases.moved(uuid, said.serial)
+        return msgspec.json.encode({"serial": relays.log.serial, "peers": relays.peers(but=uuid)})
+
+
+def _name(name: str, uuid: str) -> str:
+    if not 0 < len(uuid) <= 100 or not set(uuid) <= GOOD:
+        raise Refused(400, "bad_request", "a replica's uuid is one word of letters and digits")
+    if len(name) > 255 or not name.isprintable() or " " in name:
+        raise Refused(400, "bad_request", "a replica's name is one word")
+    return name or uuid
+
+
+def _refused(refused: Refusal) -> Refused:
+    more = {name: value for name, value in msgspec.to_builtins(refused).items() if name != "message"}
+    return Refused(409, refused.code, refused.message, more=more)
+
+
+def _standing(place: Place) -> Standing:
+    return Standing(place.epoch, place.serial, place.digest)
+
+
+def _read(shape: type[T], request: Any) -> T:
+    body = request.content.read(MAX_BODY + 1)
+    if len(body) > MAX_BODY:
+        raise Refused(413, "too_large", f"this may have {MAX_BODY} bytes")
+    try:
+        return msgspec.json.decode(body or b"{}", type=shape)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refused(400, "bad_request", str(error)) from error

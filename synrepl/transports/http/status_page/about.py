@@ -1,0 +1,137 @@
+"""How this daemon is, what it is, where it stands, and whom it follows."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from synrepl.replication.status import STATES
+from synrepl.transports.http.status_page.markup import Markup, bar, element, facts, mark, section, timed
+from synrepl.transports.http.status_page.words import address, ago, at, lag, short, span
+
+__all__ = ["KINDS", "errors", "log", "state", "upstream"]
+
+KINDS: Final = {
+    "failing": "bad",
+    "stopped": "bad",
+    "fenced": "bad",
+    "joining": "busy",
+    "stale": "busy",
+    "handing over": "busy",
+    "behind": "busy",
+    "serving": "good",
+}
+"""The color of each state; the word is always there too."""
+
+CONNECTION: Final = {"live": "good", "disconnected": "bad", "refused": "bad", "stopped": "bad", "off": "dim"}
+STOPPED: Final = Markup(
+    "Nothing is given up by itself: <code>synrepl resync</code> writes what only this copy has to a file, and"
+    " joins again."
+)
+NOT_WHOLE: Final = ("snapshot", "meanwhile", "adopting")
+
+
+def state(status: Mapping[str, Any]) -> Markup:
+    """The one thing to be seen from afar."""
+    word, role = status["state"], status["role"]
+    # A fenced daemon need not be told twice.
+    beside = element("small", f" · {role}") if role != word else ""
+    shown = element("p", Markup(element("span", word) + beside), class_=f"state {KINDS.get(word, 'busy')}")
+    means = STATES.get(word, "")
+    behind = lag(status["lag_rows"], status["lag_seconds"])
+    told = f"{means}. Furthest behind: {behind}." if status["lag_rows"] else f"{means}."
+    return Markup(shown + element("p", told, class_="dim"))
+
+
+def errors(status: Mapping[str, Any], now: float) -> Markup:
+    """What is wrong, the worst first, and since when."""
+    if not status["errors"]:
+        return Markup()
+    lines = [
+        element("li", Markup(element("b", one["what"]) + Markup(" ") + _since(one["since"], now)))
+        for one in status["errors"]
+    ]
+    # What passes by itself is not red.
+    kind = "busy" if KINDS.get(status["state"]) == "busy" else None
+    return element("ul", Markup("".join(lines)), class_=" ".join(filter(None, ("errors", kind))))
+
+
+def _since(moment: float, now: float) -> Markup:
+    return element("span", f"for {span(now - moment)}", title=f"since {at(moment)}")
+
+
+def log(status: Mapping[str, Any], now: float) -> Markup:
+    """What this daemon is, and where its log stands."""
+    begin = status.get("begin") or 0
+    role = status["role"]
+    rows = [
+        ("role", role),
+        ("name", status.get("name")),
+        ("epoch", _epoch(status, now)),
+        ("serial here", f"{status['serial']:,}"),
+        ("begins after", f"{begin:,} (what is older was trimmed)" if begin else None),
+        ("digest", short(status["digest"])),
+        ("history", short(status.get("history") or "")),
+        ("here", address(status.get("address"))),
+        ("primary", address(status.get("primary")) if role != "primary" else None),
+        ("not told yet", ", ".join(map(address, status.get("untold") or ()))),
+    ]
+    return section("This daemon", facts(rows))
+
+
+def _epoch(status: Mapping[str, Any], now: float) -> object:
+    own = [turn for turn in status.get("turns") or () if turn["epoch"] == status["epoch"]]
+    if not own:
+        return str(status["epoch"])
+    return timed(
+        f"{status['epoch']}, {own[-1]['why']} {span(now - own[-1]['at_ms'] / 1000)} ago",
+        at(own[-1]["at_ms"] / 1000),
+    )
+
+
+def upstream(status: Mapping[str, Any], now: float) -> Markup:
+    """Whom a replica follows, and how that goes."""
+    one = status.get("upstream")
+    if one is None:
+        return Markup()
+    refusal = one["refusal"]
+    is_refused = refusal is not None and one["state"] in ("refused", "stopped", "connecting", "disconnected")
+    heard = one["heard_seconds_ago"]
+    is_one = one["state"] != "stopped"
+    rows = [
+        ("connection", Markup(_connection(one) + element("span", f" {one['means']}", class_="dim"))),
+        ("since", ago(one["since"], now)),
+        ("refused", f"{refusal['code']}: {refusal['message']}" if is_refused else None),
+        ("why", one["why"] if not is_refused else None),
+        ("where", address(one["address"])),
+        ("last heard", f"{span(heard)} ago" if heard is not None else "never"),
+        ("its epoch", str(one["epoch"]) if one["epoch"] is not None else None),
+        ("serial there", f"{one['serial']:,}"),
+        ("serial here", f"{status['serial']:,}"),
+        ("lag", lag(max(0, one["serial"] - status["serial"]), status["lag_seconds"]) if is_one else None),
+        ("kept in files", Markup("<br>").join(element("code", path) for path in one["only_here"])),
+    ]
+    todo = element("p", STOPPED) if one["state"] == "stopped" else ""
+    return section("Upstream", todo, *_progress(one), facts(rows))
+
+
+def _connection(one: Mapping[str, Any]) -> Markup:
+    return mark(one["state"], CONNECTION.get(one["state"], "busy"), one["means"])
+
+
+def _progress(one: Mapping[str, Any]) -> Iterator[Markup]:
+    """How far it is, while it joins or catches up."""
+    join = one["join"]
+    if join is None:
+        return
+    done, total = join["done"], join["total"]
+    share = done / total if total else 0.0
+    eta = join["eta_seconds"]
+    what = "catching up" if one["state"] == "catching up" else "joining"
+    is_moving = one["state"] in (*NOT_WHOLE, "catching up")
+    if is_moving:
+        left = f"about {span(eta)} left" if eta is not None else "how long it takes is not known yet"
+        pace = f"{join['rows_per_second']:,.0f} facts/s, {left}"
+    else:
+        pace = "stopped here; what has come is kept, and it goes on from there"
+    yield element("p", f"{what}: {done:,} of {total:,} facts ({share:.0%})")
+    yield Markup(bar(share, label=what).replace("<progress", '<progress class="join"', 1))
+    yield element("p", pace, class_="dim")

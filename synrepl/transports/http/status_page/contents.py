@@ -1,0 +1,130 @@
+"""What this daemon holds: streams, files, epochs, and what came last."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from synrepl.transports.http.status_page.markup import Markup, details, element, facts, mark, section, table
+from synrepl.transports.http.status_page.words import ago, counted, short, size, span
+
+__all__ = ["files", "recent", "streams", "turns"]
+
+WRITERS: Final = 100
+"""Writers of one stream at most."""
+ALL_WRITERS: Final = 500
+"""Of all streams together."""
+STREAMS: Final = 200
+INLINE: Final = 3
+"""More writers than these are folded away."""
+
+
+def streams(status: Mapping[str, Any]) -> Markup:
+    """How far each writer of each stream is."""
+    found = {name: one for name, one in status["streams"].items() if one["writers"]}
+    empty = [name for name, one in status["streams"].items() if not one["writers"]]
+    left = ALL_WRITERS
+    parts = []
+    for name, one in list(found.items())[:STREAMS]:
+        writers = one["writers"]
+        shown = sorted(writers.items(), key=lambda pair: (-pair[1], pair[0]))[: min(WRITERS, left)]
+        left -= len(shown)
+        parts.append(_stream(name, one, shown))
+    if len(found) > STREAMS:
+        parts.append(element("p", f"and {len(found) - STREAMS:,} more streams", class_="dim"))
+    if empty:
+        parts.append(details("empty-streams", Markup(_dim(f"{len(empty)} without facts")), ", ".join(empty)))
+    return section("Streams", *parts, is_wide=True)
+
+
+def _stream(name: str, one: Mapping[str, Any], shown: list[tuple[str, int]]) -> Markup:
+    writers = one["writers"]
+    where = "" if one["kept"] else ", in memory only"
+    if len(writers) <= INLINE:
+        told = ", ".join(f"{writer} {token:,}" for writer, token in sorted(writers.items()))
+    else:
+        told = f"{counted(len(writers), 'writer')}, up to {max(writers.values()):,}"
+    summary = Markup(f"{element('b', name)} {_dim(told + where)}")
+    rows = table(("writer", "position"), shown, beyond=len(writers) - len(shown), is_slim=True)
+    return details(f"stream-{name}", summary, rows)
+
+
+def _dim(text: str) -> Markup:
+    return element("span", text)
+
+
+RULES: Final = {
+    "none": "as they are put here",
+    "eager": "eagerly: all that names refer to",
+    "lazy": "lazily: when somebody wants one",
+}
+FAILING: Final = ("name", "sha256", "why", "tries", "next try")
+
+
+def files(status: Mapping[str, Any], now: float) -> Markup:
+    """Bytes by checksum: what is here, what is on its way, and what does not come."""
+    one = status.get("files")
+    if one is None or not any(one[key] for key in ("stored", "wanted", "missing", "failing", "quarantined")):
+        return Markup()
+    oldest = one["oldest_seconds"]
+    bad = one["quarantined"]
+    rows = [
+        ("stored", f"{counted(one['stored'], 'file')}, {size(one['stored_bytes'])}"),
+        ("fetched", RULES.get(one["rule"], one["rule"])),
+        ("missing", mark(f"{one['missing']:,}", "busy") if one["missing"] else "none"),
+        ("wanted", f"{one['wanted']:,}, {one['in_flight']:,} on their way" if one["wanted"] else None),
+        ("oldest wanted", f"for {span(oldest)}" if oldest is not None else None),
+        ("quarantined", mark(f"{bad:,}", "bad", "bytes that did not match their checksum") if bad else None),
+    ]
+    failing = [
+        (
+            failed["name"],
+            short(failed["sha256"]),
+            failed["why"],
+            failed["tries"],
+            f"in {span(failed['next_at'] - now)}" if failed["next_at"] > now else "now",
+        )
+        for failed in one["failing"]
+    ]
+    return section("Files", facts(rows), table(FAILING, failing), is_wide=bool(failing))
+
+
+WHY: Final = {
+    "promoted": "another daemon took over",
+    "lost": "facts were lost where they came from",
+    "restored": "the log was restored",
+}
+
+
+def turns(status: Mapping[str, Any], now: float) -> Markup:
+    """When epochs began, the newest first."""
+    found = sorted(status.get("turns") or (), key=lambda turn: turn["epoch"], reverse=True)
+    rows = [
+        (
+            turn["epoch"],
+            ago(turn["at_ms"] / 1000, now),
+            mark(turn["why"], "dim", WHY.get(turn["why"], "")),
+            turn["serial"],
+            f"{turn['stream']} beyond {turn['token']:,} is void" if turn["stream"] else "",
+        )
+        for turn in found[:20]
+    ]
+    shown = table(("epoch", "began", "why", "after serial", ""), rows, beyond=len(found) - 20)
+    return section("Epochs", shown, note="Before the first of these it was epoch 1." if rows else "")
+
+
+RECENT: Final = ("stream", "token", "when", "writer", "serial", "rows")
+
+
+def recent(status: Mapping[str, Any], now: float) -> Markup:
+    """The newest facts."""
+    rows = [
+        (
+            one["stream"],
+            one["token"],
+            ago(one["at"], now),
+            one["writer"],
+            one["serial"],
+            one["rows"],
+        )
+        for one in status["recent"]
+    ]
+    return section("Recent changes", table(RECENT, rows, is_slim=True), is_wide=True)

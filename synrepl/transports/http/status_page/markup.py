@@ -1,0 +1,113 @@
+"""HTML in small pieces. Whatever is text is escaped here; only `Markup` is taken as it is."""
+
+from collections.abc import Collection, Iterable, Sequence
+from html import escape
+from typing import Any
+
+__all__ = ["Markup", "bar", "details", "element", "facts", "mark", "section", "table", "timed"]
+
+
+class Markup(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+def element(name: str, content: object = "", **attributes: object) -> Markup:
+    """One element. An attribute that is None is left out; `_` in its name is `-`, and one at its end goes."""
+    said = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    return Markup(f"<{name}{said}>{text(content)}</{name}>")
+
+
+def text(content: object) -> Markup:
+    """What it says, escaped unless it is HTML."""
+    if isinstance(content, Markup):
+        return content
+    return Markup("" if content is None else escape(str(content)))
+
+
+def mark(word: str, kind: str, means: str = "") -> Markup:
+    """A word with its colour: `kind` is good, busy, bad or dim. What it means is its title."""
+    return element("span", word, class_=f"mark {kind}", title=means or None)
+
+
+def timed(shown: str, exact: str) -> Markup:
+    """A short text, and the exact one as its title."""
+    return element("span", shown, title=exact)
+
+
+def bar(share: float, *, label: str, kind: str = "") -> Markup:
+    """How much of something is done or used."""
+    share = min(1.0, max(0.0, share))
+    shown = f"{int(share * 100)} %"
+    return element(
+        "progress", shown, class_=kind or None, max="1", value=f"{share:.4f}", aria_label=label, title=shown
+    )
+
+
+def facts(rows: Iterable[tuple[str, object]]) -> Markup:
+    """Names and what they are; what is None or empty is left out."""
+    shown = "".join(
+        f"<dt>{escape(name)}</dt><dd>{text(value)}</dd>" for name, value in rows if value not in {None, ""}
+    )
+    return Markup(f"<dl>{shown}</dl>") if shown else Markup()
+
+
+def table(
+    heads: Sequence[str], rows: Sequence[Sequence[object]], *, beyond: int = 0, is_slim: bool = False
+) -> Markup:
+    """A table; on a narrow screen each row is a card under its first cell, and every other cell knows its
+    column. Columns with nothing in them are left out. A slim one stays a table, and scrolls inside itself.
+
+    `beyond` says how many more rows there are that are not shown.
+    """
+    columns = [place for place in range(len(heads)) if any(row[place] not in {None, ""} for row in rows)]
+    if not rows:
+        return Markup()
+    numbers = {place for place in columns if all(isinstance(row[place], int) for row in rows)}
+    head = "".join(f"<th scope=col{_kind(place, numbers)}>{escape(heads[place])}</th>" for place in columns)
+    lines = []
+    for row in rows:
+        cells = (_cell(heads[place], _kind(place, numbers), row[place]) for place in columns)
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    more = f'<p class="dim">and {beyond:,} more</p>' if beyond > 0 else ""
+    body = "".join(lines)
+    shown = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    if is_slim:
+        return Markup(f'<div class="slim"><table>{shown}</table></div>{more}')
+    return Markup(f'<table class="cards">{shown}</table>{more}')
+
+
+def _cell(head: str, kind: str, cell: object) -> str:
+    if cell in {None, ""}:
+        return "<td></td>"
+    return f'<td data-label="{escape(head)}"{kind}><span>{_shown(cell)}</span></td>'
+
+
+def _kind(place: int, numbers: Collection[int]) -> str:
+    if place == 0:
+        return ' class="name"'
+    return ' class="number"' if place in numbers else ""
+
+
+def _shown(cell: Any) -> Markup:
+    return text(f"{cell:,}") if isinstance(cell, int) else text(cell)
+
+
+def details(name: str, summary: object, content: object) -> Markup:
+    """What is folded away; `name` is how the script knows it again."""
+    return Markup(f'<details id="{escape(name)}"><summary>{text(summary)}</summary>{text(content)}</details>')
+
+
+def section(title: str, *content: object, note: str = "", is_wide: bool = False) -> Markup:
+    """A part of the page with a heading; nothing if there is nothing in it."""
+    inside = "".join(map(text, content))
+    if not inside:
+        return Markup()
+    told = f'<p class="dim">{escape(note)}</p>' if note else ""
+    wide = ' class="wide"' if is_wide else ""
+    return Markup(f"<section{wide}><h2>{escape(title)}</h2>{told}{inside}</section>")

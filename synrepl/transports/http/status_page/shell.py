@@ -1,0 +1,111 @@
+"""The page around its content: style, the script that keeps it fresh, and the policy that allows both."""
+
+from base64 import b64encode
+from hashlib import sha256
+from html import escape
+from typing import Final
+
+__all__ = ["POLICY", "shell"]
+
+STYLE: Final = """\
+:root{color-scheme:light dark;--ink:#1c2126;--soft:#59636e;--paper:#f4f6f8;--card:#fff;--line:#dde2e7;
+--good:#12703a;--busy:#8a5300;--bad:#b3140f;--goodbg:#e2f5e9;--busybg:#fdf0d8;--badbg:#fde7e5;--bar:#2f6fde}
+@media(prefers-color-scheme:dark){:root{--ink:#e4e8ec;--soft:#9aa5b1;--paper:#12161a;--card:#1b2127;
+--line:#313a43;--good:#6ddb97;--busy:#f0b95b;--bad:#ff8d86;--goodbg:#143322;--busybg:#3a2b10;--badbg:#43191a;
+--bar:#6aa0ff}}
+*{box-sizing:border-box}
+body{font:15px/1.5 system-ui,sans-serif;margin:0;background:var(--paper);color:var(--ink);
+overflow-wrap:anywhere}
+header,main,footer{max-width:76rem;margin:auto;padding:0 1rem}
+header{padding-top:1.25rem}h1{font-size:1.1rem;font-weight:600;margin:0;color:var(--soft)}
+h2{font-size:.95rem;margin:0 0 .5rem}p{margin:.25rem 0}
+.state{font-size:1.9rem;font-weight:700;line-height:1.2;margin:.35rem 0 .1rem}
+.state small{font-size:1rem;font-weight:500;color:var(--soft)}
+.state.good{color:var(--good)}.state.busy{color:var(--busy)}.state.bad{color:var(--bad)}
+.state::before{content:"";display:inline-block;width:.62em;height:.62em;border-radius:50%;
+background:currentColor;margin-right:.45em}.state.bad::before{border-radius:2px}
+.state.busy::before{border-radius:50% 50% 0 50%}
+ul.errors{list-style:none;padding:0;margin:.75rem 0 0}
+ul.errors li{background:var(--badbg);border-left:4px solid var(--bad);border-radius:4px;padding:.5rem .75rem;
+margin:.4rem 0;font-weight:600}ul.errors li span{font-weight:400;color:var(--soft)}
+ul.errors.busy li{background:var(--busybg);border-color:var(--busy)}
+.lost{display:none;background:var(--busybg);border-left:4px solid var(--busy);padding:.5rem .75rem;
+border-radius:4px;font-weight:600}.old .lost{display:block}
+.old main{opacity:.55}
+main{display:flex;flex-wrap:wrap;gap:1rem;margin-top:1rem}
+section{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:.9rem 1rem;min-width:0;
+flex:1 1 22rem;max-width:100%}
+section.wide{flex-basis:100%}
+dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:.15rem 1rem;margin:0}
+dt{color:var(--soft)}dd{margin:0;font-variant-numeric:tabular-nums}
+.dim{color:var(--soft)}
+.mark{font-weight:600}.mark.good{color:var(--good)}.mark.busy{color:var(--busy)}
+.mark.bad{color:var(--bad)}.mark.dim{color:var(--soft)}.mark[title],span[title]{
+text-decoration:underline dotted from-font;text-underline-offset:.2em;text-decoration-color:var(--line)}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+th,td{text-align:left;padding:.3rem .9rem .3rem 0;vertical-align:top}
+.slim{overflow-x:auto}th{color:var(--soft);font-weight:500;font-size:.87rem}
+tbody tr{border-top:1px solid var(--line)}
+td.number,th.number{text-align:right}td.name{font-weight:600}td progress{width:8rem;margin-right:.5rem}
+progress{appearance:none;-webkit-appearance:none;width:100%;max-width:16rem;height:.6rem;border:0;
+border-radius:99px;background:var(--line);vertical-align:middle;overflow:hidden}
+progress::-webkit-progress-bar{background:var(--line)}progress::-webkit-progress-value{background:var(--bar)}
+progress::-moz-progress-bar{background:var(--bar)}
+progress.bad::-webkit-progress-value{background:var(--bad)}progress.bad::-moz-progress-bar{background:var(--bad)}
+progress.join{max-width:none;height:.9rem;margin:.5rem 0 .25rem}
+details{border-top:1px solid var(--line);padding:.25rem 0}summary{cursor:pointer}
+summary span{color:var(--soft)}details table{margin:.25rem 0 .5rem}
+footer{padding:1rem;color:var(--soft);font-size:.87rem}
+@media(max-width:46rem){section{padding:.75rem}
+.cards thead{position:absolute;clip-path:inset(50%);height:1px;width:1px;overflow:hidden}
+.cards,.cards tbody,.cards tr{display:block}.cards tbody tr{padding:.4rem 0}
+.cards td{display:grid;grid-template-columns:7rem minmax(0,1fr);gap:.5rem;padding:.08rem 0}
+.cards td.name{display:block}.cards td.number{text-align:left}.cards td:empty{display:none}
+.cards td:not(.name)::before{content:attr(data-label);color:var(--soft);font-size:.87rem}
+.slim td,.slim th{padding-right:.7rem;white-space:nowrap}
+dl{grid-template-columns:7rem minmax(0,1fr);gap:.15rem .5rem}}
+"""
+
+# Asks for the page again and puts the new body in place of the old one; folded parts stay as they are, and
+# so does what somebody has selected. Without an answer it says so: an old page must not look like a new one.
+SCRIPT: Final = """\
+const root=document.documentElement;
+async function again(){
+  if(!document.hidden&&String(getSelection())==="")try{
+    const answer=await fetch(location.href,{cache:"no-store",signal:AbortSignal.timeout(5000)});
+    if(!answer.ok)throw 0;
+    const fresh=new DOMParser().parseFromString(await answer.text(),"text/html");
+    for(const one of fresh.querySelectorAll("details")){
+      const here=document.getElementById(one.id);if(here)one.open=here.open}
+    document.title=fresh.title;document.body.replaceChildren(...fresh.body.childNodes);
+    root.classList.remove("old")
+  }catch{root.classList.add("old")}
+  setTimeout(again,2000)}
+setTimeout(again,2000);
+"""
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+POLICY: Final = (
+    f"default-src 'none'; style-src {_hash(STYLE)}; script-src {_hash(SCRIPT)}; connect-src 'self';"
+    " img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+).encode()
+"""What a browser may do with the page: this style, this script, and asking the same daemon again."""
+
+HEAD: Final = (
+    '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+    '<meta name="viewport" content="width=device-width,initial-scale=1">'
+    '<noscript><meta http-equiv="refresh" content="5"></noscript>'
+    '<link rel="icon" href="data:,">'
+)
+
+
+def shell(title: str, body: str) -> str:
+    """The whole page."""
+    return (
+        f"{HEAD}<title>{escape(title)}</title><style>{STYLE}</style><script>{SCRIPT}</script></head>"
+        f"<body>{body}</body></html>\n"
+    )

@@ -1,0 +1,420 @@
+"""An upstream that is followed over HTTP alone: through proxies, from laptops."""
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
+from synrepl.ports.history import Place, Receipt, Turn
+from synrepl.ports.tasks import Tasks
+from synrepl.replication.addresses import Address
+from synrepl.replication.relay import REFUSALS
+from synrepl.replication.relay.meta import read_meta, read_snapshot
+from synrepl.replication.replica import (
+    Beat,
+    Ephemeral,
+    Event,
+    Facts,
+    JoinBegins,
+    JoinEnds,
+    Kept,
+    Meta,
+    Peers,
+    RefusedByUpstream,
+    Subscribed,
+)
+from synrepl.storage.digest import checksum
+from synrepl.streams.entries import read_facts
+from synrepl.streams.facts import Fact
+from synrepl.transports.http.refusals import RequestRefused
+from synrepl.transports.http.replicas import Acknowledged, JoinAnswer, JoinAsked, SubscribeAsked
+from synrepl.transports.http.requests import Http, decoded, public
+from synrepl.transports.http.subscribing import HttpChangelog
+from synrepl.wire.native import Filter, JoinRequest, Refusal, Standing, Subscription, WelcomeTo
+
+__all__ = ["HttpConversation", "HttpUpstream"]
+
+MAX_ANSWER: Final = 256 * 1024 * 1024
+TIMEOUT_SECONDS: Final = 30.0
+HEARTBEAT_SECONDS: Final = 1.0
+ACK_SECONDS: Final = 1.0
+HELD_EVENTS: Final = 32
+
+_CODES: Final = {"ahead_of_log": "ahead", "unauthorized": "no_rights"}
+_FACT: Final = b'{"serial":'
+_BEAT: Final = b'{"heartbeat":'
+_HELD: Final = b'{"held":'
+_EPHEMERAL: Final = b'{"ephemeral":'
+
+
+class HttpUpstream:
+    """`replica.IUpstream` over HTTP. `silence` is how many seconds without a sign count as gone."""
+
+    def __init__(
+        self,
+        reactor: Any,
+        *,
+        where: Address,
+        secret: str | None = None,
+        expected_server: str | None = None,
+        registered: bool = True,
+        address: Callable[[], str] = lambda: "",
+        silence: float = 25.0,
+        client: Any = None,
+    ) -> None:
+        self.where = where
+        self._reactor = reactor
+        self._secret = secret
+        self._expected_server = expected_server
+        self._registered = registered
+        self._address = address
+        self._silence = silence
+        self._client = client
+
+    async def connect(self, uuid: str, name: str) -> "HttpConversation":
+        """Reach it, and see who it is."""
+        conversation = HttpConversation(
+            self._reactor,
+            self.where.http.rstrip("/"),
+            uuid=uuid,
+            name=name,
+            secret=self._secret,
+            registered=self._registered,
+            address=self._address,
+            silence=self._silence,
+            client=self._client,
+        )
+        try:
+            await conversation.greet()
+        except BaseException:
+            conversation.close()
+            raise
+        theirs = conversation.welcome.server_name
+        if self._expected_server not in (None, theirs):
+            conversation.close()
+            raise NotConnected(f"{self.where} is of {theirs}, expected {self._expected_server}")
+        return conversation
+
+
+class HttpConversation:
+    """`replica.IConversation`: a few requests, and one answer without an end."""
+
+    _logger = Logger()
+
+    def __init__(
+        self,
+        reactor: Any,
+        url: str,
+        *,
+        uuid: str,
+        name: str,
+        secret: str | None,
+        registered: bool,
+        address: Callable[[], str],
+        silence: float,
+        client: Any,
+    ) -> None:
+        self.welcome: WelcomeTo
+        self._reactor = reactor
+        self._url = url
+        self._uuid = uuid
+        self._name = name
+        self._registered = registered
+        self._address = address
+        self._silence = silence
+        self._http = Http(reactor, secret, TIMEOUT_SECONDS, client)
+        self._changelog = HttpChangelog(reactor, url, secret, client=client)
+        self._tasks = Tasks(self._logger, "upstream")
+        self._events: deque[Any] = deque()
+        self._waiter: Deferred[None] | None = None
+        self._room: Deferred[None] | None = None
+        self._is_closed = False
+        self._acknowledged = 0
+        self._to_acknowledge: Place | None = None
+        self._ack_timer: Any = None
+        self._head = 0
+
+    # -- events --------------------------------------------------------------------------------------------
+
+    async def next(self) -> Event:
+        """The next event, once there is one."""
+        while not self._events:
+            if self._is_closed:
+                raise NotConnected("the conversation is over")
+            self._waiter = Deferred()
+            await self._waiter
+        return self._take()
+
+    def ready(self) -> Event | None:
+        """The next event, if it is here."""
+        if not self._events or isinstance(self._events[0], Exception):
+            return None
+        return self._take()
+
+    def _take(self) -> Event:
+        event = self._events.popleft()
+        room, self._room = self._room, None
+        if room is not None and len(self._events) < HELD_EVENTS:
+            room.callback(None)
+        elif room is not None:
+            self._room = room
+        if isinstance(event, Exception):
+            raise event
+        taken: Event = event
+        return taken
+
+    def _put(self, event: Any) -> None:
+        self._events.append(event)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            waiter.callback(None)
+
+    def _until_room(self) -> "Deferred[None] | None":
+        if len(self._events) < HELD_EVENTS:
+            return None
+        self._room = Deferred()
+        return self._room
+
+    # -- what is asked -------------------------------------------------------------------------------------
+
+    async def greet(self) -> None:
+        """See who it is."""
+        self.welcome = await self._ask("GET", "/v1/replication", None, WelcomeTo)
+
+    def join(self, asked: JoinRequest) -> None:
+        """Ask for a copy."""
+        self._begin(self._join(asked))
+
+    def subscribe(self, asked: Subscription) -> None:
+        """Ask for what comes after a place."""
+        self._begin(self._subscribe(asked))
+
+    def _begin(self, work: Any) -> None:
+        self._tasks.start(self._guarded(work), "talking to the upstream")
+
+    async def _guarded(self, work: Any) -> None:
+        try:
+            await work
+        except RequestRefused as error:
+            self._put(_as_refused(error))
+        except ReplicationError as error:
+            self._put(error)
+
+    async def _ask(self, method: str, path: str, asked: Any, shape: Any) -> Any:
+        url = self._url + path
+        body = None if asked is None else msgspec.json.encode(asked)
+        try:
+            return decoded(shape, await self._http.whole(method, url, body, MAX_ANSWER), public(url))
+        except RequestRefused as error:
+            raise _as_refused(error) from error
+
+    async def _join(self, asked: JoinRequest) -> None:
+        said = JoinAsked(name=self._name, join=asked, registered=self._registered, address=self._address())
+        answer: JoinAnswer = await self._ask("POST", f"/v1/replicas/{self._uuid}/join", said, JoinAnswer)
+        place, begin = _place(answer.place), _place(answer.begin)
+        self._put(JoinBegins(answer.join, answer.history, place, begin, answer.resumed))
+        if answer.snapshot is None:
+            # All of it was there; what came since follows once it is subscribed to.
+            self._put(JoinEnds(place))
+            return
+        if answer.after < place.serial:
+            await self._changelog.follow(
+                answer.after,
+                self._lines,
+                upto=place.serial,
+                compacted=True,
+                # Of what is left of the trimmed part no digest follows from the one before.
+                checksum=True,
+                silence=self._silence,
+                heartbeat=HEARTBEAT_SECONDS,
+                **_chosen(asked.filter),
+            )
+        self._put(Kept(read_snapshot(answer.snapshot.encode())))
+        self._put(JoinEnds(place))
+
+    async def _subscribe(self, asked: Subscription) -> None:
+        said = SubscribeAsked(
+            name=self._name, subscription=asked, registered=self._registered, address=self._address()
+        )
+        answer: _Subscribed = await self._ask("POST", f"/v1/replicas/{self._uuid}", said, _Subscribed)
+        self._head = answer.place.serial
+        self._put(Subscribed(_place(answer.place)))
+        self._put(Peers(answer.peers))
+        self._acknowledged = asked.place.serial
+        self._ack_timer = self._reactor.callLater(ACK_SECONDS, self._acknowledge_soon)
+        await self._changelog.follow(
+            asked.place.serial,
+            self._lines,
+            epoch=asked.place.epoch,
+            digest=asked.place.digest,
+            history=asked.history,
+            turns=True,
+            receipts=True,
+            ephemeral=True,
+            silence=self._silence,
+            heartbeat=HEARTBEAT_SECONDS,
+            **_chosen(asked.filter),
+        )
+
+    def _lines(self, lines: list[bytes]) -> Awaitable[None] | None:
+        """Lines of the changelog, each run of facts as one event."""
+        facts: list[bytes] = []
+        for line in lines:
+            if line.startswith(_FACT):
+                facts.append(line)
+                continue
+            self._facts(facts)
+            facts = []
+            if line.startswith(_BEAT):
+                self._beat(line)
+            elif line.startswith(_HELD):
+                held = decoded(_Held, line, self._url).held
+                self._put(Ephemeral(read_facts(b"\n".join(map(bytes, held))), is_all=True))
+            elif line.startswith(_EPHEMERAL):
+                self._put(Ephemeral(read_facts(line.removeprefix(_EPHEMERAL)[:-1])))
+            else:
+                turns: list[Turn]
+                receipts: list[Receipt]
+                turns, receipts = read_meta(line + b"\n")
+                self._put(Meta(turns, receipts))
+        self._facts(facts)
+        return self._until_room()
+
+    def _facts(self, lines: list[bytes]) -> None:
+        if lines:
+            data = b"\n".join(lines)
+            facts = read_facts(data)
+            _check(facts, data)
+            self._head = max(self._head, facts[-1].serial)
+            self._put(Facts(facts))
+
+    def _beat(self, line: bytes) -> None:
+        beat = decoded(_Beat, line, self._url).heartbeat
+        self._head = max(self._head, beat.serial, beat.head)
+        if beat.digest is not None:
+            self._put(Beat(Place(beat.epoch, beat.serial, beat.digest), self._head, beat.now_ms))
+
+    async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
+        """The upstream's digests there."""
+        found = await self._changelog.digests(serials)
+        return {int(serial): digest for serial, digest in found.digests.items()}
+
+    # -- acknowledging -------------------------------------------------------------------------------------
+
+    def acknowledge(self, place: Place, at_ms: int) -> None:
+        """Everything up to there is held; told about once a second."""
+        self._to_acknowledge = place
+
+    def _acknowledge_soon(self) -> None:
+        self._ack_timer = self._reactor.callLater(ACK_SECONDS, self._acknowledge_soon)
+        if len(self._tasks) < 2:
+            self._tasks.start(self._acknowledge(), "acknowledging")
+
+    async def _acknowledge(self) -> None:
+        place = self._to_acknowledge
+        if place is None:
+            return
+        self._acknowledged = max(self._acknowledged, place.serial)
+        said = Acknowledged(place.epoch, self._acknowledged)
+        try:
+            answer = await self._ask("POST", f"/v1/replicas/{self._uuid}/ack", said, _Heard)
+        except RefusedByUpstream as error:
+            self._put(error)
+        except ReplicationError as error:
+            self._logger.debug("not acknowledged: {why}", why=str(error))
+        else:
+            self._head = max(self._head, answer.serial)
+            self._put(Peers(answer.peers))
+
+    def close(self) -> None:
+        """End it."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._ack_timer is not None and self._ack_timer.active():
+            self._ack_timer.cancel()
+        self._tasks.cancel_all()
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            waiter.callback(None)
+        ending = Tasks(self._logger, "upstream")
+        ending.start(self._changelog.stop(), "closing connections")
+        ending.start(self._http.stop(), "closing connections")
+
+
+def _check(facts: Sequence[Fact], data: bytes) -> None:
+    """Raises `RemoteProtocolError` if the checksum of its own that a fact came with is not right."""
+    if b',"checksum":"' not in data:
+        return
+    for fact, said in zip(facts, _checksums.decode_lines(data), strict=True):
+        if said.checksum is not None and said.checksum != checksum(fact):
+            raise RemoteProtocolError(f"serial {fact.serial} was changed on the way")
+
+
+class _Checksum(msgspec.Struct):
+    checksum: str | None = None
+
+
+_checksums: Final = msgspec.json.Decoder(_Checksum)
+
+
+class _Subscribed(msgspec.Struct):
+    place: Standing
+    peers: list[str]
+
+
+class _Heard(msgspec.Struct):
+    serial: int
+    peers: list[str]
+
+
+class _HeartbeatSaid(msgspec.Struct):
+    epoch: int
+    serial: int
+    digest: str | None
+    now_ms: int
+    head: int = 0
+
+
+class _Held(msgspec.Struct):
+    held: list[msgspec.Raw]
+
+
+class _Beat(msgspec.Struct):
+    heartbeat: _HeartbeatSaid
+
+
+def _chosen(wanted: Filter) -> dict[str, Any]:
+    return {"streams": wanted.streams, "writers": wanted.writers}
+
+
+def _place(said: Standing) -> Place:
+    return Place(said.epoch, said.serial, said.digest)
+
+
+def _as_refused(error: RequestRefused) -> ReplicationError:
+    """A refusal of a replica as such; what else an HTTP server can say means that it is not there."""
+    code = _CODES.get(error.code, error.code)
+    if code not in REFUSALS:
+        if error.status < 500:
+            return RemoteProtocolError(str(error))
+        return NotConnected(str(error))
+    told = error.body
+    return RefusedByUpstream(
+        Refusal(
+            code=code,
+            message=error.message,
+            retryable=REFUSALS[code].retryable,
+            moved_to=str(told.get("moved_to") or ""),
+            epoch=_integer(told.get("epoch")),
+            serial=_integer(told.get("serial")),
+        )
+    )
+
+
+def _integer(told: Any) -> int:
+    return told if isinstance(told, int) else 0

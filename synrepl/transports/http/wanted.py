@@ -1,0 +1,114 @@
+"""What a reader of the changelog wants, and where it stands."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from synrepl.streams.facts import Fact
+from synrepl.streams.table import StreamTable
+from synrepl.transports.http.answers import Refused
+from synrepl.transports.http.parameters import (
+    BAD_WORD,
+    MAX_TOKEN,
+    digest,
+    flag,
+    integer,
+    is_word,
+    names,
+    seconds,
+    text,
+)
+
+__all__ = ["Filter", "Wanted", "read_wanted"]
+
+MAX_WAIT_SECONDS: Final = 300.0
+HEARTBEAT_SECONDS: Final = 5.0
+MAX_HEARTBEAT_SECONDS: Final = 60.0
+
+
+class Filter(msgspec.Struct, frozen=True):
+    """Which facts are wanted: of these streams, by these writers (None: all)."""
+
+    streams: frozenset[str] | None = None
+    writers: frozenset[str] | None = None
+
+    @property
+    def is_all(self) -> bool:
+        """Whether nothing is left out."""
+        return self.streams is None and self.writers is None
+
+    def wants(self, fact: Fact) -> bool:
+        """Whether this one is wanted."""
+        return (self.streams is None or fact.stream in self.streams) and (
+            self.writers is None or fact.writer in self.writers
+        )
+
+    def wants_any(self, sources: Iterable[tuple[str, str]]) -> bool:
+        """Whether facts of any of these (stream, writer) are."""
+        return self.is_all or any(
+            (self.streams is None or stream in self.streams)
+            and (self.writers is None or writer in self.writers)
+            for stream, writer in sources
+        )
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts after `since`, up to `upto`, at most `limit` (None: all) of those that are `chosen`.
+
+    With nothing to tell, an answer waits up to `wait` seconds for it; with `follow` it has no end, and says
+    every `heartbeat` seconds how far it is; with `ephemeral` it also has the facts that nobody keeps. What
+    the reader holds at `since` is of this `epoch` and has this `digest`, in a log of this `history`, as far
+    as it says so.
+    """
+
+    since: int = 0
+    upto: int = MAX_TOKEN
+    limit: int | None = None
+    wait: float = 0.0
+    chosen: Filter = Filter()
+    epoch: int | None = None
+    digest: str | None = None
+    history: str | None = None
+    compacted: bool = False
+    turns: bool = False
+    receipts: bool = False
+    checksum: bool = False
+    follow: bool = False
+    ephemeral: bool = False
+    heartbeat: float = HEARTBEAT_SECONDS
+
+    @property
+    def checked(self) -> bool:
+        """Whether each fact comes with a checksum of its own."""
+        return self.checksum or not self.chosen.is_all
+
+
+def read_wanted(request: Any, table: StreamTable) -> Wanted:
+    """What the query of this request says. Raises `Refused`, or `UnknownStream` by this table."""
+    streams, writers = names(request, "streams"), names(request, "writers")
+    for name in sorted(streams or ()):
+        _ = table[name]
+    if not all(map(is_word, writers or ())):
+        raise Refused(400, "bad_writer", BAD_WORD)
+    limit = integer(request, "limit", -1, lowest=1)
+    epoch = integer(request, "epoch", -1)
+    return Wanted(
+        since=integer(request, "since", 0),
+        upto=integer(request, "upto", MAX_TOKEN),
+        limit=None if limit < 0 else limit,
+        wait=seconds(request, "wait", highest=MAX_WAIT_SECONDS),
+        chosen=Filter(streams, writers),
+        epoch=None if epoch < 0 else epoch,
+        digest=digest(request, "digest"),
+        history=text(request, "history"),
+        compacted=flag(request, "compacted"),
+        turns=flag(request, "turns"),
+        receipts=flag(request, "receipts"),
+        checksum=flag(request, "checksum"),
+        follow=flag(request, "follow"),
+        ephemeral=flag(request, "ephemeral"),
+        heartbeat=seconds(
+            request, "heartbeat", lowest=1.0, highest=MAX_HEARTBEAT_SECONDS, default=HEARTBEAT_SECONDS
+        ),
+    )

@@ -1,0 +1,232 @@
+"""The status page: everything is on it, nothing on it is taken for HTML, and it stays bounded."""
+
+import copy
+import re
+from base64 import b64encode
+from hashlib import sha256
+from typing import Any
+
+from synrepl.replication.relay.states import REPLICA_STATES
+from synrepl.replication.status import STATES
+from synrepl.transports.http.status_page import POLICY, page
+from synrepl.transports.http.status_page.about import KINDS
+from tests.http.builders import NOW, SiteCase
+
+HOSTILE = "<img src=x onerror=alert(1)>\"'&"
+
+REPLICA: dict[str, Any] = {
+    "uuid": "6b1f",
+    "name": "paris",
+    "state": "live",
+    "registered": True,
+    "relay": "live",
+    "serial": 1_200,
+    "sent": 1_200,
+    "lag_rows": 0,
+    "lag_seconds": 0.0,
+    "seen": NOW - 3.0,
+    "address": "tcp:10.0.0.2:9092 http://10.0.0.2:9093",
+    "why": "",
+}
+LEASE: dict[str, Any] = {
+    "uuid": "6b1f",
+    "name": "paris",
+    "registered": True,
+    "serial": 1_200,
+    "held_bytes": 5_000_000,
+    "used": 0.85,
+    "ends_after_seconds": 604_800.0,
+    "ended": None,
+    "reason": "",
+}
+UPSTREAM: dict[str, Any] = {
+    "address": "tcp:berlin:9092 -",
+    "state": "snapshot",
+    "means": "joining",
+    "why": "",
+    "since": NOW - 20.0,
+    "heard_seconds_ago": 0.4,
+    "serial": 60_000,
+    "epoch": 2,
+    "instance": "master",
+    "primary": "tcp:berlin:9092 http://berlin:9093",
+    "refusal": None,
+    "join": {"done": 15_000, "total": 60_000, "rows_per_second": 1_500.0, "eta_seconds": 30.0},
+    "only_here": ["synrepl.db.only-here-1-201-207.ndjson"],
+}
+
+
+def status(**changed: Any) -> dict[str, Any]:
+    """A daemon that has some of everything."""
+    made: dict[str, Any] = {
+        "role": "replica",
+        "state": "joining",
+        "errors": [{"what": "the upstream is away", "since": NOW - 125.0}],
+        "server_name": "example.org",
+        "instance": "master",
+        "epoch": 2,
+        "serial": 1_234,
+        "digest": "ab" * 32,
+        "begin": 100,
+        "history": "3a70c7e2-c3c1-4d3a-a2a2-5cd1d9c6ef59",
+        "uuid": "5d040061",
+        "lag_rows": 58_766,
+        "lag_seconds": 20.0,
+        "why": "",
+        "name": "rome",
+        "address": "tcp:127.0.0.1:9092 http://127.0.0.1:9093",
+        "primary": "tcp:berlin:9092 http://berlin:9093",
+        "upstream": copy.deepcopy(UPSTREAM),
+        "replicas": [dict(REPLICA)],
+        "leases": [dict(LEASE)],
+        "turns": [
+            {"epoch": 2, "serial": 900, "digest": "d", "at_ms": (NOW - 60) * 1000, "why": "promoted"}
+            | {"stream": "", "token": 0}
+        ],
+        "untold": [],
+        "files": {
+            "rule": "eager",
+            "stored": 3,
+            "stored_bytes": 60_000,
+            "wanted": 2,
+            "in_flight": 1,
+            "failing": [
+                {"name": "media/1.png", "sha256": "cd" * 32, "why": "404", "tries": 3, "next_at": NOW + 90.0}
+            ],
+            "oldest_seconds": 75.0,
+            "missing": 2,
+            "quarantined": 1,
+        },
+        "followers": [
+            {
+                "name": "pusher1",
+                "dialect": "current",
+                "connected_seconds": 4_000.0,
+                "behind": False,
+                "lag_rows": 0,
+                "lag_seconds": 0.0,
+                "serial": 1_234,
+            }
+        ],
+        "streams": {
+            "receipts": {"writers": {"worker1": 7, "worker2": 9}, "kept": True},
+            "typing": {"writers": {}, "kept": False},
+        },
+        "recent": [
+            {"serial": 1_234, "stream": "receipts", "writer": "worker2", "token": 9, "rows": 2, "at": NOW - 7}
+        ],
+        "tables": [],
+        "writers": [],
+        "redis": None,
+        "following": [],
+        "stuck": [],
+        "version": "26.11.0",
+        "uptime_seconds": 7_500.0,
+    }
+    return made | changed
+
+
+def shown(made: dict[str, Any]) -> str:
+    """The page, as text."""
+    return page(made, NOW).decode()
+
+
+class StatusPageTests(SiteCase):
+    """What stands on it."""
+
+    def test_it_has_all_that_an_operator_looks_for(self) -> None:
+        """One page, no second question."""
+        text = shown(status())
+
+        for what in (
+            "joining",
+            STATES["joining"],
+            "the upstream is away",
+            "for 2 min 5 s",
+            "joining: 15,000 of 60,000 facts (25%)",
+            "1,500 facts/s, about 30 s left",
+            "synrepl.db.only-here-1-201-207.ndjson",
+            "abababababab…",
+            "ab" * 32,
+            "paris",
+            REPLICA_STATES["live"],
+            "85%",
+            "media/1.png",
+            "in 1 min 30 s",
+            "promoted",
+            "pusher1",
+            "worker1 7, worker2 9",
+            "7.0 s ago",
+            "up for 2 h 5 min",
+            "26.11.0",
+        ):
+            self.assertIn(what, text)
+
+    def test_nothing_that_others_named_is_html(self) -> None:
+        """Names of replicas, writers and files come over the wire."""
+        text = shown(_hostile(status()))
+
+        self.assertNotIn("<img", text)
+        self.assertIn("&lt;img", text)
+
+    def test_it_stays_bounded(self) -> None:
+        """200 replicas and 5,000 writers still make a page that a phone can show, and it says so."""
+        many = [REPLICA | {"name": f"replica{number}", "uuid": f"u{number}"} for number in range(200)]
+        writers = {f"worker{number}": number for number in range(5_000)}
+        made = status(
+            replicas=many,
+            leases=[LEASE | {"uuid": one["uuid"]} for one in many],
+            streams={"events": {"writers": writers, "kept": True}},
+        )
+
+        text = shown(made)
+
+        self.assertLess(len(text), 250_000)
+        self.assertEqual(2, text.count("and 100 more"))
+        self.assertIn("and 4,900 more", text)
+        self.assertIn("5,000 writers, up to 4,999", text)
+
+    def test_every_state_has_a_color_and_its_word(self) -> None:
+        """Not color alone."""
+        self.assertEqual(list(STATES), list(KINDS))
+        for word in STATES:
+            self.assertIn(f"<span>{word}</span>", shown(status(state=word)))
+
+    def test_it_lives_without_a_script(self) -> None:
+        """By asking again as a whole."""
+        self.assertIn('<noscript><meta http-equiv="refresh" content="5"></noscript>', shown(status()))
+
+    def test_the_policy_allows_this_style_and_this_script_alone(self) -> None:
+        """Whatever got past the escaping would not run."""
+        text = shown(status())
+
+        for name in ("style", "script"):
+            found = re.findall(f"<{name}>(.*?)</{name}>", text, re.DOTALL)
+            self.assertEqual(1, len(found))
+            digest = b64encode(sha256(found[0].encode()).digest()).decode()
+            self.assertIn(f"{name}-src 'sha256-{digest}'", POLICY.decode())
+        self.assertNotIn(" style=", text)
+        self.assertNotIn("unsafe", POLICY.decode())
+        self.assertEqual(POLICY.decode(), self.get("/status").headers["content-security-policy"])
+
+    def test_a_stopped_replica_says_what_to_do(self) -> None:
+        """The word alone leaves an operator with a search."""
+        refusal = {"code": "ahead", "message": "paris is at serial 225, this log ends at 200"}
+        stopped = UPSTREAM | {"state": "stopped", "join": None, "refusal": refusal, "serial": 200}
+
+        text = shown(status(state="stopped", upstream=stopped))
+
+        self.assertIn("synrepl resync", text)
+        self.assertIn("ahead: paris is at serial 225, this log ends at 200", text)
+
+
+def _hostile(value: Any, key: str = "") -> Any:
+    """The same with all text replaced that is not a word of ours."""
+    if isinstance(value, dict):
+        return {
+            (f"{HOSTILE}{name}" if key in ("streams", "writers") else name): _hostile(one, name)
+            for name, one in value.items()
+        }
+    if isinstance(value, list):
+        return [_hostile(one, key) for one in value]
+    return HOSTILE if isinstance(value, str) and key not in ("state", "role", "rule") else value
