@@ -1,7 +1,7 @@
 """What a daemon needs to be a replica, and to have replicas, built from the settings."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 from twisted.internet.endpoints import clientFromString
@@ -9,21 +9,24 @@ from twisted.logger import Logger
 
 from synrepl.config import Settings
 from synrepl.errors import StorageError
+from synrepl.ports.history import Place
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
 from synrepl.replication.files import Files
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay import Keys, LeaseTerms, Relays
-from synrepl.replication.replica import IUpstream, Replica
 from synrepl.replication.retention import Retention, keys_of
-from synrepl.replication.roles import REPLICA, ReadOnlyHere, Roles
+from synrepl.replication.roles import REPLICA, Claim, ReadOnlyHere, Roles
 from synrepl.storage import Leftovers, Log, ReactorThread
 from synrepl.storage.files import FileQueue, FileStore
 from synrepl.streams.table import StreamTable
-from synrepl.transports.http.telling import HttpTelling
 from synrepl.wire.native import Filter
 from synrepl.wire.session import Keepalive
+
+if TYPE_CHECKING:
+    from synrepl.replication.replica import IUpstream, Replica
+    from synrepl.transports.http.telling import HttpTelling
 
 __all__ = ["Copies"]
 
@@ -61,7 +64,7 @@ class Copies:
         self._fetching: Any = None
         self._fetching_from = ""
         self._tasks = Tasks(self._logger, "copies")
-        self._telling = HttpTelling(reactor, settings.secret)
+        self._telling = _Telling(reactor, settings.secret)
         self._leftovers = Leftovers(settings.database_path, ReactorThread(reactor, "leftovers"))
         self.files = self._make_files()
         log.sealed = _starting
@@ -108,11 +111,9 @@ class Copies:
         return self._settings.replica_name or f"{self._settings.instance_name}-{self._log.uuid[:8]}"
 
     @property
-    def replica(self) -> Replica | None:
+    def replica(self) -> "Replica | None":
         """What follows the upstream, if this is a replica."""
-        following = self.roles.replica
-        assert following is None or isinstance(following, Replica)
-        return following
+        return cast("Replica | None", self.roles.replica)
 
     async def start(self) -> None:
         """Be what it is to be. Raises `StorageError` if the files cannot be had."""
@@ -174,7 +175,10 @@ class Copies:
         replica = self.replica
         return NOT_READY if replica is not None and not replica.is_whole else ""
 
-    def _follow(self, where: Address | None) -> Replica:
+    def _follow(self, where: Address | None) -> "Replica":
+        # Here, as with all that only some daemons need: the others need not have it in memory.
+        from synrepl.replication.replica import Replica
+
         settings = self._settings
         return Replica(
             self._log,
@@ -198,7 +202,7 @@ class Copies:
         if replica is not None and replica.state == "ready":
             self._tasks.start(self._fetch_from_primary(), "choosing where files come from")
 
-    async def _remember(self, replica: Replica) -> None:
+    async def _remember(self, replica: "Replica") -> None:
         """Where the upstream and the primary are, for when they are away as this daemon starts again: whoever
         becomes primary must be able to tell them."""
         where = replica.upstream.where
@@ -207,7 +211,7 @@ class Copies:
         if any(self._log.notes.get(name) != text for name, text in told.items()):
             await self._log.note(**told)
 
-    def _upstream(self, where: Address | None) -> IUpstream:
+    def _upstream(self, where: Address | None) -> "IUpstream":
         """Spoken to as the one in the settings is: natively, or over HTTP alone."""
         settings = self._settings
         configured = self._configured(settings.upstream or "")
@@ -318,6 +322,8 @@ class Copies:
         replica = self.replica
         if replica is None or replica.state == "stopped":
             return []
+        if replica.state == "live" and self.roles.primary.is_same(self._address()):
+            return [("nobody is primary: this daemon follows one that follows it", replica.since)]
         if (refusal := replica.refusal) is not None:
             since = self._reactor.seconds() - replica.lag_seconds()
             return [(f"the upstream refuses: {refusal.code}: {refusal.message}", since)]
@@ -325,6 +331,33 @@ class Copies:
         if is_away and replica.silence() > self._settings.timeout_seconds:
             return [(f"the upstream is away: {replica.why}", replica.since)]
         return []
+
+
+class _Telling:
+    """`roles.ITellOthers`, made when somebody is told: most daemons never tell anybody."""
+
+    def __init__(self, reactor: Any, secret: str | None) -> None:
+        self._reactor = reactor
+        self._secret = secret
+        self._made: HttpTelling | None = None
+
+    def _http(self) -> "HttpTelling":
+        if self._made is None:
+            from synrepl.transports.http.telling import HttpTelling
+
+            self._made = HttpTelling(self._reactor, self._secret)
+        return self._made
+
+    async def hand_over(self, address: Address, seconds: float) -> Place:
+        return await self._http().hand_over(address, seconds)
+
+    async def claim(self, address: Address, claim: Claim) -> None:
+        await self._http().claim(address, claim)
+
+    async def stop(self) -> None:
+        """Close the idle connections."""
+        if self._made is not None:
+            await self._made.stop()
 
 
 def _starting(stream: str) -> StorageError:

@@ -1,6 +1,6 @@
 """The daemon: everything built from the settings, started in order, stopped in order."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
@@ -15,7 +15,8 @@ from twisted.logger import Logger
 from synrepl.bringing import Bringing
 from synrepl.config import Settings
 from synrepl.copies import Copies
-from synrepl.errors import NotConnected, ReplicationError, StorageError
+from synrepl.errors import ReplicationError, StorageError
+from synrepl.passing import Passing
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
@@ -26,9 +27,6 @@ from synrepl.replication.roles import PRIMARY, REPLICA
 from synrepl.storage import Log, ReactorThread, engine_for
 from synrepl.streams.declare import Stream
 from synrepl.streams.table import StreamTable
-from synrepl.transports.http.answers import Refused
-from synrepl.transports.http.client import HttpAppender
-from synrepl.transports.http.relaying import Relaying
 from synrepl.transports.http.replicas import Replicas
 from synrepl.transports.http.server import make_site
 from synrepl.transports.http.standing import Standing
@@ -72,7 +70,7 @@ class Daemon(Service):
         self.publisher: Publisher | None = None
         self.bringing: Bringing
         self.copies: Copies | None = None
-        self.relaying: Relaying | None = None
+        self.passing: Passing | None = None
         self._reactor = reactor
         self._on_failure = on_failure if on_failure is not None else reactor.stop
         self._tasks = Tasks(self._logger, "daemon")
@@ -172,7 +170,7 @@ class Daemon(Service):
         self.log.on_replaced(self._history_replaced)
         self.log.on_turned(self._epoch_began)
         self.log.on_replaced(self.copies.files.rebuild)
-        self.relaying = self._make_relaying(self.copies)
+        self.passing = Passing(self.log, self._reactor, self.copies, self.settings.secret)
         await self.copies.start()
         if self.copies.roles.role == PRIMARY:
             # Here, so that what is wrong with them is said before anybody is served.
@@ -187,18 +185,10 @@ class Daemon(Service):
 
     def _role_changed(self) -> None:
         """What brings facts in is there while this daemon is the primary, and only then."""
-        if self.publisher is not None and self.copies is not None and self.relaying is not None:
+        if self.publisher is not None and self.copies is not None and self.passing is not None:
             is_replica = self.copies.roles.role == REPLICA
-            self.publisher.upstream.elsewhere = self._pass_on if is_replica else None
+            self.publisher.upstream.elsewhere = self.passing.append if is_replica else None
         self._tasks.start(self._mind_sources(), "starting or stopping what brings facts")
-
-    async def _pass_on(self, stream: str, facts: Sequence[bytes]) -> None:
-        """A follower's fact, taken by a replica, goes to the primary."""
-        assert self.relaying is not None
-        try:
-            await self.relaying.append(stream, facts)
-        except Refused as error:
-            raise NotConnected(error.message) from error
 
     async def _mind_sources(self) -> None:
         if self.copies is None:
@@ -273,7 +263,7 @@ class Daemon(Service):
             copies=self.copies,
             files=self.copies.files,
             max_file=settings.max_file_bytes,
-            relaying=self.relaying,
+            relaying=self.passing,
             refuses_stale=settings.refuse_stale_reads,
             standing=Standing(self.copies.roles, self.copies.relays),
             replicas=Replicas(self.copies.relays),
@@ -287,20 +277,6 @@ class Daemon(Service):
         )
         port = await self._open(settings.http, site)
         self._logger.info("http: listening at {address}", address=_address(port))
-
-    def _make_relaying(self, copies: Copies) -> Relaying:
-        """Facts that are posted to a replica go to the primary."""
-        assert self.log is not None
-        secret = self.settings.secret
-        return Relaying(
-            self.log,
-            self._reactor,
-            lambda url: HttpAppender(self._reactor, url, secret=secret),
-            lambda: copies.roles.primary.http or None,
-            is_active=lambda: copies.roles.role == REPLICA,
-            file_here=copies.files.here,
-            logger=Logger(namespace="synrepl.relaying"),
-        )
 
     def _relays(self) -> Relays:
         assert self.copies is not None
@@ -337,9 +313,9 @@ class Daemon(Service):
                 await stopped
         for factory in self._factories:
             factory.close("server shutting down")
-        if self.relaying is not None:
-            relaying, self.relaying = self.relaying, None
-            await relaying.stop()
+        if self.passing is not None:
+            passing, self.passing = self.passing, None
+            await passing.stop()
         if self.copies is not None:
             copies, self.copies = self.copies, None
             await copies.stop()

@@ -7,7 +7,8 @@ a time.
 import http.client
 import json
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -27,10 +28,13 @@ class Unreachable(Exception):
 
 
 class Refused(Exception):
-    """The answer is an error."""
+    """The answer is an error; `body` is all of it."""
 
-    def __init__(self, status: int, code: str, message: str) -> None:
+    def __init__(
+        self, status: int, code: str, message: str, body: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         super().__init__(message)
+        self.body = body
         self.status = status
         self.code = code
         self.message = message
@@ -78,6 +82,10 @@ class Asking:
     def post_json(self, path: str, body: bytes) -> Any:
         """Post, and read all of the answer."""
         return self._json(self._ask("POST", path, body))
+
+    def delete_json(self, path: str) -> Any:
+        """Delete, and read all of the answer."""
+        return self._json(self._ask("DELETE", path, None))
 
     def _ask(self, method: str, path: str, body: bytes | None) -> Answer:
         headers = self._headers | ({"Content-Type": "application/json"} if body is not None else {})
@@ -127,7 +135,7 @@ class Asking:
 def _refused(status: int, body: bytes) -> Refused:
     try:
         found = json.loads(body)
-        return Refused(status, str(found["error"]), str(found["message"]))
+        return Refused(status, str(found["error"]), str(found["message"]), found)
     except (ValueError, KeyError, TypeError):
         return Refused(status, "http", f"HTTP status {status}")
 

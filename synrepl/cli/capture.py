@@ -2,7 +2,8 @@
 
 ``<seconds> <mark> <line>``, with ``>`` towards the master, ``<`` from it, ``*`` a remark. A proxy's recording
 has the number of the connection, ``c3``, before the mark; a collection of samples a count in place of
-seconds; a recording of Redis a time and a channel, with tabs. Bare lines, as a peer sent them, are read too.
+seconds; a recording of Redis a time and a channel, with tabs. Bare lines, as a peer sent them, are read too,
+and so are facts as the changelog has them, a line of JSON each.
 """
 
 import re
@@ -14,7 +15,7 @@ import msgspec
 from synrepl.errors import RowError
 from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
-from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect, span
+from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect, span
 
 __all__ = ["BadLine", "Recorded", "Recording", "as_posted", "read"]
 
@@ -26,11 +27,14 @@ _WITH_INSTANCE: Final = span(since="1.13")
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """A fact of a recording: its rows in canonical form. `at` is when it came, in seconds, if known."""
+    """A fact of a recording: its rows in canonical form. `at` is when it came, in seconds, if known; `writer`
+    who wrote it, if that is to be kept.
+    """
 
     stream: str
     rows: list[bytes]
     at: float | None
+    writer: str | None = None
 
 
 class BadLine(msgspec.Struct, frozen=True):
@@ -47,6 +51,15 @@ class Recording(msgspec.Struct, frozen=True):
     dialect: Dialect
     facts: list[Recorded]
     bad: list[BadLine]
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """A line of the changelog; one without a stream is no fact."""
+
+    stream: str = ""
+    writer: str = ""
+    rows: list[msgspec.Raw] = []
+    committed_at_ms: int = 0
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -70,6 +83,8 @@ def read(
     The `dialect` is found from the lines if it is not given. Where several connections were recorded,
     those of `connection` count, or else those of the first one with rows.
     """
+    if data.lstrip()[:1] == b"{":
+        return _Reading(table, NEWEST).changelog(data)
     lines = list(_received(data))
     if connection is None:
         connection = next((line.connection for line in lines if line.text.startswith(b"RDATA ")), "")
@@ -127,6 +142,22 @@ class _Reading:
         self._bad.sort(key=lambda bad: bad.number)
         return Recording(self._dialect, self._facts, self._bad)
 
+    def changelog(self, data: bytes) -> Recording:
+        """Read every line, as the changelog has it."""
+        for number, line in enumerate(data.split(b"\n"), 1):
+            if not line.strip():
+                continue
+            try:
+                entry = msgspec.json.decode(line, type=_Entry)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                self._leave_out(number, b"", f"no line of a changelog: {error}")
+                continue
+            if entry.stream:
+                at = entry.committed_at_ms / 1000
+                rows = [_Row(number, at, bytes(row)) for row in entry.rows]
+                self._fact(entry.stream.encode(), rows, entry.writer)
+        return Recording(self._dialect, self._facts, self._bad)
+
     def _rdata(self, line: _Line) -> None:
         words = line.text.split(b" ", self._words + 1)[1:]
         if len(words) <= self._words or not _TOKEN.fullmatch(words[-2]):
@@ -140,7 +171,7 @@ class _Reading:
         else:
             self._fact(writer[0], [*self._begun.pop(key, []), row])
 
-    def _fact(self, stream: bytes, rows: list[_Row]) -> None:
+    def _fact(self, stream: bytes, rows: list[_Row], writer: str | None = None) -> None:
         declared = self._table.get(stream.decode(errors="replace"))
         texts = []
         for row in rows:
@@ -152,7 +183,7 @@ class _Reading:
             except RowError as error:
                 self._leave_out(row.number, stream, error.why)
         if declared is not None and texts:
-            self._facts.append(Recorded(declared.name, texts, rows[-1].at))
+            self._facts.append(Recorded(declared.name, texts, rows[-1].at, writer))
 
     def _leave_out(self, number: int, stream: bytes, why: str) -> None:
         self._bad.append(BadLine(number, stream.decode(errors="replace"), why))

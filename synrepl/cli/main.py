@@ -5,7 +5,11 @@ import click
 from synrepl.cli.append import append
 from synrepl.cli.caches import caches
 from synrepl.cli.doctor import doctor
+from synrepl.cli.leases import leases
+from synrepl.cli.promote import promote
 from synrepl.cli.replay import replay
+from synrepl.cli.replicas import replicas
+from synrepl.cli.resync import resync
 from synrepl.cli.status import status
 from synrepl.cli.streams import streams
 from synrepl.cli.tail import tail
@@ -20,5 +24,5 @@ def main() -> None:
     """Follow, feed and inspect the replication streams of a homeserver."""
 
 
-for command in (tail, append, replay, status, streams, doctor, caches):
+for command in (tail, append, replay, status, streams, replicas, leases, promote, resync, doctor, caches):
     main.add_command(command)

@@ -54,8 +54,10 @@ def replay(
 ) -> None:
     """Append the rows of the recorded session FILE as new facts.
 
-    Repeats included, in order, the rows of one fact together; the recorded tokens are not kept. A row in no
-    known shape is told on standard error and left out, and the exit code is 1 at the end.
+    FILE may also have facts as lines of JSON, as the changelog does, and the file in which a replica leaves
+    what only it had; those keep their writers. Repeats are included, in order, the rows of one fact together;
+    the recorded tokens are not kept. A row in no known shape is told on standard error and left out, and the
+    exit code is 1 at the end.
     """
     posting = Posting(Asking(url, secret=read_secret(secret_file)))
     recording = _recording(file, dialect, connection)
@@ -67,7 +69,7 @@ def replay(
         with Advance(f"replaying {file.name}", len(recording.facts)) as advance:
             for facts in _requests(recording.facts, speed):
                 _wait_for(facts[0], recording.facts[0], speed, begun)
-                posting.post(facts[0].stream, list(map(as_posted, facts)))
+                posting.post(facts[0].stream, list(map(as_posted, facts)), writer=facts[0].writer)
                 stored += len(facts)
                 advance.step(len(facts), len(facts))
     except Refused as error:
@@ -93,8 +95,10 @@ def _recording(file: Path, dialect: Dialect | None, connection: str | None) -> R
 
 
 def _requests(facts: Sequence[Recorded], speed: float) -> Iterator[list[Recorded]]:
-    """Neighbors of one stream together, within bounds; with a speed, only what came at the same time."""
-    for _, run in groupby(facts, key=lambda fact: (fact.stream, fact.at if speed else None)):
+    """Neighbors of one stream and writer together, within bounds; with a speed, only what came at the same
+    time.
+    """
+    for _, run in groupby(facts, key=lambda fact: (fact.stream, fact.writer, fact.at if speed else None)):
         batch: list[Recorded] = []
         room = BATCH_BYTES
         for fact in run:

@@ -1,70 +1,111 @@
 """``synrepl status``: how a daemon is."""
 
 import json
+import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
+from synrepl.cli import standing
 from synrepl.cli.asking import Asking, Refused, Unreachable
 from synrepl.cli.trouble import EXIT_CODES, Trouble, read_secret, secret_option, url_option
 
 __all__ = ["ask_status", "status"]
 
+TIMEOUT_SECONDS: Final = 10.0
+
 
 @click.command(epilog=EXIT_CODES)
 @url_option(required=False)
 @secret_option
+@click.option(
+    "--watch", is_flag=True, help="Ask again and again, until Ctrl-C; with --json a line each time."
+)
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1, 3600),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often, with --watch.",
+)
 @click.option("--json", "as_json", is_flag=True, help="As the daemon says it, in JSON.")
-def status(url: str, secret_file: Path | None, as_json: bool) -> None:
-    """How a daemon is: what is wrong first, then where it stands and who follows it."""
+def status(url: str, secret_file: Path | None, watch: bool, interval: float, as_json: bool) -> None:
+    """How a daemon is: what is wrong first, then what it is, where it stands, and who follows it.
+
+    A replica that joins or catches up shows how far it is, and how long it will take.
+    """
+    if watch:
+        _watch(url, secret_file, interval, as_json=as_json)
+        return
     found = ask_status(url, secret_file)
     if as_json:
         click.echo(json.dumps(found))
         return
-    console = Console()
-    for error in found.get("errors", []):
-        console.print(
-            f"error: {error['what'] if isinstance(error, dict) else error}", style="bold red", markup=False
-        )
-    about = Table(show_header=False, box=None)
-    for key in (
-        "state",
-        "role",
-        "server_name",
-        "instance",
-        "epoch",
-        "serial",
-        "digest",
-        "lag_rows",
-        "lag_seconds",
-    ):
-        about.add_row(key, _shown(found.get(key)))
-    console.print(about)
-    for source in _sources(found):
-        console.print(source)
+    console = Console(highlight=False)
+    for part in _parts(found, time.time()):
+        console.print(part)
+
+
+def _watch(url: str, secret_file: Path | None, interval: float, *, as_json: bool) -> None:
+    """A daemon that does not answer is told of, and asked again."""
+    asking = Asking(url, secret=read_secret(secret_file), timeout=TIMEOUT_SECONDS)
+    console = Console(highlight=False)
+    try:
+        with Live(console=console, auto_refresh=False, screen=console.is_terminal and not as_json) as live:
+            while True:
+                try:
+                    found = _ask(asking)
+                    parts = _parts(found, time.time())
+                except (Unreachable, Refused) as error:
+                    found = {"error": str(error)}
+                    parts = [Text(f"{url}: {error}", style="bold red")]
+                if as_json:
+                    click.echo(json.dumps(found))
+                else:
+                    live.update(standing.together(parts), refresh=True)
+                time.sleep(interval)
+    except KeyboardInterrupt:
+        sys.exit(0)
+    except BrokenPipeError:
+        sys.exit(0)
+
+
+def _parts(found: dict[str, Any], now: float) -> list[RenderableType]:
+    """What is shown of it."""
+    parts = [
+        *standing.errors(found, now),
+        standing.about(found),
+        *standing.upstream(found),
+        *standing.replicas(found.get("replicas") or [], now),
+        *standing.leases(found.get("leases") or [], now),
+        *standing.files(found, now),
+        *_sources(found),
+    ]
     followers = found.get("followers") or []
     if not followers:
-        console.print("no followers")
-        return
+        return [*parts, Text("no followers")]
     table = Table("follower", "dialect", "", "lag in rows", "lag in seconds")
-    for one in followers:
-        state = "behind" if one["behind"] else "live"
+    for one in followers[: standing.SHOWN]:
         table.add_row(
             one["name"] or "(no name)",
             one["dialect"] or "unknown",
-            state,
+            "behind" if one["behind"] else "live",
             str(one["lag_rows"]),
             str(one["lag_seconds"]),
         )
-    console.print(table)
+    return [*parts, table]
 
 
-def _sources(found: dict[str, Any]) -> list[Table]:
+def _sources(found: dict[str, Any]) -> list[RenderableType]:
     """What is heard from where, and whom that misses."""
-    tables = []
+    tables: list[RenderableType] = []
     sources = [found["redis"]] if found.get("redis") else []
     if sources or found.get("following"):
         table = Table("heard from", "", "lag in rows", "lag in seconds", "gaps", "lost", "writes")
@@ -95,13 +136,13 @@ def _sources(found: dict[str, Any]) -> list[Table]:
 def ask_status(url: str, secret_file: Path | None) -> dict[str, Any]:
     """What the daemon at this address says about itself."""
     try:
-        found = Asking(url, secret=read_secret(secret_file), timeout=10.0).get_json("/v1/status")
+        return _ask(Asking(url, secret=read_secret(secret_file), timeout=TIMEOUT_SECONDS))
     except (Unreachable, Refused) as error:
         raise Trouble(f"{url}: {error}") from error
+
+
+def _ask(asking: Asking) -> dict[str, Any]:
+    found = asking.get_json("/v1/status")
     if not isinstance(found, dict):
-        raise Trouble(f"{url} does not answer as a synrepl daemon does")
+        raise Trouble(f"{asking.url} does not answer as a synrepl daemon does")
     return found
-
-
-def _shown(value: Any) -> str:
-    return "none" if value is None else str(value)

@@ -5,8 +5,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import yaml
-
 from synrepl.config.near import suggestion
 from synrepl.errors import ConfigError
 
@@ -15,6 +13,8 @@ __all__ = ["read_file", "read_keys", "read_secret"]
 
 def read_file(path: Path, known: Sequence[str]) -> dict[str, Any]:
     """What a YAML file sets. Unknown keys are refused, with the nearest known one."""
+    import yaml  # here, for it is large, and who has no file does not need it
+
     try:
         found = yaml.safe_load(path.read_bytes())
     except OSError as error:

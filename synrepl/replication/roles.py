@@ -258,9 +258,9 @@ class Roles:
             self._be_replica(self._moved_to())
         else:
             self._be_primary()
-            left = float(self._log.notes.get("handover", "0")) - self._clock.seconds()
-            if 0 < left <= HANDOVER_SECONDS:
-                self._seal_for(left)
+        left = float(self._log.notes.get("handover", "0")) - self._clock.seconds()
+        if self.role == PRIMARY and 0 < left <= HANDOVER_SECONDS:
+            self._seal_for(left)
         self._must_tell([Address.parse(text) for text in noted.told] if noted is not None else [])
 
     def stop(self) -> None:
@@ -383,7 +383,8 @@ class Roles:
             meant = _Noted(PRIMARY, epoch, self._log.uuid, "", told, self._knowing(others))
             at_ms = int(self._clock.seconds() * 1000)
             # First, or a kill between the two steps would leave an epoch that nobody is primary of.
-            await self._log.note(promoting=msgspec.json.encode(_Promoting(at_ms, meant)).decode())
+            promoting = msgspec.json.encode(_Promoting(at_ms, meant)).decode()
+            await self._log.note(promoting=promoting, handover=None)
             turn = await self._log.next_epoch("promoted", epoch=epoch, at_ms=at_ms)
             await self._note(meant)
         except Exception:

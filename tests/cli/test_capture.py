@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from synrepl.cli.capture import read
+from synrepl.cli.capture import Recorded, read
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE
 
@@ -114,3 +114,20 @@ def test_bad_rows_are_listed_by_line() -> None:
 def test_the_dialect_is_found_from_the_lines(line: bytes, dialect: object) -> None:
     """Nobody notes it beside a recording."""
     assert read(line, TABLE).dialect == dialect
+
+
+def test_facts_as_the_changelog_has_them_are_read() -> None:
+    """What only one copy had is left in such a file, and posted again from it."""
+    data = (
+        b'{"serial":7,"epoch":1,"stream":"push_rules","writer":"worker1","prev_token":1,"token":2,'
+        b'"rows":[["@a:b"],["@c:d"]],"committed_at_ms":1700000000000,"digest":"d"}\n'
+        b'{"heartbeat":{"epoch":1}}\n'
+        b'{"serial":8,"stream":"no_such","writer":"w","rows":[[1]]}\n'
+    )
+
+    found = read(data, StreamTable.default())
+
+    assert found.facts == [
+        Recorded("push_rules", [b'["@a:b"]', b'["@c:d"]'], 1_700_000_000.0, "worker1"),
+    ]
+    assert [(bad.number, bad.why) for bad in found.bad] == [(3, "unknown stream")]

@@ -7,10 +7,11 @@ from click.testing import CliRunner
 
 from synrepl.cli import main
 
+COMMANDS = sorted(main.commands)
 NOBODY = "http://127.0.0.1:1"
 
 
-@pytest.mark.parametrize("command", ["", "tail", "append", "replay", "status", "streams", "doctor", "caches"])
+@pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_tells_the_exit_codes(command: str) -> None:
     """Scripts rely on them."""
     result = CliRunner().invoke(main, [*filter(None, [command]), "--help"])

@@ -5,7 +5,7 @@ Klein imports the reactor, so only `server.make_site` imports this module, and o
 
 from collections.abc import Awaitable, Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 from klein import Klein
@@ -21,6 +21,7 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.storage import Log
 from synrepl.streams import jsontext
+from synrepl.streams.declare import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.answers import INTERNAL, Refused, as_refused, ours, synapse
 from synrepl.transports.http.arrow import arrow_form
@@ -40,16 +41,26 @@ from synrepl.wire.dialect import Dialect
 if TYPE_CHECKING:
     from synrepl.replication.files import Files
     from synrepl.replication.status import DescribedBringing, DescribedCopies
-    from synrepl.transports.http.relaying import Relaying
     from synrepl.transports.http.replicas import Replicas
     from synrepl.transports.http.standing import Standing
 
-__all__ = ["Api"]
+__all__ = ["Api", "IRelaying"]
 
 JSON: Final = b"application/json"
 MAX_SERIALS: Final = 1_000
 NO_COPIES: Final = Refused(404, "not_found", "this log has no copies")
 CATCH_UP: Final = "/_synapse/replication/get_repl_stream_updates/"
+
+
+class IRelaying(Protocol):
+    """Who takes facts that are posted to a replica; `relaying.Relaying` is one."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether facts go to the primary."""
+
+    async def answer(self, request: Any, stream: Stream[Any], body: bytes, waiting: Waiting) -> bytes:
+        """What the primary answers. Raises `Refused`."""
 
 
 class Api:
@@ -77,7 +88,7 @@ class Api:
         dialect: Dialect | None,
         started_at: float,
         files: "Files | None" = None,
-        relaying: "Relaying | None" = None,
+        relaying: "IRelaying | None" = None,
         standing: "Standing | None" = None,
         replicas: "Replicas | None" = None,
         refuses_stale: bool = False,

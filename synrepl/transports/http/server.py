@@ -16,7 +16,7 @@ from synrepl.wire.dialect import Dialect
 if TYPE_CHECKING:
     from synrepl.replication.files import Files
     from synrepl.replication.status import DescribedBringing, DescribedCopies
-    from synrepl.transports.http.relaying import Relaying
+    from synrepl.transports.http.api import IRelaying
     from synrepl.transports.http.replicas import Replicas
     from synrepl.transports.http.standing import Standing
 
@@ -43,7 +43,7 @@ def make_site(
     started_at: float | None = None,
     files: "Files | None" = None,
     max_file: int = MAX_FILE,
-    relaying: "Relaying | None" = None,
+    relaying: "IRelaying | None" = None,
     standing: "Standing | None" = None,
     replicas: "Replicas | None" = None,
     refuses_stale: bool = False,

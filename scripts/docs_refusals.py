@@ -1,0 +1,357 @@
+"""Provokes every refusal of a replica with real daemons, and writes what an operator sees into the manual.
+
+The part of docs/howto/replicas.md between its marks is written anew; with --check nothing is.
+"""
+
+import argparse
+import json
+import re
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.staging import Stage, ask  # noqa: E402  # after the path
+from synrepl.ports.history import EMPTY  # noqa: E402
+from synrepl.replication.relay.refusals import REFUSALS  # noqa: E402
+from tests.service.processes import Daemon  # noqa: E402
+
+MANUAL: Final = ROOT / "docs" / "howto" / "replicas.md"
+BEGIN: Final = "<!-- refusals: written by scripts/docs_refusals.py -->"
+END: Final = "<!-- end of refusals -->"
+SECONDS: Final = 240
+QUICK: Final = ("--timeout-seconds", "4", "--ping-seconds", "1")
+
+Seen = list[str]
+
+
+class Told:
+    """One refusal: how it came about, what happens then, and how it is provoked."""
+
+    def __init__(self, how: str, then: str, provoke: Callable[[Stage], Seen]) -> None:
+        self.how = how
+        self.then = then
+        self.provoke = provoke
+
+
+def seen(daemon: Daemon, code: str, stage: Stage, is_so: Callable[[dict[str, Any]], Any] = bool) -> Seen:
+    """What the replica's log says, and what its status says then."""
+    daemon.wait_for(f"the upstream refuses: {code}")
+    status = stage.wait_until(daemon, is_so, f"status after {code}")
+    line = next(line for line in daemon.lines if f"the upstream refuses: {code}" in line)
+    shown = [
+        f"log      {line.partition('] ')[2]}",
+        f"status   state: {status['state']}; upstream: {status['upstream']['state']}",
+    ]
+    return shown + [f"         error: {one['what']}" for one in status["errors"]]
+
+
+def is_upstream(*states: str) -> Callable[[dict[str, Any]], bool]:
+    """Whether the upstream is in one of these states."""
+    return lambda status: status["upstream"]["state"] in states
+
+
+def pair(stage: Stage, count: int = 200, *options: str) -> tuple[Daemon, Daemon]:
+    """A primary and its replica."""
+    berlin = stage.start("berlin", *options)
+    stage.append(berlin, count)
+    paris = stage.replica("paris", f"tcp:{berlin.follow}", *QUICK)
+    stage.wait_live(paris)
+    return berlin, paris
+
+
+def trimmed(stage: Stage) -> Seen:
+    """Away for longer than its lease."""
+    berlin, paris = pair(stage, 200, "--lease-seconds", "1", "--retain-seconds", "1")
+    paris.terminate()
+    stage.append(berlin, 300)
+    stage.wait_until(berlin, lambda status: status["begin"] > 200, "trimming")
+    paris = stage.replica("paris", f"tcp:{berlin.follow}", *QUICK, at=paris)
+    return seen(paris, "trimmed", stage, is_upstream("live"))
+
+
+def ahead(stage: Stage) -> Seen:
+    """The primary was restored from an older copy."""
+    berlin = stage.start("berlin")
+    stage.append(berlin, 200)
+    berlin.terminate()
+    database = stage.folder / "berlin" / "synrepl.db"
+    backup = database.read_bytes()
+    berlin = stage.start("berlin", at=berlin)
+    paris = stage.replica("paris", f"tcp:{berlin.follow}", *QUICK)
+    stage.wait_live(paris)
+    stage.append(berlin, 25)
+    stage.wait_until(paris, lambda status: status["serial"] == 225, "all of it")
+    berlin.terminate()
+    database.write_bytes(backup)
+    for name in ("synrepl.db-wal", "synrepl.db-shm"):
+        database.with_name(name).unlink(missing_ok=True)
+    stage.start("berlin", at=berlin)
+    return seen(paris, "ahead", stage, is_upstream("stopped"))
+
+
+def fork(stage: Stage) -> Seen:
+    """The old primary comes back as a replica of the new one."""
+    berlin, paris = pair(stage)
+    stage.stop(paris)
+    stage.append(berlin, 7)
+    berlin.kill()
+    stage.go_on(paris)
+    ask(paris.url, "/v1/promote", {"force": True})
+    stage.append(paris, 3)
+    berlin = stage.replica("berlin", f"tcp:{paris.follow}", *QUICK)
+    return seen(berlin, "fork", stage, is_upstream("stopped"))
+
+
+def other_epoch(stage: Stage) -> Seen:
+    """It was told of a promotion that its upstream has not heard of."""
+    berlin, paris = pair(stage)
+    rome = stage.replica("rome", f"tcp:{paris.follow}", *QUICK)
+    stage.wait_live(rome)
+    berlin.kill()
+    ask(paris.url, "/v1/promote", {"force": True})
+    stage.append(paris, 3)
+    stage.wait_until(rome, lambda status: status["epoch"] == 2, "the new epoch")
+    paris.kill()
+    rome.terminate()
+    berlin = stage.start("berlin")
+    rome = stage.replica("rome", f"tcp:{berlin.follow}", *QUICK)
+    return seen(rome, "other_epoch", stage, is_upstream("refused", "connecting"))
+
+
+def other_history(stage: Stage) -> Seen:
+    """It was pointed at another log."""
+    _, paris = pair(stage)
+    other = stage.start("hamburg")
+    stage.append(other, 500)
+    paris.terminate()
+    paris = stage.replica("paris", f"tcp:{other.follow}", *QUICK)
+    return seen(paris, "other_history", stage, is_upstream("stopped"))
+
+
+def duplicate(stage: Stage) -> Seen:
+    """Its directory was copied, and both run."""
+    berlin, paris = pair(stage)
+    paris.terminate()
+    shutil.copytree(stage.folder / "paris", stage.folder / "copy")
+    paris = stage.replica("paris", f"tcp:{berlin.follow}", *QUICK)
+    stage.wait_live(paris)
+    copy = stage.replica("copy", f"tcp:{berlin.follow}", *QUICK)
+    return seen(copy, "duplicate", stage, is_upstream("refused", "connecting"))
+
+
+def unknown(stage: Stage) -> Seen:
+    """An operator dropped it."""
+    berlin, paris = pair(stage)
+    stage.run("leases", "drop", "paris", "--url", berlin.url)
+    paris.terminate()
+    paris = stage.replica("paris", f"tcp:{berlin.follow}", *QUICK)
+    return seen(paris, "unknown", stage, is_upstream("refused", "connecting"))
+
+
+def not_ready(stage: Stage) -> Seen:
+    """Its upstream is a replica that is joining itself."""
+    berlin = stage.start("berlin")
+    stage.append(berlin, 60_000)
+    proxy = stage.proxy(berlin.follow, bytes_a_second=300_000)
+    paris = stage.replica("paris", f"tcp:{proxy.address}", *QUICK)
+    stage.wait_until(paris, is_upstream("snapshot"), "joining")
+    rome = stage.replica("rome", f"tcp:{paris.follow}", *QUICK)
+    return seen(rome, "not_ready", stage, is_upstream("refused", "connecting"))
+
+
+def read_only(stage: Stage) -> Seen:
+    """Its upstream is fenced, and says where the primary is."""
+    berlin, paris = pair(stage)
+    ask(paris.url, "/v1/promote", {})
+    stage.wait_until(berlin, lambda status: status["role"] == "fenced", "fenced")
+    rome = stage.replica("rome", f"tcp:{berlin.follow}", *QUICK)
+    return seen(rome, "read_only", stage, is_upstream("live"))
+
+
+def no_rights(stage: Stage) -> Seen:
+    """Another secret."""
+    for name, secret in (("berlin", "one"), ("paris", "another")):
+        path = stage.folder / f"{name}.secret"
+        path.write_text(f"{secret}\n")
+        path.chmod(0o600)
+    berlin = stage.start("berlin", "--secret-file", str(stage.folder / "berlin.secret"))
+    options = (*QUICK, "--secret-file", str(stage.folder / "paris.secret"))
+    paris = stage.replica("paris", f"tcp:{berlin.follow}", *options)
+    stage.secret = "another"
+    return seen(paris, "no_rights", stage, is_upstream("refused", "connecting"))
+
+
+def filtered(stage: Stage) -> Seen:
+    """Its upstream has only some streams."""
+    berlin = stage.start("berlin")
+    stage.append(berlin, 20)
+    paris = stage.replica("paris", f"tcp:{berlin.follow}", "--upstream-streams", "receipts", *QUICK)
+    stage.wait_live(paris)
+    rome = stage.replica("rome", f"tcp:{paris.follow}", *QUICK)
+    return seen(rome, "filtered", stage, is_upstream("refused", "connecting"))
+
+
+def bad_ack(stage: Stage) -> Seen:
+    """Said here by hand: no daemon of ours does it."""
+    berlin = stage.start("berlin")
+    stage.append(berlin, 20)
+    history = ask(berlin.url, "/v1/status")[1]["history"]
+    place = {"epoch": 1, "serial": 0, "digest": EMPTY}
+    return by_hand(
+        berlin,
+        'HELLO {"uuid":"u1","name":"paris","nonce":"n1"}',
+        'AUTH {"proof":""}',
+        f"SUBSCRIBE {json.dumps({'history': history, 'place': place})}",
+        "ACK 1 1000000 0",
+    )
+
+
+def version(stage: Stage) -> Seen:
+    """Said here by hand: there is one version so far."""
+    return by_hand(stage.start("berlin"), 'HELLO {"uuid":"u1","name":"paris","nonce":"n1","version":0}')
+
+
+def by_hand(daemon: Daemon, *lines: str) -> Seen:
+    """Say this, and give the refusal."""
+    host, port = daemon.follow.rsplit(":", 1)
+    heard = b""
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        for line in lines:
+            connection.sendall(line.encode() + b"\n")
+            while b"\nREFUSED" not in heard and ANSWERS[line.split()[0]] not in heard:
+                data = connection.recv(65_536)
+                if not data:
+                    raise RuntimeError(f"closed after {heard!r}")
+                heard += data
+        refused = next(line for line in heard.split(b"\n") if line.startswith(b"REFUSED"))
+    return [f"wire     {refused.decode()}"]
+
+
+ANSWERS: Final = {
+    "HELLO": b"CHALLENGE",
+    "AUTH": b"WELCOME",
+    "SUBSCRIBE": b"HEARTBEAT",
+    "ACK": b"REFUSED",
+}
+
+CASES: Final[dict[str, Told]] = {
+    "trimmed": Told(
+        "It was away for longer than its lease, or lacked more than the lease holds.",
+        "It joins again by itself. What it has is served meanwhile, marked `stale` when it is that old.",
+        trimmed,
+    ),
+    "ahead": Told(
+        "The primary was restored from an older copy, or lost its disk's last writes.",
+        "It stops. Decide which history is the true one: promote this replica by force, and let the old"
+        " primary rejoin; or `synrepl resync` this one.",
+        ahead,
+    ),
+    "fork": Told(
+        "An old primary took facts that the one promoted by force never had, and comes back.",
+        "It stops. `synrepl resync` names the file with what only it had.",
+        fork,
+    ),
+    "other_history": Told(
+        "It was pointed at a daemon that is no copy of the same log.",
+        "It stops: most likely `--upstream` is wrong. If it is meant, `synrepl resync`.",
+        other_history,
+    ),
+    "other_epoch": Told(
+        "It was told of a promotion that its upstream, a former primary, has not heard of yet.",
+        "The upstream is fenced from then on. This one asks again until it is told where the primary is.",
+        other_epoch,
+    ),
+    "read_only": Told(
+        "Its upstream is fenced.",
+        "It follows the primary that the upstream names, by itself.",
+        read_only,
+    ),
+    "not_ready": Told(
+        "Its upstream is a replica that has no whole copy yet.",
+        "It asks again, and is served then.",
+        not_ready,
+    ),
+    "duplicate": Told(
+        "The directory of a replica was copied, and both run; or the old connection of this one is not known"
+        " to be dead yet.",
+        "It asks again. Remove one of two copies; give the other an empty database.",
+        duplicate,
+    ),
+    "unknown": Told(
+        "An operator dropped it: `synrepl leases drop`.",
+        "It asks again, seldom. `synrepl leases add NAME` lets it in again.",
+        unknown,
+    ),
+    "no_rights": Told(
+        "Its `--secret-file` is missing or another one, or its line in the primary's `--replica-keys-file`.",
+        "It asks again, seldom. Mend the secret, and restart it to have it asked at once.",
+        no_rights,
+    ),
+    "filtered": Told(
+        "Its upstream is a replica of some streams or writers only, and it wants more.",
+        "It asks again, seldom. Give it another upstream, or a narrower filter.",
+        filtered,
+    ),
+    "bad_ack": Told(
+        "It acknowledged what it was never sent: a fault, or something else than a replica. Daemons of ours"
+        " do not do this; provoked by hand.",
+        "It connects again.",
+        bad_ack,
+    ),
+    "version": Told(
+        "It does not say who it is as daemons do. There is one version so far; provoked by hand.",
+        "It asks again, seldom. Install the same release at both ends.",
+        version,
+    ),
+}
+
+
+def told(code: str) -> str:
+    """The part of the manual for this refusal, from running daemons."""
+    case, kind = CASES[code], REFUSALS[code]
+    with Stage() as stage:
+        lines = [_plain(line, str(stage.folder)) for line in case.provoke(stage)]
+    shown = "\n".join(lines)
+    again = "the same may work later" if kind.retryable else "the same will not work later"
+    means = kind.means[0].upper() + kind.means[1:]
+    return f"### `{code}`\n\n{means}; {again}. {case.how}\n\n```text\n{shown}\n```\n\n{case.then}\n"
+
+
+def _plain(line: str, folder: str) -> str:
+    line = line.replace(folder, "/var/lib/synrepl")
+    line = re.sub(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-([0-9a-f]{8})[0-9a-f]{4}", r"\1...", line)
+    line = re.sub(r"tcp:127\.0\.0\.1:\d+", "tcp:berlin:9092", line)
+    return re.sub(r"http://127\.0\.0\.1:\d+", "http://berlin:9093", line)
+
+
+def main() -> int:
+    """Every refusal, or those that are named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("codes", nargs="*", metavar="CODE", help="only these, and write nothing")
+    options = parser.parse_args()
+    signal.signal(signal.SIGALRM, _too_late)
+    signal.alarm(SECONDS)
+    parts = []
+    for code in options.codes or CASES:
+        parts.append(told(code))
+        print(parts[-1], flush=True)
+    if not options.codes:
+        text = MANUAL.read_text("utf-8")
+        before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+        MANUAL.write_text(f"{before}{BEGIN}\n\n" + "\n".join(parts) + f"\n{END}{after}", "utf-8")
+    return 0
+
+
+def _too_late(*_: object) -> None:
+    raise TimeoutError(f"not done in {SECONDS} s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

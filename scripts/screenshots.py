@@ -1,0 +1,205 @@
+"""Pictures of the status page for the manual: real daemons in the states that it tells of.
+
+Writes docs/images/status-*.png. Wants a Chromium: on the path, or named by SYNREPL_CHROMIUM.
+"""
+
+import argparse
+import hashlib
+import signal
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.chromium import Chromium, find_chromium  # noqa: E402  # after the path
+from scripts.staging import Stage, ask  # noqa: E402
+from tests.service.processes import Daemon, Process  # noqa: E402
+
+IMAGES: Final = ROOT / "docs" / "images"
+DESKTOP: Final = (1200, 900)
+PHONE: Final = (390, 844)
+SECONDS: Final = 300
+"""After so long it is given up."""
+
+QUICK: Final = ("--timeout-seconds", "4", "--ping-seconds", "1")
+
+
+def primary(stage: Stage) -> Daemon:
+    """All is well, but for one replica that does not take what it is sent."""
+    daemon = stage.start("berlin")
+    stage.append(daemon, 4_000)
+    stage.append(daemon, 900, stream="receipts", writer="worker1")
+    stage.append(daemon, 300, stream="receipts", writer="worker2")
+    stage.append(daemon, 120, stream="device_lists")
+    _put_files(daemon)
+    paris = stage.replica("paris", f"tcp:{daemon.follow}")
+    stage.wait_live(paris)
+    madrid = stage.replica("madrid", daemon.url)
+    oslo = stage.replica("oslo", f"tcp:{daemon.follow}")
+    laptop = stage.replica("laptop", f"tcp:{daemon.follow}", "--upstream-streams", "receipts", "--anonymous")
+    for replica in (madrid, oslo, laptop):
+        stage.wait_live(replica)
+    ask(daemon.url, "/v1/leases", {"name": "lisbon"})
+    laptop.terminate()
+    tail = ("-m", "synrepl", "tail", daemon.follow, "--http", daemon.url, "--name", "pusher1")
+    stage.daemons["pusher1"] = follower = Process(*tail, cwd=stage.folder)  # type: ignore[assignment]
+    follower.wait_for('"position"')
+    stage.stop(oslo)
+    for _ in range(10):
+        stage.append(daemon, 12, stream="receipts", writer="worker1")
+    stage.append(daemon, 3)
+
+    def is_so(status: dict) -> bool:  # type: ignore[type-arg]
+        states = {one["name"]: one["state"] for one in status["replicas"]}
+        held = {one["name"]: one["held_bytes"] for one in status["leases"]}
+        return (states["oslo"], states["paris"], states["laptop"]) == ("behind", "live", "lost") and held[
+            "oslo"
+        ]
+
+    stage.wait_until(daemon, is_so, "a replica that is behind")
+    return daemon
+
+
+def behind(stage: Stage) -> Daemon:
+    """A replica whose line is slow: it was away, and takes what it lacks."""
+    daemon = stage.start("berlin")
+    stage.append(daemon, 2_000)
+    proxy = stage.proxy(daemon.follow)
+    paris = stage.replica("paris", f"tcp:{proxy.address}")
+    stage.wait_live(paris)
+    paris.terminate()
+    stage.append(daemon, 60_000)
+    proxy.bytes_a_second = 700_000
+    paris = stage.replica("paris", f"tcp:{proxy.address}", "--stale-seconds", "1", at=paris)
+    stage.wait_until(
+        paris,
+        lambda status: (
+            status["upstream"]["state"] == "catching up"
+            and status["state"] == "stale"
+            and status["serial"] > 12_000
+        ),
+        "catching up",
+    )
+    return paris
+
+
+def joining(stage: Stage) -> Daemon:
+    """A replica that takes its first copy over a slow line."""
+    daemon = stage.start("berlin")
+    stage.append(daemon, 60_000)
+    proxy = stage.proxy(daemon.follow, bytes_a_second=900_000)
+    paris = stage.replica("paris", f"tcp:{proxy.address}")
+    stage.wait_until(
+        paris,
+        lambda status: (status["upstream"]["join"] or {"done": 0})["done"] > 20_000,
+        "joining",
+    )
+    return paris
+
+
+def fenced(stage: Stage) -> Daemon:
+    """A primary whose replica was promoted by force."""
+    daemon = stage.start("berlin")
+    stage.append(daemon, 300)
+    paris = stage.replica("paris", f"tcp:{daemon.follow}")
+    stage.wait_live(paris)
+    stage.stop(paris)
+    stage.append(daemon, 7)
+    stage.go_on(paris)
+    ask(paris.url, "/v1/promote", {"force": True})
+    stage.wait_until(daemon, lambda status: status["state"] == "fenced", "fenced")
+    return daemon
+
+
+def stopped(stage: Stage) -> Daemon:
+    """A replica that is ahead of its primary: that one was restored from an older copy."""
+    berlin = stage.start("berlin")
+    stage.append(berlin, 200)
+    berlin.terminate()
+    database = stage.folder / "berlin" / "synrepl.db"
+    backup = database.read_bytes()
+    berlin = stage.start("berlin", at=berlin)
+    paris = stage.replica("paris", f"tcp:{berlin.follow}", *QUICK)
+    stage.wait_live(paris)
+    stage.append(berlin, 25)
+    stage.wait_until(paris, lambda status: status["serial"] == 225, "all of it")
+    berlin.terminate()
+    database.write_bytes(backup)
+    for name in ("synrepl.db-wal", "synrepl.db-shm"):
+        database.with_name(name).unlink(missing_ok=True)
+    stage.start("berlin", at=berlin)
+    stage.wait_until(paris, lambda status: status["state"] == "stopped", "stopped")
+    return paris
+
+
+SCENES: Final[dict[str, Callable[[Stage], Daemon]]] = {
+    "primary": primary,
+    "behind": behind,
+    "joining": joining,
+    "fenced": fenced,
+    "stopped": stopped,
+}
+
+
+def _put_files(daemon: Daemon) -> None:
+    rows = []
+    for number in range(3):
+        data = b"a picture\n" * (1_000 * (number + 1))
+        sha256 = hashlib.sha256(data).hexdigest()
+        url = f"{daemon.url}/v1/files/sha256/{sha256}"
+        with urllib.request.urlopen(urllib.request.Request(url, data, method="PUT")):
+            rows.append(["create", f"media/{number}.png", sha256, len(data)])
+    ask(daemon.url, "/v1/streams/files/facts", {"facts": [[row] for row in rows]})
+
+
+def photograph(browser: Chromium, daemon: Daemon, folder: Path, name: str, *, is_dark: bool) -> None:
+    """The page as on a desk, and as on a phone."""
+    for kind, (width, height), at_most in (("", DESKTOP, 1_100), ("-phone", PHONE, 1_200)):
+        for dark in (False, True) if is_dark and not kind else (False,):
+            # Without the script, so that what is photographed stays as it is.
+            tab = browser.tab(width, height, is_dark=dark, has_script=False)
+            tab.open(f"{daemon.url}/status")
+            if not tab.value("Boolean(document.querySelector('.state'))"):
+                raise RuntimeError(f"{name}: this is no status page: {tab.value('document.body.innerText')}")
+            path = folder / f"status-{name}{kind}{'-dark' if dark else ''}.png"
+            tab.photograph(path, at_most=at_most)
+            tab.close()
+            print(f"wrote {path}", flush=True)
+
+
+def main() -> int:
+    """Every scene, or those that are named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("scenes", nargs="*", metavar="SCENE", help=", ".join(SCENES))
+    parser.add_argument("--to", type=Path, default=IMAGES, metavar="DIR")
+    options = parser.parse_args()
+    unknown = [name for name in options.scenes if name not in SCENES]
+    if unknown:
+        parser.error(f"there is no scene {unknown[0]}")
+    program = find_chromium()
+    if program is None:
+        print("no Chromium was found: install it (Debian: apt-get install chromium)", file=sys.stderr)
+        return 1
+    options.to.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGALRM, _too_late)
+    signal.alarm(SECONDS)
+    began = time.monotonic()
+    with Chromium(program) as browser:
+        for name in options.scenes or SCENES:
+            with Stage() as stage:
+                photograph(browser, SCENES[name](stage), options.to, name, is_dark=name == "primary")
+    print(f"done in {time.monotonic() - began:.0f} s")
+    return 0
+
+
+def _too_late(*_: object) -> None:
+    raise TimeoutError(f"not done in {SECONDS} s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

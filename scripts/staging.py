@@ -1,0 +1,215 @@
+"""Real daemons on loopback for pictures and for the manual: started, fed, cut off, and ended by their ids."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, Final, Self
+
+from tests.service.processes import ROOT, Daemon
+
+__all__ = ["Proxy", "Stage", "ask"]
+
+PATIENCE_SECONDS: Final = 40.0
+CHUNK: Final = 16 * 1024
+
+
+def ask(url: str, path: str, body: Any = None, *, method: str = "", secret: str = "") -> tuple[int, Any]:
+    """One question; the status and the JSON of the answer, whichever it is."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url + path, data, method=method or ("GET" if body is None else "POST"))
+    if secret:
+        request.add_header("Authorization", f"Bearer {secret}")
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+class Proxy:
+    """Passes bytes on to an address, as many a second as it may; `stalls` while it passes nothing."""
+
+    def __init__(self, to: str, *, bytes_a_second: float | None = None) -> None:
+        host, port = to.rsplit(":", 1)
+        self._to = (host.removeprefix("tcp:"), int(port))
+        self.bytes_a_second = bytes_a_second
+        self.stalls = False
+        self._open: list[socket.socket] = []
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Cut everything."""
+        self._server.close()
+        self.cut()
+
+    def cut(self) -> None:
+        """End all connections."""
+        for one in self._open:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        self._open.clear()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                here = self._server.accept()[0]
+                try:
+                    there = socket.create_connection(self._to)
+                except OSError:
+                    here.close()
+                    continue
+                self._open += [here, there]
+                threading.Thread(target=self._pass, args=(here, there, False), daemon=True).start()
+                threading.Thread(target=self._pass, args=(there, here, True), daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket, is_answer: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(CHUNK):
+                while self.stalls:
+                    time.sleep(0.05)
+                if is_answer and self.bytes_a_second:
+                    time.sleep(len(data) / self.bytes_a_second)
+                sink.sendall(data)
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+
+class Stage:
+    """A folder with daemons in it. What was started ends with the `with`."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self.daemons: dict[str, Daemon] = {}
+        self.secret = ""
+
+    def __enter__(self) -> Self:
+        self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="synrepl-stage-")))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for daemon in self.daemons.values():
+            daemon.kill()
+        self._stack.close()
+
+    def start(self, name: str, *options: str, at: Daemon | None = None) -> Daemon:
+        """``twistd synrepl`` in a folder of this name, at the ports of `at` if that is said."""
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        port, http = (0, 0) if at is None else (_port(at.follow), _port(at.url))
+        daemon = Daemon(
+            folder,
+            port=port,
+            http_port=http,
+            options=("--server-name", "example.org", "--replica-name", name, *options),
+        )
+        self.daemons[name] = daemon
+        return daemon
+
+    def replica(self, name: str, of: str, *options: str, at: Daemon | None = None) -> Daemon:
+        """A replica of who is at this address."""
+        return self.start(name, "--upstream", of, *options, at=at)
+
+    def proxy(self, to: str, *, bytes_a_second: float | None = None) -> Proxy:
+        """A proxy in front of this address."""
+        proxy = Proxy(to, bytes_a_second=bytes_a_second)
+        self._stack.callback(proxy.close)
+        return proxy
+
+    def stop(self, daemon: Daemon) -> None:
+        """Hold it: it is there, and does nothing."""
+        os.kill(daemon.pid, signal.SIGSTOP)
+
+    def go_on(self, daemon: Daemon) -> None:
+        """Let it go on."""
+        os.kill(daemon.pid, signal.SIGCONT)
+
+    def run(self, *arguments: str, stdin: str = "") -> str:
+        """``synrepl``, to its end; what it printed."""
+        done = subprocess.run(
+            [sys.executable, "-m", "synrepl", *arguments],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "150"},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return done.stdout + done.stderr
+
+    @staticmethod
+    def append(daemon: Daemon, count: int, *, stream: str = "push_rules", writer: str = "master") -> None:
+        """So many facts."""
+        for start in range(0, count, 2_000):
+            many = range(start, min(count, start + 2_000))
+            facts = [_rows(stream, number) for number in many]
+            status, told = ask(daemon.url, f"/v1/streams/{stream}/facts", {"facts": facts, "writer": writer})
+            if status != 200:
+                raise RuntimeError(str(told))
+
+    @staticmethod
+    def put_name(daemon: Daemon, name: str, sha256: str) -> None:
+        """A name that refers to bytes that nobody brought."""
+        row = ["create", name, sha256, 10]
+        status, told = ask(daemon.url, "/v1/streams/files/facts", {"facts": [[row]]})
+        if status != 200:
+            raise RuntimeError(str(told))
+
+    def wait_until(self, daemon: Daemon, is_so: Callable[[dict[str, Any]], Any], what: str) -> dict[str, Any]:
+        """Until its status is like that; gives it."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            status: dict[str, Any] = ask(daemon.url, "/v1/status", secret=self.secret)[1]
+            if is_so(status):
+                return status
+            if time.monotonic() >= until:
+                raise TimeoutError(f"{what}: {json.dumps({**status, 'streams': ...}, default=str)[:3000]}")
+            time.sleep(0.1)
+
+    def wait_live(self, daemon: Daemon) -> dict[str, Any]:
+        """Until this replica has what there is."""
+        return self.wait_until(daemon, lambda status: status["upstream"]["state"] == "live", "a live replica")
+
+
+def _rows(stream: str, number: int) -> list[Any]:
+    user = f"@user{number}:example.org"
+    match stream:
+        case "receipts":
+            return [["!room:example.org", "m.read", user, f"$event{number}", None, {}]]
+        case "device_lists":
+            return [[user, False, False]]
+        case "events":
+            return [
+                [
+                    "ev",
+                    [
+                        f"$event{number}",
+                        "!room:example.org",
+                        "m.room.message",
+                        *[None] * 3,
+                        False,
+                        False,
+                        False,
+                    ],
+                ]
+            ]
+        case _:
+            return [[user]]
+
+
+def _port(address: str) -> int:
+    return int(address.rsplit(":", 1)[1])

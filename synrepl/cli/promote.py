@@ -1,0 +1,86 @@
+"""``synrepl promote``: a replica becomes primary."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from synrepl.cli.asking import Asking, Refused, Unreachable
+from synrepl.cli.asking_on import post_and_watch
+from synrepl.cli.trouble import EXIT_CODES, Trouble, read_secret, secret_option, url_option
+
+__all__ = ["WHAT_TO_DO", "promote"]
+
+TIMEOUT_SECONDS: Final = 180.0
+
+WHAT_TO_DO: Final = {
+    "not_a_replica": "ask the replica that is to take over; synrepl status says which daemon is what",
+    "promoting": "wait for the one that is under way",
+    "filtered": "promote a replica that has everything",
+    "not_whole": "wait until it has joined (synrepl status --watch), or promote another one",
+    "upstream_away": "start the primary again; or, if it is gone, say --force: what only it has is then left"
+    " behind, and named when it comes back",
+    "behind": "try again when less is written, or look why this replica does not keep up",
+    "files_missing": "wait until they are here, or say --force to leave them behind",
+}
+"""By the code of the refusal."""
+
+
+@click.command(epilog=EXIT_CODES)
+@url_option(required=True)
+@secret_option
+@click.option("--force", is_flag=True, help="Without asking the primary; what is not here is left behind.")
+@click.option(
+    "--json", "as_json", is_flag=True, help='{"role", "epoch", "serial"}, or {"error", "message", ...}'
+)
+def promote(url: str, secret_file: Path | None, force: bool, as_json: bool) -> None:
+    """Make the replica at URL the primary.
+
+    In order: the primary takes no more facts, all it has must be here within 30 seconds, files included, and
+    then a new epoch begins. The old primary is told, and takes no facts from then on. Exit code 1: it was
+    refused; nothing has changed, and the old primary goes on.
+    """
+    secret = read_secret(secret_file)
+    asking = Asking(url, secret=secret, timeout=TIMEOUT_SECONDS)
+    try:
+        answer = post_and_watch(
+            asking,
+            Asking(url, secret=secret, timeout=5.0),
+            "/v1/promote",
+            json.dumps({"force": force}).encode(),
+            _shown,
+        )
+    except Refused as error:
+        _refused(error, as_json=as_json)
+        raise Trouble(f"{url}: {error.code}: {error.message}") from error
+    except Unreachable as error:
+        why = f"{url}: {error}; whether it was promoted is not known: ask synrepl status --url {url}"
+        raise Trouble(why) from error
+    if as_json:
+        click.echo(json.dumps(answer))
+    else:
+        click.echo(f"primary in epoch {answer['epoch']}, from serial {answer['serial']} on")
+
+
+def _shown(status: Mapping[str, Any]) -> str:
+    """How far it is."""
+    upstream = status.get("upstream")
+    if upstream is None:
+        return f"{status.get('role')}, serial {status.get('serial')}"
+    files = (status.get("files") or {}).get("missing", 0)
+    missing = f", {files} files missing" if files else ""
+    return f"{upstream['state']}: serial {status['serial']} of {upstream['serial']}{missing}"
+
+
+def _refused(error: Refused, *, as_json: bool) -> None:
+    todo = WHAT_TO_DO.get(error.code, "")
+    if as_json:
+        click.echo(json.dumps({**error.body, "what_to_do": todo}))
+        sys.exit(1)
+    for name, sha256 in error.body.get("missing", []):
+        click.echo(f"missing: {name} ({sha256})", err=True)
+    if todo:
+        click.echo(f"what to do: {todo}", err=True)

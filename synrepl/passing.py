@@ -1,0 +1,67 @@
+"""What is given to a replica and belongs to the primary: made when the first of it comes."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from twisted.logger import Logger
+
+from synrepl.copies import Copies
+from synrepl.errors import NotConnected
+from synrepl.replication.roles import REPLICA
+from synrepl.storage import Log
+from synrepl.streams.declare import Stream
+from synrepl.transports.http.answers import Refused
+
+if TYPE_CHECKING:
+    from synrepl.transports.http.relaying import Relaying
+    from synrepl.transports.http.waiting import Waiting
+
+__all__ = ["Passing"]
+
+
+class Passing:
+    """Passes facts on while this daemon is a replica (`api.IRelaying`)."""
+
+    def __init__(self, log: Log, reactor: Any, copies: Copies, secret: str | None) -> None:
+        self._log = log
+        self._reactor = reactor
+        self._copies = copies
+        self._secret = secret
+        self._made: Relaying | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether facts go to the primary."""
+        return self._copies.roles.role == REPLICA
+
+    async def answer(self, request: Any, stream: Stream[Any], body: bytes, waiting: "Waiting") -> bytes:
+        """What the primary answers to facts that were posted here, once they are here too."""
+        return await self._relaying().answer(request, stream, body, waiting)
+
+    async def append(self, stream: str, facts: Sequence[bytes]) -> None:
+        """A follower's facts, which nobody waits for. Raises `NotConnected`."""
+        try:
+            await self._relaying().append(stream, facts)
+        except Refused as error:
+            raise NotConnected(error.message) from error
+
+    async def stop(self) -> None:
+        """Give up what is on its way."""
+        if self._made is not None:
+            await self._made.stop()
+
+    def _relaying(self) -> "Relaying":
+        if self._made is None:
+            from synrepl.transports.http.client import HttpAppender
+            from synrepl.transports.http.relaying import Relaying
+
+            self._made = Relaying(
+                self._log,
+                self._reactor,
+                lambda url: HttpAppender(self._reactor, url, secret=self._secret),
+                lambda: self._copies.roles.primary.http or None,
+                is_active=lambda: self.is_active,
+                file_here=self._copies.files.here,
+                logger=Logger(namespace="synrepl.relaying"),
+            )
+        return self._made
