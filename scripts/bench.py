@@ -30,6 +30,7 @@ from scripts.bench_parts.idling import idle  # noqa: E402
 from scripts.bench_parts.measuring import Options, Result  # noqa: E402
 from scripts.bench_parts.over_redis import redis  # noqa: E402
 from scripts.bench_parts.publishing import live, publisher  # noqa: E402
+from scripts.bench_parts.replicas import replicas  # noqa: E402
 
 PARTS: Final[dict[str, Callable[[Options], Iterator[Result]]]] = {
     "follower": follower,
@@ -39,6 +40,7 @@ PARTS: Final[dict[str, Callable[[Options], Iterator[Result]]]] = {
     "http-append": http_append,
     "redis": redis,
     "catch-up": catch_up,
+    "replicas": replicas,
     "cached": cached,
     "invalidation": invalidation,
     "ids": ids,

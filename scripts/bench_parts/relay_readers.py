@@ -1,0 +1,122 @@
+"""Replicas that keep nothing, and count what they are sent: run as a program by `replicas`."""
+
+import argparse
+import asyncio
+import hashlib
+import json
+import time
+import urllib.request
+from typing import Any, Final
+
+from scripts.bench_parts.measuring import EVENT
+
+POSTED_AT_ONCE: Final = 500
+
+
+class Reader:
+    """One subscription."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.seen = 0
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+    async def subscribe(self, port: int, status: dict[str, Any], after: int, digest: str) -> None:
+        """Be known to the primary, and ask for what comes after a place."""
+        self._streams = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
+        self._say("NAME", "bench")
+        uuid = hashlib.sha256(b"%d" % self.number).hexdigest()[:32]
+        self._say("HELLO", {"uuid": uuid, "name": f"bench{self.number}", "nonce": "n", "registered": False})
+        await self._hear("CHALLENGE")
+        self._say("AUTH", {"proof": ""})
+        await self._hear("WELCOME")
+        place = {"epoch": 1, "serial": after, "digest": digest}
+        self._say("SUBSCRIBE", {"history": status["history"], "place": place})
+        await self._hear("SUBSCRIBED")
+
+    def _say(self, command: str, said: Any) -> None:
+        text = said if isinstance(said, str) else json.dumps(said)
+        self._streams[1].write(f"{command} {text}\n".encode())
+
+    async def _hear(self, command: str) -> None:
+        while True:
+            line = await self._streams[0].readline()
+            check(line)
+            if line.startswith(command.encode()):
+                return
+
+    async def count(self, rows: int) -> None:
+        """Returns when so many facts have come."""
+        reading = self._streams[0]
+        while self.seen < rows:
+            line = await reading.readline()
+            check(line)
+            if line.startswith(b"BLOCK "):
+                _, kind, lines, size, _ = line.split()
+                await reading.readexactly(int(size))
+                self.seen += int(lines) if kind == b"facts" else 0
+            elif line.startswith(b"PING"):
+                self._streams[1].write(b"PING 1\n")
+
+    def close(self) -> None:
+        """End it."""
+        self._streams[1].close()
+
+
+def check(line: bytes) -> None:
+    """The primary goes on."""
+    assert line, "the connection was closed"
+    assert not line.startswith((b"ERROR", b"REFUSED")), line
+
+
+async def measure(given: argparse.Namespace) -> float:
+    """Seconds until every reader has everything."""
+    status = ask(given.http, "/v1/status")
+    after = status["serial"] if given.live else 0
+    digest = "0" * 64 if after == 0 else status["digest"]
+    rows = given.live or status["serial"] - after
+    readers = [Reader(number) for number in range(given.replicas)]
+    for reader in readers:
+        await reader.subscribe(given.port, status, after, digest)
+    started = time.monotonic()
+    counting = [asyncio.ensure_future(reader.count(rows)) for reader in readers]
+    if given.live:
+        await asyncio.to_thread(post, given.http, rows)
+    await asyncio.gather(*counting)
+    seconds = time.monotonic() - started
+    for reader in readers:
+        reader.close()
+    return seconds
+
+
+def post(http: int, rows: int) -> None:
+    """Add so many facts."""
+    fact = b"[%b]" % EVENT
+    for begin in range(0, rows, POSTED_AT_ONCE):
+        facts = b",".join([fact] * min(POSTED_AT_ONCE, rows - begin))
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{http}/v1/streams/events/facts",
+            b'{"facts":[%b]}' % facts,
+            {"Content-Type": "application/json"},
+        )
+        urllib.request.urlopen(request, timeout=60).read()
+
+
+def ask(http: int, path: str) -> Any:
+    """What the daemon answers."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{http}{path}", timeout=60) as answer:
+        return json.load(answer)
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--http", type=int, required=True)
+    parser.add_argument("--replicas", type=int, required=True)
+    parser.add_argument("--live", type=int, default=0)
+    print(json.dumps({"seconds": asyncio.run(measure(parser.parse_args()))}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Replicas: joining, following, and writes that are passed on."""
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+from typing import Any, Final
+
+from scripts.bench_parts.measuring import (
+    EVENT,
+    DaemonProcess,
+    Options,
+    Result,
+    daemon,
+    part,
+    resident_bytes,
+)
+
+__all__ = ["replicas"]
+
+PATIENCE_SECONDS: Final = 100
+LOOK_SECONDS: Final = 0.02
+REPLICAS: Final = 10
+FOR_EVER: Final = ("--retain-seconds", "1e9")
+
+
+def replicas(options: Options) -> Iterator[Result]:
+    """A primary and its replicas, each a process; all logs in SQLite, every commit synced."""
+    rows = options.scaled(300_000)
+    with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as folder:
+        part("log_writers", "--fill", folder, "--rows", rows)
+        with daemon(folder, *FOR_EVER) as primary:
+            yield from _join(primary, "native", f"tcp:127.0.0.1:{primary.follow}", rows)
+            yield from _join(primary, "HTTP", f"http://127.0.0.1:{primary.http}", rows)
+            yield from _relay(primary, rows, options.scaled(50_000))
+    with daemon() as primary, daemon("", "--upstream", f"tcp:127.0.0.1:{primary.follow}") as replica:
+        yield from _relayed(primary, replica, options.scaled(500))
+
+
+def _join(primary: DaemonProcess, how: str, upstream: str, rows: int) -> Iterator[Result]:
+    before = resident_bytes(primary.pid)
+    with daemon("", "--upstream", upstream, *FOR_EVER) as replica:
+        idle, started = resident_bytes(replica.pid), time.monotonic()
+        _until(lambda: _status(replica)["serial"] >= rows)
+        seconds = time.monotonic() - started
+        yield Result.at_least(f"JOIN, {how}", rows / seconds, "rows/s", 150_000)
+        grown = max(resident_bytes(primary.pid) - before, 0) + resident_bytes(replica.pid) - idle
+        yield Result(f"JOIN, {how}: growth of both meanwhile", grown / 2**20, "MiB")
+
+
+def _relay(primary: DaemonProcess, rows: int, live: int) -> Iterator[Result]:
+    """Replicas that only count, all in one process: what the primary can do is measured, not they."""
+    where = ("--port", primary.follow, "--http", primary.http)
+    one = part("relay_readers", *where, "--replicas", 1)
+    yield Result("relay from the log to 1 replica", rows / one["seconds"], "rows/s")
+    ten = part("relay_readers", *where, "--replicas", REPLICAS)
+    sent = REPLICAS * rows / ten["seconds"]
+    yield Result(f"relay from the log to {REPLICAS} replicas, all of them", sent, "rows/s")
+    found = part("relay_readers", *where, "--replicas", REPLICAS, "--live", live)
+    sent = REPLICAS * live / found["seconds"]
+    yield Result(f"relay of what is posted to {REPLICAS} replicas, all of them", sent, "rows/s")
+
+
+def _relayed(primary: DaemonProcess, replica: DaemonProcess, count: int) -> Iterator[Result]:
+    _until(lambda: _status(replica)["upstream"]["state"] == "live")
+    direct, relayed = _median_ms(primary, count), _median_ms(replica, count)
+    yield Result("a write at the primary, p50", direct, "ms")
+    yield Result("a write at a replica, answered once it is there, p50", relayed, "ms")
+    yield Result("relayed / direct", relayed / direct, "x")
+
+
+def _median_ms(running: DaemonProcess, count: int) -> float:
+    connection = HTTPConnection("127.0.0.1", running.http)
+    body = b'{"facts":[[%b]]}' % EVENT
+    found = []
+    for _ in range(count):
+        started = time.perf_counter()
+        connection.request("POST", "/v1/streams/events/facts", body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.read()
+        answer.read()
+        found.append((time.perf_counter() - started) * 1000)
+    return statistics.median(found)
+
+
+def _status(running: DaemonProcess) -> dict[str, Any]:
+    connection = HTTPConnection("127.0.0.1", running.http, timeout=10)
+    try:
+        connection.request("GET", "/v1/status")
+        found: dict[str, Any] = json.loads(connection.getresponse().read())
+    finally:
+        connection.close()
+    return found
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE_SECONDS
+    while not is_so():
+        if time.monotonic() > until:
+            raise SystemExit("the replica did not get there")
+        time.sleep(LOOK_SECONDS)
