@@ -64,7 +64,7 @@ class Copies:
         self._fetching: Any = None
         self._fetching_from = ""
         self._tasks = Tasks(self._logger, "copies")
-        self._telling = _Telling(reactor, settings.secret)
+        self._telling = _Telling(reactor, self._secret_of)
         self._leftovers = Leftovers(settings.database_path, ReactorThread(reactor, "leftovers"))
         self.files = self._make_files()
         log.sealed = _starting
@@ -253,6 +253,12 @@ class Copies:
             return Address(http=upstream)
         return Address(native=upstream)
 
+    def _secret_of(self, address: Address) -> str | None:
+        """What a daemon that is told something wants to be shown: a replica with a secret of its own that."""
+        told = next((one for one in self.relays.leases.all() if one.address == str(address)), None)
+        of_its_own = None if told is None else self._settings.replica_keys.get(told.name)
+        return self._settings.secret if of_its_own is None else of_its_own
+
     def _others(self) -> Sequence[Address]:
         """All daemons that are known here."""
         noted = self._log.notes.get("peers", "[]")
@@ -336,28 +342,29 @@ class Copies:
 class _Telling:
     """`roles.ITellOthers`, made when somebody is told: most daemons never tell anybody."""
 
-    def __init__(self, reactor: Any, secret: str | None) -> None:
+    def __init__(self, reactor: Any, secret_of: Callable[[Address], str | None]) -> None:
         self._reactor = reactor
-        self._secret = secret
-        self._made: HttpTelling | None = None
+        self._secret_of = secret_of
+        self._made: dict[str | None, HttpTelling] = {}
 
-    def _http(self) -> "HttpTelling":
-        if self._made is None:
-            from synrepl.transports.http.telling import HttpTelling
+    def _to(self, address: Address) -> "HttpTelling":
+        from synrepl.transports.http.telling import HttpTelling
 
-            self._made = HttpTelling(self._reactor, self._secret)
-        return self._made
+        secret = self._secret_of(address)
+        if secret not in self._made:
+            self._made[secret] = HttpTelling(self._reactor, secret)
+        return self._made[secret]
 
     async def hand_over(self, address: Address, seconds: float) -> Place:
-        return await self._http().hand_over(address, seconds)
+        return await self._to(address).hand_over(address, seconds)
 
     async def claim(self, address: Address, claim: Claim) -> None:
-        await self._http().claim(address, claim)
+        await self._to(address).claim(address, claim)
 
     async def stop(self) -> None:
         """Close the idle connections."""
-        if self._made is not None:
-            await self._made.stop()
+        for made in self._made.values():
+            await made.stop()
 
 
 def _starting(stream: str) -> StorageError:

@@ -27,9 +27,7 @@ from synrepl.replication.roles import PRIMARY, REPLICA
 from synrepl.storage import Log, ReactorThread, engine_for
 from synrepl.streams.declare import Stream
 from synrepl.streams.table import StreamTable
-from synrepl.transports.http.replicas import Replicas
 from synrepl.transports.http.server import make_site
-from synrepl.transports.http.standing import Standing
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.session import Keepalive
@@ -265,8 +263,9 @@ class Daemon(Service):
             max_file=settings.max_file_bytes,
             relaying=self.passing,
             refuses_stale=settings.refuse_stale_reads,
-            standing=Standing(self.copies.roles, self.copies.relays),
-            replicas=Replicas(self.copies.relays),
+            replica_secrets=settings.replica_keys.values(),
+            roles=self.copies.roles,
+            relays=self.copies.relays,
             metrics=self.metrics,
             clock=self._reactor,
             instance=settings.instance_name,

@@ -71,7 +71,7 @@ def _check_open(built: "Settings") -> None:
                 f" protocol has no guard: {_fix(description)}, or say --insecure; replicas alone can be"
                 " served with --dialect native and a --secret-file"
             )
-    if built.secret is None and not is_loopback(built.http):
+    if built.secret is None and not built.replica_keys and not is_loopback(built.http):
         raise ConfigError(
             f"--http {built.http} can be reached from other machines without a secret:"
             f" {_fix(built.http)}, name a --secret-file, or say --insecure"

@@ -25,7 +25,8 @@ from synrepl.wire.session import KEEPALIVE, Action, Close, Deliver, Keepalive, S
 if TYPE_CHECKING:
     # A daemon follows nobody, and need not have it in memory.
     from synrepl.replication.follower import Follower
-    from synrepl.replication.relay import Relay, Relays
+    from synrepl.replication.relay import Relays
+    from synrepl.replication.relay.relay import Relay
 
 __all__ = ["End", "FollowerFactory", "PublisherFactory", "ReplicationProtocol"]
 

@@ -311,6 +311,7 @@ class ChangelogTests(SiteCase):
 
     def test_waiting_leaves_nothing_behind(self) -> None:
         """A thousand readers that come and go cost nothing once they are gone."""
+        self.get(CHANGELOG)
         watchers = len(self.log._watchers)
         timers = len(self.clock.getDelayedCalls())
         talks = [self.waiting() for _ in range(3)]

@@ -1,10 +1,11 @@
-"""The primary's side of replicas: who they are, what they may have, and what each is sent."""
+"""The primary's side of replicas: who they are, what they may have, and what each is sent.
 
-from synrepl.replication.relay.beginning import CopyBegins, Welcoming, copy_begins
+`relay` and `beginning` are imported when the first replica comes: most daemons have none.
+"""
+
 from synrepl.replication.relay.leases import Leases, LeaseTerms
 from synrepl.replication.relay.proof import Keys
 from synrepl.replication.relay.refusals import REFUSALS
-from synrepl.replication.relay.relay import Relay
 from synrepl.replication.relay.relays import Relays
 from synrepl.replication.relay.states import RELAY_STATES, REPLICA_STATES
 
@@ -12,12 +13,8 @@ __all__ = [
     "REFUSALS",
     "RELAY_STATES",
     "REPLICA_STATES",
-    "CopyBegins",
     "Keys",
     "LeaseTerms",
     "Leases",
-    "Relay",
     "Relays",
-    "Welcoming",
-    "copy_begins",
 ]

@@ -1,7 +1,7 @@
 """All relays of a daemon: who may be served, who is, and what each holds."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 from twisted.internet.defer import Deferred
@@ -11,13 +11,14 @@ from synrepl.ports.history import Snapshot, Turn
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.relay.leases import LeasedLog, Leases, LeaseTerms
-from synrepl.replication.relay.pages import EPHEMERAL
 from synrepl.replication.relay.proof import Keys
 from synrepl.replication.relay.refusals import refusal
-from synrepl.replication.relay.relay import Relay, RelayConnection
 from synrepl.replication.ring import Ring
 from synrepl.streams.facts import Fact
 from synrepl.wire.native import Filter, Refusal, Standing, Subscription
+
+if TYPE_CHECKING:
+    from synrepl.replication.relay.relay import Relay, RelayConnection
 
 __all__ = ["Feeding", "Relays", "ServedLog"]
 
@@ -114,13 +115,15 @@ class Relays:
 
     # -- connections ---------------------------------------------------------------------------------------
 
-    def attach(self, connection: RelayConnection) -> Relay:
+    def attach(self, connection: "RelayConnection") -> "Relay":
         """A connection said HELLO, or soon will."""
+        from synrepl.replication.relay.relay import Relay
+
         relay = Relay(self, connection)
         self.connected.append(relay)
         return relay
 
-    def detach(self, relay: Relay) -> None:
+    def detach(self, relay: "Relay") -> None:
         """It has gone."""
         if relay in self.connected:
             self.connected.remove(relay)
@@ -185,6 +188,8 @@ class Relays:
         if not facts[0].serial:
             relays = [relay for relay in self.connected if relay.state == "live"]
             if relays:
+                from synrepl.replication.relay.pages import EPHEMERAL
+
                 data = EPHEMERAL.lines(facts)
                 for relay in relays:
                     relay.show_ephemeral(facts, data)
@@ -272,7 +277,7 @@ class Relays:
             return refusal("filtered", "this daemon has only some streams or writers, and not all of these")
         return None
 
-    def duplicate_of(self, relay: Relay) -> Relay | None:
+    def duplicate_of(self, relay: "Relay") -> "Relay | None":
         """The other, living connection of the same replica."""
         return next(
             (
@@ -313,7 +318,7 @@ class Relays:
         described.sort(key=lambda one: (order.index(one["state"]), -one["lag_rows"]))
         return described
 
-    def _describe(self, uuid: str, relay: Relay | None) -> dict[str, Any]:
+    def _describe(self, uuid: str, relay: "Relay | None") -> dict[str, Any]:
         lease = self.leases[uuid]
         assert lease is not None
         lag_rows = max(0, self.log.serial - lease.serial)

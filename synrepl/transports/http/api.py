@@ -4,6 +4,7 @@ Klein imports the reactor, so only `server.make_site` imports this module, and o
 """
 
 from collections.abc import Awaitable, Callable
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -24,23 +25,22 @@ from synrepl.streams import jsontext
 from synrepl.streams.declare import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.answers import INTERNAL, Refused, as_refused, ours, synapse
-from synrepl.transports.http.arrow import arrow_form
 from synrepl.transports.http.authorization import Guard
-from synrepl.transports.http.changelog import Changelog
-from synrepl.transports.http.files import FileRoutes
-from synrepl.transports.http.forks import check, digests
 from synrepl.transports.http.gauges import refresh
 from synrepl.transports.http.intact import HEADER, content_digest, is_intact, is_wanted
 from synrepl.transports.http.parameters import integers, word
 from synrepl.transports.http.posting import read_body, read_facts
 from synrepl.transports.http.rows import Rows
 from synrepl.transports.http.waiting import Waiting, read_your_writes
-from synrepl.transports.http.wanted import read_wanted
 from synrepl.wire.dialect import Dialect
 
 if TYPE_CHECKING:
     from synrepl.replication.files import Files
+    from synrepl.replication.relay import Relays
+    from synrepl.replication.roles import Roles
     from synrepl.replication.status import DescribedBringing, DescribedCopies
+    from synrepl.transports.http.changelog import Changelog
+    from synrepl.transports.http.files import FileRoutes
     from synrepl.transports.http.replicas import Replicas
     from synrepl.transports.http.standing import Standing
 
@@ -89,8 +89,8 @@ class Api:
         started_at: float,
         files: "Files | None" = None,
         relaying: "IRelaying | None" = None,
-        standing: "Standing | None" = None,
-        replicas: "Replicas | None" = None,
+        roles: "Roles | None" = None,
+        relays: "Relays | None" = None,
         refuses_stale: bool = False,
     ) -> None:
         self._log = log
@@ -115,11 +115,9 @@ class Api:
             instance=instance,
             dialect=dialect,
         )
-        self.changelog = Changelog(log, clock, self._waiting)
         self._described_files = files
-        self._files = FileRoutes(files)
-        self._standing_here = standing
-        self._replicas_here = replicas
+        self._roles = roles
+        self._relays = relays
         self._refuses_stale = refuses_stale
 
     # -- facts in ------------------------------------------------------------------------------------------
@@ -182,14 +180,17 @@ class Api:
         """The log from a serial on."""
 
         async def answer() -> None:
+            from synrepl.transports.http.arrow import arrow_form
+            from synrepl.transports.http.wanted import read_wanted
+
             wanted = read_wanted(request, self._table)
             form = arrow_form(request, wanted, self._clock)
             self._check_fresh()
             await read_your_writes(request, self._log, self._waiting)
             reader = word(request, "reader")
-            if reader is not None and self._replicas_here is not None:
-                await check(self._log, wanted)
-                self._replicas_here.reads(reader, wanted.since, wanted.wait)
+            if reader is not None and self._relays is not None:
+                await self.changelog.check(wanted)
+                self._replicas.reads(reader, wanted.since, wanted.wait)
             await self.changelog.serve(request, wanted, form)
 
         return await self._answer(request, answer)
@@ -199,6 +200,8 @@ class Api:
         """What stands at some serials: where two histories part is found by halving."""
 
         async def answer() -> bytes:
+            from synrepl.transports.http.forks import digests
+
             return jsontext.dumps(await digests(self._log, integers(request, "serials", most=MAX_SERIALS)))
 
         return await self._answer(request, answer)
@@ -272,17 +275,36 @@ class Api:
         """Another daemon says that it is primary."""
         return await self._answer(request, lambda: self._standing.claim(request))
 
-    @property
-    def _replicas(self) -> "Replicas":
-        if self._replicas_here is None:
-            raise NO_COPIES
-        return self._replicas_here
+    # -- made when it is first asked for, so that who is never asked need not have it in memory ------------
 
-    @property
-    def _standing(self) -> "Standing":
-        if self._standing_here is None:
+    @cached_property
+    def changelog(self) -> "Changelog":
+        """Who serves the log."""
+        from synrepl.transports.http.changelog import Changelog
+
+        return Changelog(self._log, self._clock, self._waiting)
+
+    @cached_property
+    def _files(self) -> "FileRoutes":
+        from synrepl.transports.http.files import FileRoutes
+
+        return FileRoutes(self._described_files)
+
+    @cached_property
+    def _replicas(self) -> "Replicas":
+        from synrepl.transports.http.replicas import Replicas
+
+        if self._relays is None:
             raise NO_COPIES
-        return self._standing_here
+        return Replicas(self._relays)
+
+    @cached_property
+    def _standing(self) -> "Standing":
+        from synrepl.transports.http.standing import Standing
+
+        if self._relays is None or self._roles is None:
+            raise NO_COPIES
+        return Standing(self._roles, self._relays)
 
     # -- what is known about this daemon -------------------------------------------------------------------
 

@@ -58,6 +58,10 @@ class Changelog:
         self._waiting = waiting
         self._following = Following(log, clock, waiting)
 
+    async def check(self, wanted: Wanted) -> None:
+        """Raises `Refused` unless this can be read without anything missing or beside it."""
+        await check(self._log, wanted)
+
     async def serve(self, request: Any, wanted: Wanted, form: Form | None = None) -> None:
         """Write what is wanted, up to the head, in this form (None: as lines). Raises `Refused`.
 

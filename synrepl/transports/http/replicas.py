@@ -5,7 +5,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from synrepl.ports.history import Place, Snapshot
-from synrepl.replication.relay import Relays, Welcoming, copy_begins
+from synrepl.replication.relay import Relays
+from synrepl.replication.relay.beginning import Welcoming, copy_begins
 from synrepl.replication.relay.meta import snapshot_lines
 from synrepl.transports.http.answers import Refused
 from synrepl.wire.native import JoinRequest, Refusal, Standing, Subscription, WelcomeTo

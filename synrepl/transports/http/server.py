@@ -1,5 +1,6 @@
 """The site of a daemon, ready to listen with."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from twisted.web.server import Site
@@ -15,10 +16,10 @@ from synrepl.wire.dialect import Dialect
 
 if TYPE_CHECKING:
     from synrepl.replication.files import Files
+    from synrepl.replication.relay import Relays
+    from synrepl.replication.roles import Roles
     from synrepl.replication.status import DescribedBringing, DescribedCopies
     from synrepl.transports.http.api import IRelaying
-    from synrepl.transports.http.replicas import Replicas
-    from synrepl.transports.http.standing import Standing
 
 __all__ = ["MAX_BODY", "MAX_FILE", "make_site"]
 
@@ -44,14 +45,16 @@ def make_site(
     files: "Files | None" = None,
     max_file: int = MAX_FILE,
     relaying: "IRelaying | None" = None,
-    standing: "Standing | None" = None,
-    replicas: "Replicas | None" = None,
+    roles: "Roles | None" = None,
+    relays: "Relays | None" = None,
     refuses_stale: bool = False,
+    replica_secrets: Iterable[str] = (),
 ) -> Site:
     """A site to listen with, over a log that has been started, what is `bringing` facts into it, and its
-    `copies`, if any; these are asked for by `replicas`, and by who asks for their `standing`.
+    `copies`, if any: what role this daemon has in them (`roles`), and who is served (`relays`).
 
-    With a `secret`, ``/v1``, ``/_synapse`` and ``/status`` want it as ``Authorization: Bearer``. `dialect` is
+    With a `secret`, or `replica_secrets`, ``/v1``, ``/_synapse`` and ``/status`` want one of them as
+    ``Authorization: Bearer``. `dialect` is
     the release to whose shape catch-up is cut; None for the newest. `max_body` is in bytes, `started_at` in
     the clock's seconds (None: now). `clock` is the reactor, outside of tests. `files` were started; one may
     have `max_file` bytes. `relaying` takes facts that are posted to a replica. One that
@@ -60,7 +63,7 @@ def make_site(
     # Klein imports the reactor, which only who calls this has chosen.
     from synrepl.transports.http.api import Api
 
-    guard = Guard(secret)
+    guard = Guard(secret, replica_secrets)
     api = Api(
         log=log,
         publisher=publisher,
@@ -76,8 +79,8 @@ def make_site(
         started_at=clock.seconds() if started_at is None else started_at,
         files=files,
         relaying=relaying,
-        standing=standing,
-        replicas=replicas,
+        roles=roles,
+        relays=relays,
         refuses_stale=refuses_stale,
     )
     return ApiSite(

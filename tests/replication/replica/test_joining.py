@@ -3,8 +3,9 @@
 import pytest
 
 from synrepl.ports.history import Snapshot
-from synrepl.replication.relay import LeaseTerms, Relay
+from synrepl.replication.relay import LeaseTerms
 from synrepl.replication.relay import relay as relay_module
+from synrepl.replication.relay.relay import Relay
 from synrepl.replication.replica import joining as joining_module
 from synrepl.replication.retention import keys_of
 from synrepl.storage.digest import verify
