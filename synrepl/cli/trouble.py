@@ -48,7 +48,7 @@ class _DialectType(click.ParamType[Dialect]):
         if isinstance(value, Dialect):
             return value
         if value == "native":
-            self.fail("native is what replicas speak (synrepl --upstream); to follow, say a release", param, ctx)
+            self.fail("native is what replicas speak (--upstream); to follow, say a release", param, ctx)
         try:
             return Dialect.parse(value)
         except ConfigError as error:

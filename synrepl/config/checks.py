@@ -5,7 +5,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from synrepl.errors import ConfigError
-from synrepl.wire.dialect import NATIVE
+from synrepl.replication.serving import serving
 
 if TYPE_CHECKING:
     from synrepl.config.settings import Settings
@@ -63,7 +63,8 @@ def _check_open(built: "Settings") -> None:
     """Closed by default: what listens beyond this machine needs a guard, or a word that it has none."""
     if built.insecure:
         return
-    is_guarded = built.dialect == NATIVE and (built.secret is not None or built.replica_keys)
+    for_replicas = built.dialect is not None and serving(built.dialect).relays
+    is_guarded = for_replicas and (built.secret is not None or built.replica_keys)
     for description in built.listen:
         if not is_loopback(description) and not is_guarded:
             raise ConfigError(

@@ -40,11 +40,13 @@ class Serving(msgspec.Struct, frozen=True):
     """One way of serving.
 
     `pulls`: the follower fetches what it missed by itself, over HTTP. `certifies`: POSITION says from where
-    on, so it can move a position over facts that hold nothing for this follower.
+    on, so it can move a position over facts that hold nothing for this follower. `relays`: it is no follower
+    but a replica.
     """
 
     pulls: bool
     certifies: bool
+    relays: bool = False
 
     def start(self, reader: Answering) -> None:
         """The reader's dialect has become known."""
@@ -69,7 +71,8 @@ class Serving(msgspec.Struct, frozen=True):
 _TABLE: Final[tuple[tuple[Span, Serving], ...]] = (
     (span(until="1.13"), Serving(pulls=False, certifies=False)),
     (span(since="1.13", until="1.22"), Serving(pulls=True, certifies=False)),
-    (span(since="1.22"), Serving(pulls=True, certifies=True)),
+    (span(since="1.22", until="999.0"), Serving(pulls=True, certifies=True)),
+    (span(since="999.0"), Serving(pulls=True, certifies=True, relays=True)),
 )
 
 

@@ -18,8 +18,8 @@ __all__ = ["Copy", "Copying", "OtherHistory"]
 
 T = TypeVar("T")
 
-COPIED: Final = frozenset({"history", "filter", "joined"})
-"""Notes that tell of the copy, not of the daemon that has it."""
+COPIED: Final = frozenset({"history", "filter", "joined", "resync"})
+"""Notes that tell of the copy, not of the daemon that has it, or that a new one settles."""
 
 
 class OtherHistory(StorageError):

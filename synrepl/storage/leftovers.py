@@ -21,7 +21,7 @@ class Leftovers:
     """
 
     def __init__(self, stem: Path, thread: IThread) -> None:
-        self._stem = stem
+        self._stem = stem.absolute()
         self._thread = thread
 
     async def stop(self) -> None:

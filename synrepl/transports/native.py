@@ -138,6 +138,9 @@ class UpstreamConnection(Protocol):
         match command:
             case native.Heartbeat():
                 place = Place(command.epoch, command.serial, command.digest)
+                told = (place.epoch, place.serial, place.digest, command.head, command.at_ms)
+                if command.check != native.heartbeat_check(*told):
+                    raise RemoteProtocolError("a HEARTBEAT was changed on its way here")
                 self._put(0, Beat(place, command.head, command.at_ms))
             case native.Refused():
                 self._put(0, RefusedByUpstream(read(native.Refusal, command.said)))

@@ -15,9 +15,10 @@ from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Attached, Publisher
+from synrepl.replication.serving import serving
 from synrepl.wire.codec import MAX_LENGTH
 from synrepl.wire.declare import CLIENT, SERVER, Command
-from synrepl.wire.dialect import NATIVE, Dialect
+from synrepl.wire.dialect import Dialect
 from synrepl.wire.lines import Lines
 from synrepl.wire.runs import Rows
 from synrepl.wire.session import KEEPALIVE, Action, Close, Deliver, Keepalive, Send, Session
@@ -237,7 +238,7 @@ class _ServedEnd:
         self._end: Attached | Relay = publisher.attach(protocol)
 
     def dialect_known(self, dialect: Dialect) -> None:
-        if dialect != NATIVE:
+        if not serving(dialect).relays:
             assert isinstance(self._end, Attached)
             self._end.dialect_known(dialect)
         elif self._relays is None:

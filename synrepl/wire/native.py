@@ -24,6 +24,7 @@ In place of any answer the primary may say REFUSED, and why; after it the connec
 """
 
 from typing import Any, Final, TypeVar
+from zlib import crc32
 
 import msgspec
 
@@ -32,6 +33,7 @@ from synrepl.wire.declare import CLIENT, SERVER, Command, command, integer, json
 from synrepl.wire.dialect import NATIVE
 
 __all__ = [
+    "NATIVE_COMMANDS",
     "VERSION",
     "Ack",
     "Auth",
@@ -61,6 +63,7 @@ __all__ = [
     "Subscription",
     "Welcome",
     "WelcomeTo",
+    "heartbeat_check",
     "native_commands",
     "read",
     "say",
@@ -311,15 +314,19 @@ class Block(Command, frozen=True):
 
 @command("HEARTBEAT", sent_by=SERVER, since=SINCE)
 class Heartbeat(Command, frozen=True):
-    """All that is wanted up to this place was sent; `head` is where the primary stands, `at_ms` its clock."""
+    """All that is wanted up to this place was sent; `head` is where the primary stands, `at_ms` its clock.
+
+    `check` is the CRC-32 of the rest.
+    """
 
     epoch: int = integer()
     serial: int = integer()
     digest: str = word()
     head: int = integer()
     at_ms: int = integer()
+    check: str = word()
 
-    EXAMPLES = {NATIVE: "HEARTBEAT 1 812 9f86d081 900 1490197665618"}
+    EXAMPLES = {NATIVE: "HEARTBEAT 1 812 9f86d081 900 1490197665618 0a1b2c3d"}
 
 
 @command("ACK", sent_by=CLIENT, since=SINCE)
@@ -389,6 +396,15 @@ def native_commands() -> list[type[Command]]:
         Peers,
         Refused,
     ]
+
+
+NATIVE_COMMANDS: Final = frozenset(native_commands())
+"""The same, to look one up."""
+
+
+def heartbeat_check(epoch: int, serial: int, digest: str, head: int, at_ms: int) -> str:
+    """The `check` of a HEARTBEAT: a place changed on the way would make a replica pass over facts."""
+    return f"{crc32(f'{epoch} {serial} {digest} {head} {at_ms}'.encode()):08x}"
 
 
 def say(message: Any) -> bytes:

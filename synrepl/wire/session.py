@@ -18,8 +18,9 @@ import msgspec
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.wire.codec import MAX_LENGTH, Codec, codec_of
 from synrepl.wire.commands import Error, Name, Ping, Server
-from synrepl.wire.declare import BOTH, BROKER, SERVER, Command, Side
+from synrepl.wire.declare import BOTH, BROKER, SERVER, Command, Side, exists
 from synrepl.wire.dialect import CURRENT, LEGACY, NATIVE, NEWEST, Dialect
+from synrepl.wire.native import NATIVE_COMMANDS
 from synrepl.wire.runs import Rows
 
 __all__ = ["AUTO", "KEEPALIVE", "Action", "Close", "Complain", "Deliver", "Keepalive", "Send", "Session"]
@@ -252,7 +253,7 @@ class Session:
                 if error.why not in complaints:
                     complaints.append(error.why)
                 continue
-            if guess.release < command.SPAN.since and command.SPAN.since == NATIVE.release:
+            if type(command) in NATIVE_COMMANDS and not exists(type(command), guess.release):
                 continue  # nobody who does not speak so says it by chance
             if not self._is_ignored(command):
                 meanings.append((codec, command))

@@ -45,6 +45,7 @@ from synrepl.wire.native import (
     Subscribed,
     Subscription,
     Welcome,
+    heartbeat_check,
     read,
     say,
 )
@@ -483,10 +484,13 @@ class Relay:
     def _beat(self) -> None:
         sent = self.sent
         at_ms = int(self._relays.clock.seconds() * 1000)
-        beat = Heartbeat(
-            epoch=sent.epoch, serial=sent.serial, digest=sent.digest, head=self._log.serial, at_ms=at_ms
+        head = self._log.serial
+        check = heartbeat_check(sent.epoch, sent.serial, sent.digest, head, at_ms)
+        self.connection.send(
+            Heartbeat(
+                epoch=sent.epoch, serial=sent.serial, digest=sent.digest, head=head, at_ms=at_ms, check=check
+            )
         )
-        self.connection.send(beat)
 
 
 class _Serials(msgspec.Struct):

@@ -104,6 +104,7 @@ class Replica:
 
     def start(self) -> None:
         """Begin."""
+        self._is_told = self._is_told or self._log.notes.get("resync") is not None
         self._tasks.start(self._run(), "following the upstream")
 
     def stop(self) -> None:
@@ -120,6 +121,8 @@ class Replica:
             self._is_told = self.state not in ("catching up", "live")
             return False
         self._must_join = self._must_join or "told to"
+        # Whoever is killed before the copy is whole need not be told again.
+        self._tasks.start(self._log.note(resync="yes"), "remembering to join again")
         told, self._told = self._told, None
         if told is not None:
             told.callback(None)
@@ -243,6 +246,8 @@ class Replica:
                         self._attempt = 0
                         self._is_told = False
                         self.refusal = None
+                        if self._log.notes.get("resync") is not None:
+                            await self._log.note(resync=None)
                         self.head = at.serial
                         serial = log.serial
                         self.progress = Progress(serial, self.head, self._clock.seconds(), serial)

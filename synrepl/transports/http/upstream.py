@@ -30,6 +30,7 @@ from synrepl.replication.replica import (
 from synrepl.storage.digest import checksum
 from synrepl.streams.entries import read_facts
 from synrepl.streams.facts import Fact
+from synrepl.transports.http.lines import inner
 from synrepl.transports.http.refusals import RequestRefused
 from synrepl.transports.http.replicas import Acknowledged, JoinAnswer, JoinAsked, SubscribeAsked
 from synrepl.transports.http.requests import Http, decoded, public
@@ -46,9 +47,6 @@ HELD_EVENTS: Final = 32
 
 _CODES: Final = {"ahead_of_log": "ahead", "unauthorized": "no_rights"}
 _FACT: Final = b'{"serial":'
-_BEAT: Final = b'{"heartbeat":'
-_HELD: Final = b'{"held":'
-_EPHEMERAL: Final = b'{"ephemeral":'
 
 
 class HttpUpstream:
@@ -269,18 +267,20 @@ class HttpConversation:
                 continue
             self._facts(facts)
             facts = []
-            if line.startswith(_BEAT):
-                self._beat(line)
-            elif line.startswith(_HELD):
-                held = decoded(_Held, line, self._url).held
-                self._put(Ephemeral(read_facts(b"\n".join(map(bytes, held))), is_all=True))
-            elif line.startswith(_EPHEMERAL):
-                self._put(Ephemeral(read_facts(line.removeprefix(_EPHEMERAL)[:-1])))
-            else:
-                turns: list[Turn]
-                receipts: list[Receipt]
-                turns, receipts = read_meta(line + b"\n")
-                self._put(Meta(turns, receipts))
+            what, told = inner(line)
+            match what:
+                case "heartbeat":
+                    self._beat(told)
+                case "held":
+                    held = decoded(list[msgspec.Raw], told, self._url)
+                    self._put(Ephemeral(read_facts(b"\n".join(map(bytes, held))), is_all=True))
+                case "ephemeral":
+                    self._put(Ephemeral(read_facts(told)))
+                case _:
+                    turns: list[Turn]
+                    receipts: list[Receipt]
+                    turns, receipts = read_meta(line + b"\n")
+                    self._put(Meta(turns, receipts))
         self._facts(facts)
         return self._until_room()
 
@@ -292,8 +292,8 @@ class HttpConversation:
             self._head = max(self._head, facts[-1].serial)
             self._put(Facts(facts))
 
-    def _beat(self, line: bytes) -> None:
-        beat = decoded(_Beat, line, self._url).heartbeat
+    def _beat(self, told: bytes) -> None:
+        beat = decoded(_HeartbeatSaid, told, self._url)
         self._head = max(self._head, beat.serial, beat.head)
         if beat.digest is not None:
             self._put(Beat(Place(beat.epoch, beat.serial, beat.digest), self._head, beat.now_ms))
@@ -378,14 +378,6 @@ class _HeartbeatSaid(msgspec.Struct):
     digest: str | None
     now_ms: int
     head: int = 0
-
-
-class _Held(msgspec.Struct):
-    held: list[msgspec.Raw]
-
-
-class _Beat(msgspec.Struct):
-    heartbeat: _HeartbeatSaid
 
 
 def _chosen(wanted: Filter) -> dict[str, Any]:
