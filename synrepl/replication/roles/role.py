@@ -1,8 +1,8 @@
 """Primary, replica or fenced: what a daemon is, and how it becomes another thing."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 from twisted.internet.defer import Deferred, DeferredLock
@@ -14,19 +14,11 @@ from synrepl.ports.history import Place, Turn
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
+from synrepl.replication.roles.asked import Claim, Following, ITellOthers, RoleLog
+from synrepl.replication.roles.refusing import CannotPromote, Fenced, HandingOver, ReadOnlyHere
+from synrepl.replication.roles.remembering import Noted, Promoting
 
-__all__ = [
-    "CannotPromote",
-    "Claim",
-    "FENCED",
-    "Fenced",
-    "HandingOver",
-    "ITellOthers",
-    "PRIMARY",
-    "REPLICA",
-    "ReadOnlyHere",
-    "Roles",
-]
+__all__ = ["FENCED", "HANDOVER_SECONDS", "PRIMARY", "REPLICA", "Roles"]
 
 PRIMARY: Final = "primary"
 REPLICA: Final = "replica"
@@ -49,138 +41,6 @@ MAX_TELL_SECONDS: Final = 60.0
 
 
 MAX_KNOWN: Final = 20
-
-
-class Claim(msgspec.Struct, frozen=True):
-    """A daemon became primary in this epoch; `uuid` is its own, `address` where it is, and `place` where the
-    epoch began."""
-
-    epoch: int
-    uuid: str
-    address: str
-    history: str
-    name: str = ""
-
-
-class CannotPromote(ReplicationError):
-    """This daemon cannot become primary as things are; `code` says why, for programs."""
-
-    def __init__(self, code: str, why: str, *, retryable: bool = False, missing: Sequence[Any] = ()) -> None:
-        super().__init__(why)
-        self.code = code
-        self.retryable = retryable
-        self.missing = list(missing)
-
-
-class ReadOnlyHere(StorageError):
-    """Nothing is added here: `code` says why, for programs; `moved_to` where to."""
-
-    def __init__(
-        self, code: str, why: str, *, stream: str, moved_to: str = "", retryable: bool = True
-    ) -> None:
-        super().__init__(op="append", why=why, stream=stream, retryable=retryable, tried=False)
-        self.code = code
-        self.moved_to = moved_to
-
-
-class Fenced(ReadOnlyHere):
-    """Another daemon is primary: this one takes no facts."""
-
-
-class HandingOver(ReadOnlyHere):
-    """Another daemon is about to become primary."""
-
-
-class ITellOthers(Protocol):
-    """How other daemons are told; all of these raise a `ReplicationError` when one cannot be reached."""
-
-    async def hand_over(self, address: Address, seconds: float) -> Place:
-        """Ask a primary to take no more facts for so long; gives where it stands."""
-
-    async def claim(self, address: Address, claim: Claim) -> None:
-        """Tell somebody who is primary now."""
-
-
-class RoleLog(Protocol):
-    """What is asked of the log."""
-
-    sealed: Callable[[str], StorageError] | None
-
-    @property
-    def epoch(self) -> int: ...
-
-    @property
-    def serial(self) -> int: ...
-
-    @property
-    def place(self) -> Place: ...
-
-    @property
-    def uuid(self) -> str: ...
-
-    @property
-    def history(self) -> str: ...
-
-    @property
-    def notes(self) -> Mapping[str, str]: ...
-
-    async def note(self, **notes: str | None) -> None: ...
-
-    @property
-    def turns(self) -> Sequence[Turn]: ...
-
-    async def next_epoch(self, why: str, *, epoch: int | None = None, at_ms: int | None = None) -> Turn: ...
-
-    async def settled(self) -> None: ...
-
-
-class IHasAddress(Protocol):
-    """What is asked of an upstream."""
-
-    where: Address
-
-
-class Following(Protocol):
-    """What is asked of a replica."""
-
-    state: str
-
-    @property
-    def is_whole(self) -> bool: ...
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def resync(self) -> bool:
-        """Give up what only this copy has: now if that is asked, or as soon as it is."""
-
-    @property
-    def upstream(self) -> IHasAddress:
-        """Whom it follows."""
-
-    @property
-    def primary(self) -> Address:
-        """Where the primary at the other end is, as far as it is known."""
-
-
-class _Noted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is remembered through a restart: the role, who is primary in which epoch, who must still be `told`
-    so, and everybody whom this daemon `knows`."""
-
-    role: str
-    epoch: int
-    uuid: str = ""
-    address: str = ""
-    told: tuple[str, ...] = ()
-    knows: tuple[str, ...] = ()
-
-
-class _Promoting(msgspec.Struct, frozen=True):
-    """An epoch that is about to begin, when, and what is to be remembered then."""
-
-    at_ms: int
-    noted: _Noted
 
 
 class Roles:
@@ -279,23 +139,23 @@ class Roles:
         known = noted is not None and noted.role != PRIMARY
         return (Address.parse(noted.address) or None) if noted is not None and known else None
 
-    def _noted(self) -> _Noted | None:
+    def _noted(self) -> Noted | None:
         begun = self._begun()
         if begun is not None:
             return begun
         text = self._log.notes.get("role")
-        return None if text is None else msgspec.json.decode(text, type=_Noted)
+        return None if text is None else msgspec.json.decode(text, type=Noted)
 
-    def _begun(self) -> _Noted | None:
+    def _begun(self) -> Noted | None:
         """What this daemon had just become when it was killed: its epoch had begun, and that was all."""
         text = self._log.notes.get("promoting")
         if text is None or not self._log.turns:
             return None
-        meant, turn = msgspec.json.decode(text, type=_Promoting), self._log.turns[-1]
+        meant, turn = msgspec.json.decode(text, type=Promoting), self._log.turns[-1]
         is_ours = (turn.epoch, turn.at_ms) == (meant.noted.epoch, meant.at_ms)
         return meant.noted if is_ours and self._log.epoch == turn.epoch else None
 
-    async def _note(self, noted: _Noted) -> None:
+    async def _note(self, noted: Noted) -> None:
         await self._log.note(role=msgspec.json.encode(noted).decode(), promoting=None)
 
     def _be_primary(self) -> None:
@@ -318,7 +178,7 @@ class Roles:
         self._changed()
         return replica
 
-    def _be_fenced(self, noted: _Noted) -> None:
+    def _be_fenced(self, noted: Noted) -> None:
         if self.replica is not None:
             self.replica.stop()
             self.replica = None
@@ -380,10 +240,10 @@ class Roles:
             epoch = max(self._log.epoch, noted.epoch if noted is not None else 0) + 1
             others = self._to_tell([*before, *self.untold, *self._known(), *self._others()])
             told = tuple(map(str, others))
-            meant = _Noted(PRIMARY, epoch, self._log.uuid, "", told, self._knowing(others))
+            meant = Noted(PRIMARY, epoch, self._log.uuid, "", told, self._knowing(others))
             at_ms = int(self._clock.seconds() * 1000)
             # First, or a kill between the two steps would leave an epoch that nobody is primary of.
-            promoting = msgspec.json.encode(_Promoting(at_ms, meant)).decode()
+            promoting = msgspec.json.encode(Promoting(at_ms, meant)).decode()
             await self._log.note(promoting=promoting, handover=None)
             turn = await self._log.next_epoch("promoted", epoch=epoch, at_ms=at_ms)
             await self._note(meant)
@@ -459,7 +319,7 @@ class Roles:
                     if claim == self._claim() and address in self.untold:
                         self.untold.remove(address)
             left = tuple(map(str, self.untold))
-            noted = self._noted() or _Noted(PRIMARY, claim.epoch, claim.uuid)
+            noted = self._noted() or Noted(PRIMARY, claim.epoch, claim.uuid)
             try:
                 await self._note(msgspec.structs.replace(noted, told=left))
             except StorageError as error:
@@ -561,7 +421,7 @@ class Roles:
         known = [*self.untold, self.primary, *followed, *self._known()]
         others = self._to_tell(known, primary=Address.parse(claim.address))
         told, knows = tuple(map(str, others)), self._knowing([*others, Address.parse(claim.address)])
-        noted = _Noted(FENCED, claim.epoch, claim.uuid, claim.address, told, knows)
+        noted = Noted(FENCED, claim.epoch, claim.uuid, claim.address, told, knows)
         if self.role == REPLICA:
             where = Address.parse(claim.address)
             if where and where != self.primary:
@@ -600,7 +460,7 @@ class Roles:
         )
         # Written down first: the other one takes a claim that was heard for one that holds.
         others = [*self.untold, where]
-        noted = self._noted() or _Noted(PRIMARY, self._log.epoch, self._log.uuid)
+        noted = self._noted() or Noted(PRIMARY, self._log.epoch, self._log.uuid)
         await self._note(msgspec.structs.replace(noted, told=tuple(map(str, others))))
         self._must_tell(others)
 
@@ -608,7 +468,7 @@ class Roles:
         """A replica that asked to be served knows a later epoch."""
         if self.role == PRIMARY and epoch > self._log.epoch:
             self._logger.warn("{who} knows epoch {epoch}: another daemon is primary", who=who, epoch=epoch)
-            noted = _Noted(FENCED, epoch, knows=self._knowing([]))
+            noted = Noted(FENCED, epoch, knows=self._knowing([]))
             self._be_fenced(noted)
             self._tasks.start(self._note(noted), "remembering to be fenced")
 

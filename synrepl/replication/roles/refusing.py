@@ -1,0 +1,37 @@
+"""Why a daemon takes no facts, or cannot become primary."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from synrepl.errors import ReplicationError, StorageError
+
+__all__ = ["CannotPromote", "Fenced", "HandingOver", "ReadOnlyHere"]
+
+
+class CannotPromote(ReplicationError):
+    """This daemon cannot become primary as things are; `code` says why, for programs."""
+
+    def __init__(self, code: str, why: str, *, retryable: bool = False, missing: Sequence[Any] = ()) -> None:
+        super().__init__(why)
+        self.code = code
+        self.retryable = retryable
+        self.missing = list(missing)
+
+
+class ReadOnlyHere(StorageError):
+    """Nothing is added here: `code` says why, for programs; `moved_to` where to."""
+
+    def __init__(
+        self, code: str, why: str, *, stream: str, moved_to: str = "", retryable: bool = True
+    ) -> None:
+        super().__init__(op="append", why=why, stream=stream, retryable=retryable, tried=False)
+        self.code = code
+        self.moved_to = moved_to
+
+
+class Fenced(ReadOnlyHere):
+    """Another daemon is primary: this one takes no facts."""
+
+
+class HandingOver(ReadOnlyHere):
+    """Another daemon is about to become primary."""
