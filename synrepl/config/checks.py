@@ -1,19 +1,59 @@
 """What settings must not be together. Closed by default: what can be reached from elsewhere needs a guard."""
 
 import re
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from synrepl.errors import ConfigError
 from synrepl.replication.serving import serving
 
 if TYPE_CHECKING:
-    from synrepl.config.settings import Settings
+    from synrepl.wire.dialect import Dialect
 
-__all__ = ["check", "is_loopback"]
+__all__ = ["Checked", "check", "is_loopback"]
 
 
-def check(built: "Settings") -> None:
+class Checked(Protocol):
+    """The settings that must fit together; `settings.Settings` has them."""
+
+    @property
+    def dialect(self) -> "Dialect | None": ...
+    @property
+    def follow(self) -> Sequence[str]: ...
+    @property
+    def http(self) -> str: ...
+    @property
+    def insecure(self) -> bool: ...
+    @property
+    def instance_map(self) -> Mapping[str, str]: ...
+    @property
+    def instance_name(self) -> str: ...
+    @property
+    def listen(self) -> Sequence[str]: ...
+    @property
+    def ping_seconds(self) -> float: ...
+    @property
+    def redis(self) -> object: ...
+    @property
+    def redis_writes(self) -> Sequence[Any]: ...
+    @property
+    def replica_keys(self) -> Mapping[str, str]: ...
+    @property
+    def secret(self) -> str | None: ...
+    @property
+    def table_streams(self) -> Sequence[Any]: ...
+    @property
+    def timeout_seconds(self) -> float: ...
+    @property
+    def upstream(self) -> str | None: ...
+    @property
+    def upstream_streams(self) -> Sequence[str] | None: ...
+    @property
+    def upstream_writers(self) -> Sequence[str] | None: ...
+
+
+def check(built: Checked) -> None:
     """Raises `ConfigError`."""
     _check_open(built)
     _check_name(built)
@@ -59,7 +99,7 @@ def _split(description: str) -> list[str]:
     return [re.sub(r"\\(.)", r"\1", part) for part in parts]
 
 
-def _check_open(built: "Settings") -> None:
+def _check_open(built: Checked) -> None:
     """Closed by default: what listens beyond this machine needs a guard, or a word that it has none."""
     if built.insecure:
         return
@@ -79,13 +119,13 @@ def _check_open(built: "Settings") -> None:
         )
 
 
-def _check_upstream(built: "Settings") -> None:
+def _check_upstream(built: Checked) -> None:
     """What only a replica has."""
     if built.upstream is None and (built.upstream_streams or built.upstream_writers):
         raise ConfigError("--upstream-streams and --upstream-writers need --upstream: say of whom")
 
 
-def _check_name(built: "Settings") -> None:
+def _check_name(built: Checked) -> None:
     """A writer's name is its own: two that share one make the others drop facts of both."""
     if not built.redis_writes:
         return

@@ -1,15 +1,11 @@
 """How a copy, and a conversation, begin: the same for every transport."""
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from synrepl.ports.history import BEGINNING, Place, Snapshot
+from synrepl.replication.relay.asked import IRelays, ServedLog
 from synrepl.replication.relay.proof import nonce
 from synrepl.wire.native import JoinRequest, Standing, WelcomeTo
-
-if TYPE_CHECKING:
-    from synrepl.replication.relay.relays import Relays, ServedLog
 
 __all__ = ["CopyBegins", "Welcoming", "copy_begins"]
 
@@ -26,7 +22,7 @@ class CopyBegins(msgspec.Struct, frozen=True):
 
 
 async def copy_begins(
-    relays: "Relays", uuid: str, name: str, asked: JoinRequest, *, registered: bool, address: str
+    relays: IRelays, uuid: str, name: str, asked: JoinRequest, *, registered: bool, address: str
 ) -> CopyBegins:
     """Take a snapshot for this replica, or find where its copy goes on; from here on a lease holds it."""
     log = relays.log
@@ -52,7 +48,7 @@ async def copy_begins(
     )
 
 
-async def _goes_on(log: "ServedLog", join: str, place: Place) -> bool:
+async def _goes_on(log: ServedLog, join: str, place: Place) -> bool:
     """Whether a copy that was cut off can go on: it is of this log, and nothing was trimmed since."""
     history, _, rest = join.partition("/")
     begin = rest.partition("/")[0]
@@ -66,7 +62,7 @@ async def _goes_on(log: "ServedLog", join: str, place: Place) -> bool:
 class Welcoming:
     """What a daemon says of itself."""
 
-    def __init__(self, relays: "Relays") -> None:
+    def __init__(self, relays: IRelays) -> None:
         self._relays = relays
 
     def welcome(self, *, proof: str) -> WelcomeTo:

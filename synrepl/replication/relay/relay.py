@@ -1,7 +1,7 @@
 """One replica's connection: what it asks for, and what it is sent, at the speed at which it takes it."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 from twisted.internet.defer import CancelledError, Deferred
@@ -9,6 +9,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import BEGINNING, Place, Snapshot, Turn
+from synrepl.replication.relay.asked import IRelays
 from synrepl.replication.relay.beginning import Welcoming, copy_begins
 from synrepl.replication.relay.meta import meta_block, snapshot_block
 from synrepl.replication.relay.pages import KEPT, BlockEncoder, facts_block
@@ -51,9 +52,6 @@ from synrepl.wire.native import (
 )
 from synrepl.wire.runs import Rows
 
-if TYPE_CHECKING:
-    from synrepl.replication.relay.relays import Relays
-
 __all__ = ["Relay", "RelayConnection"]
 
 PAGE_ROWS: Final = 1_000
@@ -91,7 +89,7 @@ class Relay:
 
     _logger = Logger()
 
-    def __init__(self, relays: "Relays", connection: RelayConnection) -> None:
+    def __init__(self, relays: IRelays, connection: RelayConnection) -> None:
         self.connection = connection
         self.uuid = ""
         self.name = ""

@@ -1,63 +1,30 @@
 """All relays of a daemon: who may be served, who is, and what each holds."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from synrepl.ports.history import Snapshot, Turn
-from synrepl.ports.interfaces import IClock, ILog
+from synrepl.ports.history import Turn
+from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
-from synrepl.replication.relay.leases import LeasedLog, Leases, LeaseTerms
+from synrepl.replication.relay.asked import Feeding, ServedLog
+from synrepl.replication.relay.leases import Leases, LeaseTerms
 from synrepl.replication.relay.proof import Keys
 from synrepl.replication.relay.refusals import refusal
-from synrepl.replication.ring import Ring
 from synrepl.streams.facts import Fact
 from synrepl.wire.native import Filter, Refusal, Standing, Subscription
 
 if TYPE_CHECKING:
     from synrepl.replication.relay.relay import Relay, RelayConnection
 
-__all__ = ["Feeding", "Relays", "ServedLog"]
+__all__ = ["Relays"]
 
 MAX_PEERS: Final = 50
 IDLE_SECONDS: Final = 60.0
 """Nothing new for so long, and a replica that holds all there is counts as idle."""
-
-
-class ServedLog(ILog, LeasedLog, Protocol):
-    """What is asked of the log."""
-
-    @property
-    def serial(self) -> int: ...
-
-    @property
-    def notes(self) -> Mapping[str, str]: ...
-
-    @property
-    def boots(self) -> int: ...
-
-    @property
-    def receipts_upto(self) -> int: ...
-
-    def head_age(self) -> float: ...
-
-    def on_turned(self, told: Callable[[], None]) -> None: ...
-
-    def on_replaced(self, told: Callable[[], None]) -> None: ...
-
-    def snapshot(self) -> Awaitable[Snapshot]: ...
-
-
-class Feeding(Protocol):
-    """What is asked of the publisher."""
-
-    ring: Ring
-
-    def lag_seconds_at(self, serial: int) -> float:
-        """How long ago the log stood there."""
 
 
 class Relays:
