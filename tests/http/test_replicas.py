@@ -1,0 +1,298 @@
+"""What operators and replicas ask over HTTP: copies, leases, who is primary."""
+
+import json
+from typing import Any
+
+from treq.testing import StubTreq
+from twisted.logger import Logger
+
+from synrepl.ports.history import EMPTY
+from synrepl.replication.addresses import Address
+from synrepl.replication.relay import Relays
+from synrepl.replication.replica import Replica
+from synrepl.replication.roles import Claim, Roles
+from synrepl.storage import ImmediateThread, Log, MemoryEngine
+from synrepl.transports.http.upstream import HttpUpstream
+from synrepl.wire.native import Filter
+from tests.http.builders import Answer, SiteCase, receipt, typing
+
+HERE = Address(http="http://hs.example:9093")
+CLAIM = {"epoch": 2, "uuid": "z", "address": "- http://other:9093", "history": "", "name": "other"}
+
+
+class Nobody:
+    """`roles.ITellOthers` and the replica of a daemon that has neither."""
+
+    async def hand_over(self, address: Address, seconds: float) -> Any:
+        raise AssertionError(address)
+
+    async def claim(self, address: Address, claim: Claim) -> None:
+        """Nobody hears it."""
+
+
+class Stale:
+    """Of what a daemon says of its copies, that it lacks something."""
+
+    def reasons(self) -> list[tuple[str, float]]:
+        return [("stale: this copy may lack what is older than 61 seconds", 0.0)]
+
+
+class CopiesCase(SiteCase):
+    """A primary with all that its copies ask for."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        ephemeral = [stream.name for stream in self.table if stream.ephemeral]
+        self.relays = Relays(
+            self.log,
+            self.publisher,
+            self.clock,
+            instance="master",
+            server_name="hs.example",
+            ephemeral=ephemeral,
+            role=lambda: self.roles.role,
+            address=lambda: str(HERE),
+        )
+        self.addCleanup(self.relays.halt)
+        self.roles = Roles(
+            self.log,
+            self.clock,
+            name="primary",
+            has_upstream=False,
+            address=lambda: HERE,
+            follow=lambda where: Nobody(),  # type: ignore[arg-type, return-value]
+            tell=Nobody(),
+        )
+        self.addCleanup(self.roles.stop)
+        self.roles.start()
+        self.ephemeral = ephemeral
+        self.site = self.make_site(roles=self.roles, relays=self.relays)
+
+    def say(self, method: str, path: str, **said: Any) -> Answer:
+        """Ask with this body."""
+        return self.ask(method, path, json.dumps(said).encode())
+
+    def place(self) -> dict[str, Any]:
+        """Where the log stands."""
+        place = self.log.place
+        return {"epoch": place.epoch, "serial": place.serial, "digest": place.digest}
+
+    def subscribe(self, uuid: str = "u1", **more: Any) -> Answer:
+        """A replica asks to be served."""
+        asked = {"history": self.log.history, "place": self.place(), **more}
+        return self.say("POST", f"/v1/replicas/{uuid}", name="paris", subscription=asked)
+
+
+class ReplicaTests(CopiesCase):
+    """The same judgement and the same list as for those that speak natively."""
+
+    def test_what_a_daemon_says_of_itself(self) -> None:
+        """A replica compares it with what it has."""
+        self.receipts(2)
+
+        told = self.get("/v1/replication").json()
+
+        self.assertEqual(
+            (self.log.history, self.place(), "primary", 0, str(HERE)),
+            tuple(told[key] for key in ("history", "place", "role", "begin", "address")),
+        )
+
+    def test_a_replica_is_on_the_list_from_when_it_is_served(self) -> None:
+        """And its lease moves with what it acknowledges."""
+        self.receipts(2)
+        self.assertEqual(200, self.subscribe().status)
+        self.receipts(3)
+        behind = self.relays.describe()[0]
+        acked = self.say("POST", "/v1/replicas/u1/ack", epoch=1, serial=5)
+
+        self.assertEqual(("paris", "behind", 2), tuple(behind[key] for key in ("name", "state", "serial")))
+        self.assertEqual((200, 5), (acked.status, acked.json()["serial"]))
+        self.assertEqual([5], [lease.serial for lease in self.relays.leases.all()])
+
+    def test_who_cannot_be_served_is_told_why_and_holds_nothing(self) -> None:
+        """Each case with a code of its own."""
+        self.receipts(2)
+        place = self.place()
+        cases: list[tuple[str, dict[str, Any]]] = [
+            ("other_history", {"history": "x"}),
+            ("ahead", {"place": place | {"serial": 7}}),
+            ("fork", {"place": place | {"digest": "0" * 64}}),
+            ("other_epoch", {"place": place | {"epoch": 3}}),
+        ]
+        for code, asked in cases:
+            answer = self.subscribe(**asked)
+            self.assertEqual((409, code), (answer.status, answer.json()["error"]))
+            self.assertIn("retryable", answer.json())
+        self.assertEqual([], self.relays.leases.all())
+
+    def test_nonsense_is_refused(self) -> None:
+        """Before anything is kept of it."""
+        self.receipts(1)
+        self.subscribe()
+        cases: list[tuple[str, dict[str, Any], int]] = [
+            ("/v1/replicas/u1/ack", {"epoch": 1, "serial": 9}, 409),
+            ("/v1/replicas/nobody/ack", {"epoch": 1, "serial": 1}, 409),
+            ("/v1/replicas/u1/ack", {"serial": "x"}, 400),
+            ("/v1/replicas/u1", {"name": "two words", "subscription": {}}, 400),
+            ("/v1/leases", {"name": "two words"}, 400),
+            ("/v1/handover", {"seconds": -1}, 400),
+            ("/v1/promote", {"forse": True}, 400),
+        ]
+        for path, said, status in cases:
+            self.assertEqual(status, self.say("POST", path, **said).status, path)
+
+    def test_a_reader_with_a_name_is_waited_for(self) -> None:
+        """What comes after what it has is kept for it, and it is not a replica."""
+        self.receipts(3)
+        self.get("/v1/changelog?since=1&reader=report")
+        self.get("/v1/changelog?since=3&reader=report")
+        beyond = self.get("/v1/changelog?since=9&reader=other")
+
+        (lease,) = self.relays.leases.all()
+        self.assertEqual(("report", False, 3), (lease.name, lease.registered, lease.serial))
+        self.assertEqual(409, beyond.status)
+
+    def test_without_copies_there_is_nothing_there(self) -> None:
+        """As in a program that serves a log of its own."""
+        self.site = self.make_site()
+
+        for method, path in (("GET", "/v1/replication"), ("GET", "/v1/leases"), ("POST", "/v1/promote")):
+            self.assertEqual(404, self.ask(method, path, b"{}" if method == "POST" else b"").status)
+
+    def test_a_stale_copy_answers_no_reads_if_it_is_told_to(self) -> None:
+        """Writes and status go on."""
+        self.receipts(1)
+        self.site = self.make_site(copies=Stale(), refuses_stale=True)
+        paths = ("/v1/changelog", "/v1/streams/receipts/rows")
+
+        refused = [self.get(path) for path in paths]
+
+        self.assertEqual([503, 503], [answer.status for answer in refused])
+        self.assertEqual("5", refused[0].headers["retry-after"])
+        self.assertEqual(200, self.post("receipts", [receipt()]).status)
+        self.site = self.make_site(copies=Stale())
+        self.assertEqual([200, 200], [self.get(path).status for path in paths])
+
+
+class LeaseTests(CopiesCase):
+    """An operator's hand on them."""
+
+    def test_leases_are_added_shown_and_dropped(self) -> None:
+        """Who was dropped is not served, until it is added again."""
+        added = self.say("POST", "/v1/leases", name="lisbon").json()
+        twice = self.say("POST", "/v1/leases", name="lisbon")
+        self.subscribe()
+        dropped = self.ask("DELETE", "/v1/leases/paris")
+        refused = self.subscribe()
+        again = self.say("POST", "/v1/leases", name="paris")
+
+        self.assertEqual(("lisbon", 0), (added["name"], added["serial"]))
+        self.assertEqual((409, "known"), (twice.status, twice.json()["error"]))
+        self.assertEqual(200, dropped.status)
+        self.assertEqual((409, "unknown"), (refused.status, refused.json()["error"]))
+        self.assertEqual(200, again.status)
+        self.assertEqual(200, self.subscribe().status)
+        shown = {one["name"]: one["reason"] for one in self.get("/v1/leases").json()["leases"]}
+        self.assertEqual({"lisbon": "", "paris": ""}, shown)
+        self.assertEqual(404, self.ask("DELETE", "/v1/leases/nobody").status)
+
+
+class RoleTests(CopiesCase):
+    """Who is primary, as others say it."""
+
+    def test_only_a_replica_is_promoted(self) -> None:
+        """And only who is stopped has something to give up."""
+        promoted, resynced = self.say("POST", "/v1/promote"), self.say("POST", "/v1/resync")
+
+        self.assertEqual((409, "not_a_replica"), (promoted.status, promoted.json()["error"]))
+        self.assertEqual((409, "not_stopped"), (resynced.status, resynced.json()["error"]))
+
+    def test_who_hands_over_takes_no_facts_for_a_while(self) -> None:
+        """And says where it stands, once all that came before is kept."""
+        self.receipts(2)
+        told = self.say("POST", "/v1/handover", seconds=10)
+        refused = self.post("receipts", [receipt()])
+        self.clock.advance(11)
+
+        self.assertEqual(self.place(), told.json())
+        self.assertEqual((503, "handing_over"), (refused.status, refused.json()["error"]))
+        self.assertEqual(200, self.post("receipts", [receipt()]).status)
+
+    def test_who_hears_of_a_later_epoch_is_fenced(self) -> None:
+        """It says where the primary is, and takes nothing more; a claim of another history means nothing."""
+        self.say("POST", "/v1/claim", **(CLAIM | {"history": "another"}))
+        before = self.post("receipts", [receipt()]).status
+        heard = self.say("POST", "/v1/claim", **(CLAIM | {"history": self.log.history}))
+        refused = self.post("receipts", [receipt()])
+
+        self.assertEqual((200, 200), (before, heard.status))
+        self.assertEqual((503, "fenced"), (refused.status, refused.json()["error"]))
+        self.assertIn("http://other:9093", refused.json()["moved_to"])
+
+
+class FollowingOverHttpTests(CopiesCase):
+    """A whole replica against the site, without a socket."""
+
+    def replica(self, **options: Any) -> tuple[Replica, Log]:
+        """A replica that has begun."""
+        thread = ImmediateThread()
+        log = Log(MemoryEngine(), thread, thread, self.clock, ephemeral=self.ephemeral, logger=Logger())
+        self.wait(log.start())
+        self.client = StubTreq(self.site.resource)
+        upstream = HttpUpstream(self.clock, where=HERE, client=self.client)
+        made = Replica(log, upstream, self.clock, name="paris", ephemeral=self.ephemeral, **options)
+        self.addCleanup(made.stop)
+        made.start()
+        self.pass_(3)
+        return made, log
+
+    def pass_(self, seconds: float) -> None:
+        """Let time pass, and what was written arrive."""
+        for _ in range(int(seconds / 0.1)):
+            for _ in range(3):
+                self.client.flush()
+            self.clock.advance(0.1)
+
+    def test_it_joins_and_follows(self) -> None:
+        """Facts, receipts, epochs and what nobody keeps."""
+        self.receipts(5)
+        self.post("receipts", [receipt()], idempotency_key="k")
+        self.post("typing", [typing("@ada:hs")])
+        replica, log = self.replica()
+        self.receipts(2)
+        self.wait(self.log.next_epoch("promoted"))
+        self.post("receipts", [receipt()], idempotency_key="l")
+        self.post("typing", [typing()])
+        self.pass_(3)
+
+        self.assertEqual(("live", self.log.place), (replica.state, log.place))
+        self.assertEqual(self.log.turns, log.turns)
+        self.assertEqual(["k", "l"], [one.key for one in self.wait(log.receipts_between(0, 99))])
+        self.assertEqual(self.log.positions("typing"), log.positions("typing"))
+        self.assertEqual(["live"], [one["state"] for one in self.relays.describe()])
+
+    def test_a_filtered_one_gets_no_more_than_it_wants(self) -> None:
+        """And stands where the primary stands."""
+        self.post("push_rules", [["@ada:hs"]])
+        self.receipts(5)
+        replica, log = self.replica(wanted=Filter(streams=("push_rules",)))
+        self.receipts(3)
+        self.post("push_rules", [["@bob:hs"]])
+        self.pass_(3)
+
+        facts, _ = self.wait(log.read(after=0, upto=99, streams=None, limit=99))
+        self.assertEqual(("live", self.log.place), (replica.state, log.place))
+        self.assertEqual([1, 10], [fact.serial for fact in facts])
+
+    def test_one_that_knows_a_later_epoch_is_refused(self) -> None:
+        """The primary was restored, or another took over: nothing of what the replica has is touched."""
+        self.receipts(3)
+        replica, log = self.replica()
+        self.wait(log.next_epoch("restored"))
+        replica.stop()
+        replica.start()
+        self.pass_(3)
+
+        self.assertEqual(("refused", "other_epoch"), (replica.state, replica.describe()["refusal"]["code"]))
+        self.assertEqual(3, log.serial)
+        self.assertNotEqual(EMPTY, log.digest)
