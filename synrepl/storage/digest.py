@@ -56,17 +56,12 @@ def verify(facts: Iterable[Fact], previous: str) -> int | None:
     `previous` is the digest before the first of them. A missing fact breaks the chain as a changed one does.
     """
     for fact in facts:
-        expected = chain(
-            previous,
-            serial=fact.serial,
-            epoch=fact.epoch,
-            stream=fact.stream,
-            writer=fact.writer,
-            prev_token=fact.prev_token,
-            token=fact.token,
-            committed_at_ms=fact.committed_at_ms,
-            rows=fact.rows,
+        # As `chain`, which costs half as much again when it is called: this is done for every fact of a copy.
+        head = (
+            f"{previous} {fact.serial} {fact.epoch} {fact.stream} {fact.writer} {fact.prev_token} {fact.token}"
+            f" {fact.committed_at_ms} "
         )
+        expected = sha256(head.encode() + fact.rows).hexdigest()
         if fact.digest != expected:
             return fact.serial
         previous = expected

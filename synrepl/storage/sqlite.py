@@ -207,6 +207,9 @@ def _connect(path: Path, synchronous: str) -> sqlite3.Connection:
     database.execute("PRAGMA auto_vacuum = INCREMENTAL")
     database.execute("PRAGMA journal_mode = WAL")
     database.execute(f"PRAGMA synchronous = {synchronous}")
+    if synchronous == "NORMAL":
+        # A copy in the making is synced where it is taken back into the file alone: seldom is enough.
+        database.execute("PRAGMA wal_autocheckpoint = 8000")
     # Without a limit the WAL keeps on disk the size it once had.
     database.execute("PRAGMA journal_size_limit = 67108864")
     return database

@@ -128,7 +128,7 @@ def test_what_only_the_old_primary_had_is_named_and_posted_again(stage: Stage) -
     path = stage.folder / "berlin" / "synrepl.db.only-here-1-21-25.ndjson"
     replayed = json.loads(run("replay", str(path), "--url", paris.url, "--json").stdout)
 
-    assert rejoined == {"only_here": [path.name], "state": "live", "serial": 22}
+    assert rejoined == {"only_here": [str(path)], "state": "live", "serial": 22}
     assert replayed["facts"] == 5
     stage.wait_until(berlin, lambda status: status["serial"] == 27, "what was posted again")
 

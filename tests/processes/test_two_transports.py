@@ -129,5 +129,6 @@ def test_either_is_enough(world: World) -> None:
     assert sorted(facts) == sorted(world.tail.told)
     detected = metric(world.reader.url, "synrepl_gaps_detected_total")
     assert detected == metric(world.reader.url, "synrepl_gaps_repaired_total")
-    # Of `caches`, whose facts may come late, the last ones are asked for again: one page.
-    assert metric(world.reader.url, "synrepl_catch_up_requests_total", direction="out") <= fetched + 1
+    # Of `caches`, whose facts may come late, the last ones are asked for again: one page each time that it
+    # is back, which is twice where the first connection does not last.
+    assert metric(world.reader.url, "synrepl_catch_up_requests_total", direction="out") <= fetched + 2
