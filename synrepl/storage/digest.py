@@ -58,8 +58,8 @@ def verify(facts: Iterable[Fact], previous: str) -> int | None:
     for fact in facts:
         # As `chain`, which costs half as much again when it is called: this is done for every fact of a copy.
         head = (
-            f"{previous} {fact.serial} {fact.epoch} {fact.stream} {fact.writer} {fact.prev_token} {fact.token}"
-            f" {fact.committed_at_ms} "
+            f"{previous} {fact.serial} {fact.epoch} {fact.stream} {fact.writer} {fact.prev_token}"
+            f" {fact.token} {fact.committed_at_ms} "
         )
         expected = sha256(head.encode() + fact.rows).hexdigest()
         if fact.digest != expected:
