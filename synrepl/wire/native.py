@@ -34,6 +34,7 @@ from synrepl.wire.dialect import NATIVE
 
 __all__ = [
     "NATIVE_COMMANDS",
+    "CAPABILITIES",
     "VERSION",
     "Ack",
     "Auth",
@@ -71,6 +72,10 @@ __all__ = [
 
 VERSION: Final = 1
 """Of this conversation. A peer of a higher one is spoken to in ours."""
+
+CAPABILITIES: Final = ("digests", "ephemeral", "peers", "receipts")
+"""What both ends of version 1 can do; whoever says nothing of it can do just these. A later one says more,
+and is not sent what it does not say."""
 
 SINCE: Final = "999.0"
 M = TypeVar("M", bound=msgspec.Struct)
@@ -115,6 +120,7 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: int = VERSION
     registered: bool = True
     address: str = ""
+    capabilities: tuple[str, ...] = CAPABILITIES
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,6 +154,8 @@ class WelcomeTo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     filter: Filter = Filter()
     address: str = ""
     primary: str = ""
+    version: int = VERSION
+    capabilities: tuple[str, ...] = CAPABILITIES
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -429,7 +429,7 @@ class Relay:
         if self.state != "live":
             self.state = "live"
             self._is_ephemeral_stale = True
-        if self._is_ephemeral_stale:
+        if self._is_ephemeral_stale and self._can("ephemeral"):
             self._is_ephemeral_stale = False
             self._say_ephemeral()
         await self._relays.news()
@@ -443,8 +443,8 @@ class Relay:
 
     def show_ephemeral(self, facts: Sequence[Fact], block: bytes) -> None:
         """Facts that nobody keeps have come; `block` holds them all."""
-        if self.state != "live":
-            return  # it is told all that is held once it is
+        if self.state != "live" or not self._can("ephemeral"):
+            return  # it is told all that is held once it is live
         if self._paused:
             self._is_ephemeral_stale = True
         elif self._filter.is_open:
@@ -459,9 +459,13 @@ class Relay:
         # Also if there is nothing: a writer that is not named has begun anew.
         self.connection.write(block("held", len(lines), b"".join(lines)))
 
+    def _can(self, what: str) -> bool:
+        """Whether the replica has said that it understands this."""
+        return self._greeting is not None and what in self._greeting.capabilities
+
     def tell_peers(self) -> None:
         """Say where the other replicas are, if that has changed."""
-        if self.state in ("catching up", "live"):
+        if self.state in ("catching up", "live") and self._can("peers"):
             peers = self._relays.peers(but=self.uuid)
             if peers != self._peers_told:
                 self._peers_told = peers

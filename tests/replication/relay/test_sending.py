@@ -4,7 +4,7 @@ from twisted.internet.defer import Deferred
 
 from synrepl.replication.relay import relay as relay_module
 from synrepl.testing.replicas import KEEPALIVE
-from synrepl.wire.native import Filter, Standing
+from synrepl.wire.native import Filter, Greeting, Proof, Standing, WelcomeTo, read
 from tests.replication.worlds import RawReplica, World
 
 MOST = 2 * 1024 * 1024
@@ -195,3 +195,22 @@ def test_digests_are_told_as_far_as_they_are_known() -> None:
 async def _digest(log: object, serial: int) -> str:
     digest: str = await log.digest_at(serial)  # type: ignore[attr-defined]
     return digest
+
+
+def test_a_replica_is_not_sent_what_it_does_not_know() -> None:
+    """A daemon of another release may know less than this one."""
+    world = World()
+    a = world.node("a")
+    raw = world.raw("a")
+    raw.tell("HELLO", Greeting(uuid="u", name="old", nonce="n", capabilities=("receipts",)))
+    world.pass_(0.05)
+    raw.tell("AUTH", Proof())
+    world.pass_(0.05)
+    raw.subscribe(world, read(WelcomeTo, raw.lines("WELCOME")[-1]))
+    a.append("typing", [[["!room:hs", ["@ada:hs"]]]])
+    a.append("push_rules", [[["@ada:hs"]]])
+    world.node("b", "a")
+    world.pass_(2)
+
+    assert 1 == sum(block.lines for block in raw.blocks("facts"))
+    assert [] == [*raw.blocks("ephemeral"), *raw.blocks("held"), *raw.lines("PEERS")]
