@@ -228,6 +228,7 @@ class Copies:
                 self._reactor,
                 where=where,
                 secret=settings.secret,
+                expected_server=settings.server_name,
                 registered=not settings.anonymous,
                 address=lambda: str(self._address()),
                 silence=settings.timeout_seconds,
