@@ -123,6 +123,15 @@ class IFetchFile(Protocol):
         good. Nothing here checks them.
         """
 
+    async def send(
+        self, sha256: str, size: int, read: Callable[[int, int], Awaitable[bytes]], hops: int
+    ) -> None:
+        """Bring a file there: `read` gives so many of its `size` bytes from an offset on. It comes through so
+        many (`hops`) daemons.
+
+        Returns when they are kept there. Raises a `ReplicationError` when they are not, or nobody knows.
+        """
+
 
 class ISpool(Protocol):
     """Bytes that are coming in, on the disk but not yet kept. Blocking; one thread at a time."""

@@ -28,6 +28,15 @@ class Upstream:
     def __init__(self, data: bytes | None = DATA) -> None:
         self.data = data
         self.comes: Deferred[None] = Deferred()
+        self.sent: list[tuple[str, bytes, int]] = []
+        self.refuses: list[Exception] = []
+
+    async def send(
+        self, sha256: str, size: int, read: Callable[[int, int], Awaitable[bytes]], hops: int
+    ) -> None:
+        if self.refuses:
+            raise self.refuses.pop(0)
+        self.sent.append((sha256, await read(0, size), hops))
 
     async def fetch(self, sha256: str, offset: int, on_chunk: Callable[[bytes], Awaitable[None]]) -> None:
         await self.comes

@@ -11,9 +11,11 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionLost
 from twisted.python.failure import Failure
 
+from synrepl.errors import NotConnected
 from synrepl.ports.files import ISpool
 from synrepl.storage.files.checking import StoredFile
 from synrepl.transports.http import uploads
+from synrepl.transports.http.refusals import RequestRefused
 from tests.http.files_builders import DATA, PLACE, SHA, FilesSiteCase, Upstream
 from tests.storage.files.builders import checksum
 
@@ -111,13 +113,37 @@ class PutTests(FilesSiteCase):
             self.assertEqual(401, self.put(DATA).status)
         self.assertEqual(201, self.put(DATA, None, "Authorization: Bearer sesame").status)
 
-    def test_a_replica_takes_no_files(self) -> None:
-        """They would not be where the others look for them."""
+    def test_a_replica_brings_it_to_its_upstream_as_well(self) -> None:
+        """There the others look for it; the answer comes when it is there."""
+        upstream = Upstream()
+        self.replica(upstream)
+
+        self.assertEqual(201, self.put(DATA).status)
+        self.assertEqual([(SHA, DATA, 1)], upstream.sent)
+        self.assertEqual([f"sha256/{SHA[:2]}/{SHA[2:]}"], self.everything())
+
+    def test_an_upstream_that_does_not_take_it_is_named(self) -> None:
+        """What was brought here stays: it may be all that there is."""
+        upstream = Upstream()
+        self.replica(upstream)
+        upstream.refuses = [
+            NotConnected("nobody is there"),
+            RequestRefused(url="http://u", status=507, code="disk_full", message="full"),
+        ]
+
+        answers = [self.put(DATA), self.put(DATA), self.put(DATA)]
+
+        self.assertEqual([502, 502, 200], [answer.status for answer in answers])
+        codes = [answer.json()["error"] for answer in answers[:2]]
+        self.assertEqual(["upstream_unreachable", "upstream_refused"], codes)
+
+    def test_a_file_does_not_go_round_in_circles(self) -> None:
+        """Replicas of each other would pass it on for ever."""
         self.replica(Upstream())
 
-        answer = self.put(DATA)
+        answer = self.ask("PUT", f"{PLACE}?hops=9", DATA)
 
-        self.assertEqual((409, "not_primary"), (answer.status, answer.json()["error"]))
+        self.assertEqual((503, "upstream_away"), (answer.status, answer.json()["error"]))
 
     def test_a_daemon_without_files_says_so(self) -> None:
         """Rather than a fault."""

@@ -291,6 +291,11 @@ class ReplicaOfOursTests(FilesSiteCase):
 class _Cut:
     """An upstream that is killed on the way."""
 
+    async def send(
+        self, sha256: str, size: int, read: Callable[[int, int], Awaitable[bytes]], hops: int
+    ) -> None:
+        raise AssertionError("nobody brings anything here")
+
     async def fetch(self, sha256: str, offset: int, on_chunk: Callable[[bytes], Awaitable[None]]) -> None:
         await on_chunk(DATA[:400])
         raise NotConnected("it broke off")

@@ -1,5 +1,7 @@
 """Facts posted to a replica whose feed stands still: answers in bounded time, and others do not feel it."""
 
+import hashlib
+import random
 import threading
 import time
 from pathlib import Path
@@ -131,3 +133,25 @@ def test_without_the_primary_nothing_is_kept_and_that_is_said(tmp_path: Path) ->
             replica.post("no_such_stream", 1)
         assert code(caught.value) == "unknown_stream"
     report(f"relayed, primary away: {time.monotonic() - begun:.1f} s")
+
+
+def test_a_file_that_is_brought_to_a_replica_is_at_the_primary(tmp_path: Path) -> None:
+    """Through the replica between them, before it is answered; without the primary that is said."""
+    data = random.Random(7).randbytes(3_000_000)
+    place = f"/v1/files/sha256/{hashlib.sha256(data).hexdigest()}"
+    with Cluster(tmp_path) as cluster:
+        primary = cluster.add("primary")
+        middle = cluster.add("middle", upstream=primary.front)
+        last = cluster.add("last", upstream=middle.front)
+        primary.post("events", 1)
+        cluster.wait_until_same()
+        with Asker(last.url) as asker:
+            asker.ask("PUT", place, data)
+            name = place.rpartition("/")[2]
+            asker.post("files", [[["create", "picture", name, len(data)]]])
+        with Asker(primary.url) as asker:
+            assert asker.ask("GET", place) == data
+        primary.kill()
+        with Asker(last.url) as asker, pytest.raises(Refused) as refused:
+            asker.ask("PUT", place, data)
+        assert (refused.value.status, code(refused.value)) == (502, "upstream_refused")

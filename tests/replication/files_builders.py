@@ -75,6 +75,11 @@ class FakeUpstream:
         """And now it comes."""
         self.held.pop(sha256).callback(None)
 
+    async def send(
+        self, sha256: str, size: int, read: Callable[[int, int], Awaitable[bytes]], hops: int
+    ) -> None:
+        raise AssertionError("nobody brings anything here")
+
     async def fetch(self, sha256: str, offset: int, on_chunk: Callable[[bytes], Awaitable[None]]) -> None:
         self.asked.append((sha256, offset))
         self.running[sha256] += 1

@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from synrepl.errors import StorageError
 from synrepl.ports.files import IFetchFile, IFileQueue, IFileStore, ISpool, IStoredFile, QueueSummary
 from synrepl.ports.interfaces import IClock, ILog, IThread
 from synrepl.replication.files.checks import Checks
@@ -147,6 +148,21 @@ class Files:
     async def is_named(self, sha256: str) -> bool:
         """Whether a name refers to it."""
         return await self._desk.run(partial(self._desk.queue.is_named, sha256))
+
+    async def pass_on(self, sha256: str, hops: int = 0) -> None:
+        """Bring a file that is here to where a replica gets its files; on a primary, that is done already.
+
+        `hops` counts the replicas that it came through. Raises a `ReplicationError`.
+        """
+        if self._fetch is None:
+            return
+        file = await self.open(sha256)
+        if file is None:
+            raise StorageError(op="passing on a file", why="it is not here any more", retryable=True)
+        try:
+            await self._fetch.send(sha256, file.size, partial(self.read, file), hops + 1)
+        finally:
+            self.release(file)
 
     async def open(self, sha256: str) -> IStoredFile | None:
         """The file, all of which was found good a short while ago at most; None if it is not here.

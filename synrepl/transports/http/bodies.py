@@ -93,10 +93,6 @@ class ApiRequest(Request):
         self._room = self._limit = site.max_body if files is None else site.max_file
         if length is not None and length > self._limit:
             self._refuse_body(self._too_large())
-        elif files is not None and files.is_replica and not self._drops:
-            self._refuse_body(
-                Refused(409, "not_primary", "a replica takes no files: bring it to the primary")
-            )
         if files is None or self._is_refused or self._drops:
             super().gotLength(0 if self._is_refused or self._drops else length)
         else:

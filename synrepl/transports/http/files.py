@@ -10,8 +10,9 @@ from synrepl.ports.files import IStoredFile
 from synrepl.replication.files import Files
 from synrepl.streams import jsontext
 from synrepl.transports.http.answers import Refused
-from synrepl.transports.http.parameters import seconds, text
+from synrepl.transports.http.parameters import integer, seconds, text
 from synrepl.transports.http.ranges import Unsatisfiable, matches, read_range
+from synrepl.transports.http.refusals import RequestRefused
 from synrepl.transports.http.streaming import streaming
 from synrepl.transports.http.uploads import Upload, refused_upload
 
@@ -22,6 +23,9 @@ BLOCK: Final = 256 * 1024
 WAIT_SECONDS: Final = 10.0
 MAX_WAIT_SECONDS: Final = 300.0
 RETRY_SECONDS: Final = b"1"
+
+MAX_HOPS: Final = 8
+KEPT_HERE: Final = "it is kept here, and not known to be kept at the primary; bring it again"
 
 _checksum: Final = re.compile("[0-9a-f]{64}", re.ASCII)
 
@@ -35,8 +39,12 @@ class FileRoutes:
         self._files = files
 
     async def put(self, request: Any, sha256: str) -> bytes:
-        """Keep what came in, if its checksum is this."""
-        self._asked(sha256)
+        """Keep what came in, if its checksum is this; a replica brings it to the primary as well."""
+        files = self._asked(sha256)
+        hops = integer(request, "hops", 0)
+        if hops > MAX_HOPS:
+            why = "this file goes round in a circle: no daemon on its way is the primary"
+            raise Refused(503, "upstream_away", why, retry_after=RETRY_SECONDS)
         upload = request.content
         if not isinstance(upload, Upload):
             raise Refused(400, "bad_request", "the checksum in the path is to be written as it is")
@@ -44,6 +52,12 @@ class FileRoutes:
             is_new, size = await upload.keep(sha256)
         except ReplicationError as error:
             raise refused_upload(error) or error from error
+        try:
+            await files.pass_on(sha256, hops)
+        except RequestRefused as error:
+            raise Refused(502, "upstream_refused", f"{KEPT_HERE}: {error}") from error
+        except ReplicationError as error:
+            raise Refused(502, "upstream_unreachable", f"{KEPT_HERE}: {error}") from error
         request.setResponseCode(201 if is_new else 200)
         request.setHeader(b"etag", _tag(sha256))
         return jsontext.dumps({"sha256": sha256, "size": size})

@@ -4,9 +4,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.defer import TimeoutError as TimedOut
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
+from twisted.web.iweb import IBodyProducer
+from zope.interface import implementer
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.transports.http.refusals import as_refusal
@@ -17,6 +18,8 @@ __all__ = ["HttpFiles"]
 MIB: Final = 1024 * 1024
 HELD_BYTES: Final = MIB
 """Bytes that wait for the disk before the connection is read no further."""
+BLOCK: Final = 256 * 1024
+"""Bytes that are read at a time."""
 MAX_FILE: Final = 16 * 1024 * MIB
 
 
@@ -82,6 +85,21 @@ class HttpFiles:
             assert chunks.end is not None
             raise NotConnected(f"{url} broke off: {reason(chunks.end.value)}")  # type: ignore[arg-type]
 
+    async def send(
+        self, sha256: str, size: int, read: Callable[[int, int], Awaitable[bytes]], hops: int
+    ) -> None:
+        """Bring a file there; returns when it is kept."""
+        url = public(f"{self._base_url}/v1/files/sha256/{sha256}?hops={hops}")
+        body = _Body(size, read)
+        response = await self._answer(self._request("PUT", url, self._headers, body), url, body)
+        chunks = _Chunks(self._reactor, self._silence)
+        response.deliverBody(chunks)
+        try:
+            if response.code not in {200, 201}:
+                raise as_refusal(response.code, await _refusal(chunks), url)
+        finally:
+            chunks.stop()
+
     async def stop(self) -> None:
         """Close the idle connections."""
         if self._pool is not None:
@@ -91,24 +109,36 @@ class HttpFiles:
         headers = dict(self._headers)
         if offset:
             headers["range"] = [f"bytes={offset}-"]
+        return await self._answer(self._request("GET", url, headers, None), url, None)
+
+    def _request(self, method: str, url: str, headers: dict[str, list[str]], body: Any) -> "Deferred[Any]":
         asked: Deferred[Any] = self._treq().request(
-            "GET",
+            method,
             url,
             headers=headers,
+            data=body,
             # To follow a redirection would show the secret to whoever it names.
             allow_redirects=False,
             unbuffered=True,
             reactor=self._reactor,
         )
-        asked.addTimeout(self._timeout, self._reactor)
+        return asked
+
+    async def _answer(self, asked: "Deferred[Any]", url: str, body: "_Body | None") -> Any:
+        """The answer, once it begins; while bytes are taken from us, it may take its time."""
+        watch = _Watch(self._reactor, self._timeout, asked, body)
         try:
             return await asked
-        except (ReplicationError, CancelledError):
+        except CancelledError:
+            if watch.is_over:
+                raise NotConnected(f"{url} has not answered within {self._timeout:g} seconds") from None
             raise
-        except TimedOut:
-            raise NotConnected(f"{url} has not answered within {self._timeout:g} seconds") from None
+        except ReplicationError:
+            raise
         except Exception as error:
             raise NotConnected(f"{url} cannot be reached: {reason(error)}") from error
+        finally:
+            watch.stop()
 
     def _treq(self) -> Any:
         if self._client is None:
@@ -126,6 +156,73 @@ async def _refusal(chunks: "_Chunks") -> bytes:
     while len(body) < MAX_ERROR_BYTES and (data := await chunks.take()) is not None:
         body += data
     return body
+
+
+class _Watch:
+    """Calls a request off when nothing has happened for so many seconds."""
+
+    def __init__(self, reactor: Any, seconds: float, asked: "Deferred[Any]", body: "_Body | None") -> None:
+        self.is_over = False
+        self._reactor = reactor
+        self._seconds = seconds
+        self._asked = asked
+        self._body = body
+        self._seen = 0
+        self._timer = reactor.callLater(seconds, self._look)
+
+    def _look(self) -> None:
+        sent = 0 if self._body is None else self._body.sent
+        if sent == self._seen:
+            self.is_over = True
+            self._asked.cancel()
+        else:
+            self._seen = sent
+            self._timer = self._reactor.callLater(self._seconds, self._look)
+
+    def stop(self) -> None:
+        """It has ended."""
+        if self._timer.active():
+            self._timer.cancel()
+
+
+@implementer(IBodyProducer)
+class _Body:
+    """A file on its way out, read as it is taken."""
+
+    def __init__(self, size: int, read: Callable[[int, int], Awaitable[bytes]]) -> None:
+        self.length = size
+        self.sent = 0
+        self._read = read
+        self._room: Deferred[None] | None = None
+        self._is_paused = False
+        self._sending: Deferred[None] | None = None
+
+    def startProducing(self, consumer: Any) -> "Deferred[None]":
+        self._sending = Deferred.fromCoroutine(self._send(consumer))
+        return self._sending
+
+    async def _send(self, consumer: Any) -> None:
+        while self.sent < self.length:
+            if self._is_paused:
+                self._room = Deferred()
+                await self._room
+            data = await self._read(self.sent, min(BLOCK, self.length - self.sent))
+            self.sent += len(data)
+            consumer.write(data)
+
+    def pauseProducing(self) -> None:
+        self._is_paused = True
+
+    def resumeProducing(self) -> None:
+        self._is_paused = False
+        room, self._room = self._room, None
+        if room is not None:
+            room.callback(None)
+
+    def stopProducing(self) -> None:
+        if self._sending is not None:
+            self._sending.addErrback(lambda failure: failure.trap(CancelledError) and None)
+            self._sending.cancel()
 
 
 class _Chunks(Protocol):
