@@ -86,7 +86,6 @@ class Copies:
             reactor,
             instance=settings.instance_name,
             server_name=settings.server_name,
-            ephemeral=self._ephemeral,
             keys=Keys(settings.secret, settings.replica_keys),
             terms=_terms(settings),
             heartbeat_seconds=settings.heartbeat_seconds,

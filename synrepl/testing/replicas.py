@@ -127,7 +127,6 @@ class FakeNode:
             clock,
             instance=self.name,
             server_name="hs",
-            ephemeral=self.ephemeral,
             keys=Keys(self._secret),
             terms=self._terms,
             role=lambda: self.roles.role,

@@ -17,6 +17,7 @@ from synrepl.ports.history import Place
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.addresses import Address
+from synrepl.replication.places import said_place
 from synrepl.replication.relay.meta import read_meta, read_snapshot
 from synrepl.replication.relay.proof import PRIMARY, REPLICA, nonce, proof, proves
 from synrepl.replication.replica.conversation import (
@@ -148,12 +149,14 @@ class UpstreamConnection(Protocol):
                 said = read(native.JoiningFrom, command.said)
                 self._put(
                     0,
-                    JoinBegins(said.join, said.history, _place(said.place), _place(said.begin), said.resumed),
+                    JoinBegins(
+                        said.join, said.history, said_place(said.place), said_place(said.begin), said.resumed
+                    ),
                 )
             case native.Joined():
-                self._put(0, JoinEnds(_place(read(native.JoinedAt, command.said).place)))
+                self._put(0, JoinEnds(said_place(read(native.JoinedAt, command.said).place)))
             case native.Subscribed():
-                self._put(0, Subscribed(_place(read(Standing, command.said))))
+                self._put(0, Subscribed(said_place(read(Standing, command.said))))
             case native.Challenge():
                 self._put(0, read(native.Known, command.said))
             case native.Welcome():
@@ -395,7 +398,3 @@ def _event(payload: Payload) -> Event:
         case "snapshot":
             return Kept(read_snapshot(payload.data))
     raise RemoteProtocolError(f"a block of {payload.kind} is not known here")
-
-
-def _place(said: Standing) -> Place:
-    return Place(said.epoch, said.serial, said.digest)

@@ -49,7 +49,6 @@ class CopiesCase(SiteCase):
             self.clock,
             instance="master",
             server_name="hs.example",
-            ephemeral=ephemeral,
             role=lambda: self.roles.role,
             address=lambda: str(HERE),
         )

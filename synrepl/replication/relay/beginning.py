@@ -3,9 +3,10 @@
 import msgspec
 
 from synrepl.ports.history import BEGINNING, Place, Snapshot
+from synrepl.replication.places import said_place, standing
 from synrepl.replication.relay.asked import IRelays, ServedLog
 from synrepl.replication.relay.proof import nonce
-from synrepl.wire.native import JoinRequest, Standing, WelcomeTo
+from synrepl.wire.native import JoinRequest, WelcomeTo
 
 __all__ = ["CopyBegins", "Welcoming", "copy_begins"]
 
@@ -28,7 +29,7 @@ async def copy_begins(
     log = relays.log
     lease, begin = relays.leases[uuid], log.begin
     is_held = lease is not None and lease.ended_ms is None
-    place = None if asked.place is None else Place(asked.place.epoch, asked.place.serial, asked.place.digest)
+    place = None if asked.place is None else said_place(asked.place)
     resumed = place is not None and is_held and await _goes_on(log, asked.join, place)
     # Before the snapshot is taken, so that nothing it refers to can be trimmed.
     held = lease.serial if resumed and lease is not None else begin.serial
@@ -76,7 +77,7 @@ class Welcoming:
             instance=relays.instance,
             server_name=relays.server_name,
             role=relays.role(),
-            place=Standing(place.epoch, place.serial, place.digest),
+            place=standing(place),
             begin=log.begin.serial,
             filter=relays.filter(),
             address=relays.address(),

@@ -9,6 +9,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import BEGINNING, Place, Snapshot, Turn
+from synrepl.replication.places import said_place, standing
 from synrepl.replication.relay.asked import IRelays
 from synrepl.replication.relay.beginning import Welcoming, copy_begins
 from synrepl.replication.relay.meta import meta_block, snapshot_block
@@ -41,7 +42,6 @@ from synrepl.wire.native import (
     Proof,
     Refusal,
     Refused,
-    Standing,
     Subscribe,
     Subscribed,
     Subscription,
@@ -263,8 +263,8 @@ class Relay:
         told = JoiningFrom(
             join=begins.join,
             history=log.history,
-            place=_standing(begins.of),
-            begin=_standing(begins.begin),
+            place=standing(begins.of),
+            begin=standing(begins.begin),
             after=begins.at.serial,
             resumed=begins.resumed,
         )
@@ -284,7 +284,7 @@ class Relay:
             return
         self.state = "joined"
         relays.leases.moved(self.uuid, self.sent.serial)
-        self.connection.send(Joined(said=say(JoinedAt(_standing(self.sent)))))
+        self.connection.send(Joined(said=say(JoinedAt(standing(self.sent)))))
 
     async def _send_snapshot_facts(self, snapshot: Snapshot) -> bool:
         """Whether all of them are sent: none was trimmed meanwhile."""
@@ -334,10 +334,10 @@ class Relay:
             address=greeting.address,
         )
         self._use(asked.filter)
-        self.sent = _place(asked.place)
+        self.sent = said_place(asked.place)
         self.acknowledged = asked.place.serial
         self._turns_told = asked.place.epoch
-        self.connection.send(Subscribed(said=say(_standing(log.place))))
+        self.connection.send(Subscribed(said=say(standing(log.place))))
         self._start_beating()
         self._beat()
         for relay in relays.connected:
@@ -497,11 +497,3 @@ class Relay:
 
 class _Serials(msgspec.Struct):
     serials: list[int]
-
-
-def _standing(place: Place) -> Standing:
-    return Standing(place.epoch, place.serial, place.digest)
-
-
-def _place(said: Standing) -> Place:
-    return Place(said.epoch, said.serial, said.digest)

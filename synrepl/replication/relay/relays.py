@@ -45,7 +45,6 @@ class Relays:
         *,
         instance: str,
         server_name: str,
-        ephemeral: Sequence[str] = (),
         keys: Keys | None = None,
         terms: LeaseTerms | None = None,
         heartbeat_seconds: float = 1.0,
@@ -61,7 +60,6 @@ class Relays:
         self.clock = clock
         self.instance = instance
         self.server_name = server_name
-        self.ephemeral = tuple(ephemeral)
         self.keys = keys if keys is not None else Keys()
         self.heartbeat_seconds = heartbeat_seconds
         self.role = role

@@ -8,6 +8,7 @@ import msgspec
 from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.ports.history import Place, Snapshot
 from synrepl.ports.interfaces import IClock
+from synrepl.replication.places import standing
 from synrepl.replication.replica.conversation import (
     Beat,
     Ephemeral,
@@ -21,7 +22,7 @@ from synrepl.replication.replica.conversation import (
 )
 from synrepl.replication.replica.log import ICopy, ReplicaLog
 from synrepl.replication.replica.taking import Taking
-from synrepl.wire.native import Filter, JoinRequest, Standing
+from synrepl.wire.native import Filter, JoinRequest
 
 __all__ = ["Joining", "Progress"]
 
@@ -117,7 +118,7 @@ class Joining:
             asked = JoinRequest(
                 filter=self._wanted,
                 join=noted.join,
-                place=Standing(at.epoch, at.serial, at.digest),
+                place=standing(at),
                 has_meta=noted.has_meta,
             )
         self._conversation.join(asked)

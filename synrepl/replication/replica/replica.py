@@ -12,6 +12,7 @@ from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError, 
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
+from synrepl.replication.places import standing
 from synrepl.replication.replica.conversation import (
     Beat,
     Ephemeral,
@@ -221,7 +222,7 @@ class Replica:
         conversation.subscribe(
             Subscription(
                 history=log.history,
-                place=Standing(place.epoch, place.serial, place.digest),
+                place=standing(place),
                 filter=self.wanted,
                 clock=clock if len(say(clock)) <= MAX_CLOCK_BYTES else {},
                 turn=None if turn is None else Standing(turn.epoch, turn.serial, turn.digest),

@@ -148,7 +148,7 @@ class Api:
     @app.route("/v1/streams/<stream>/rows", methods=["GET"])
     async def get_rows(self, request: Any, stream: str) -> bytes | None:
         """A page of one writer's rows, in the newest shape."""
-        return await self._answer(request, lambda: self._fresh(self._rows.page(request, stream)))
+        return await self._answer(request, lambda: self._fresh(lambda: self._rows.page(request, stream)))
 
     @app.route("/v1/streams/<stream>/allocated", methods=["GET"])
     async def get_allocated(self, request: Any, stream: str) -> bytes | None:
@@ -158,16 +158,12 @@ class Api:
     @app.route(CATCH_UP + "<stream>/<txn_id>", methods=["GET"])
     async def get_updates(self, request: Any, stream: str, txn_id: str) -> bytes | None:
         """What a follower missed, as Synapse answers it."""
-        return await self._answer(request, lambda: self._fresh(self._rows.updates(request, stream)))
+        return await self._answer(request, lambda: self._fresh(lambda: self._rows.updates(request, stream)))
 
-    async def _fresh(self, work: Awaitable[bytes]) -> bytes:
+    async def _fresh(self, read: Callable[[], Awaitable[bytes]]) -> bytes:
         """What a read gives, unless this daemon is to answer none while it may lack something."""
-        try:
-            self._check_fresh()
-        except Refused:
-            work.close()  # type: ignore[attr-defined]  # a coroutine that nobody will run
-            raise
-        return await work
+        self._check_fresh()
+        return await read()
 
     def _check_fresh(self) -> None:
         if self._refuses_stale and self._copies is not None and (reasons := self._copies.reasons()):

@@ -1,6 +1,6 @@
 """The body of a POST of facts: from bytes to facts that can be kept, or to what is wrong with it."""
 
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -12,7 +12,9 @@ from synrepl.streams.declare import Stream
 from synrepl.transports.http.answers import Refused
 from synrepl.transports.http.parameters import BAD_WORD, is_word
 
-__all__ = ["Posted", "read_body", "read_facts"]
+__all__ = ["Posted", "read_body", "read_facts", "read_said"]
+
+T = TypeVar("T")
 
 FACTS_AT_ONCE: Final = 1_000
 """Facts checked before the reactor gets its turn again: some five milliseconds of work."""
@@ -61,3 +63,17 @@ async def read_facts(stream: Stream[Any], posted: Posted, clock: IClock) -> list
             why = f"fact {len(facts)}, row {error.index}: {error.why}"
             raise Refused(400, "bad_row", why) from error
     return facts
+
+
+def read_said(shape: type[T], request: Any, most: int) -> T:
+    """What the small body of a request says, of at most `most` bytes; an empty one says only defaults.
+
+    Raises `Refused`.
+    """
+    body = request.content.read(most + 1)
+    if len(body) > most:
+        raise Refused(413, "too_large", f"this may have {most} bytes")
+    try:
+        return msgspec.json.decode(body or b"{}", type=shape)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refused(400, "bad_request", str(error)) from error

@@ -1,19 +1,19 @@
 """Replicas that follow over HTTP alone: what they ask beside the changelog."""
 
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
-from synrepl.ports.history import Place, Snapshot
+from synrepl.ports.history import Snapshot
+from synrepl.replication.places import standing
 from synrepl.replication.relay import Relays
 from synrepl.replication.relay.beginning import Welcoming, copy_begins
 from synrepl.replication.relay.meta import snapshot_lines
 from synrepl.transports.http.answers import Refused
+from synrepl.transports.http.posting import read_said
 from synrepl.wire.native import JoinRequest, Refusal, Standing, Subscription, WelcomeTo
 
 __all__ = ["Acknowledged", "JoinAnswer", "JoinAsked", "Replicas", "SubscribeAsked"]
-
-T = TypeVar("T")
 
 MAX_BODY: Final = 4 * 1024 * 1024
 
@@ -75,7 +75,7 @@ class Replicas:
 
     async def subscribe(self, request: Any, uuid: str) -> bytes:
         """``POST /v1/replicas/<uuid>``: may this be served? From then on a lease holds what it lacks."""
-        asked = _read(SubscribeAsked, request)
+        asked = read_said(SubscribeAsked, request, MAX_BODY)
         name = _name(asked.name, uuid)
         relays = self._relays
         refused = await relays.judge(uuid, name, asked.subscription) or relays.duplicate(uuid, name)
@@ -89,14 +89,14 @@ class Replicas:
         place = self._relays.log.place
         return msgspec.json.encode(
             {
-                "place": Standing(place.epoch, place.serial, place.digest),
+                "place": standing(place),
                 "peers": relays.peers(but=uuid),
             }
         )
 
     async def join(self, request: Any, uuid: str) -> bytes:
         """``POST /v1/replicas/<uuid>/join``: which facts a copy has, and what stands beside them."""
-        asked = _read(JoinAsked, request)
+        asked = read_said(JoinAsked, request, MAX_BODY)
         name = _name(asked.name, uuid)
         relays = self._relays
         refused = relays.refuses_join(uuid, name, asked.join.filter) or relays.duplicate(uuid, name)
@@ -111,8 +111,8 @@ class Replicas:
             JoinAnswer(
                 join=begins.join,
                 history=relays.log.history,
-                place=_standing(begins.of),
-                begin=_standing(begins.begin),
+                place=standing(begins.of),
+                begin=standing(begins.begin),
                 after=begins.at.serial,
                 resumed=begins.resumed,
                 snapshot=None if snapshot is None else b"".join(snapshot_lines(snapshot)).decode(),
@@ -133,7 +133,7 @@ class Replicas:
 
     async def acknowledge(self, request: Any, uuid: str) -> bytes:
         """``POST /v1/replicas/<uuid>/ack``: it is there, and holds everything up to a serial."""
-        said = _read(Acknowledged, request)
+        said = read_said(Acknowledged, request, MAX_BODY)
         relays = self._relays
         lease = relays.leases[uuid]
         if lease is None or lease.ended_ms is not None:
@@ -157,17 +157,3 @@ def _name(name: str, uuid: str) -> str:
 def _refused(refused: Refusal) -> Refused:
     more = {name: value for name, value in msgspec.to_builtins(refused).items() if name != "message"}
     return Refused(409, refused.code, refused.message, more=more)
-
-
-def _standing(place: Place) -> Standing:
-    return Standing(place.epoch, place.serial, place.digest)
-
-
-def _read(shape: type[T], request: Any) -> T:
-    body = request.content.read(MAX_BODY + 1)
-    if len(body) > MAX_BODY:
-        raise Refused(413, "too_large", f"this may have {MAX_BODY} bytes")
-    try:
-        return msgspec.json.decode(body or b"{}", type=shape)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(400, "bad_request", str(error)) from error

@@ -1,6 +1,6 @@
 """What is asked over HTTP about who is primary, and about leases: for operators, and between daemons."""
 
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
@@ -9,10 +9,9 @@ from synrepl.replication.relay import Leases, Relays
 from synrepl.replication.roles import CannotPromote, Claim, Roles
 from synrepl.streams import jsontext
 from synrepl.transports.http.answers import Refused
+from synrepl.transports.http.posting import read_said
 
 __all__ = ["Standing"]
-
-T = TypeVar("T")
 
 MAX_BODY: Final = 64 * 1024
 MAX_HANDOVER_SECONDS: Final = 300.0
@@ -40,7 +39,7 @@ class Standing:
 
     async def promote(self, request: Any) -> bytes:
         """``POST /v1/promote``: this replica becomes primary."""
-        asked = _read(_Promote, request)
+        asked = read_said(_Promote, request, MAX_BODY)
         try:
             turn = await self._roles.promote(force=asked.force)
         except CannotPromote as error:
@@ -62,7 +61,7 @@ class Standing:
 
     async def hand_over(self, request: Any) -> bytes:
         """``POST /v1/handover``: another daemon is about to become primary."""
-        asked = _read(_Handover, request)
+        asked = read_said(_Handover, request, MAX_BODY)
         if not 0 <= asked.seconds <= MAX_HANDOVER_SECONDS:
             raise Refused(400, "bad_request", f"seconds are from 0 to {MAX_HANDOVER_SECONDS:g}")
         try:
@@ -73,7 +72,7 @@ class Standing:
 
     async def claim(self, request: Any) -> bytes:
         """``POST /v1/claim``: another daemon says that it is primary, and since which epoch."""
-        await self._roles.heard(_read(Claim, request))
+        await self._roles.heard(read_said(Claim, request, MAX_BODY))
         return jsontext.dumps({"role": self._roles.role, "primary": str(self._roles.primary)})
 
     # -- leases --------------------------------------------------------------------------------------------
@@ -87,7 +86,7 @@ class Standing:
 
         One that was dropped before is let in again.
         """
-        asked = _read(_Lease, request)
+        asked = read_said(_Lease, request, MAX_BODY)
         if not asked.name or not asked.name.isprintable() or len(asked.name) > 255 or " " in asked.name:
             raise Refused(400, "bad_request", "a replica's name is one word")
         leases = self._leases
@@ -112,13 +111,3 @@ class Standing:
     @property
     def _leases(self) -> Leases:
         return self._relays.leases
-
-
-def _read(shape: type[T], request: Any) -> T:
-    body = request.content.read(MAX_BODY + 1)
-    if len(body) > MAX_BODY:
-        raise Refused(413, "too_large", f"this may have {MAX_BODY} bytes")
-    try:
-        return msgspec.json.decode(body or b"{}", type=shape)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(400, "bad_request", str(error)) from error

@@ -12,6 +12,7 @@ from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.ports.history import Place, Receipt, Turn
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
+from synrepl.replication.places import said_place
 from synrepl.replication.relay import REFUSALS
 from synrepl.replication.relay.meta import read_meta, read_snapshot
 from synrepl.replication.replica import (
@@ -213,7 +214,7 @@ class HttpConversation:
     async def _join(self, asked: JoinRequest) -> None:
         said = JoinAsked(name=self._name, join=asked, registered=self._registered, address=self._address())
         answer: JoinAnswer = await self._ask("POST", f"/v1/replicas/{self._uuid}/join", said, JoinAnswer)
-        place, begin = _place(answer.place), _place(answer.begin)
+        place, begin = said_place(answer.place), said_place(answer.begin)
         self._put(JoinBegins(answer.join, answer.history, place, begin, answer.resumed))
         if answer.snapshot is None:
             # All of it was there; what came since follows once it is subscribed to.
@@ -240,7 +241,7 @@ class HttpConversation:
         )
         answer: _Subscribed = await self._ask("POST", f"/v1/replicas/{self._uuid}", said, _Subscribed)
         self._head = answer.place.serial
-        self._put(Subscribed(_place(answer.place)))
+        self._put(Subscribed(said_place(answer.place)))
         self._put(Peers(answer.peers))
         self._acknowledged = asked.place.serial
         self._ack_timer = self._reactor.callLater(ACK_SECONDS, self._acknowledge_soon)
@@ -382,10 +383,6 @@ class _HeartbeatSaid(msgspec.Struct):
 
 def _chosen(wanted: Filter) -> dict[str, Any]:
     return {"streams": wanted.streams, "writers": wanted.writers}
-
-
-def _place(said: Standing) -> Place:
-    return Place(said.epoch, said.serial, said.digest)
 
 
 def _as_refused(error: RequestRefused) -> ReplicationError:
