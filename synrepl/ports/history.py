@@ -5,10 +5,9 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["BEGINNING", "EMPTY", "Lease", "Place", "Receipt", "Snapshot", "Turn", "Appended"]
+from synrepl.streams.digest import EMPTY
 
-EMPTY: Final = "0" * 64
-"""The digest of the empty log."""
+__all__ = ["BEGINNING", "EMPTY", "Lease", "Place", "Receipt", "Snapshot", "Turn", "Appended"]
 
 
 class Place(msgspec.Struct, frozen=True):

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from synrepl.ports.history import Place
-from synrepl.storage.digest import verify
 from synrepl.storage.following import advance
 from synrepl.storage.voids import Voids
+from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 
 __all__ = ["CHECKED_AT_OPEN", "what_is_wrong"]

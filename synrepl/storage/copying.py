@@ -10,8 +10,8 @@ from twisted.python.failure import Failure
 from synrepl.errors import StorageError
 from synrepl.ports.history import Lease, Place, Receipt, Snapshot, Turn
 from synrepl.ports.interfaces import Head, IEngine, IThread, KeysOf
-from synrepl.storage.digest import verify
 from synrepl.storage.groups import Standing
+from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 
 __all__ = ["Copy", "Copying", "OtherHistory"]

@@ -14,7 +14,6 @@ from synrepl.errors import StorageError
 from synrepl.ports.history import Place, Receipt
 from synrepl.ports.interfaces import Head
 from synrepl.storage.checking import CHECKED_AT_OPEN, what_is_wrong
-from synrepl.storage.digest import verify
 from synrepl.storage.following import advance, check_ascend, check_follow
 from synrepl.storage.paging import take_rows, take_tokens
 from synrepl.storage.places import Places
@@ -22,6 +21,7 @@ from synrepl.storage.sql_base import COLUMNS, DAMAGED, Row, facts_of, marks, row
 from synrepl.storage.sql_history import SQLHistory
 from synrepl.storage.sql_notes import SQLNotes
 from synrepl.storage.sql_trimming import SQLTrimming
+from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 
 __all__ = ["COLUMNS", "DAMAGED", "Row", "SQLEngine"]

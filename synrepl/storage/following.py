@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from synrepl.errors import StorageError
 from synrepl.ports.history import Place, Turn
-from synrepl.storage.digest import verify
+from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 
 __all__ = ["advance", "check_ascend", "check_follow", "check_turn"]

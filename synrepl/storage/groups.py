@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 
 from synrepl.ports.history import BEGINNING, Turn
 from synrepl.ports.interfaces import Appended, Head, Receipt
-from synrepl.storage.digest import EMPTY, chain
+from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import NO_ROWS, Fact
 
 __all__ = ["Group", "Request", "Standing", "checksum", "form"]

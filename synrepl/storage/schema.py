@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.errors import StorageError
-from synrepl.storage.digest import EMPTY
+from synrepl.streams.digest import EMPTY
 
 __all__ = ["MIGRATIONS", "TABLES", "Migration", "migrate"]
 

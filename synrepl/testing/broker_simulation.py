@@ -14,8 +14,7 @@ from twisted.logger import LogLevel
 from synrepl.errors import StorageError
 from synrepl.replication.catchup import ICatchUp
 from synrepl.replication.following import following
-from synrepl.storage import digest
-from synrepl.streams import jsontext
+from synrepl.streams import digest, jsontext
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.streams.table import StreamTable
 from synrepl.testing.cluster import DirectCatchUp, FakeDaemon, FakeWorker, MemoryPositions

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from synrepl.storage.digest import EMPTY, verify
+from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 from synrepl.testing.replicas import FakeNode
 

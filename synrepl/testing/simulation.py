@@ -13,7 +13,7 @@ from twisted.internet.task import deferLater
 
 from synrepl.replication.following import following
 from synrepl.replication.updates import Updates
-from synrepl.storage import digest
+from synrepl.streams import digest
 from synrepl.streams.catalog import CacheInvalidation
 from synrepl.streams.declare import Stream
 from synrepl.streams.facts import Fact

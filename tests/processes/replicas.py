@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple, Self
 import msgspec
 
 from synrepl.storage import SQLiteEngine
-from synrepl.storage.digest import EMPTY, verify
 from synrepl.storage.groups import Request, Standing, form
+from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 from tests.processes.channel import eventually, status
 from tests.processes.loading import (

@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from synrepl.storage.digest import EMPTY, verify
+from synrepl.streams.digest import EMPTY, verify
 from tests.processes.loading import (
     PATIENCE_SECONDS,
     Asker,

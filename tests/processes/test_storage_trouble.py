@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from synrepl.storage.digest import EMPTY, verify
+from synrepl.streams.digest import EMPTY, verify
 from tests.processes.loading import Asker, Refused, changelog, ids_of, made_rows, report
 from tests.service.processes import TWISTD, Daemon, Process
 

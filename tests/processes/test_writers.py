@@ -18,9 +18,9 @@ from typing import Any, Final, Self
 import psycopg
 import pytest
 
-from synrepl.storage.digest import EMPTY, verify
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.writers import WriterState, read_writers
+from synrepl.streams.digest import EMPTY, verify
 from synrepl.testing.postgres import PostgresServer
 from tests.processes.loading import (
     LONG,

@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Appended, IEngine
 from synrepl.storage import DelayedThread, ImmediateThread, Log
-from synrepl.storage.digest import EMPTY, chain
+from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
 
 NOW = 1_700_000_000

@@ -3,8 +3,8 @@
 from synrepl.ports.history import Turn
 from synrepl.ports.interfaces import Head, IEngine
 from synrepl.storage import MemoryEngine, SQLiteEngine, postgres
-from synrepl.storage.digest import chain
 from synrepl.storage.postgres import PostgresEngine
+from synrepl.streams.digest import chain
 from synrepl.streams.facts import Fact
 from tests.postgres import new_database
 from tests.storage.builders import NOW, LogCase

@@ -7,8 +7,8 @@ from twisted.internet.defer import Deferred
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Appended
 from synrepl.storage import FROM_TABLE, GivenElsewhere, Log, MemoryEngine, SQLiteEngine
-from synrepl.storage.digest import EMPTY, verify
 from synrepl.streams.catalog import ALL
+from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 from tests.storage.builders import DISK_FULL, LogCase, rows
 

@@ -7,7 +7,7 @@ from unittest import TestCase, skipUnless
 
 import msgspec
 
-from synrepl.storage.digest import EMPTY, chain, verify
+from synrepl.streams.digest import EMPTY, chain, verify
 from tests.storage.builders import facts_after
 
 

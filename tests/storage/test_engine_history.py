@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from synrepl.errors import StorageError
 from synrepl.ports.history import BEGINNING, EMPTY, Appended, Lease, Place, Receipt, Snapshot, Turn
 from synrepl.ports.interfaces import IEngine
-from synrepl.storage.digest import verify
+from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 from tests.storage.builders import LogCase, facts_after
 from tests.storage.engines import OverMemory, OverPostgres, OverSQLite, lose

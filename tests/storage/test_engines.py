@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Appended, IEngine, Receipt
 from synrepl.storage import engine as engine_module
-from synrepl.storage.digest import EMPTY
 from synrepl.storage.schema import MIGRATIONS
+from synrepl.streams.digest import EMPTY
 from tests.storage.builders import NOW, LogCase, facts_after, tokens
 from tests.storage.engines import OverMemory, OverPostgres, OverSQLite, lose
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from synrepl.storage import SQLiteEngine
-from synrepl.storage.digest import EMPTY, verify
+from synrepl.streams.digest import EMPTY, verify
 from tests.storage.builders import LogCase
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from twisted.logger import formatEvent
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Appended
 from synrepl.storage import KeyReused, Log, MemoryEngine, SQLiteEngine
-from synrepl.storage.digest import EMPTY, verify
+from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 from tests.storage.builders import DISK_FULL, NOW, LogCase, facts_after, rows, tokens
 

@@ -16,8 +16,8 @@ from twisted.python.failure import Failure
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Appended, IEngine
 from synrepl.storage import DelayedThread, KeyReused, Log, MemoryEngine, SQLiteEngine
-from synrepl.storage.digest import EMPTY, verify
 from synrepl.storage.postgres import PostgresEngine
+from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import NO_ROWS, Fact
 from tests.postgres import new_database
 from tests.storage.builders import DISK_FULL, NOW, rows

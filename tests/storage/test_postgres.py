@@ -22,10 +22,10 @@ from twisted.logger import Logger
 from synrepl.errors import ConfigError, StorageError
 from synrepl.ports.interfaces import Appended
 from synrepl.storage import Log, ReactorThread, SQLiteEngine, engine_for, postgres
-from synrepl.storage.digest import EMPTY, verify
 from synrepl.storage.engine import COLUMNS
 from synrepl.storage.postgres import PostgresEngine
 from synrepl.storage.schema import MIGRATIONS
+from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 from synrepl.testing.postgres import PostgresServer
 from tests.postgres import new_database, shared_server

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from synrepl.ports.history import BEGINNING, EMPTY
-from synrepl.storage.digest import verify
+from synrepl.ports.history import BEGINNING
 from synrepl.storage.doctor.complaints import Complaint
 from synrepl.storage.engine import COLUMNS
 from synrepl.storage.following import advance
@@ -13,6 +12,7 @@ from synrepl.storage.places import load_places
 from synrepl.storage.schema import MIGRATIONS
 from synrepl.storage.sql import execute
 from synrepl.storage.voids import Voids
+from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 
 __all__ = ["NEWEST", "check_log", "mend_positions"]

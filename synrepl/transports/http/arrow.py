@@ -7,7 +7,7 @@ from typing import Any, Final
 from twisted.internet.threads import deferToThreadPool
 
 from synrepl.storage import ImmediateThread
-from synrepl.storage.digest import checksum
+from synrepl.streams.digest import checksum
 from synrepl.transports.http.answers import Refused
 from synrepl.transports.http.reading import Page
 from synrepl.transports.http.wanted import Wanted

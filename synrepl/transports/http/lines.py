@@ -12,7 +12,7 @@ import msgspec
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import Receipt, Turn
-from synrepl.storage.digest import checksum
+from synrepl.streams.digest import checksum
 from synrepl.streams.entries import line
 from synrepl.streams.facts import Fact
 

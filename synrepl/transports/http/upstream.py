@@ -28,7 +28,7 @@ from synrepl.replication.replica import (
     RefusedByUpstream,
     Subscribed,
 )
-from synrepl.storage.digest import checksum
+from synrepl.streams.digest import checksum
 from synrepl.streams.entries import read_facts
 from synrepl.streams.facts import Fact
 from synrepl.transports.http.lines import inner

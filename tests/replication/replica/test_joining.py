@@ -8,7 +8,7 @@ from synrepl.replication.relay import relay as relay_module
 from synrepl.replication.relay.relay import Relay
 from synrepl.replication.replica import joining as joining_module
 from synrepl.replication.retention import keys_of
-from synrepl.storage.digest import verify
+from synrepl.streams.digest import verify
 from synrepl.testing.replicas import FakeNode
 from synrepl.wire.native import Filter, JoinedAt, Standing
 from tests.replication.worlds import World

@@ -16,11 +16,14 @@ rows), 256)``.
 
 from collections.abc import Iterable
 from hashlib import sha256
+from typing import Final
 
-from synrepl.ports.history import EMPTY
 from synrepl.streams.facts import Fact
 
 __all__ = ["EMPTY", "chain", "checksum", "verify"]
+
+EMPTY: Final = "0" * 64
+"""The digest of the empty log."""
 
 
 def chain(
