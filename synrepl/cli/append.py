@@ -11,7 +11,7 @@ from typing import Final
 import click
 import msgspec
 
-from synrepl.cli.asking import Asking, Refused
+from synrepl.asking import Asking, Refused
 from synrepl.cli.output import Lines, OutputClosed
 from synrepl.cli.posting import BATCH, Posting
 from synrepl.cli.progress import Advance

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from synrepl.cli.asking import Asking, Refused, Unreachable
+from synrepl.asking import Asking, Refused, Unreachable
 
 __all__ = ["post_and_watch"]
 

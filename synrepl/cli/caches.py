@@ -13,10 +13,10 @@ import click
 import msgspec
 from rich.console import Console
 
+from synrepl.asking import Asking, Refused, Unreachable
 from synrepl.caches import CacheRegistry, Finding
 from synrepl.caches import lint as find_wrong
 from synrepl.caches.counters import NameCounts
-from synrepl.cli.asking import Asking, Refused, Unreachable
 from synrepl.cli.capture import read
 from synrepl.cli.output import counted
 from synrepl.cli.progress import Advance

@@ -9,8 +9,8 @@ from urllib.parse import quote
 import click
 from rich.console import Console
 
+from synrepl.asking import Asking, Refused, Unreachable
 from synrepl.cli import standing
-from synrepl.cli.asking import Asking, Refused, Unreachable
 from synrepl.cli.trouble import EXIT_CODES, Trouble, read_secret, secret_option, url_option
 
 __all__ = ["leases"]

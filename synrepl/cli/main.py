@@ -1,5 +1,7 @@
 """What `synrepl` says about itself, and which commands it has."""
 
+from typing import Any
+
 import click
 
 from synrepl.cli.append import append
@@ -13,12 +15,23 @@ from synrepl.cli.resync import resync
 from synrepl.cli.status import status
 from synrepl.cli.streams import streams
 from synrepl.cli.tail import tail
-from synrepl.cli.trouble import EXIT_CODES
+from synrepl.cli.trouble import EXIT_CODES, Trouble
+from synrepl.errors import ConfigError
 
 __all__ = ["main"]
 
 
-@click.group(epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """All commands; what is wrong with what they were told is one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ConfigError as error:
+            raise Trouble(str(error)) from error
+
+
+@click.group(cls=_Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="synrepl", message="%(prog)s %(version)s")
 def main() -> None:
     """Follow, feed and inspect the replication streams of a homeserver."""

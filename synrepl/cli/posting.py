@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import click
 
-from synrepl.cli.asking import Asking, Refused, Unreachable
+from synrepl.asking import Asking, Refused, Unreachable
 from synrepl.cli.trouble import Trouble
 from synrepl.streams import jsontext
 

@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from synrepl.cli.asking import Asking, Refused
+from synrepl.asking import Asking, Refused
 from synrepl.cli.capture import Recorded, Recording, as_posted, read
 from synrepl.cli.posting import BATCH, Posting
 from synrepl.cli.progress import Advance

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from synrepl.cli.asking import Asking, Refused, Unreachable
+from synrepl.asking import Asking, Refused, Unreachable
 from synrepl.cli.progress import Advance
 from synrepl.cli.trouble import EXIT_CODES, Trouble, read_secret, secret_option, url_option
 

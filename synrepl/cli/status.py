@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from synrepl.asking import Asking, Refused, Unreachable
 from synrepl.cli import standing
-from synrepl.cli.asking import Asking, Refused, Unreachable
 from synrepl.cli.trouble import EXIT_CODES, Trouble, read_secret, secret_option, url_option
 
 __all__ = ["ask_status", "status"]

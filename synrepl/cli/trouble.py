@@ -6,6 +6,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from synrepl import asking
 from synrepl.config import suggestion
 from synrepl.errors import ConfigError
 from synrepl.wire.dialect import Dialect
@@ -27,18 +28,13 @@ class Trouble(click.ClickException):
 
 
 def read_secret(path: Path | None) -> str | None:
-    """The shared secret, from its file: never an argument, which everyone on the machine could see."""
+    """The shared secret, from its file."""
     if path is None:
         return None
     try:
-        secret = path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise Trouble(f"cannot read the secret file {path}: {error.strerror}") from error
-    except UnicodeDecodeError:
-        secret = ""
-    if not secret or not secret.isprintable() or not secret.isascii():
-        raise Trouble(f"the secret file {path} does not hold one line of plain characters")
-    return secret
+        return asking.read_secret(path)
+    except ConfigError as error:
+        raise Trouble(str(error)) from error
 
 
 class _DialectType(click.ParamType[Dialect]):

@@ -1,26 +1,32 @@
 """Asking a daemon over HTTP, one question after the other.
 
-Blocking on purpose: a command that asks and waits needs no reactor, and order is kept by doing one thing at
-a time.
+Blocking on purpose: a command, or a task of Spark, that asks and waits needs no reactor, and order is kept by
+doing one thing at a time. Of ours it needs the errors alone: it goes to executors that have nothing else.
 """
 
 import http.client
 import json
+import os
 import ssl
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from synrepl.cli.trouble import Trouble
+from synrepl.errors import ConfigError
 
-__all__ = ["Answer", "Asking", "Refused", "Unreachable"]
+__all__ = ["Answer", "Asking", "NotADaemon", "Refused", "Unreachable", "read_secret"]
 
 TIMEOUT_SECONDS: Final = 60.0
 
 CHUNK: Final = 65_536
 
 Answer = http.client.HTTPResponse
+
+
+class NotADaemon(ConfigError):
+    """This is not the address of a daemon."""
 
 
 class Unreachable(Exception):
@@ -55,7 +61,7 @@ class Asking:
         except ValueError:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise Trouble(f"{url!r} is not the address of a daemon; an example is http://127.0.0.1:9093")
+            raise NotADaemon(f"{url!r} is not the address of a daemon; an example is http://127.0.0.1:9093")
         self.url = url.rstrip("/")
         self._path = parts.path.rstrip("/")
         self._headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
@@ -79,6 +85,15 @@ class Asking:
         answer = self._ask("GET", path, None)
         return answer.headers, self._lines(answer)
 
+    def get_stream(self, path: str, *, accept: str) -> Answer:
+        """Ask for this type, and give the answer, to be read to its end (OSError and HTTPException where it
+        breaks off)."""
+        return self._ask("GET", path, None, {"Accept": accept})
+
+    def put_json(self, path: str, body: bytes) -> Any:
+        """Put, and read all of the answer."""
+        return self._json(self._ask("PUT", path, body))
+
     def post_json(self, path: str, body: bytes) -> Any:
         """Post, and read all of the answer."""
         return self._json(self._ask("POST", path, body))
@@ -87,8 +102,16 @@ class Asking:
         """Delete, and read all of the answer."""
         return self._json(self._ask("DELETE", path, None))
 
-    def _ask(self, method: str, path: str, body: bytes | None) -> Answer:
-        headers = self._headers | ({"Content-Type": "application/json"} if body is not None else {})
+    def close(self) -> None:
+        """Let go of the connection; the next question makes another."""
+        self._connection.close()
+
+    def _ask(
+        self, method: str, path: str, body: bytes | None, more: Mapping[str, str] = MappingProxyType({})
+    ) -> Answer:
+        headers = {**self._headers, **more}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
         is_fresh = self._connection.sock is None
         try:
             try:
@@ -129,7 +152,7 @@ class Asking:
             self._connection.close()
             raise Unreachable(_why(error)) from error
         except ValueError as error:
-            raise Trouble(f"{self.url} does not answer as a synrepl daemon does") from error
+            raise NotADaemon(f"{self.url} does not answer as a synrepl daemon does") from error
 
 
 def _refused(status: int, body: bytes) -> Refused:
@@ -144,3 +167,19 @@ def _why(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def read_secret(path: str | os.PathLike[str]) -> str:
+    """The shared secret, from its file: never an argument, which everyone on the machine could see.
+
+    Raises `ConfigError`.
+    """
+    try:
+        secret = Path(path).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigError(f"cannot read the secret file {path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        secret = ""
+    if not secret or not secret.isprintable() or not secret.isascii():
+        raise ConfigError(f"the secret file {path} does not hold one line of plain characters")
+    return secret
