@@ -1,0 +1,1 @@
+"""The streams on Spark: archive, compaction, audits, reports and replay."""

@@ -1,0 +1,72 @@
+"""The keys of rows, computed once, where rows come in: reading JSON again costs as much as a fold."""
+
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from synrepl.errors import RowError
+from synrepl.streams import jsontext
+from synrepl.streams.declare import Stream
+from synrepl.streams.table import StreamTable
+from synrepl.wire.dialect import NEWEST
+
+__all__ = ["Keys"]
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Keys:
+    """Computes the column `key` of record batches, as the streams of this table declare it."""
+
+    def __init__(self, table: StreamTable | None = None) -> None:
+        self._table = StreamTable.default() if table is None else table
+
+    def of(self, stream: str, rows: list[str | None]) -> list[str | None]:
+        """The keys of these rows of one stream: JSON arrays; None where there is none to be known."""
+        declared = self._table.get(stream)
+        if declared is None or declared.key is None:
+            return [None] * len(rows)
+        texts = [row.encode() for row in rows if row is not None]
+        if len(texts) < len(rows):
+            found = iter(self.of(stream, [row for row in rows if row is not None]))
+            return [None if row is None else next(found) for row in rows]
+        if not texts:
+            return []
+        try:
+            read = declared.decode_many(texts, NEWEST)
+            return [_text(declared.key(row)) for row in read]
+        except RowError:
+            return [_key(declared, text) for text in texts]
+
+    def added(self, batch: Any) -> Any:
+        """The same batch of rows (`source.columns.ROWS`), with keys."""
+        streams = batch["stream"]
+        place = batch.schema.get_field_index("key")
+        names = pc.unique(streams).to_pylist()
+        if len(names) == 1:
+            keys = pa.array(self.of(names[0], batch["row"].to_pylist()), pa.string())
+        else:
+            found: list[str | None] = [None] * len(batch)
+            for name in names:
+                at = pc.indices_nonzero(pc.equal(streams, name))
+                rows = batch["row"].take(at).to_pylist()
+                for index, key in zip(at.to_pylist(), self.of(name, rows), strict=True):
+                    found[index] = key
+            keys = pa.array(found, pa.string())
+        return batch.set_column(place, batch.schema.field(place), keys)
+
+
+def _key(stream: Stream[Any], text: bytes) -> str | None:
+    """The key of one row; None for one that this release cannot read: an archive keeps it all the same."""
+    assert stream.key is not None
+    try:
+        return _text(stream.key(stream.decode(text, NEWEST)))
+    except RowError:
+        return None
+
+
+def _text(key: Any) -> str:
+    text = _encode(key)
+    return (text if text.isascii() else jsontext.dumps(key)).decode()

@@ -1,0 +1,1 @@
+"""The pipeline: what needs no Spark first, the rest with one shared session."""

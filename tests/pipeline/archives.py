@@ -1,0 +1,85 @@
+"""Archives for tests, written as the archive job writes them, without Spark and without a daemon."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from synrepl.pipeline.archive.committing import Origin, batch_of
+from synrepl.pipeline.archive.manifest import Manifest, write_manifest
+from synrepl.pipeline.archive.writing import write_files
+from synrepl.pipeline.keys import Keys
+from synrepl.pipeline.source.columns import FACTS
+from synrepl.pipeline.source.rows import exploded
+from synrepl.pipeline.store import Store
+from synrepl.ports.history import Turn
+from synrepl.streams.digest import EMPTY, chain
+from synrepl.streams.facts import Fact
+
+DAY_MS = 24 * 3600 * 1000
+BEGAN_MS = 1_795_219_200_000  # 2026-11-21T00:00:00Z
+
+Given = tuple[str, str, list[list[Any]]]
+"""A fact to be: stream, writer, rows."""
+
+
+def chained(given: Iterable[Given], *, step_ms: int = 60_000, after: Sequence[Fact] = ()) -> list[Fact]:
+    """Facts as a log gives them: serials, tokens and digests follow from those `after` which they come."""
+    facts: list[Fact] = []
+    digest = after[-1].digest if after else EMPTY
+    serial = after[-1].serial if after else 0
+    tokens: dict[tuple[str, str], int] = {}
+    heads: dict[str, int] = {}
+    for fact in after:
+        tokens[fact.stream, fact.writer] = fact.token
+        heads[fact.stream] = max(fact.token, heads.get(fact.stream, 0))
+    for stream, writer, rows in given:
+        serial += 1
+        token = heads.get(stream, 0) + 1
+        made: dict[str, Any] = {
+            "serial": serial,
+            "epoch": 1,
+            "stream": stream,
+            "writer": writer,
+            "prev_token": tokens.get((stream, writer), 0),
+            "token": token,
+            "committed_at_ms": BEGAN_MS + serial * step_ms,
+            "rows": msgspec.json.encode(rows),
+        }
+        digest = chain(digest, **made)
+        tokens[stream, writer] = heads[stream] = token
+        facts.append(Fact(**made, digest=digest))
+    return facts
+
+
+def batch_of_facts(facts: Sequence[Fact]) -> Any:
+    """Facts as the record batch that a daemon answers."""
+    columns = []
+    for field in FACTS:
+        values = [getattr(fact, field.name) for fact in facts]
+        columns.append(pa.array([v.decode() if isinstance(v, bytes) else v for v in values], field.type))
+    return pa.record_batch(columns, schema=FACTS)
+
+
+def archive(
+    place: str, facts: Sequence[Fact], *, batch_facts: int = 100, turns: Sequence[Turn] = ()
+) -> list[Manifest]:
+    """An archive of these facts, so many to a batch. Facts that follow may be added to one that is there."""
+    store, keys = Store(place), Keys()
+    origin = Origin(history="history-of-tests", server_name="localhost")
+    made: list[Manifest] = []
+    for first in range(0, len(facts), batch_facts):
+        some = facts[first : first + batch_facts]
+        written = list(write_files(store, len(made), [keys.added(exploded(batch_of_facts(some)))]))
+        manifest = batch_of(
+            written,
+            number=len(made),
+            before=made[-1] if made else None,
+            origin=origin,
+            turns=turns,
+            now_ms=BEGAN_MS,
+        )
+        write_manifest(store, manifest)
+        made.append(manifest)
+    return made

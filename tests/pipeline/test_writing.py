@@ -1,0 +1,65 @@
+"""Files and manifests of archives, without Spark."""
+
+from pathlib import Path
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+
+from synrepl.pipeline.archive.manifest import BadArchive, manifests
+from synrepl.pipeline.store import Store
+from tests.pipeline.archives import archive, chained
+
+ROWS = [["@ada:example.org"]]
+
+
+def test_an_archive_is_what_its_manifests_name(tmp_path: Path) -> None:
+    """Whoever reads the files that manifests name, by whatever means, has each row once."""
+    facts = chained([("push_rules", "master", ROWS), ("pushers", "w1", [["@a:b", "app", "k", False]])] * 50)
+
+    made = archive(str(tmp_path), facts, batch_facts=30)
+
+    assert made == manifests(Store(str(tmp_path)))
+    assert [(1, 30), (31, 60), (61, 90), (91, 100)] == [(m.first_serial, m.last_serial) for m in made]
+    assert {"push_rules": {"master": 50}, "pushers": {"w1": 50}} == made[-1].end
+    files = [str(tmp_path / file.path) for manifest in made for file in manifest.files]
+    found = duckdb.connect().execute(
+        f"select count(*), count(distinct serial), min(key) from read_parquet({files})"
+    )
+    assert (100, 100, '["@a:b","app","k"]') == found.fetchone()
+    assert "stream" in pq.read_table(files[0]).column_names
+
+
+def test_a_fact_of_many_rows_and_one_of_none(tmp_path: Path) -> None:
+    """A fact without rows certifies a position: it has one line, without a row."""
+    facts = chained([("push_rules", "w", [["@a:b"], ["@c:d"]]), ("push_rules", "w", [])])
+
+    archive(str(tmp_path), facts)
+
+    (file,) = manifests(Store(str(tmp_path)))[0].files
+    found = pq.read_table(tmp_path / file.path).select(["serial", "seq", "key", "row"]).to_pylist()
+    assert [
+        {"serial": 1, "seq": 0, "key": '["@a:b"]', "row": '["@a:b"]'},
+        {"serial": 1, "seq": 1, "key": '["@c:d"]', "row": '["@c:d"]'},
+        {"serial": 2, "seq": 0, "key": None, "row": None},
+    ] == found
+    assert (3, 2) == (file.rows, file.facts)
+
+
+def test_a_missing_manifest_is_told(tmp_path: Path) -> None:
+    """Nobody reads an archive with a hole in it as if it were whole."""
+    archive(str(tmp_path), chained([("push_rules", "w", ROWS)] * 9), batch_facts=3)
+    (tmp_path / "_manifests" / "1.json").unlink()
+
+    with pytest.raises(BadArchive, match="batch 0 ends at serial 3, batch 2 begins at 7"):
+        manifests(Store(str(tmp_path)))
+
+
+def test_facts_that_are_missing_make_no_batch(tmp_path: Path) -> None:
+    """A batch is written whole or not at all."""
+    facts = chained([("push_rules", "w", ROWS)] * 9)
+
+    with pytest.raises(BadArchive, match="batch 0 is not whole: 8 facts"):
+        archive(str(tmp_path), [*facts[:4], *facts[5:]])
+
+    assert [] == manifests(Store(str(tmp_path)))
