@@ -7,7 +7,7 @@ import msgspec
 
 from synrepl.streams.digest import EMPTY
 
-__all__ = ["BEGINNING", "EMPTY", "Lease", "Place", "Receipt", "Snapshot", "Turn", "Appended"]
+__all__ = ["BEGINNING", "EMPTY", "Extent", "Lease", "Place", "Receipt", "Snapshot", "Turn", "Appended"]
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -70,6 +70,21 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     turns: Sequence[Turn]
     positions: Mapping[tuple[str, str], int]
     receipts: Sequence[Receipt]
+
+
+class Extent(msgspec.Struct, frozen=True, kw_only=True):
+    """What lies between two places of a log, as far as it is wanted.
+
+    `serial` is where it was looked up to; `facts`, and the `bytes` of their rows, were found on the way.
+    `tokens` has the highest token of each (stream, writer) among them, `at_ms` is when the last of them was
+    committed (0 if there is none).
+    """
+
+    serial: int
+    facts: int = 0
+    bytes: int = 0
+    tokens: Mapping[tuple[str, str], int] = {}
+    at_ms: int = 0
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):

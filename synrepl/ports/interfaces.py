@@ -5,7 +5,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from synrepl.ports.history import BEGINNING, Appended, Lease, Place, Receipt, Snapshot, Turn
+from synrepl.ports.history import BEGINNING, Appended, Extent, Lease, Place, Receipt, Snapshot, Turn
 from synrepl.streams.facts import Fact
 
 __all__ = [
@@ -119,6 +119,33 @@ class IEngine(Protocol):
         Stops after the fact with which `limit` rows (JSON bytes / 200, at least one a fact, is near enough)
         are reached; gives the facts and the serial up to which it has looked.
         """
+
+    def read_text(
+        self,
+        *,
+        after: int,
+        upto: int,
+        streams: Collection[str] | None,
+        writers: Collection[str] | None,
+        limit: int,
+    ) -> tuple[bytes, int]:
+        """As `read`, for whoever reads by the million: at most `limit` facts as one text, and the serial up
+        to which it has looked. Stops early where the text grows long.
+
+        A line for each fact, with its fields in their order, parted by the character 31: names are words, and
+        rows canonical, so that neither holds one, nor the end of a line. The last line has no end.
+        """
+
+    def extent(
+        self,
+        *,
+        after: int,
+        upto: int,
+        streams: Collection[str] | None,
+        writers: Collection[str] | None,
+        limit: int,
+    ) -> Extent:
+        """What `read` would give of as many facts, without them. Stops early where that takes long."""
 
     def read_tokens(
         self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int

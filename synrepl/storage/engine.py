@@ -5,7 +5,7 @@ way of its own (connections, transactions, batches, its errors) is the part of t
 """
 
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,23 +15,20 @@ from synrepl.ports.history import Place, Receipt
 from synrepl.ports.interfaces import Head
 from synrepl.storage.checking import CHECKED_AT_OPEN, what_is_wrong
 from synrepl.storage.following import advance, check_ascend, check_follow
-from synrepl.storage.paging import take_rows, take_tokens
+from synrepl.storage.paging import take_tokens
 from synrepl.storage.places import Places
-from synrepl.storage.sql_base import COLUMNS, DAMAGED, Row, facts_of, marks, row_of
+from synrepl.storage.sql_base import COLUMNS, DAMAGED, Row, facts_of, row_of
 from synrepl.storage.sql_history import SQLHistory
 from synrepl.storage.sql_notes import SQLNotes
+from synrepl.storage.sql_reading import SQLReading
 from synrepl.storage.sql_trimming import SQLTrimming
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 
 __all__ = ["COLUMNS", "DAMAGED", "Row", "SQLEngine"]
 
-LOOKED_AT_ONCE = 50_000
-"""Serials one read looks through for facts of the streams or writers wanted, so that no read takes very long.
-"""
 
-
-class SQLEngine(SQLHistory, SQLNotes, SQLTrimming):
+class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
     """An `IEngine` over two connections: one for the thread that writes, one for the thread that reads."""
 
     # Its life
@@ -128,38 +125,6 @@ class SQLEngine(SQLHistory, SQLNotes, SQLTrimming):
         return places
 
     # Reading it
-
-    def read(
-        self,
-        *,
-        after: int,
-        upto: int,
-        streams: Collection[str] | None,
-        writers: Collection[str] | None = None,
-        limit: int,
-    ) -> tuple[list[Fact], int]:
-        """Facts in order of serial, and how far it has looked."""
-        with self._telling("read"):
-            database = self._reader("read")
-            last = self._execute(
-                database, "SELECT (SELECT max(serial) FROM facts), (SELECT max(serial) FROM places)"
-            ).fetchone()
-            upto = min(upto, max(last[0] or 0, last[1] or 0))
-            wanted, values = "", list[object]()
-            for column, names in ((self.UNINDEXED_STREAM, streams), ("writer", writers)):
-                if names is not None:
-                    upto = min(upto, after + LOOKED_AT_ONCE)
-                    if not names:
-                        return [], max(after, upto)
-                    wanted += f" AND {column} IN ({marks(names)})"
-                    values += names
-            with self._streamed(
-                database,
-                f"SELECT {COLUMNS} FROM facts WHERE serial > ? AND serial <= ?{wanted} ORDER BY serial",
-                (after, upto, *values),
-            ) as found:
-                taken, is_full = take_rows(facts_of(found), limit)
-        return taken, taken[-1].serial if is_full else max(after, upto)
 
     def read_tokens(
         self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int

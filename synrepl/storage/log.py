@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.logger import Logger
 
 from synrepl.errors import StorageError
+from synrepl.ports.history import Extent
 from synrepl.ports.interfaces import Appended, Head, IClock, IEngine, IThread
 from synrepl.ports.tasks import Tasks
 from synrepl.storage.copying import Copying
@@ -376,6 +377,38 @@ class Log(Copying):
         upto = min(upto, self.serial)
         work = partial(
             self._engine.read, after=after, upto=upto, streams=streams, writers=writers, limit=limit
+        )
+        return self._read(work)
+
+    def read_text(
+        self,
+        *,
+        after: int,
+        upto: int,
+        streams: Collection[str] | None,
+        writers: Collection[str] | None,
+        limit: int,
+    ) -> Awaitable[tuple[bytes, int]]:
+        """`IEngine.read_text`, likewise."""
+        upto = min(upto, self.serial)
+        work = partial(
+            self._engine.read_text, after=after, upto=upto, streams=streams, writers=writers, limit=limit
+        )
+        return self._read(work)
+
+    def extent(
+        self,
+        *,
+        after: int,
+        upto: int,
+        streams: Collection[str] | None,
+        writers: Collection[str] | None,
+        limit: int,
+    ) -> Awaitable[Extent]:
+        """`IEngine.extent`, likewise."""
+        upto = min(upto, self.serial)
+        work = partial(
+            self._engine.extent, after=after, upto=upto, streams=streams, writers=writers, limit=limit
         )
         return self._read(work)
 

@@ -1,11 +1,14 @@
 """A log kept in memory, under the contract of the real ones: for tests and for the simulator."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from uuid import uuid4
 
+import msgspec
+
 from synrepl.errors import StorageError
-from synrepl.ports.history import BEGINNING, Lease, Place, Snapshot, Turn
+from synrepl.ports.history import BEGINNING, Extent, Lease, Place, Snapshot, Turn
 from synrepl.ports.interfaces import Head, KeysOf, Receipt
 from synrepl.storage.following import advance, check_ascend, check_follow, check_turn
 from synrepl.storage.paging import take_rows, take_tokens
@@ -136,16 +139,67 @@ class MemoryEngine:
         """Facts in order of serial, and how far it has looked."""
         self._check("read")
         upto = min(upto, self._place.serial)
-        first, last = (bisect_right(self.facts, serial, key=_serial) for serial in (after, upto))
-        taken, is_full = take_rows(
-            (
-                fact
-                for fact in self.facts[first:last]
-                if (streams is None or fact.stream in streams) and (writers is None or fact.writer in writers)
-            ),
-            limit,
-        )
+        taken, is_full = take_rows(self._wanted(after, upto, streams, writers), limit)
         return taken, taken[-1].serial if is_full else max(after, upto)
+
+    def read_text(
+        self,
+        *,
+        after: int,
+        upto: int,
+        streams: Collection[str] | None,
+        writers: Collection[str] | None,
+        limit: int,
+    ) -> tuple[bytes, int]:
+        """Facts as lines, and how far it has looked."""
+        self._check("read")
+        upto = min(upto, self._place.serial)
+        taken = list(islice(self._wanted(after, upto, streams, writers), limit))
+        lines = [
+            b"\x1f".join(
+                value if isinstance(value, bytes) else str(value).encode()
+                for value in msgspec.structs.astuple(fact)
+            )
+            for fact in taken
+        ]
+        return b"\n".join(lines), taken[-1].serial if len(taken) >= limit else max(after, upto)
+
+    def extent(
+        self,
+        *,
+        after: int,
+        upto: int,
+        streams: Collection[str] | None,
+        writers: Collection[str] | None,
+        limit: int,
+    ) -> Extent:
+        """How much there is, and how far it has looked."""
+        self._check("read")
+        upto = min(upto, self._place.serial)
+        taken = list(islice(self._wanted(after, upto, streams, writers), limit))
+        tokens: dict[tuple[str, str], int] = {}
+        advance(tokens, taken)
+        return Extent(
+            serial=taken[-1].serial if len(taken) >= limit else max(after, upto),
+            facts=len(taken),
+            bytes=sum(len(fact.rows) for fact in taken),
+            tokens=tokens,
+            at_ms=max((fact.committed_at_ms for fact in taken), default=0),
+        )
+
+    def _wanted(
+        self,
+        after: int,
+        upto: int,
+        streams: Collection[str] | None,
+        writers: Collection[str] | None,
+    ) -> Iterator[Fact]:
+        first, last = (bisect_right(self.facts, serial, key=_serial) for serial in (after, upto))
+        return (
+            fact
+            for fact in self.facts[first:last]
+            if (streams is None or fact.stream in streams) and (writers is None or fact.writer in writers)
+        )
 
     def read_tokens(
         self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int

@@ -67,6 +67,12 @@ class PostgresEngine(SQLEngine):
     PATIENCE = 5.0
     """Seconds to wait for who reads tables that are to go."""
     ROWS_BYTES = "pg_column_size(rows)"
+    LINE = (
+        "concat_ws(chr(31), serial, epoch, stream, writer, prev_token, token, convert_from(rows, 'UTF8'),"
+        " committed_at_ms, digest)"
+    )
+    TEXT_BYTES = "octet_length(rows)"
+    LINES = "convert_to(string_agg(line, chr(10) ORDER BY serial), 'UTF8')"
 
     def __init__(self, url: str, *, schema: str = SCHEMA, lock_seconds: float = 5.0) -> None:
         self._url = url

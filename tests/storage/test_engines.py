@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import astuple
+
 from synrepl.errors import StorageError
+from synrepl.ports.history import Extent
 from synrepl.ports.interfaces import Appended, IEngine, Receipt
-from synrepl.storage import engine as engine_module
+from synrepl.storage import sql_reading
 from synrepl.storage.schema import MIGRATIONS
 from synrepl.streams.digest import EMPTY
 from tests.storage.builders import NOW, LogCase, facts_after, tokens
@@ -52,6 +55,70 @@ class Contract(Case):
         )
         self.assertEqual({"events": 2, "caches": 1}, dict(head.allocated))
         self.assertEqual((facts, 3), engine.read(after=0, upto=99, streams=None, limit=99))
+
+    def test_facts_as_text_are_the_same_facts(self) -> None:
+        """Field by field, however odd the names: what is read by the million is built from this."""
+        engine = self.again()
+        engine.open()
+        facts = facts_after(
+            None, ("events", "w\u00e4%s", 0, 1), ("caches", "w,1", 0, 2**62), ("events", 'w"2', -3, 7)
+        )
+        engine.commit(facts, [])
+        expected = [
+            (str(field) if not isinstance(field, bytes) else field.decode())
+            for fact in facts
+            for field in astuple(fact)
+        ]
+
+        text, looked = engine.read_text(after=0, upto=99, streams=None, writers=None, limit=99)
+
+        self.assertEqual((expected, 3), (text.decode().replace("\n", "\x1f").split("\x1f"), looked))
+        for after, upto, streams, limit, serials, reached in (
+            (0, 99, None, 2, [1, 2], 2),
+            (1, 2, None, 9, [2], 2),
+            (0, 99, {"events"}, 9, [1, 3], 3),
+            (0, 99, {"events"}, 1, [1], 1),
+            (0, 99, [], 9, [], 3),
+            (3, 99, None, 9, [], 3),
+        ):
+            text, looked = engine.read_text(
+                after=after, upto=upto, streams=streams, writers=None, limit=limit
+            )
+            found = [int(line.split(b"\x1f")[0]) for line in text.split(b"\n") if line]
+            self.assertEqual((serials, reached), (found, looked))
+
+    def test_an_extent_is_what_reading_would_give(self) -> None:
+        """How much, how far, and how far each writer is in it."""
+        engine = self.again()
+        engine.open()
+        facts = facts_after(
+            None,
+            ("events", "w1", 0, 5),
+            ("caches", "w1", 0, 2),
+            ("events", "w2", 0, 7),
+            ("events", "w1", 5, 9),
+        )
+        engine.commit(facts, [])
+        size = len(facts[0].rows)
+
+        whole = engine.extent(after=0, upto=99, streams=None, writers=None, limit=99)
+        some = engine.extent(after=0, upto=99, streams={"events"}, writers=None, limit=2)
+        nothing = engine.extent(after=4, upto=99, streams=None, writers=["w9"], limit=2)
+
+        self.assertEqual((4, 4, NOW * 1000), (whole.serial, whole.facts, whole.at_ms))
+        self.assertEqual(sum(len(fact.rows) for fact in facts), whole.bytes)
+        self.assertEqual({("events", "w1"): 9, ("caches", "w1"): 2, ("events", "w2"): 7}, whole.tokens)
+        self.assertEqual(
+            Extent(
+                serial=3,
+                facts=2,
+                bytes=2 * size,
+                tokens={("events", "w1"): 5, ("events", "w2"): 7},
+                at_ms=NOW * 1000,
+            ),
+            some,
+        )
+        self.assertEqual(Extent(serial=4), nothing)
 
     def test_each_open_counts_as_one_boot(self) -> None:
         """Tokens of ephemeral streams begin again with each start; the count is what makes that visible."""
@@ -518,7 +585,7 @@ class SQLiteTests(OverSQLite, Contract):
 
     def test_a_reader_of_little_looks_through_so_much_at_a_time(self) -> None:
         """Or one read would hold up all others, however little it gives."""
-        self.patch(engine_module, "LOOKED_AT_ONCE", 30)
+        self.patch(sql_reading, "LOOKED_AT_ONCE", 30)
         self.filled(100)
         engine = self.again()
         engine.open()
@@ -528,6 +595,21 @@ class SQLiteTests(OverSQLite, Contract):
                 ([], 40), engine.read(after=10, upto=99, streams=streams, writers=writers, limit=9)
             )
         self.assertEqual(89, len(engine.read(after=10, upto=99, streams=None, limit=99)[0]))
+
+    def test_a_text_that_would_be_large_is_cut(self) -> None:
+        """Or a page of large facts would fill the memory; one fact goes whole, whatever it is."""
+        self.patch(sql_reading, "LARGE_TEXT", 100)
+        self.filled(100)
+        engine = self.again()
+        engine.open()
+
+        sizes, after = [], 0
+        while after < 100:
+            text, after = engine.read_text(after=after, upto=100, streams=None, writers=None, limit=99)
+            sizes.append(text.count(b"\n") + 1)
+
+        self.assertEqual(100, sum(sizes))
+        self.assertLess(max(sizes), 10)
 
     def test_a_page_of_some_streams_costs_no_more_when_much_follows(self) -> None:
         """A follower that is behind asks for page after page: sorting the rest for each takes hours."""

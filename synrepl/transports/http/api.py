@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from synrepl.transports.http.files import FileRoutes
     from synrepl.transports.http.replicas import Replicas
     from synrepl.transports.http.standing import Standing
+    from synrepl.transports.http.wanted import Wanted
 
 __all__ = ["Api", "IRelaying"]
 
@@ -181,15 +182,34 @@ class Api:
 
             wanted = read_wanted(request, self._table)
             form = arrow_form(request, wanted, self._clock)
-            self._check_fresh()
-            await read_your_writes(request, self._log, self._waiting)
-            reader = word(request, "reader")
-            if reader is not None and self._relays is not None:
-                await self.changelog.check(wanted)
-                self._replicas.reads(reader, wanted.since, wanted.wait)
+            await self._begin_reading(request, wanted)
             await self.changelog.serve(request, wanted, form)
 
         return await self._answer(request, answer)
+
+    @app.route("/v1/extent", methods=["GET"])
+    async def get_extent(self, request: Any) -> bytes | None:
+        """How much there is from a serial on."""
+
+        async def answer() -> bytes:
+            from synrepl.transports.http.extents import extent
+            from synrepl.transports.http.wanted import read_wanted
+
+            wanted = read_wanted(request, self._table)
+            await self._begin_reading(request, wanted)
+            await self.changelog.check(wanted)
+            return jsontext.dumps(await extent(self._log, wanted))
+
+        return await self._answer(request, answer)
+
+    async def _begin_reading(self, request: Any, wanted: "Wanted") -> None:
+        """Once the log is as far as is asked; whoever reads under a name has it kept."""
+        self._check_fresh()
+        await read_your_writes(request, self._log, self._waiting)
+        reader = word(request, "reader")
+        if reader is not None and self._relays is not None:
+            await self.changelog.check(wanted)
+            self._replicas.reads(reader, wanted.since, wanted.wait)
 
     @app.route("/v1/digests", methods=["GET"])
     async def get_digests(self, request: Any) -> bytes | None:

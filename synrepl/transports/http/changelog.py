@@ -9,7 +9,7 @@ from synrepl.storage import Log
 from synrepl.transports.http.following import Following
 from synrepl.transports.http.forks import check
 from synrepl.transports.http.lines import NDJSON, line, written
-from synrepl.transports.http.reading import Page, Reading
+from synrepl.transports.http.reading import Reading
 from synrepl.transports.http.streaming import streaming
 from synrepl.transports.http.waiting import Waiting
 from synrepl.transports.http.wanted import Wanted
@@ -24,7 +24,8 @@ class Form(Protocol):
 
     async def begin(self) -> bytes: ...
 
-    async def page(self, page: Page) -> bytes: ...
+    async def page(self, reading: Reading, upto: int) -> bytes:
+        """The next page; nothing where nothing was found in this step, although there may be more."""
 
     def end(self) -> bytes: ...
 
@@ -40,8 +41,9 @@ class _Lines:
     async def begin(self) -> bytes:
         return b""
 
-    async def page(self, page: Page) -> bytes:
-        return written(page.facts, page.turns, page.receipts, checked=self._checked)
+    async def page(self, reading: Reading, upto: int) -> bytes:
+        page = await reading.page(upto)
+        return written(page.facts, page.turns, page.receipts, checked=self._checked) if page else b""
 
     def end(self) -> bytes:
         return b""
@@ -80,9 +82,8 @@ class Changelog:
             return
         form = form or _Lines(checked=wanted.checked)
         reading = Reading(self._log, wanted)
-        head, page = await self._first_page(reading, wanted)
+        head, text = await self._first_page(reading, wanted, form)
         begin = await form.begin()
-        text = await form.page(page) if page else b""
         self._write_head(request, form.content_type, head)
         if request.method == b"HEAD":
             return
@@ -91,22 +92,21 @@ class Changelog:
             while True:
                 if text:
                     request.write(text)
-                page = Page()
-                while not page and reading.after < head and not reading.is_full:
+                text = b""
+                while not text and reading.after < head and not reading.is_full:
                     await valve.opened()
-                    page = await reading.page(head)
-                if not page:
+                    text = await form.page(reading, head)
+                if not text:
                     break
-                text = await form.page(page)
             if end := form.end():
                 request.write(end)
 
-    async def _first_page(self, reading: Reading, wanted: Wanted) -> tuple[int, Page]:
+    async def _first_page(self, reading: Reading, wanted: Wanted, form: Form) -> tuple[int, bytes]:
         """The head, and the first page with anything in it, if one came in time."""
         until = self._clock.seconds() + wanted.wait
         head = reading.head
-        page = await reading.page(head)
-        while not page:
+        text = await form.page(reading, head)
+        while not text:
             if reading.after >= reading.head:
                 left = until - self._clock.seconds()
                 if left <= 0 or reading.is_done:
@@ -115,8 +115,8 @@ class Changelog:
                 if await self._waiting.news(chosen, upto=wanted.upto, timeout=left) is None:
                     break
             head = reading.head
-            page = await reading.page(head)
-        return head, page
+            text = await form.page(reading, head)
+        return head, text
 
     def _write_head(self, request: Any, content_type: bytes, serial: int) -> None:
         request.setHeader(b"content-type", content_type)

@@ -87,6 +87,20 @@ class Reading:
             self.after = looked
         return self._given(facts, receipts)
 
+    async def text(self, upto: int, limit: int) -> bytes:
+        """The next facts, of what is up to that serial, as lines (`IEngine.read_text`); at most so many."""
+        text = b""
+        chosen = self._wanted.chosen
+        if self.after < upto and limit > 0:
+            text, looked = await self._log.read_text(
+                after=self.after, upto=upto, streams=chosen.streams, writers=chosen.writers, limit=limit
+            )
+            self.check()
+            self.after = looked
+        if self.left is not None:
+            self.left -= text.count(b"\n") + 1 if text else 0
+        return text
+
     async def pushed(self, group: Sequence[Fact]) -> Page:
         """What is wanted of a group that was committed just now; nothing that is wanted came before it."""
         facts = group if self._wanted.chosen.is_all else [*filter(self._wanted.chosen.wants, group)]

@@ -73,15 +73,15 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     compacted: bool = False
     turns: bool = False
     receipts: bool = False
-    checksum: bool = False
+    checksum: bool | None = None
     follow: bool = False
     ephemeral: bool = False
     heartbeat: float = HEARTBEAT_SECONDS
 
     @property
     def checked(self) -> bool:
-        """Whether each fact comes with a checksum of its own."""
-        return self.checksum or not self.chosen.is_all
+        """Whether each fact comes with a checksum of its own: unless said, where facts are chosen."""
+        return not self.chosen.is_all if self.checksum is None else self.checksum
 
 
 def read_wanted(request: Any, table: StreamTable) -> Wanted:
@@ -105,7 +105,7 @@ def read_wanted(request: Any, table: StreamTable) -> Wanted:
         compacted=flag(request, "compacted"),
         turns=flag(request, "turns"),
         receipts=flag(request, "receipts"),
-        checksum=flag(request, "checksum"),
+        checksum=flag(request, "checksum") if text(request, "checksum") is not None else None,
         follow=flag(request, "follow"),
         ephemeral=flag(request, "ephemeral"),
         heartbeat=seconds(
