@@ -10,15 +10,15 @@ from synrepl.pipeline.source.columns import ROWS
 
 __all__ = ["exploded", "split"]
 
-_decode_at = json.JSONDecoder().raw_decode
-
 
 def split(rows: str) -> list[str]:
     """The texts of the items of a JSON array in canonical form, each as it stands there."""
+    # Made here: what is made by a module cannot travel by value.
+    decode = json.JSONDecoder().raw_decode
     found: list[str] = []
     at = 1
     while rows[at] != "]":
-        _, end = _decode_at(rows, at)
+        _, end = decode(rows, at)
         found.append(rows[at:end])
         at = end + 1 if rows[end] == "," else end
     return found

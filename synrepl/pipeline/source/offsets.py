@@ -1,0 +1,147 @@
+"""Offsets: how far a reader is, as plain JSON that people can read in a checkpoint.
+
+::
+
+    {"version": 1, "epoch": 1, "serial": 4711, "digest": "5a...", "history": "6f...",
+     "clock": {"events": {"master": 53}}, "committed_at_ms": 1795238819609}
+
+The serial says it all: everything up to it was read. Epoch, digest and history prove that it is a place in
+the log that is asked; the clock tells the same in tokens, for people, and for who goes on with another tool.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeGuard
+
+from synrepl.errors import ConfigError
+
+__all__ = ["EARLIEST", "LATEST", "BadOffset", "Clock", "Offset", "Wish", "read_wish"]
+
+VERSION: Final = 1
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+
+Clock = Mapping[str, Mapping[str, int]]
+
+
+class BadOffset(ConfigError):
+    """This is no offset."""
+
+
+@dataclass(frozen=True)
+class Offset:
+    """Everything up to `serial` was read; `clock` has the highest token of each writer among it.
+
+    What comes next of the writers in `skip` was read elsewhere, up to their serial there.
+    """
+
+    serial: int
+    epoch: int = 1
+    digest: str | None = None
+    history: str = ""
+    clock: Clock = field(default_factory=dict)
+    committed_at_ms: int = 0
+    skip: Clock = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As Spark keeps it."""
+        told: dict[str, Any] = {"skip": self.skip} if self.skip else {}
+        return told | {
+            "version": VERSION,
+            "epoch": self.epoch,
+            "serial": self.serial,
+            "digest": self.digest,
+            "history": self.history,
+            "clock": {stream: dict(sorted(of.items())) for stream, of in sorted(self.clock.items())},
+            "committed_at_ms": self.committed_at_ms,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Offset":
+        """The reverse. Raises `BadOffset`, in words."""
+        if not isinstance(value, dict):
+            raise BadOffset(f"an offset is an object, not {json.dumps(value)[:80]}")
+        version = value.get("version")
+        if version != VERSION:
+            raise BadOffset(f"an offset of version {version!r}; this release knows version {VERSION}")
+        serial, epoch = value.get("serial"), value.get("epoch", 1)
+        digest, history = value.get("digest"), value.get("history", "")
+        if not _is_whole(serial, 0) or not _is_whole(epoch, 1):
+            raise BadOffset(f"serial and epoch of an offset are whole numbers, not {serial!r} and {epoch!r}")
+        if not isinstance(digest, str | None) or not isinstance(history, str):
+            raise BadOffset("digest and history of an offset are texts")
+        at_ms = value.get("committed_at_ms", 0)
+        return cls(
+            serial=serial,
+            epoch=epoch,
+            digest=digest,
+            history=history,
+            clock=_clock(value.get("clock", {})),
+            committed_at_ms=at_ms if _is_whole(at_ms, 0) else 0,
+            skip=_clock(value.get("skip", {})),
+        )
+
+    def reached(self, found: Mapping[str, Any]) -> "Offset":
+        """Where a reader is after what ``GET /v1/extent`` has found from here on. No token ever goes back."""
+        clock = {stream: dict(of) for stream, of in self.clock.items()}
+        for stream, writers in found["clock"].items():
+            known = clock.setdefault(stream, {})
+            for writer, token in writers.items():
+                known[writer] = max(token, known.get(writer, token))
+        skip = {
+            stream: left
+            for stream, writers in self.skip.items()
+            if (left := {writer: upto for writer, upto in writers.items() if upto > found["serial"]})
+        }
+        return replace(
+            self,
+            serial=found["serial"],
+            epoch=max(self.epoch, found["epoch"]),
+            digest=found["digest"],
+            history=found["history"],
+            clock=clock,
+            committed_at_ms=max(self.committed_at_ms, found["committed_at_ms"]),
+            skip=skip,
+        )
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a user says of where to begin or end: one of these."""
+
+    word: str = ""
+    offset: Offset | None = None
+    clock: Clock | None = None
+
+
+def read_wish(name: str, text: str) -> Wish:
+    """`earliest`, `latest`, a serial, an offset, or tokens as Kafka's source has them: ``{stream: {writer:
+    token}}``, with -2 for the earliest and -1 for the latest. Raises `BadOffset`.
+    """
+    if text.strip().lower() in (EARLIEST, LATEST):
+        return Wish(word=text.strip().lower())
+    try:
+        value = json.loads(text)
+    except ValueError:
+        raise BadOffset(f"{name} is earliest, latest, a serial, or JSON; not {text[:80]!r}") from None
+    if _is_whole(value, 0):
+        return Wish(offset=Offset(serial=value))
+    if isinstance(value, dict) and "version" in value:
+        return Wish(offset=Offset.from_json(value))
+    return Wish(clock=_clock(value, lowest=-2))
+
+
+def _clock(value: Any, *, lowest: int = -(2**63)) -> dict[str, dict[str, int]]:
+    if not isinstance(value, dict) or not all(isinstance(of, dict) for of in value.values()):
+        raise BadOffset(f"positions are {{stream: {{writer: token}}}}, not {json.dumps(value)[:80]}")
+    for stream, writers in value.items():
+        for writer, token in writers.items():
+            if not _is_whole(token, lowest):
+                raise BadOffset(f"the position of {writer} in {stream} is a whole number, not {token!r}")
+    return {stream: dict(writers) for stream, writers in value.items() if writers}
+
+
+def _is_whole(value: Any, lowest: int) -> TypeGuard[int]:
+    # bool is an int to Python, but true is no token.
+    return isinstance(value, int) and not isinstance(value, bool) and lowest <= value < 2**63

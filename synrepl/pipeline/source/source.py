@@ -1,0 +1,258 @@
+"""The source as Spark knows it: in batches, as a stream, and the other way, as a sink."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from synrepl.pipeline.source.columns import spark_schema
+from synrepl.pipeline.source.daemon import Daemon
+from synrepl.pipeline.source.offsets import Offset
+from synrepl.pipeline.source.options import Options, read_options
+from synrepl.pipeline.source.planning import Planning
+from synrepl.pipeline.source.ranges import Range
+from synrepl.pipeline.source.reading import read_range
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["SynreplSource", "progress", "register"]
+
+
+class RangePartition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, planned: Range) -> None:
+        super().__init__(None)
+        self.planned = planned
+
+
+class SynreplSource(DataSource):
+    """``format("synrepl")``: the changelog of a daemon; its options are `options.Options`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What it is called in ``format``."""
+        return "synrepl"
+
+    def schema(self) -> str:
+        """The columns that are wanted. Raises `ConfigError` for options that make no sense."""
+        return spark_schema(read_options(self.options).columns)
+
+    def reader(self, schema: StructType) -> "BatchReader":
+        """For a closed range."""
+        return BatchReader(read_options(self.options))
+
+    def streamReader(self, schema: StructType) -> "StreamReader":
+        """For what comes."""
+        return StreamReader(read_options(self.options))
+
+
+class BatchReader(DataSourceReader):
+    """A closed range, as ``spark.read``."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._lowest = 0
+        self._highest: int | None = None
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Filters by stream, writer and serial are done by the daemon; the others are given back."""
+        for one in filters:
+            if not self._push(one):
+                yield one
+
+    def _push(self, one: Filter) -> bool:
+        match one:
+            case EqualTo(("stream",), str(name)):
+                self._choose(streams=[name])
+            case In(("stream",), names) if all(isinstance(name, str) for name in names):
+                self._choose(streams=names)
+            case EqualTo(("writer",), str(name)):
+                self._choose(writers=[name])
+            case In(("writer",), names) if all(isinstance(name, str) for name in names):
+                self._choose(writers=names)
+            case EqualTo(("serial",), int(serial)):
+                self._bound(serial - 1, serial)
+            case GreaterThan(("serial",), int(serial)):
+                self._bound(serial, None)
+            case GreaterThanOrEqual(("serial",), int(serial)):
+                self._bound(serial - 1, None)
+            case LessThan(("serial",), int(serial)):
+                self._bound(0, serial - 1)
+            case LessThanOrEqual(("serial",), int(serial)):
+                self._bound(0, serial)
+            case _:
+                return False
+        return True
+
+    def _choose(self, *, streams: Iterable[Any] | None = None, writers: Iterable[Any] | None = None) -> None:
+        """Of what was chosen before, only these."""
+        options = self._options
+        self._options = replace(
+            options,
+            streams=_narrowed(options.streams, streams),
+            writers=_narrowed(options.writers, writers),
+        )
+
+    def _bound(self, lowest: int, highest: int | None) -> None:
+        self._lowest = max(self._lowest, lowest)
+        if highest is not None:
+            self._highest = highest if self._highest is None else min(self._highest, highest)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Who reads which part."""
+        options = self._options
+        if options.streams == frozenset() or options.writers == frozenset():
+            return []
+        planning = Planning(options, Daemon(options))
+        start, end, until = planning.closed()
+        if self._lowest > start.serial:
+            start = planning.last(start, min(self._lowest, end.serial))
+        if self._highest is not None and self._highest < end.serial:
+            end = planning.last(start, max(self._highest, 0))
+        return [RangePartition(one) for one in planning.ranges(start, end, until)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """The rows of this part."""
+        return _read(self._options, partition)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """What comes, as ``spark.readStream``."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._target: int | None = None
+        self._known: Planning | None = None
+
+    @property
+    def _planning(self) -> Planning:
+        if self._known is None:
+            self._known = Planning(self._options, Daemon(self._options))
+        return self._known
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a query begins that has no checkpoint."""
+        return self._planning.start().to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """`maxOffsetsPerTrigger`."""
+        most = self._options.max_offsets
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Where the next micro-batch ends."""
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        at = Offset.from_json(start)
+        if self._target is not None and at.serial >= self._target:
+            return start
+        return self._planning.end(at, limit=most, upto=self._target).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        """The head of the log, for who looks at the progress of a query."""
+        found = Daemon(self._options).extent(limit=1, compacted="true")
+        status = Daemon(self._options).get("/v1/digests", serials=found["head"])
+        return Offset(
+            serial=found["head"],
+            epoch=status["epoch"],
+            digest=status["digests"][str(found["head"])],
+            history=found["history"],
+        ).to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """What there is now is all that this query reads."""
+        self._target = int(Daemon(self._options).extent(limit=1, compacted="true")["head"])
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Who reads which part of a micro-batch."""
+        at, to = Offset.from_json(start), Offset.from_json(end)
+        return [RangePartition(one) for one in self._planning.ranges(at, to, {})]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """The rows of this part."""
+        return _read(self._options, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """All up to there was dealt with; the lease moves on when the next batch is asked for."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tasks are sent the reader, and have no use for the connection of its planning.
+        return {"_options": self._options, "_target": self._target, "_known": None}
+
+
+def _narrowed(chosen: frozenset[str] | None, given: Iterable[Any] | None) -> frozenset[str] | None:
+    if given is None:
+        return chosen
+    return frozenset(given) if chosen is None else chosen & frozenset(given)
+
+
+def _read(options: Options, partition: InputPartition) -> Iterator[Any]:
+    # Spark makes a partition of its own where there is none.
+    if not isinstance(partition, RangePartition):
+        return iter(())
+    return read_range(partition.planned, options, Daemon(options))
+
+
+@dataclass(frozen=True)
+class Behind:
+    """How far a query is behind its daemon, in facts and in seconds."""
+
+    facts: int
+    seconds: float
+
+
+def progress(told: Mapping[str, Any], now_ms: int) -> Behind | None:
+    """How far behind a query is, by its ``lastProgress``; None if that has nothing of this source."""
+    for source in told.get("sources", ()):
+        try:
+            end, latest = (_offset(source[name]) for name in ("endOffset", "latestOffset"))
+        except (KeyError, TypeError, ValueError):
+            continue
+        facts = max(0, latest.serial - end.serial)
+        seconds = (now_ms - end.committed_at_ms) / 1000 if facts and end.committed_at_ms else 0.0
+        return Behind(facts, max(0.0, seconds))
+    return None
+
+
+def _offset(told: Any) -> Offset:
+    return Offset.from_json(json.loads(told) if isinstance(told, str) else told)
+
+
+def register(spark: "SparkSession") -> None:
+    """Make ``format("synrepl")`` known to this session.
+
+    It travels by value: nothing of ours need be installed where tasks run, or on a server of Spark Connect.
+    """
+    from pyspark import cloudpickle as pickling
+
+    import synrepl.asking
+    import synrepl.errors
+    import synrepl.pipeline.source
+
+    by_value: Any = pickling
+    for module in (synrepl.pipeline.source, synrepl.asking, synrepl.errors):
+        if module.__name__ not in by_value.list_registry_pickle_by_value():
+            by_value.register_pickle_by_value(module)
+    spark.dataSource.register(SynreplSource)

@@ -1,0 +1,332 @@
+"""Offsets, options, ranges and checks of the source, without Spark and without a daemon."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from synrepl.errors import ConfigError
+from synrepl.pipeline.source.checking import Checking
+from synrepl.pipeline.source.columns import COLUMNS
+from synrepl.pipeline.source.daemon import DataLoss
+from synrepl.pipeline.source.offsets import BadOffset, Offset, read_wish
+from synrepl.pipeline.source.options import read_options
+from synrepl.pipeline.source.planning import Planning
+from synrepl.pipeline.source.ranges import Range, cuts
+from synrepl.pipeline.source.reading import read_range
+from synrepl.pipeline.source.rows import exploded, split
+from synrepl.streams import jsontext
+from synrepl.streams.digest import EMPTY
+from synrepl.streams.facts import Fact
+from tests.pipeline.archives import batch_of_facts, chained
+
+URL = {"url": "http://127.0.0.1:9093"}
+ROW = [["@ada:example.org"]]
+
+
+class FakeDaemon:
+    """Answers as a daemon does, from a list of facts, the first of which were trimmed."""
+
+    def __init__(self, facts: Sequence[Fact], *, begin: int = 0, page: int = 7) -> None:
+        self.facts_held = list(facts)
+        self.begin = begin
+        self.page = page
+
+    def extent(self, since: int = 0, limit: int | None = None, upto: int | None = None, **query: Any) -> Any:
+        if since < self.begin and query.get("compacted") != "true":
+            raise DataLoss(f"trimmed up to serial {self.begin}")
+        head = len(self.facts_held)
+        found = [
+            fact
+            for fact in self.facts_held
+            if since < fact.serial <= min(head, upto or head)
+            and fact.stream in query.get("streams", fact.stream)
+        ]
+        serial = min(head, upto or head)
+        if limit is not None and len(found) > limit:
+            found = found[:limit]
+            serial = found[-1].serial
+        clock: dict[str, dict[str, int]] = {}
+        for fact in found:
+            clock.setdefault(fact.stream, {})[fact.writer] = fact.token
+        return {
+            "serial": max(since, serial),
+            "epoch": 1,
+            "digest": self.digest(max(since, serial)),
+            "history": "h",
+            "facts": len(found),
+            "clock": clock,
+            "committed_at_ms": found[-1].committed_at_ms if found else 0,
+            "begin": self.begin,
+            "head": head,
+        }
+
+    def digest(self, serial: int) -> str:
+        return self.facts_held[serial - 1].digest if serial else EMPTY
+
+    def get(self, path: str, serials: Any) -> Any:
+        asked = [int(serial) for serial in str(serials).split(",")]
+        return {"epoch": 1, "history": "h", "digests": {str(serial): self.digest(serial) for serial in asked}}
+
+    def facts(self, *, since: int, upto: int, **query: Any) -> Iterator[Any]:
+        found = [
+            fact
+            for fact in self.facts_held
+            if since < fact.serial <= upto
+            and fact.stream in query.get("streams", fact.stream)
+            and fact.writer in query.get("writers", fact.writer)
+        ]
+        for first in range(0, len(found), self.page):
+            yield batch_of_facts(found[first : first + self.page])
+
+
+def planning(daemon: Any, **options: str) -> Planning:
+    """What plans a query with these options."""
+    return Planning(read_options({**URL, **options}), daemon)
+
+
+def serials(daemon: Any, ranges: Sequence[Range], **options: str) -> list[int]:
+    """The serials that tasks give which read these ranges."""
+    said = read_options({**URL, **options})
+    return [
+        serial
+        for one in ranges
+        for batch in read_range(one, said, daemon)
+        for serial in batch["serial"].to_pylist()
+    ]
+
+
+class TestOffsets:
+    """Offsets outlive releases in checkpoints: their text is a contract."""
+
+    def test_an_offset_is_plain_json(self) -> None:
+        """And says the same when it is read again."""
+        offset = Offset(serial=7, epoch=2, digest="5a", history="h", clock={"events": {"w": 3}})
+
+        text = json.dumps(offset.to_json())
+
+        assert {"version": 1, "epoch": 2, "serial": 7, "digest": "5a", "history": "h"} == {
+            name: json.loads(text)[name] for name in ("version", "epoch", "serial", "digest", "history")
+        }
+        assert offset == Offset.from_json(json.loads(text))
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            None,
+            {},
+            {"version": 2, "serial": 1},
+            {"version": 1},
+            {"version": 1, "serial": True},
+            {"version": 1, "serial": -1},
+            {"version": 1, "serial": 1, "digest": 5},
+            {"version": 1, "serial": 1, "clock": {"events": 5}},
+            {"version": 1, "serial": 1, "clock": {"events": {"w": "1"}}},
+        ],
+    )
+    def test_what_is_no_offset_is_refused_in_words(self, value: Any) -> None:
+        """A checkpoint of something else, or of a later release."""
+        with pytest.raises(BadOffset):
+            Offset.from_json(value)
+
+    def test_no_token_ever_goes_back(self) -> None:
+        """Facts of some streams come late, with lower tokens."""
+        found = {"serial": 9, "epoch": 1, "digest": "d", "history": "h", "committed_at_ms": 5}
+        start = Offset(serial=7, clock={"caches": {"w": 30}}, skip={"caches": {"w": 8}, "events": {"w": 9}})
+
+        end = start.reached({**found, "clock": {"caches": {"w": 20, "v": 4}}})
+
+        assert {"caches": {"w": 30, "v": 4}} == end.clock
+        assert {} == end.skip
+
+    @pytest.mark.parametrize("text", ["never", "[]", '{"events": 5}', '{"events": {"w": -3}}', "-1", "1.5"])
+    def test_a_wish_that_makes_no_sense(self, text: str) -> None:
+        """The name of the option is told, and what can be said."""
+        with pytest.raises(BadOffset):
+            read_wish("startingOffsets", text)
+
+
+class TestOptions:
+    """Kafka's names, whatever the case."""
+
+    def test_options_are_read_whatever_their_case(self) -> None:
+        """Spark gives them in lower case."""
+        options = read_options(
+            {
+                **URL,
+                "MAXOFFSETSPERTRIGGER": "5",
+                "failondataloss": "False",
+                "columns": "serial, row",
+                "path": "x",
+            }
+        )
+
+        assert (5, False, ("serial", "row")) == (
+            options.max_offsets,
+            options.fail_on_data_loss,
+            options.columns,
+        )
+        assert COLUMNS == read_options(URL).columns
+
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            ({}, "needs the option url"),
+            ({**URL, "columns": "serial,rows"}, "no column 'rows'"),
+            ({**URL, "columns": "row,row"}, "named twice"),
+            ({**URL, "maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger is a whole number from 1 on"),
+            ({**URL, "failOnDataLoss": "perhaps"}, "failOnDataLoss is true or false"),
+            ({**URL, "startingOffsets": "soon"}, "startingOffsets is earliest, latest"),
+        ],
+    )
+    def test_what_makes_no_sense_is_told(self, given: dict[str, str], words: str) -> None:
+        """In one line, with the name of the option."""
+        with pytest.raises(ConfigError, match=words):
+            read_options(given)
+
+
+@pytest.mark.parametrize(
+    ("after", "upto", "facts", "least", "each", "expected"),
+    [
+        (0, 0, 0, 1, 10, [0]),
+        (5, 5, 0, 4, 10, [5]),
+        (0, 10, 10, 1, 10, [0, 10]),
+        (0, 10, 10, 2, 10, [0, 5, 10]),
+        (0, 11, 11, 1, 5, [0, 3, 7, 11]),
+        (7, 9, 2, 8, 10, [7, 8, 9]),
+        (0, 100, 3, 1, 2, [0, 50, 100]),
+    ],
+)
+def test_cuts(after: int, upto: int, facts: int, least: int, each: int, expected: list[int]) -> None:
+    """Equal parts, none of them empty."""
+    assert expected == cuts(after, upto, facts=facts, at_least=least, at_most_each=each)
+
+
+class TestPlans:
+    """What is read: everything that is wanted, once."""
+
+    facts = chained([("push_rules", "w1", ROW), ("pushers", "w2", [["@a:b", "x", "y", False]])] * 20)
+
+    def test_a_closed_range_is_read_once_by_any_number_of_tasks(self) -> None:
+        """Cores share the reading, and nothing is read twice or by nobody."""
+        daemon = FakeDaemon(self.facts)
+        for parts in ("1", "3", "40", "99"):
+            plan = planning(daemon, minPartitions=parts)
+
+            ranges = plan.ranges(*plan.closed())
+
+            assert min(int(parts), 40) == len(ranges)
+            assert list(range(1, 41)) == serials(daemon, ranges)
+
+    def test_micro_batches_are_of_whole_facts_up_to_the_limit(self) -> None:
+        """Each goes on where the last one ended; at the head there is nothing."""
+        daemon = FakeDaemon(self.facts)
+        plan = planning(daemon)
+        at, ends = plan.start(), []
+        while (end := plan.end(at, limit=15)) != at:
+            ends.append(end.serial)
+            at = Offset.from_json(end.to_json())
+
+        assert [15, 30, 40] == ends
+        assert {"push_rules": {"w1": 20}, "pushers": {"w2": 20}} == at.clock
+        assert self.facts[-1].digest == at.digest
+
+    def test_tokens_say_where_to_begin_and_end(self) -> None:
+        """As in Kafka's source; writers that are not named are read from the beginning, and to the end."""
+        daemon = FakeDaemon(self.facts)
+        starting, ending = '{"push_rules": {"w1": 18}}', '{"pushers": {"w2": 2}, "push_rules": {"w1": -1}}'
+
+        plan = planning(daemon, startingOffsets=starting, endingOffsets=ending)
+        found = serials(daemon, plan.ranges(*plan.closed()))
+
+        assert [2, 4, 37, 39] == found
+
+    def test_where_all_tokens_are_named_nothing_is_read_in_vain(self) -> None:
+        """The plan begins at the first serial that is wanted."""
+        plan = planning(
+            FakeDaemon(self.facts), startingOffsets='{"push_rules": {"w1": 18}, "pushers": {"w2": 17}}'
+        )
+
+        start = plan.start()
+
+        assert (35, {"push_rules": {"w1": 36}, "pushers": {"w2": 35}}) == (start.serial, start.skip)
+
+    def test_the_latest_offset_is_the_head_with_everybodys_position(self) -> None:
+        """Whoever begins there is given what comes later."""
+        start = planning(FakeDaemon(self.facts), startingOffsets="latest").start()
+
+        assert (40, {"push_rules": {"w1": 20}, "pushers": {"w2": 20}}) == (start.serial, start.clock)
+
+    def test_a_trimmed_log_begins_where_it_begins(self) -> None:
+        """What was trimmed before a query first ran is no loss; to a query that was further back it is."""
+        daemon = FakeDaemon(self.facts, begin=30)
+
+        assert 30 == planning(daemon).start().serial
+        with pytest.raises(DataLoss, match="trimmed up to serial 30"):
+            planning(daemon).end(Offset(serial=10), limit=None)
+        plan = planning(daemon, failOnDataLoss="false")
+        end = plan.end(Offset(serial=10), limit=None)
+        assert 40 == end.serial
+        assert plan.ranges(Offset(serial=20), end, {})[0].compacted
+        assert not plan.ranges(Offset(serial=30), end, {})[0].compacted
+
+
+class TestChecking:
+    """A gap in numbers is told from a loss of facts."""
+
+    facts = chained([("push_rules", "w1", ROW), ("push_rules", "w2", ROW)] * 10)
+
+    @staticmethod
+    def look(planned: Range, facts: Sequence[Fact], *, is_all: bool) -> None:
+        checking = Checking(planned, is_all=is_all)
+        for first in range(0, len(facts), 6):
+            checking.saw(batch_of_facts(facts[first : first + 6]))
+        checking.ended()
+
+    def test_what_is_whole_passes(self) -> None:
+        """From any place on, chosen or not; tokens of several writers skip numbers, which is no loss."""
+        whole = Range(0, 20, digest=EMPTY, end_digest=self.facts[-1].digest)
+        self.look(whole, self.facts, is_all=True)
+        self.look(Range(5, 20), self.facts[5:], is_all=True)
+        self.look(Range(0, 20), self.facts[::2], is_all=False)
+
+    @pytest.mark.parametrize("gone", [0, 3, 6, 19])
+    def test_a_missing_serial_is_named(self, gone: int) -> None:
+        """Wherever it is, at the seams of batches too."""
+        left = self.facts[:gone] + self.facts[gone + 1 :]
+
+        with pytest.raises(DataLoss, match=rf"serials? {gone + 1}\b"):
+            self.look(Range(0, 20), left, is_all=True)
+
+    @pytest.mark.parametrize("gone", [1, 2, 3, 8])
+    def test_a_missing_fact_among_those_chosen_is_named(self, gone: int) -> None:
+        """By the stream, the writer and the tokens between which it is missing."""
+        chosen = self.facts[::2]
+        before, missing = chosen[gone - 1].token, chosen[gone].token
+
+        with pytest.raises(
+            DataLoss, match=f"w1 in the stream push_rules .* token {before}, up to token {missing}"
+        ):
+            self.look(Range(0, 20), chosen[:gone] + chosen[gone + 1 :], is_all=False)
+
+    def test_a_log_that_was_replaced_meanwhile_is_noticed(self) -> None:
+        """Its serials are right, and its digests are not those that were planned."""
+        with pytest.raises(DataLoss, match="another one than when this was planned"):
+            self.look(Range(0, 20, end_digest="f" * 64), self.facts, is_all=True)
+
+
+def test_rows_are_split_as_the_log_splits_them() -> None:
+    """Byte by byte, whatever is in them."""
+    rows: list[Any] = [["a],[b", {"x": [1, [2.50, "\u00e4\u2028"]]}], [[], [[]]], ["]"], [None, True, -0.0]]
+    for count in range(len(rows) + 1):
+        text = jsontext.join(map(jsontext.dumps, rows[:count]))
+
+        assert [part.decode() for part in jsontext.split(text)] == split(text.decode())
+
+
+def test_an_empty_batch_has_no_rows() -> None:
+    """Spark asks for parts with nothing in them."""
+    assert 0 == len(exploded(batch_of_facts([])))
+    assert isinstance(exploded(batch_of_facts(chained([("x", "w", [])]))), pa.RecordBatch)
