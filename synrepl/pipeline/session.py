@@ -1,0 +1,264 @@
+"""A Spark session as our jobs want it: in UTC, quiet, and nothing left behind."""
+
+import atexit
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from synrepl.errors import ConfigError
+from synrepl.pipeline.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["process_settings", "session", "session_settings"]
+
+LOOPBACK: Final = "127.0.0.1"
+CONNECT_PORT: Final = 15002
+REACH_SECONDS: Final = 10.0
+STOP_SECONDS: Final = 20.0
+
+LOGGING: Final = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = spark: %p %c{1}: %m%n%ex{0}
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+logger.context.name = org.apache.spark.SparkContext
+logger.context.level = off
+logger.task.name = org.apache.spark.executor.Executor
+logger.task.level = off
+logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
+logger.tasks.level = off
+logger.writer.name = org.apache.spark.sql.execution.datasources.FileFormatWriter
+logger.writer.level = off
+logger.query.name = org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution
+logger.query.level = off
+"""
+"""Errors alone. What is off reaches whoever waits for the result, as an exception; the gateway's level must
+be that of all, or Spark says that it sets one.
+"""
+
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+def session(
+    *,
+    app: str,
+    master: str | None = None,
+    remote: str | None = None,
+    ui: bool = False,
+    memory: str = "1g",
+    conf: Mapping[str, str] = NOTHING,
+) -> "SparkSession":
+    """The session of this process, started if there is none yet.
+
+    It is local with all cores, or of the cluster `master` (``spark://host:port``), or of the Spark Connect
+    server `remote` (``sc://host:port``), which needs no Java here. `memory` is for the driver, and for each
+    executor of a cluster. What `conf` says goes before what is said here. Under spark-submit the cluster and
+    the memory are those said there. Raises ConfigError for whatever keeps Spark from starting.
+    """
+    if master is not None and remote is not None:
+        raise ConfigError(f"a session is of one Spark: of {master} or of {remote}")
+    try:
+        from py4j.protocol import Py4JError
+        from pyspark import SparkContext
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise ConfigError(f"Spark is not installed ({error}): pip install 'synrepl[spark]'") from error
+    builder = SparkSession.builder.appName(app)
+    environment = {}
+    if remote is not None:
+        _reach(remote)
+        builder = builder.remote(remote).config(map={**session_settings(None), **conf})
+    elif SparkContext._active_spark_context is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+        builder = builder.config(map={**session_settings(master), **conf})
+    else:
+        master = master or "local[*]"
+        _reach(master)
+        environment = _environment(master, conf)
+        said = process_settings(master=master, ui=ui, memory=memory, scratch=_scratch(), conf=conf)
+        builder = builder.config(map={**said})
+    try:
+        with _within(environment):
+            return builder.getOrCreate()
+    except ImportError as error:
+        raise ConfigError(f"Spark lacks a package ({error}): pip install 'synrepl[spark]'") from error
+    except (PySparkException, Py4JError, ValueError) as error:
+        raise ConfigError(f"Spark does not start: {_why(error)}") from error
+
+
+def session_settings(master: str | None) -> dict[str, str]:
+    """What a session can be told at any time. A `master` of None is somebody else's to say."""
+    told = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.streaming.stateStore.providerClass": (
+            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+        ),
+    }
+    cores = None if master is None else _local_cores(master)
+    if cores is not None:
+        # Spark's 200 are for clusters: each costs a task, and a file in each stateful stream.
+        told["spark.sql.shuffle.partitions"] = str(max(2, 2 * cores))
+    return told
+
+
+def process_settings(
+    *, master: str, ui: bool, memory: str, scratch: Path, conf: Mapping[str, str] = NOTHING
+) -> dict[str, str]:
+    """All that is told to a Spark that starts now, `session_settings` and `conf` included."""
+    options = f'"-Dlog4j2.configurationFile={_logging(scratch).as_uri()}" "-Djava.io.tmpdir={scratch}"'
+    option = "spark.driver.extraJavaOptions"
+    told = {
+        "spark.master": master,
+        "spark.driver.memory": memory,
+        "spark.ui.enabled": str(ui).lower(),
+        "spark.ui.showConsoleProgress": "false",
+        "spark.local.dir": str(scratch),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+    }
+    if _local_cores(master) is None:
+        told["spark.executor.memory"] = memory
+    if _is_near(master):
+        told |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
+    # Of two options that say the same Java takes the later.
+    return {**told, **session_settings(master), **conf, option: f"{options} {conf.get(option, '')}".strip()}
+
+
+def _logging(scratch: Path) -> Path:
+    return scratch / "log4j2.properties"
+
+
+def _environment(master: str, conf: Mapping[str, str]) -> dict[str, str]:
+    told = {
+        name: os.environ.get(name, sys.executable) for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+    }
+    if "spark.pyspark.python" in conf:
+        told["PYSPARK_PYTHON"] = conf["spark.pyspark.python"]
+    if _is_near(master):
+        # Otherwise Spark looks for an address that others can reach, and complains.
+        told["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", LOOPBACK)
+    return told | {"JAVA_HOME": str(find_java().home)}
+
+
+@contextmanager
+def _within(environment: Mapping[str, str]) -> Iterator[None]:
+    """Spark takes these from the environment alone; processes that are started later must not see them."""
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _local_cores(master: str) -> int | None:
+    """None if it is not local."""
+    found = re.fullmatch(r"local(?:\[(\*|\d+)(?:,\d+)?\])?", master)
+    if found is None:
+        return None
+    match found[1]:
+        case None:
+            return 1
+        case "*":
+            return os.cpu_count() or 1
+        case number:
+            return int(number)
+
+
+def _is_near(master: str) -> bool:
+    if master.startswith("local"):
+        return True
+    return all(host in ("localhost", "::1") or host.startswith("127.") for host, _ in _addresses(master))
+
+
+def _addresses(url: str) -> list[tuple[str, int]]:
+    """Where it listens; a cluster may have several masters. Nothing for what is no address of ours."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("spark", "sc"):
+        return []
+    found = []
+    try:
+        for address in parts.netloc.split(","):
+            one = urlsplit(f"//{address}")
+            found.append((one.hostname or "", one.port or CONNECT_PORT))
+    except ValueError:
+        found = []
+    if not found or not all(host for host, _ in found):
+        raise ConfigError(f"{url!r} is no address; examples are spark://host:7077 and sc://host:15002")
+    return found
+
+
+def _reach(url: str) -> None:
+    """Spark itself would try for minutes."""
+    why = ""
+    for address in _addresses(url):
+        try:
+            socket.create_connection(address, REACH_SECONDS).close()
+        except OSError as error:
+            why = error.strerror or "no answer in time"
+        else:
+            return
+    if why:
+        raise ConfigError(f"cannot reach {url}: {why}")
+
+
+@cache
+def _scratch() -> Path:
+    """The folder of all that Spark leaves; it goes with this process."""
+    scratch = Path(tempfile.mkdtemp(prefix="synrepl-spark-"))
+    _logging(scratch).write_text(LOGGING, encoding="utf-8")
+    atexit.register(_clear, scratch, os.getpid())
+    return scratch
+
+
+def _clear(scratch: Path, pid: int) -> None:
+    if os.getpid() != pid:
+        # A fork of the process that owns it.
+        return
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    # Whatever goes wrong on the way out is of no interest to anybody.
+    with suppress(Exception):
+        running = SparkSession.getActiveSession()
+        for query in running.streams.active if running is not None else ():
+            query.stop()
+        if running is not None:
+            running.stop()
+    gateway = SparkContext._gateway
+    if gateway is not None and gateway.proc is not None:
+        # Spark ends when its input does. It must end first, or it would write on into a folder that is gone.
+        gateway.proc.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            gateway.proc.wait(STOP_SECONDS)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _why(error: Exception) -> str:
+    """What Java says, without where it was when it said so."""
+    java = getattr(error, "java_exception", None)
+    told = str(java.getMessage() or java.toString() if java is not None else error).strip()
+    return told.splitlines()[0] if told else type(error).__name__

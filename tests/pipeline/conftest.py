@@ -1,0 +1,25 @@
+"""What all tests of the pipeline have: one Spark for all of them, as it takes seconds to start."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from synrepl.pipeline.session import session
+from tests.pipeline.clusters import QUICK_JAVA
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator["SparkSession"]:
+    """A local session with two cores. A test leaves its settings as they were, and stops its queries."""
+    found = session(
+        app="tests",
+        master="local[2]",
+        memory="1g",
+        conf={"spark.driver.extraJavaOptions": QUICK_JAVA},
+    )
+    yield found
+    found.stop()
