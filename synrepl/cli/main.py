@@ -8,6 +8,7 @@ from synrepl.cli.append import append
 from synrepl.cli.caches import caches
 from synrepl.cli.doctor import doctor
 from synrepl.cli.leases import leases
+from synrepl.cli.pipeline import pipeline
 from synrepl.cli.promote import promote
 from synrepl.cli.replay import replay
 from synrepl.cli.replicas import replicas
@@ -37,5 +38,19 @@ def main() -> None:
     """Follow, feed and inspect the replication streams of a homeserver."""
 
 
-for command in (tail, append, replay, status, streams, replicas, leases, promote, resync, doctor, caches):
+for command in (
+    tail,
+    append,
+    replay,
+    status,
+    streams,
+    replicas,
+    leases,
+    promote,
+    resync,
+    doctor,
+    caches,
+    pipeline,
+):
     main.add_command(command)
+main.add_command(pipeline)

@@ -1,0 +1,186 @@
+"""``synrepl pipeline``: the jobs that run on Spark."""
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+import msgspec
+
+from synrepl.cli.progress import Advance
+from synrepl.cli.trouble import EXIT_CODES, Trouble, secret_option, url_option
+from synrepl.errors import ConfigError, ReplicationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["pipeline"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+ARCHIVE: Final = "A folder, or an URI that Spark and pyarrow reach (s3://, gs://, hdfs://)."
+
+
+@click.group(epilog=EXIT_CODES)
+def pipeline() -> None:
+    """Archive, compact, audit, report on and play back the streams, on Spark."""
+
+
+def archive_option(command: Command) -> Command:
+    """``--archive``"""
+    return click.option("--archive", "place", required=True, metavar="DIR", help=ARCHIVE)(command)
+
+
+def spark_options(command: Command) -> Command:
+    """What every job takes: which Spark it runs on."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="The result as JSON."),
+        click.option("--ui", is_flag=True, help="Serve Spark's own pages while the job runs, on loopback."),
+        click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; repeatable."),
+        click.option("--memory", default="1g", show_default=True, help="Of the driver, and each executor."),
+        click.option("--remote", metavar="URL", help="A Spark Connect server, such as sc://host:15002."),
+        click.option("--master", metavar="URL", help="A cluster, such as spark://host:7077 [default: local]"),
+    ):
+        command = option(command)
+    return command
+
+
+@contextmanager
+def running(
+    job: str, *, master: str | None, remote: str | None, ui: bool, memory: str, conf: tuple[str, ...]
+) -> Iterator["SparkSession"]:
+    """A session for this job. Whatever Spark says of a failure becomes one line."""
+    from synrepl.pipeline.failures import words
+    from synrepl.pipeline.session import session
+
+    said = {}
+    for one in conf:
+        name, equals, value = one.partition("=")
+        if not equals:
+            raise click.UsageError(f"--conf is KEY=VALUE, not {one!r}")
+        said[name] = value
+    try:
+        # A term is an end like any other: what is under way is whole, or counts for nothing.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        yield session(app=f"synrepl {job}", master=master, remote=remote, ui=ui, memory=memory, conf=said)
+    except (ConfigError, click.ClickException):
+        raise
+    except ReplicationError as error:
+        raise Trouble(str(error)) from error
+    except KeyboardInterrupt:
+        raise Trouble("interrupted") from None
+    except Exception as error:
+        if type(error).__module__.split(".")[0] not in ("pyspark", "py4j", "grpc"):
+            raise
+        raise Trouble(words(error)) from error
+
+
+class Telling:
+    """A bar for each thing that a job does."""
+
+    def __init__(self) -> None:
+        self._bar: Advance | None = None
+        self._what = ""
+        self._done = 0
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if self._bar is None or what != self._what:
+            self.close()
+            self._bar, self._what, self._done = Advance(what, total or None), what, 0
+            self._bar.__enter__()
+        elif total:
+            self._bar.expect(total)
+        self._bar.step(done - self._done, done - self._done)
+        self._done = done
+
+    def close(self) -> None:
+        """Nothing more is done."""
+        if self._bar is not None:
+            self._bar.__exit__(None, None, None)
+            self._bar = None
+
+
+def say(result: Any, *, as_json: bool, lines: Callable[[Any], Iterator[str]]) -> None:
+    """The result of a job: as JSON, or as a few lines for people."""
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(result)))
+    else:
+        for line in lines(result):
+            click.echo(line)
+
+
+@pipeline.command("archive", epilog=EXIT_CODES)
+@url_option(required=True)
+@archive_option
+@click.option("--follow", is_flag=True, help="Go on with what comes, until interrupted.")
+@click.option(
+    "--every",
+    type=click.FloatRange(0.1),
+    default=5.0,
+    show_default=True,
+    help="With --follow: seconds from one batch to the next.",
+)
+@click.option(
+    "--batch-facts",
+    type=click.IntRange(1),
+    default=500_000,
+    show_default=True,
+    help="In a batch, at most.",
+)
+@secret_option
+@spark_options
+def archive_command(
+    url: str,
+    place: str,
+    follow: bool,
+    every: float,
+    batch_facts: int,
+    secret_file: Path | None,
+    as_json: bool,
+    **spark: Any,
+) -> None:
+    """Bring the archive DIR up to what the daemon has.
+
+    Each fact is in it once, whatever is killed at whatever time; run it again to go on. Who reads it takes
+    the files that DIR/_manifests names.
+    """
+    telling = Telling()
+    stop: list[bool] = []
+    with running("archive", **spark) as session:
+        from synrepl.pipeline.archive.archive import archive
+        from synrepl.pipeline.store import Store
+
+        if follow:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda *_: stop.append(True))
+        try:
+            done = archive(
+                session,
+                url,
+                Store(place),
+                secret_file=None if secret_file is None else str(secret_file.absolute()),
+                follow=follow,
+                every_seconds=every,
+                batch_facts=batch_facts,
+                tell=telling,
+                stopped=lambda: bool(stop),
+            )
+        finally:
+            telling.close()
+    say(done, as_json=as_json, lines=_archived)
+
+
+def _archived(done: Any) -> Iterator[str]:
+    if done.batches:
+        yield (
+            f"archived {done.facts:,} facts ({done.rows:,} rows, {done.bytes / 1e6:,.1f} MB)"
+            f" in {done.batches} batches, {done.seconds:.1f} s"
+        )
+    else:
+        yield "nothing new"
+    if done.merged:
+        yield f"merged {done.merged} small batches"
+    yield f"the archive ends at serial {done.serial} of epoch {done.epoch}, digest {done.digest[:16]}"

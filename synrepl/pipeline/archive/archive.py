@@ -1,0 +1,264 @@
+"""The job `archive`: the log as Parquet, each fact once, through crashes at any point.
+
+The manifests alone say how far an archive is. Spark's checkpoint is of one run, and goes with it: what a
+crash leaves between our manifest and Spark's own commit is then nothing that anybody looks at.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import msgspec
+import pyarrow as pa
+
+from synrepl.errors import ConfigError
+from synrepl.pipeline.archive.committing import Origin, batch_of
+from synrepl.pipeline.archive.lock import locked
+from synrepl.pipeline.archive.manifest import BadArchive, Manifest, manifests, write_manifest
+from synrepl.pipeline.archive.merging import merge
+from synrepl.pipeline.archive.tidying import next_batch, tidy
+from synrepl.pipeline.archive.writing import WRITTEN, Written, write_files
+from synrepl.pipeline.source.daemon import Daemon
+from synrepl.pipeline.source.offsets import Offset
+from synrepl.pipeline.source.options import Options
+from synrepl.pipeline.source.source import register
+from synrepl.pipeline.store import Store
+from synrepl.pipeline.telling import Tell, nobody
+from synrepl.ports.history import Place, Turn
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Archived", "archive"]
+
+BATCH_FACTS: Final = 500_000
+EVERY_SECONDS: Final = 5.0
+CHECKPOINTS: Final = "_checkpoints"
+LOOK_SECONDS: Final = 1
+
+At = Callable[[str], None]
+"""Told of the points at which a crash is most interesting: ``data`` is written, ``manifest`` is."""
+
+
+class Archived(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run did: the archive now ends at `serial`."""
+
+    batches: int
+    facts: int
+    rows: int
+    bytes: int
+    serial: int
+    epoch: int
+    digest: str
+    merged: int
+    seconds: float
+
+
+def archive(
+    spark: "SparkSession",
+    url: str,
+    store: Store,
+    *,
+    secret_file: str | None = None,
+    follow: bool = False,
+    every_seconds: float = EVERY_SECONDS,
+    batch_facts: int = BATCH_FACTS,
+    tell: Tell = nobody,
+    stopped: Callable[[], bool] = lambda: False,
+    at: At = lambda point: None,
+) -> Archived:
+    """Bring the archive up to the head of the daemon at `url`; with `follow`, until `stopped` says so.
+
+    The facts of a batch, at most `batch_facts`, are whole and dense. Raises `ConfigError` and its kin: for an
+    archive of another log, or one that another job is writing; `SourceError`, `DataLoss` for what the daemon
+    does not give.
+    """
+    began = time.monotonic()
+    with locked(store):
+        job = _Job(spark, url, store, secret_file, tell, at)
+        first = job.begin(batch_facts)
+        try:
+            job.run(follow=follow, every_seconds=every_seconds, batch_facts=batch_facts, stopped=stopped)
+        finally:
+            store.remove_folder(CHECKPOINTS)
+        after = manifests(store)
+        made = [one for one in after if one.last_serial > first]
+        merged = merge(spark, store, now_ms=_now_ms())
+    last = after[-1] if after else None
+    return Archived(
+        batches=len(made),
+        facts=sum(one.facts for one in made),
+        rows=sum(one.rows for one in made),
+        bytes=sum(file.bytes for one in made for file in one.files),
+        serial=0 if last is None else last.last_serial,
+        epoch=1 if last is None else last.epoch,
+        digest="" if last is None else last.digest,
+        merged=merged,
+        seconds=round(time.monotonic() - began, 3),
+    )
+
+
+class _Job:
+    """One run."""
+
+    def __init__(
+        self, spark: "SparkSession", url: str, store: Store, secret_file: str | None, tell: Tell, at: At
+    ) -> None:
+        register(spark)
+        self._spark = spark
+        self._store = store
+        self._tell = tell
+        self._at = at
+        # The same for all runs of this archive: while it is late, the daemon keeps what it needs.
+        reader = f"archive-{sha256(store.place.encode()).hexdigest()[:12]}"
+        self._options = {"url": url, "reader": reader}
+        if secret_file is not None:
+            self._options["secretFile"] = secret_file
+        self._daemon = Daemon(Options(url=url, secret_file=secret_file, reader=reader))
+        self._writer: _BatchWriter
+
+    def begin(self, batch_facts: int) -> int:
+        """See what is there, remove what is left of crashes, and give the serial where the archive ends."""
+        found = manifests(self._store)
+        tidy(self._store, found, now_ms=_now_ms())
+        status = self._daemon.get("/v1/status")
+        before = found[-1] if found else None
+        origin = Origin(history=status["history"], server_name=status["server_name"])
+        if before is not None and before.history != origin.history:
+            raise BadArchive(
+                f"{self._store} is the archive of another log (of history {before.history}, at"
+                f" {before.server_name}); name another folder for this one"
+            )
+        self._writer = _BatchWriter(
+            self._store, origin, before, next_batch(self._store), self._daemon, self._tell, self._at
+        )
+        first = 0 if before is None else before.last_serial
+        self._tell("archiving", 0, max(0, status["serial"] - first))
+        if before is None:
+            self._begin_trimmed()
+        return first
+
+    def _begin_trimmed(self) -> None:
+        """What is left of the beginning of a log that was trimmed is a batch of its own."""
+        whole = self._daemon.extent(limit=1, compacted="true", reader=self._options["reader"])
+        if not whole["begin"]:
+            return
+        found = self._daemon.extent(upto=whole["begin"], compacted="true")
+        rows = (
+            self._spark.read.format("synrepl")
+            .options(**self._options, compacted="true", endingOffsets=str(whole["begin"]))
+            .load()
+        )
+        self._writer.write(rows, Place(found["epoch"], found["serial"], found["digest"]))
+
+    def run(
+        self, *, follow: bool, every_seconds: float, batch_facts: int, stopped: Callable[[], bool]
+    ) -> None:
+        """Archive what there is, or what comes."""
+        before = self._writer.before
+        start = Offset(serial=0) if before is None else _offset(before)
+        rows = (
+            self._spark.readStream.format("synrepl")
+            .options(
+                **self._options,
+                startingOffsets=json.dumps(start.to_json()) if before is not None else "earliest",
+                maxOffsetsPerTrigger=str(batch_facts),
+            )
+            .load()
+        )
+        checkpoint = self._store.uri(f"{CHECKPOINTS}/{uuid4().hex}")
+        writing = rows.writeStream.foreachBatch(self._writer).option("checkpointLocation", checkpoint)
+        if follow:
+            writing = writing.trigger(processingTime=f"{int(every_seconds * 1000)} milliseconds")
+        else:
+            writing = writing.trigger(availableNow=True)
+        query = writing.start()
+        try:
+            while not query.awaitTermination(LOOK_SECONDS) and not stopped():
+                pass
+        finally:
+            query.stop()
+        failure = query.exception()
+        if failure is not None:
+            raise failure
+
+
+class _BatchWriter:
+    """What Spark calls with each micro-batch: files, then the manifest that names them."""
+
+    def __init__(
+        self,
+        store: Store,
+        origin: Origin,
+        before: Manifest | None,
+        number: int,
+        daemon: Daemon,
+        tell: Tell,
+        at: At,
+    ) -> None:
+        self.before = before
+        self._store = store
+        self._origin = origin
+        self._number = number
+        self._daemon = daemon
+        self._tell = tell
+        self._at = at
+        self._done = 0
+
+    def __call__(self, rows: "DataFrame", batch: int) -> None:
+        """One micro-batch; its number is Spark's, which begins anew with each run."""
+        self.write(rows, None)
+
+    def write(self, rows: "DataFrame", compacted_upto: Place | None) -> None:
+        """These rows are the next batch."""
+        found = rows.mapInArrow(partial(_write, self._store, self._number), WRITTEN).collect()
+        written = [msgspec.json.decode(bytes(row.written), type=Written) for row in found]
+        if not written and compacted_upto is None:
+            return
+        self._at("data")
+        turns = msgspec.convert(self._daemon.get("/v1/status")["turns"], list[Turn])
+        manifest = batch_of(
+            written,
+            number=self._number,
+            before=self.before,
+            origin=self._origin,
+            turns=turns,
+            now_ms=_now_ms(),
+            compacted_upto=compacted_upto,
+        )
+        try:
+            write_manifest(self._store, manifest)
+        except FileExistsError:
+            raise ConfigError(
+                f"{self._store}: another job has written batch {self._number}; end one of them"
+            ) from None
+        self._at("manifest")
+        self.before = manifest
+        self._number += 1
+        self._done += manifest.facts
+        self._tell("archiving", self._done, 0)
+
+
+def _write(store: Store, batch: int, rows: Iterator[Any]) -> Iterator[Any]:
+    """In a task."""
+    found = [msgspec.json.encode(one) for one in write_files(store, batch, rows)]
+    yield pa.RecordBatch.from_arrays([pa.array(found, pa.binary())], names=["written"])
+
+
+def _offset(manifest: Manifest) -> Offset:
+    return Offset(
+        serial=manifest.last_serial,
+        epoch=manifest.epoch,
+        digest=manifest.digest,
+        history=manifest.history,
+        clock=manifest.end,
+        committed_at_ms=manifest.last_at_ms,
+    )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,46 @@
+"""What crashes and merges leave in an archive goes."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from synrepl.pipeline.archive.manifest import MANIFESTS, Manifest
+from synrepl.pipeline.store import Store
+
+__all__ = ["next_batch", "tidy"]
+
+GRACE_MS: Final = 15 * 60 * 1000
+"""How long the files of merged batches stay, for readers that have begun to read them."""
+
+
+def next_batch(store: Store) -> int:
+    """The number of the next batch: no file of that number is named by any manifest, or ever was."""
+    taken = [int(stem) for name in store.names(MANIFESTS) if (stem := name.partition(".")[0]).isdigit()]
+    return max(taken, default=-1) + 1
+
+
+def tidy(store: Store, kept: Sequence[Manifest], *, now_ms: int) -> int:
+    """Remove what no manifest names: batches that were never finished, and those that were merged some time
+    ago. Gives how many folders went. Nobody else may be writing.
+    """
+    numbers = {manifest.batch for manifest in kept}
+    merged = {batch: manifest for manifest in kept for batch in manifest.replaces}
+    for batch in merged:
+        store.remove(f"{MANIFESTS}/{batch}.json")
+    gone = 0
+    for stream in _folders(store, "", "stream="):
+        for date in _folders(store, stream, "date="):
+            for folder in _folders(store, date, "batch="):
+                text = folder.rpartition("=")[2]
+                batch = int(text) if text.isdigit() else -1
+                if batch in numbers:
+                    continue
+                if batch in merged and now_ms - merged[batch].archived_at_ms < GRACE_MS:
+                    continue
+                store.remove_folder(folder)
+                gone += 1
+    return gone
+
+
+def _folders(store: Store, parent: str, prefix: str) -> list[str]:
+    inside = f"{parent}/" if parent else ""
+    return [inside + name for name in store.names(parent) if name.startswith(prefix)]
