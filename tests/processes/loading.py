@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
+from synrepl.streams.entries import read_facts
 from synrepl.streams.facts import Fact
 from tests.service.processes import ROOT
 
@@ -134,35 +135,10 @@ class Asker:
         return found
 
 
-class _Line(msgspec.Struct):
-    serial: int
-    epoch: int
-    stream: str
-    writer: str
-    prev_token: int
-    token: int
-    rows: msgspec.Raw
-    committed_at_ms: int
-    digest: str
-
-
 def changelog(url: str) -> Iterator[Fact]:
     """Every fact that a daemon keeps, as it tells them."""
-    decoder = msgspec.json.Decoder(_Line)
     with Asker(url) as asker:
-        for text in asker.ask("GET", "/v1/changelog?since=0").splitlines():
-            line = decoder.decode(text)
-            yield Fact(
-                line.serial,
-                line.epoch,
-                line.stream,
-                line.writer,
-                line.prev_token,
-                line.token,
-                bytes(line.rows),
-                line.committed_at_ms,
-                line.digest,
-            )
+        yield from read_facts(asker.ask("GET", "/v1/changelog?since=0"))
 
 
 class Known(NamedTuple):

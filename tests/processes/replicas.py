@@ -16,6 +16,7 @@ import msgspec
 from synrepl.storage import SQLiteEngine
 from synrepl.storage.groups import Request, Standing, form
 from synrepl.streams.digest import EMPTY, verify
+from synrepl.streams.entries import read_facts
 from synrepl.streams.facts import Fact
 from tests.processes.channel import eventually, status
 from tests.processes.loading import (
@@ -383,7 +384,7 @@ class Reading:
             while not self._end.wait(AGAIN_SECONDS):
                 with suppress(Unanswered, Refused), Asker(member.url) as asker:
                     text = asker.ask("GET", f"/v1/changelog?since={serial}&limit=2000")
-                    facts = [_fact(line) for line in text.splitlines()]
+                    facts = read_facts(text)
                     # The digests say that each is a fact that was, with the rows that it had, in its place.
                     assert verify(facts, digest) is None, f"after {serial} at {member.name}: {facts[:2]}"
                     if facts:
@@ -415,36 +416,6 @@ class Reading:
             assert had <= rows.get(at, set()), f"wrong rows at {at}: {had}"
         assert self.facts, "nothing was read"
         assert self.rows, "no rows were read"
-
-
-def _fact(line: bytes) -> Fact:
-    said = _decoder.decode(line)
-    return Fact(
-        said.serial,
-        said.epoch,
-        said.stream,
-        said.writer,
-        said.prev_token,
-        said.token,
-        bytes(said.rows),
-        said.committed_at_ms,
-        said.digest,
-    )
-
-
-class _Line(msgspec.Struct):
-    serial: int
-    epoch: int
-    stream: str
-    writer: str
-    prev_token: int
-    token: int
-    rows: msgspec.Raw
-    committed_at_ms: int
-    digest: str
-
-
-_decoder: Final = msgspec.json.Decoder(_Line)
 
 
 # -- big logs ----------------------------------------------------------------------------------------------

@@ -1,0 +1,248 @@
+"""Archives of real daemons: every fact once, in the daemon's order, whatever is killed."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import duckdb
+import msgspec
+import pytest
+
+from synrepl.asking import Asking
+from synrepl.errors import ConfigError
+from synrepl.pipeline.archive import merging
+from synrepl.pipeline.archive.archive import archive
+from synrepl.pipeline.archive.lock import locked
+from synrepl.pipeline.archive.manifest import BadArchive, Manifest, manifests
+from synrepl.pipeline.archive.tidying import GRACE_MS, tidy
+from synrepl.pipeline.store import Store
+from synrepl.streams.digest import EMPTY, verify
+from synrepl.streams.entries import read_facts
+from synrepl.streams.facts import Fact
+from tests.pipeline.kills import ArchiveProcess
+from tests.processes.loading import report, size
+from tests.processes.replicas import Load, Member, fill
+from tests.service.processes import Daemon
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STREAMS = ("events", "caches", "receipts", "push_rules")
+
+
+class Killed(Exception):
+    """In place of a kill, where a process of its own would cost too much."""
+
+
+def held(daemon_url: str) -> list[Fact]:
+    """All facts of a daemon."""
+    _, lines = Asking(daemon_url).get_lines("/v1/changelog")
+    return read_facts(b"\n".join(lines))
+
+
+def archived(place: Path) -> list[Fact]:
+    """All facts of an archive, read by DuckDB by the manifests alone."""
+    files = [str(place / file.path) for one in manifests(Store(str(place))) for file in one.files]
+    if not files:
+        return []
+    query = (
+        "select serial, epoch, stream, writer, prev_token, token, epoch_ms(committed_at), digest,"
+        " '[' || coalesce(string_agg(row, ',' order by seq), '') || ']', count(*), max(seq)"
+        f" from read_parquet({files}) group by all order by serial"
+    ).replace("epoch_ms(committed_at)", "epoch_ms(committed_at) as at")
+    found = duckdb.connect().execute(query).fetchall()
+    facts = []
+    for *fields, at_ms, digest, rows, count, last in found:
+        assert count == last + 1, f"serial {fields[0]} has {count} rows, the last of them is {last}"
+        names = ("serial", "epoch", "stream", "writer", "prev_token", "token")
+        named = dict(zip(names, fields, strict=True))
+        facts.append(Fact(**named, rows=rows.encode(), committed_at_ms=at_ms, digest=digest))
+    return facts
+
+
+def check(place: Path, facts: list[Fact]) -> list[Manifest]:
+    """The archive holds these, once each; manifests, files and digests agree. Gives the manifests."""
+    store = Store(str(place))
+    found = manifests(store)
+    assert facts == archived(place)
+    assert verify(facts, EMPTY) is None
+    assert len(facts) == sum(one.facts for one in found)
+    for one in found:
+        assert one.digest == facts[one.last_serial - 1].digest
+        assert one.rows == sum(file.rows for file in one.files)
+        for file in one.files:
+            assert file.sha256 == store.sha256(file.path)
+            assert file.bytes == store.size(file.path)
+    return found
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon with 5,000 facts of some streams, some of them of several rows."""
+    folder = tmp_path / "daemon"
+    folder.mkdir()
+    fill(folder / "synrepl.db", 5_000, streams=STREAMS)
+    with Daemon(folder) as daemon:
+        Asking(daemon.url).post_json(
+            "/v1/streams/push_rules/facts",
+            json.dumps({"facts": [[["@a:b"], ["@c:d"], ["@e],[f:g"]]] * 100}).encode(),
+        )
+        yield daemon
+
+
+def test_each_fact_is_archived_once_through_crashes(
+    daemon: Daemon, spark: "SparkSession", tmp_path: Path
+) -> None:
+    """A run that ends between the data and its manifest, or right after the manifest, loses and doubles
+    nothing; the next one goes on from the manifests, and removes what is left."""
+    place = tmp_path / "archive"
+    store = Store(str(place))
+    told: list[tuple[str, int, int]] = []
+
+    for point, batches in (("data", 0), ("manifest", 1), ("data", 1), ("manifest", 2)):
+
+        def at(now: str, point: str = point) -> None:
+            if now == point:
+                raise Killed
+
+        with pytest.raises(Exception, match="Killed"):
+            archive(spark, daemon.url, store, batch_facts=1_000, at=at)
+        assert batches == len(manifests(store))
+    done = archive(spark, daemon.url, store, batch_facts=1_000, tell=lambda *now: told.append(now))
+    again = archive(spark, daemon.url, store, batch_facts=1_000)
+
+    facts = held(daemon.url)
+    found = check(place, facts)
+    assert (5_100, 6) == (len(facts), len(found))
+    assert (4, 3_100, 5_100, facts[-1].digest) == (done.batches, done.facts, done.serial, done.digest)
+    assert (0, 0, 5_100) == (again.batches, again.facts, again.serial)
+    assert ("archiving", 3_100, 0) in told
+    assert ("archiving", 0, 3_100) == told[0]
+    named = {file.path for one in found for file in one.files}
+    there = {str(path.relative_to(place)) for path in place.rglob("*.parquet")}
+    assert named == there
+    assert ["_lock", "_manifests", *sorted(f"stream={name}" for name in STREAMS)] == store.names("")
+    assert {"push_rules": {"master": 1_350}} == {
+        stream: of for stream, of in found[-1].end.items() if stream == "push_rules"
+    }
+
+
+def test_small_batches_are_merged(daemon: Daemon, spark: "SparkSession", tmp_path: Path) -> None:
+    """An archive that is followed live would otherwise end as thousands of files of a few rows."""
+    place = tmp_path / "archive"
+    store = Store(str(place))
+    archive(spark, daemon.url, store, batch_facts=1_000)
+    before = {file.path for one in manifests(store) for file in one.files}
+
+    gone = merging.merge(spark, store, now_ms=1, fewest=3)
+
+    (merged,) = check(place, held(daemon.url))
+    assert (6, [0, 1, 2, 3, 4, 5], 6) == (gone, merged.replaces, merged.batch)
+    assert len(merged.files) == len(STREAMS)
+    assert all((place / path).exists() for path in before)
+    tidy(store, [merged], now_ms=GRACE_MS + 1)
+    assert {file.path for file in merged.files} == {
+        str(path.relative_to(place)) for path in place.rglob("*.parquet")
+    }
+    assert 0 == archive(spark, daemon.url, store).facts
+
+
+def test_which_batches_are_merged() -> None:
+    """Neighbors that are small, enough of them, and not too many facts together."""
+
+    def batches(*facts: int) -> list[Manifest]:
+        return [
+            msgspec.convert(
+                {
+                    **dict.fromkeys(("epoch", "first_serial", "last_serial", "rows"), 1),
+                    "batch": number,
+                    "facts": count,
+                    "start": {},
+                    "end": {},
+                    "files": [],
+                },
+                Manifest,
+            )
+            for number, count in enumerate(facts)
+        ]
+
+    def chosen(*facts: int) -> list[list[int]]:
+        found = merging.runs(batches(*facts), small=10, target=20, fewest=2)
+        return [[one.batch for one in run] for run in found]
+
+    assert [] == chosen()
+    assert [] == chosen(1, 10, 1)
+    assert [[0, 1, 2]] == chosen(1, 2, 3)
+    assert [[1, 2], [4, 5]] == chosen(50, 2, 3, 99, 1, 1)
+    assert [[0, 1], [2, 3]] == chosen(9, 9, 9, 9)
+
+
+def test_a_trimmed_log_begins_with_what_is_left(spark: "SparkSession", tmp_path: Path) -> None:
+    """The last fact of each key is still there; without it a snapshot of the archive would lack most keys."""
+    folder = tmp_path / "daemon"
+    folder.mkdir()
+    with Daemon(folder, options=("--retain-seconds", "1", "--instance-name", "w")) as daemon:
+        asking = Asking(daemon.url)
+        for number in range(40):
+            rows = [[[f"@user{number % 7}:h"]]]
+            asking.post_json("/v1/streams/push_rules/facts", json.dumps({"facts": rows * 5}).encode())
+        begin = 0
+        while not begin:
+            begin = asking.get_json("/v1/extent?compacted=true&limit=1")["begin"]
+        asking.post_json("/v1/streams/push_rules/facts", json.dumps({"facts": [[["@new:h"]]]}).encode())
+
+        archive(spark, daemon.url, Store(str(tmp_path / "archive")))
+
+        found = manifests(Store(str(tmp_path / "archive")))
+        facts = archived(tmp_path / "archive")
+        left = read_facts(b"\n".join(asking.get_lines("/v1/changelog?compacted=true")[1]))
+    assert found[0].compacted
+    assert (1, begin) == (found[0].first_serial, found[0].last_serial)
+    assert {fact.serial for fact in left} <= {fact.serial for fact in facts}
+    assert 201 == facts[-1].serial
+    assert {"push_rules": {"w": 201}} == found[-1].end
+
+
+def test_an_archive_is_of_one_log_and_has_one_writer(
+    daemon: Daemon, spark: "SparkSession", tmp_path: Path
+) -> None:
+    """Two histories in one archive could never be told apart again."""
+    store = Store(str(tmp_path / "archive"))
+    archive(spark, daemon.url, store)
+    other = tmp_path / "other"
+    other.mkdir()
+
+    with locked(store), pytest.raises(ConfigError, match="another job is writing this archive"):
+        archive(spark, daemon.url, store)
+    with Daemon(other) as stranger, pytest.raises(BadArchive, match="the archive of another log"):
+        archive(spark, stranger.url, store)
+
+
+def test_kills_while_writers_append(spark: "SparkSession", tmp_path: Path) -> None:
+    """With -9, between data and manifest, and between the manifest and Spark's own commit; in long runs
+    also twenty times at any time, while a million facts come in."""
+    place, chance = tmp_path / "archive", random.Random(7)
+    kills, enough = size(0, 20), size(2_000, 1_000_000)
+    member = Member(tmp_path, "primary")
+    try:
+        with Load([member], pause=0.002, most=size(20, 800)) as load:
+            load.wait_for(size(1_000, 20_000), seconds=600)
+            for point in ("data", "manifest"):
+                run = ArchiveProcess(member.url, place, batch_facts=size(300, 10_000), point=point, count=2)
+                assert run.wait() < 0, run.lines
+            killed = 0
+            while killed < kills:
+                run = ArchiveProcess(member.url, place, batch_facts=10_000)
+                run.wait_for("started")
+                run.kill_after(chance.uniform(0, 15))
+                killed += not any(line.startswith("done") for line in run.lines)
+            load.wait_for(enough - len(load.acknowledged), seconds=3_600)
+        archive(spark, member.url, Store(str(place)), batch_facts=size(5_000, 100_000))
+        facts = member.facts()
+        found = check(place, facts)
+    finally:
+        member.close()
+    report(f"{killed + 2} kills, {len(facts):,} facts in {len(found)} batches")
+    assert len(facts) >= enough
