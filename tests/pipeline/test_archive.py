@@ -227,7 +227,7 @@ def test_kills_while_writers_append(spark: "SparkSession", tmp_path: Path) -> No
     kills, enough = size(0, 20), size(2_000, 1_000_000)
     member = Member(tmp_path, "primary")
     try:
-        with Load([member], pause=0.002, most=size(20, 800)) as load:
+        with Load([member], pause=size(50, 2) / 1000, most=size(20, 800)) as load:
             load.wait_for(size(1_000, 20_000), seconds=600)
             for point in ("data", "manifest"):
                 run = ArchiveProcess(member.url, place, batch_facts=size(300, 10_000), point=point, count=2)

@@ -4,7 +4,7 @@ import http.client
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeVar
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import pyarrow as pa
 
@@ -21,7 +21,9 @@ T = TypeVar("T")
 
 
 class SourceError(ReplicationError):
-    """The daemon cannot be read as it was asked to be."""
+    """The daemon cannot be read as it was asked to be; `code` is its word for that, if it gave one."""
+
+    code = ""
 
 
 class DataLoss(SourceError):
@@ -60,6 +62,16 @@ class Daemon:
         """``GET /v1/extent``."""
         found: Mapping[str, Any] = self.get("/v1/extent", **self.choice(), **query)
         return found
+
+    def knows(self, stream: str) -> bool:
+        """Whether there can be facts of this stream."""
+        try:
+            self.get(f"/v1/streams/{quote(stream, safe='')}/allocated")
+        except SourceError as error:
+            if error.code in ("unknown_stream", "not_found"):
+                return False
+            raise
+        return True
 
     def choice(self) -> dict[str, str]:
         """The parameters that choose what is read."""
@@ -125,7 +137,9 @@ class Daemon:
                     f"{url}: {error.message}. Facts were trimmed before they were read: read under a name"
                     " (option reader) to have them kept, or go on without them (failOnDataLoss=false)"
                 )
-            return SourceError(f"{url} refuses: {error.code}: {error.message}")
+            refused = SourceError(f"{url} refuses: {error.code}: {error.message}")
+            refused.code = error.code
+            return refused
         return SourceError(f"{url} does not answer: {error}")
 
 

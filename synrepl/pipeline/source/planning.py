@@ -84,7 +84,11 @@ class Planning:
         if offset.history and offset.digest is not None:
             return offset
         found = self._daemon.get("/v1/digests", serials=offset.serial)
-        return replace(offset, history=found["history"], digest=found["digests"][str(offset.serial)])
+        return replace(
+            offset,
+            history=offset.history or found["history"],
+            digest=offset.digest or found["digests"][str(offset.serial)],
+        )
 
     def _extent(self, start: Offset, **query: Any) -> Any:
         compacted = self._options.compacted and not start.serial

@@ -33,6 +33,7 @@ from synrepl.pipeline.source.options import Options, read_options
 from synrepl.pipeline.source.planning import Planning
 from synrepl.pipeline.source.ranges import Range
 from synrepl.pipeline.source.reading import read_range
+from synrepl.pipeline.source.writer import BatchWriter, StreamWriter, check_writable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,11 +42,12 @@ __all__ = ["SynreplSource", "progress", "register"]
 
 
 class RangePartition(InputPartition):
-    """What one task reads."""
+    """What one task reads, by these options: Spark asks another copy of the reader to read than to plan."""
 
-    def __init__(self, planned: Range) -> None:
+    def __init__(self, planned: Range, options: Options) -> None:
         super().__init__(None)
         self.planned = planned
+        self.options = options
 
 
 class SynreplSource(DataSource):
@@ -68,12 +70,25 @@ class SynreplSource(DataSource):
         """For what comes."""
         return StreamReader(read_options(self.options))
 
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        """For what is written once."""
+        options = read_options(self.options)
+        check_writable(options, schema, overwrite=overwrite)
+        return BatchWriter(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        """For what is written as it comes."""
+        options = read_options(self.options)
+        check_writable(options, schema, overwrite=overwrite)
+        return StreamWriter(options)
+
 
 class BatchReader(DataSourceReader):
     """A closed range, as ``spark.read``."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
+        self._filtered = False
         self._lowest = 0
         self._highest: int | None = None
 
@@ -110,6 +125,7 @@ class BatchReader(DataSourceReader):
     def _choose(self, *, streams: Iterable[Any] | None = None, writers: Iterable[Any] | None = None) -> None:
         """Of what was chosen before, only these."""
         options = self._options
+        self._filtered = self._filtered or streams is not None
         self._options = replace(
             options,
             streams=_narrowed(options.streams, streams),
@@ -124,6 +140,12 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Who reads which part."""
         options = self._options
+        daemon = Daemon(options)
+        if self._filtered:
+            # A filter may name what there never was; only an option that does is a mistake.
+            options = self._options = replace(
+                options, streams=frozenset(filter(daemon.knows, options.streams or ()))
+            )
         if options.streams == frozenset() or options.writers == frozenset():
             return []
         planning = Planning(options, Daemon(options))
@@ -132,11 +154,11 @@ class BatchReader(DataSourceReader):
             start = planning.last(start, min(self._lowest, end.serial))
         if self._highest is not None and self._highest < end.serial:
             end = planning.last(start, max(self._highest, 0))
-        return [RangePartition(one) for one in planning.ranges(start, end, until)]
+        return [RangePartition(one, options) for one in planning.ranges(start, end, until)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of this part."""
-        return _read(self._options, partition)
+        return _read(partition)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -188,11 +210,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Who reads which part of a micro-batch."""
         at, to = Offset.from_json(start), Offset.from_json(end)
-        return [RangePartition(one) for one in self._planning.ranges(at, to, {})]
+        return [RangePartition(one, self._options) for one in self._planning.ranges(at, to, {})]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of this part."""
-        return _read(self._options, partition)
+        return _read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         """All up to there was dealt with; the lease moves on when the next batch is asked for."""
@@ -208,11 +230,11 @@ def _narrowed(chosen: frozenset[str] | None, given: Iterable[Any] | None) -> fro
     return frozenset(given) if chosen is None else chosen & frozenset(given)
 
 
-def _read(options: Options, partition: InputPartition) -> Iterator[Any]:
+def _read(partition: InputPartition) -> Iterator[Any]:
     # Spark makes a partition of its own where there is none.
     if not isinstance(partition, RangePartition):
         return iter(())
-    return read_range(partition.planned, options, Daemon(options))
+    return read_range(partition.planned, partition.options, Daemon(partition.options))
 
 
 @dataclass(frozen=True)

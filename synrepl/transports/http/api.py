@@ -144,6 +144,27 @@ class Api:
 
         return await self._answer(request, answer)
 
+    @app.route("/v1/facts", methods=["POST"])
+    async def post_all(self, request: Any) -> bytes | None:
+        """Facts of several streams become durable together."""
+
+        async def answer() -> bytes:
+            from synrepl.transports.http.appends import append_all
+
+            if self._relaying is not None and self._relaying.is_active:
+                why = "this is a replica: post these to the primary, or each stream by itself"
+                raise Refused(409, "not_primary", why)
+            return await append_all(
+                request.content.read(),
+                log=self._log,
+                table=self._table,
+                files=self._described_files,
+                clock=self._clock,
+                instance=self._instance,
+            )
+
+        return await self._answer(request, answer)
+
     # -- rows out ------------------------------------------------------------------------------------------
 
     @app.route("/v1/streams/<stream>/rows", methods=["GET"])

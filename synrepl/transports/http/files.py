@@ -1,6 +1,5 @@
 """Files by checksum: bringing them, and getting them."""
 
-import re
 from typing import Any, Final
 
 from twisted.logger import Logger
@@ -10,7 +9,7 @@ from synrepl.ports.files import IStoredFile
 from synrepl.replication.files import Files
 from synrepl.streams import jsontext
 from synrepl.transports.http.answers import Refused
-from synrepl.transports.http.parameters import integer, seconds, text
+from synrepl.transports.http.parameters import integer, is_checksum, seconds, text
 from synrepl.transports.http.ranges import Unsatisfiable, matches, read_range
 from synrepl.transports.http.refusals import RequestRefused
 from synrepl.transports.http.streaming import streaming
@@ -26,8 +25,6 @@ RETRY_SECONDS: Final = b"1"
 
 MAX_HOPS: Final = 8
 KEPT_HERE: Final = "it is kept here, and not known to be kept at the primary; bring it again"
-
-_checksum: Final = re.compile("[0-9a-f]{64}", re.ASCII)
 
 
 class FileRoutes:
@@ -79,7 +76,7 @@ class FileRoutes:
     def _asked(self, sha256: str) -> Files:
         if self._files is None:
             raise Refused(404, "not_found", "no files are kept here")
-        if not _checksum.fullmatch(sha256):
+        if not is_checksum(sha256):
             raise Refused(400, "bad_checksum", "a checksum is 64 hexadecimal digits, in lower case")
         return self._files
 

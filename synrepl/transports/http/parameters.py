@@ -11,6 +11,7 @@ __all__ = [
     "flag",
     "integer",
     "integers",
+    "is_checksum",
     "is_word",
     "names",
     "seconds",
@@ -109,6 +110,11 @@ def digest(request: Any, name: str) -> str | None:
     if given is not None and not _digest.fullmatch(given):
         _refuse(f"{name} must be 64 hexadecimal digits in lower case, not {given[:80]!r}")
     return given
+
+
+def is_checksum(text: str) -> bool:
+    """Whether this can be the SHA-256 of something, as hex."""
+    return _digest.fullmatch(text) is not None
 
 
 def token_as_synapse(request: Any, name: str) -> int:

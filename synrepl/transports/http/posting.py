@@ -12,7 +12,7 @@ from synrepl.streams.declare import Stream
 from synrepl.transports.http.answers import Refused
 from synrepl.transports.http.parameters import BAD_WORD, is_word
 
-__all__ = ["Posted", "read_body", "read_facts", "read_said"]
+__all__ = ["Posted", "check_posted", "decoded", "read_body", "read_facts", "read_said"]
 
 T = TypeVar("T")
 
@@ -30,19 +30,28 @@ class Posted(msgspec.Struct, forbid_unknown_fields=True):
     idempotency_key: str | UnsetType = UNSET
 
 
-_decode: Final = msgspec.json.Decoder(Posted).decode
+_decoder: Final = msgspec.json.Decoder(Posted)
 
 
 def read_body(body: bytes) -> Posted:
     """What a body says. Raises `Refused`."""
+    return check_posted(decoded(_decoder, body))
+
+
+def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """What a body says that is JSON. Raises `Refused`."""
     try:
-        posted = _decode(body)
+        return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise Refused(400, "bad_request", str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refused(400, "bad_json", f"the body is not JSON: {error}") from error
     except RecursionError:
         raise Refused(400, "bad_json", "the body is not JSON: nested too deeply") from None
+
+
+def check_posted(posted: Posted) -> Posted:
+    """The same, if writer and key can be ones. Raises `Refused`."""
     if posted.writer is not UNSET and not is_word(posted.writer):
         raise Refused(400, "bad_writer", BAD_WORD)
     key = posted.idempotency_key

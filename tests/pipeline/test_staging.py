@@ -1,0 +1,79 @@
+"""Rows become facts to be written: what belongs together stays together, and in order."""
+
+import json
+from typing import Any
+
+import pytest
+
+from synrepl.errors import ConfigError
+from synrepl.pipeline.source.options import Options, read_options
+from synrepl.pipeline.source.writer import StreamWriter, bodies, check_writable, facts_of
+
+OPTIONS = read_options({"url": "http://127.0.0.1:9093", "stream": "push_rules"})
+
+
+def line(serial: int, row: str | None, stream: str = "s", writer: str = "w") -> dict[str, Any]:
+    """A line of an archive."""
+    return {"serial": serial, "stream": stream, "writer": writer, "row": row}
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([], []),
+        ([line(1, "[1]"), line(1, "[2]"), line(2, "[3]")], [("s", "w", "[[1],[2]]"), ("s", "w", "[[3]]")]),
+        ([line(1, None), line(2, "[1]")], [("s", "w", "[[1]]")]),
+        ([line(1, "[1]", "a"), line(2, "[1]", "b", "v")], [("a", "w", "[[1]]"), ("b", "v", "[[1]]")]),
+        ([{"row": "[1]"}, {"row": "[2]"}], [("push_rules", None, "[[1]]"), ("push_rules", None, "[[2]]")]),
+        ([{"token": 5, "row": "[1]"}, {"token": 5, "row": "[2]"}], [("push_rules", None, "[[1],[2]]")]),
+        (
+            [{"token": 5, "row": "[1]", "writer": "a"}, {"token": 5, "row": "[2]", "writer": "b"}],
+            [("push_rules", "a", "[[1]]"), ("push_rules", "b", "[[2]]")],
+        ),
+        (
+            [{"rows": "[[1],[2]]"}, {"rows": "[[3]]"}],
+            [("push_rules", None, "[[1],[2]]"), ("push_rules", None, "[[3]]")],
+        ),
+    ],
+)
+def test_which_rows_are_one_fact(lines: list[dict[str, Any]], expected: list[Any]) -> None:
+    """Those of one serial, or token; whole facts as they are; otherwise each is one."""
+    assert expected == list(facts_of(lines, OPTIONS))
+
+
+def test_a_request_has_neighbors_together_and_all_in_order() -> None:
+    """Up to so many facts."""
+    facts = [("a", "w", "[[1]]"), ("a", "w", "[[2]]"), ("b", None, "[[3]]"), ("a", "w", "[[4]]")]
+
+    found = [(json.loads(body)["appends"], count) for body, count in bodies(facts, 3)]
+
+    assert [
+        (
+            [
+                {"stream": "a", "writer": "w", "facts": [[[1]], [[2]]]},
+                {"stream": "b", "facts": [[[3]]]},
+            ],
+            3,
+        ),
+        ([{"stream": "a", "writer": "w", "facts": [[[4]]]}], 1),
+    ] == found
+    assert [] == list(bodies([], 3))
+
+
+def test_what_cannot_be_written_is_told_before_it_is_tried() -> None:
+    """With the column, or the option, that is missing."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    def schema(*names: str) -> StructType:
+        return StructType([StructField(name, StringType()) for name in names])
+
+    options = Options(url="http://127.0.0.1:9093")
+    with pytest.raises(ConfigError, match="column row, or rows"):
+        check_writable(options, schema("stream"), overwrite=False)
+    with pytest.raises(ConfigError, match="column stream, or the option stream"):
+        check_writable(options, schema("row"), overwrite=False)
+    with pytest.raises(ConfigError, match="only ever appended"):
+        check_writable(options, schema("row", "stream"), overwrite=True)
+    with pytest.raises(ConfigError, match="needs the option query"):
+        StreamWriter(options)
+    check_writable(OPTIONS, schema("row"), overwrite=False)
