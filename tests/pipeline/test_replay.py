@@ -1,0 +1,106 @@
+"""What an archive holds, played back into a daemon."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from synrepl.asking import Asking
+from synrepl.errors import ConfigError
+from synrepl.pipeline.replay import replay
+from synrepl.pipeline.store import Store
+from synrepl.streams import jsontext
+from synrepl.streams.entries import read_facts
+from synrepl.streams.facts import Fact
+from tests.pipeline.archives import archive, chained
+from tests.service.processes import Daemon
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def made(count: int, *, step_ms: int = 1000) -> list[Fact]:
+    """Facts of two streams and writers, some with several rows, some with none."""
+    given: list[Any] = []
+    for number in range(count):
+        rows = [[f"@user{number}-{row}:h"] for row in range(number % 4)]
+        given.append(("push_rules", f"w{number % 2}", rows))
+        given.append(("user_signature", "w0", [[f"@signed{number}:h"]]))
+    return chained(given, step_ms=step_ms)
+
+
+def held(daemon: Daemon) -> list[Fact]:
+    """All facts of a daemon."""
+    return read_facts(b"\n".join(Asking(daemon.url).get_lines("/v1/changelog")[1]))
+
+
+def rows_per_stream(facts: list[Fact]) -> Counter[str]:
+    """How many rows each stream has."""
+    return Counter(fact.stream for fact in facts for _ in jsontext.split(fact.rows))
+
+
+def told(facts: list[Fact]) -> list[tuple[str, str, bytes]]:
+    """What facts say, in their order, whenever and wherever they are."""
+    return [(fact.stream, fact.writer, fact.rows) for fact in facts if fact.rows != b"[]"]
+
+
+def test_an_archive_played_back_is_the_same_facts_in_the_same_order(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    """Into an empty daemon; and done again under the same name, nothing is stored twice."""
+    facts = made(400)
+    archive(str(tmp_path / "archive"), facts, batch_facts=300)
+    seen: list[tuple[str, int, int]] = []
+    with Daemon(tmp_path) as daemon:
+        done = replay(
+            spark,
+            Store(str(tmp_path / "archive")),
+            daemon.url,
+            name="once",
+            tell=lambda *now: seen.append(now),
+        )
+        again = replay(spark, Store(str(tmp_path / "archive")), daemon.url, name="once")
+        found = held(daemon)
+
+    assert told(facts) == told(found)
+    assert rows_per_stream(facts) == rows_per_stream(found)
+    assert (dict(rows_per_stream(facts)), len(told(facts))) == (done.streams, done.facts)
+    assert (done.facts, done.rows) == (again.facts, again.rows)
+    assert ("replaying", 0, 800) == seen[0]
+    assert ("replaying", 800, 800) == seen[-1]
+
+
+def test_a_part_at_the_speed_of_then(spark: "SparkSession", tmp_path: Path) -> None:
+    """Of some streams, between two serials, with the pauses there were."""
+    facts = made(60, step_ms=1000)
+    archive(str(tmp_path / "archive"), facts, batch_facts=50)
+    now = [100.0]
+
+    def pause(seconds: float) -> None:
+        now[0] += seconds
+
+    with Daemon(tmp_path) as daemon:
+        done = replay(
+            spark,
+            Store(str(tmp_path / "archive")),
+            daemon.url,
+            streams=["user_signature"],
+            after=10,
+            upto=90,
+            speed=4.0,
+            pause=pause,
+            seconds=lambda: now[0],
+        )
+        found = held(daemon)
+        with pytest.raises(ConfigError, match="no facts after serial 500"):
+            replay(spark, Store(str(tmp_path / "archive")), daemon.url, after=500)
+
+    wanted = [fact for fact in facts if fact.stream == "user_signature" and 10 < fact.serial <= 90]
+    assert told(wanted) == told(found)
+    assert len(wanted) == done.facts
+    assert json.loads(wanted[-1].rows) == [["@signed44:h"]]
+    # Some 78 seconds then.
+    assert 19.0 <= now[0] - 100.0 <= 20.0
+    assert done.seconds == round(now[0] - 100.0, 3)
