@@ -150,6 +150,8 @@ class Stream(Generic[R]):
     * `descends`: facts that come at once come from the highest token down.
     * `told_by_all`: any writer may tell the facts of the others, under its own name: current Synapse
       does not filter the rows of such a stream by writer.
+    * `tombstone` tells whether a row says that what its key stands for is gone: who wants what there is now
+      can leave out a key whose last row is one. None: no row says so.
     * `span`: the releases that know it.
     """
 
@@ -164,6 +166,7 @@ class Stream(Generic[R]):
         ordered: bool = True,
         descends: bool = False,
         told_by_all: bool = False,
+        tombstone: Callable[[R], bool] | None = None,
         since: str = "",
         until: str = "",
         gone: Iterable[Gone] = (),
@@ -177,6 +180,7 @@ class Stream(Generic[R]):
         self.ordered = ordered and not descends
         self.descends = descends
         self.told_by_all = told_by_all
+        self.tombstone = tombstone
         self.span = span(since=since, until=until)
         classes = typing.get_args(rows) if isinstance(rows, UnionType) else (rows,)
         self._kinds = [self._kind(cls, list(gone)) for cls in classes]

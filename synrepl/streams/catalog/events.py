@@ -51,4 +51,10 @@ def _key(row: Event | State | StateAll) -> tuple[Hashable, ...]:
             return ("state-all", row.room_id)
 
 
-EVENTS: Stream[Event | State | StateAll] = Stream("events", Event | State | StateAll, key=_key)
+def _is_gone(row: Event | State | StateAll) -> bool:
+    return isinstance(row, State) and row.event_id is None
+
+
+EVENTS: Stream[Event | State | StateAll] = Stream(
+    "events", Event | State | StateAll, key=_key, tombstone=_is_gone
+)

@@ -37,4 +37,4 @@ class File:
 
 
 # Ours, since the native dialect: no release of Synapse knows it, so nobody who speaks as one is sent it.
-FILES = Stream("files", File, key="name", since="999.0")
+FILES = Stream("files", File, key="name", tombstone=lambda row: row.action == "delete", since="999.0")

@@ -15,4 +15,10 @@ class Pusher:
     deleted: Bool
 
 
-PUSHERS = Stream("pushers", Pusher, key=("user_id", "app_id", "pushkey"), told_by_all=True)
+PUSHERS = Stream(
+    "pushers",
+    Pusher,
+    key=("user_id", "app_id", "pushkey"),
+    told_by_all=True,
+    tombstone=lambda row: row.deleted,
+)

@@ -1,0 +1,1 @@
+"""Snapshots: what of an archive is still true, without all that was replaced since."""

@@ -1,0 +1,309 @@
+"""Compaction: the archive, folded into a snapshot."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow.parquet as pq
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812
+
+from synrepl.pipeline.archive.manifest import ArchivedFile, BadArchive, Manifest, manifests
+from synrepl.pipeline.snapshot import folding
+from synrepl.pipeline.snapshot.parts import FILE_ROWS, WRITTEN, write_parts
+from synrepl.pipeline.snapshot.snapshot import (
+    LAST_DDL,
+    Basis,
+    PartFile,
+    Snapshot,
+    folder_of,
+    read_snapshot,
+    write_snapshot,
+)
+from synrepl.pipeline.source.columns import COLUMNS, spark_schema
+from synrepl.pipeline.store import Store
+from synrepl.pipeline.telling import Tell, nobody
+from synrepl.streams.table import StreamTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+__all__ = ["Compacted", "compact"]
+
+BUCKETS: Final = 4_096
+"""Into so many ranges of equal length serials are counted, to find ranges with equally many rows."""
+
+
+class Compacted(msgspec.Struct, frozen=True, kw_only=True):
+    """The snapshot that is there now, and what it took.
+
+    Without `is_new` it is the one that was there before, as nothing came since. `full` says that all of the
+    archive was read, otherwise what is `read_rows` is the former snapshot and what came since.
+    """
+
+    snapshot: Snapshot
+    is_new: bool
+    full: bool
+    read_files: int
+    read_rows: int
+    seconds: float
+
+
+class _Reading(msgspec.Struct, frozen=True):
+    """What a compaction reads."""
+
+    archived: list[ArchivedFile]
+    parts: list[PartFile]
+    without: list[str]
+    """The streams whose rows in `parts` do not count, as all of theirs are among `archived`."""
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.archived) + sum(part.rows for part in self.parts)
+
+    @property
+    def may_have_several(self) -> bool:
+        """Whether a fact may have more than one row."""
+        return self.rows > sum(file.facts for file in self.archived) + sum(part.facts for part in self.parts)
+
+
+def compact(
+    spark: "SparkSession",
+    archive: Store,
+    snapshot: Store,
+    *,
+    full: bool = False,
+    file_rows: int = FILE_ROWS,
+    now_ms: int | None = None,
+    tell: Tell = nobody,
+) -> Compacted:
+    """Bring the snapshot to the end of the archive.
+
+    From the former snapshot and what came since; `full` reads all of the archive instead, with the same
+    result. Whoever reads the former snapshot meanwhile can go on: its files stay until the compaction after
+    this one. Raises `BadArchive` where the two do not belong together.
+    """
+    begun = time.monotonic()
+    batches = manifests(archive)
+    if not batches:
+        raise BadArchive(f"{archive}: nothing is archived there yet")
+    former = read_snapshot(snapshot)
+    end = batches[-1]
+    if former is not None:
+        _check(former, snapshot, archive, batches)
+        if not full and former.serial == end.last_serial and former.turns == end.turns:
+            return Compacted(
+                snapshot=former, is_new=False, full=False, read_files=0, read_rows=0, seconds=_since(begun)
+            )
+    table = StreamTable.default()
+    reading = _reading(batches, None if full else former, table)
+    tell("reading", 0, reading.rows)
+    try:
+        written, keys = _made(spark, archive, snapshot, reading, end, table, file_rows, tell)
+    except PySparkException as error:
+        if error.getCondition() == "PATH_NOT_FOUND":
+            raise BadArchive(f"{archive}: a file is missing: {error.getMessage()}") from error
+        raise
+    made = Snapshot(
+        epoch=end.epoch,
+        serial=end.last_serial,
+        digest=end.digest,
+        history=end.history,
+        server_name=end.server_name,
+        clock=end.end,
+        turns=end.turns,
+        files=written,
+        facts=sum(file.facts for file in written),
+        rows=sum(file.rows for file in written),
+        keys=keys,
+        made_at_ms=time.time_ns() // 1_000_000 if now_ms is None else now_ms,
+        archive=Basis(first_serial=batches[0].first_serial, batch=end.batch),
+    )
+    if read_snapshot(snapshot) != former:
+        raise BadArchive(f"{snapshot}: somebody else has made a snapshot meanwhile; this one does not count")
+    write_snapshot(snapshot, made)
+    _clean(snapshot, made, former)
+    return Compacted(
+        snapshot=made,
+        is_new=True,
+        full=full or former is None,
+        read_files=len(reading.archived) + len(reading.parts),
+        read_rows=reading.rows,
+        seconds=_since(begun),
+    )
+
+
+def _check(former: Snapshot, snapshot: Store, archive: Store, batches: Sequence[Manifest]) -> None:
+    """`BadArchive` unless the archive goes on where this snapshot stands."""
+    first, end = batches[0], batches[-1]
+    if (former.history, former.server_name) != (end.history, end.server_name):
+        raise BadArchive(f"{snapshot} is of another history than {archive}; give it a place of its own")
+    if former.serial > end.last_serial:
+        raise BadArchive(f"{snapshot} is at serial {former.serial}, {archive} ends at {end.last_serial}")
+    if former.serial < first.first_serial - 1:
+        raise BadArchive(
+            f"{snapshot} is at serial {former.serial}, {archive} begins after that, at {first.first_serial}"
+        )
+    known = _digest_at(archive, batches, former.serial)
+    if known is not None and known != former.digest:
+        raise BadArchive(
+            f"{snapshot} is of another history than {archive}: at serial {former.serial} their digests differ"
+        )
+
+
+def _digest_at(archive: Store, batches: Sequence[Manifest], serial: int) -> str | None:
+    """None where a batch does not hold that fact any more."""
+    for manifest in batches:
+        if manifest.first_serial == serial + 1:
+            return manifest.start_digest
+        if manifest.last_serial == serial:
+            return manifest.digest
+    for manifest in batches:
+        for file in manifest.files:
+            if file.first_serial <= serial <= file.last_serial:
+                with archive.filesystem.open_input_file(archive.path(file.path)) as source:
+                    found = pq.read_table(
+                        source, columns=["serial", "digest"], filters=[("serial", "=", serial)]
+                    )
+                if len(found):
+                    return str(found["digest"][0].as_py())
+    return None
+
+
+def _reading(batches: Sequence[Manifest], former: Snapshot | None, table: StreamTable) -> _Reading:
+    """All of the archive, or what came after `former`, and that.
+
+    Streams of which rows have become void since are read whole: what these had replaced is not in `former`.
+    """
+    kept = [
+        file
+        for manifest in batches
+        for file in manifest.files
+        if (stream := table.get(file.stream)) is None or not stream.ephemeral
+    ]
+    if former is None:
+        return _Reading(kept, [], [])
+    whole = sorted({turn.stream for turn in batches[-1].turns if turn not in former.turns and turn.stream})
+    since = [file for file in kept if file.last_serial > former.serial or file.stream in whole]
+    return _Reading(since, former.files, whole)
+
+
+def _made(
+    spark: "SparkSession",
+    archive: Store,
+    snapshot: Store,
+    reading: _Reading,
+    end: Manifest,
+    table: StreamTable,
+    file_rows: int,
+    tell: Tell,
+) -> tuple[list[PartFile], int]:
+    """The files of the new snapshot, and how many keys are in them."""
+    rows = _rows(spark, archive, snapshot, reading)
+    if rows is None:
+        return [], 0
+    rows = rows.where(~folding.is_void(end.turns))
+    declaring = folding.declaring(table)
+    last = folding.winners(rows, declaring).persist()
+    try:
+        counted = _counted(last, end.last_serial)
+        keys = sum(alive for _, alive, _ in counted)
+        is_gone = any(gone for _, _, gone in counted)
+        tell("reading", reading.rows, reading.rows)
+        tell("writing", 0, keys)
+        facts = folding.kept(rows, last, declaring, look=is_gone and reading.may_have_several)
+        ranges = _ranges(counted, file_rows)
+        found = (
+            rows.join(facts, "serial")
+            .withColumn("last", F.array_contains("seqs", F.col("seq")))
+            .drop("seqs")
+            .repartitionById(max(ranges, default=0) + 1, _range_of(ranges, _bucket(end.last_serial)))
+            .sortWithinPartitions("serial", "seq")
+            .mapInArrow(partial(_written, snapshot, folder_of(end.last_serial), file_rows), WRITTEN)
+        )
+        written: list[PartFile] = []
+        done = 0
+        for row in found.collect():
+            written.append(msgspec.json.decode(row["written"], type=PartFile))
+            done += row["keys"]
+        tell("writing", done, keys)
+    finally:
+        last.unpersist()
+    written.sort(key=lambda file: file.first_serial)
+    overlaps = any(after.first_serial <= before.last_serial for before, after in pairwise(written))
+    if done != keys or overlaps:
+        raise BadArchive(
+            f"{archive}: {keys} keys were found and {done} written: rows are there twice, or files changed"
+            f" meanwhile; an audit tells"
+        )
+    return written, keys
+
+
+def _rows(spark: "SparkSession", archive: Store, snapshot: Store, reading: _Reading) -> "DataFrame | None":
+    found: DataFrame | None = None
+    if reading.archived:
+        paths = [archive.uri(file.path) for file in reading.archived]
+        found = spark.read.schema(spark_schema(COLUMNS)).parquet(*paths)
+    if reading.parts:
+        paths = [snapshot.uri(part.path) for part in reading.parts]
+        former = spark.read.schema(LAST_DDL).parquet(*paths).drop("last")
+        if reading.without:
+            former = former.where(~F.col("stream").isin(*reading.without))
+        found = former if found is None else found.unionByName(former)
+    return found
+
+
+def _bucket(upto: int) -> "Column":
+    return F.floor(F.col("serial") / F.lit(max(1, -(-upto // BUCKETS))))
+
+
+def _counted(last: "DataFrame", upto: int) -> list[tuple[int, int, int]]:
+    """For each range of serials: its number, how many keys have their last row there, how many are gone."""
+    gone = F.sum(F.col("gone").cast("int"))
+    counted = last.groupBy(_bucket(upto)).agg(F.count("*") - gone, gone).collect()
+    return sorted((row[0], row[1], row[2]) for row in counted)
+
+
+def _ranges(counted: Iterable[tuple[int, int, int]], file_rows: int) -> list[int]:
+    """For each bucket the number of its range: ranges have about as many rows as a file."""
+    ranges: list[int] = []
+    number = rows = 0
+    for bucket, alive, _ in counted:
+        if rows and rows + alive > file_rows:
+            number, rows = number + 1, 0
+        ranges += [number] * (bucket + 1 - len(ranges))
+        rows += alive
+    return ranges
+
+
+def _range_of(ranges: Sequence[int], bucket: "Column") -> "Column":
+    """`ranges` as a column. One constant, looked up by place: a ladder of comparisons would cost each row."""
+    known = F.split(F.lit(",".join(map(str, ranges))), ",").cast("array<int>")
+    return F.element_at(known, (bucket + 1).cast("int"))
+
+
+def _written(store: Store, folder: str, file_rows: int, batches: Iterable[Any]) -> Iterator[Any]:
+    """On executors."""
+    return write_parts(store, folder, file_rows, batches)
+
+
+def _clean(store: Store, made: Snapshot, former: Snapshot | None) -> None:
+    """Remove what neither this snapshot nor the one before it names: what is older, or was never finished."""
+    named = {file.path for one in (made, former) if one is not None for file in one.files}
+    folders = {path.partition("/")[0] for path in named}
+    for folder in store.names(""):
+        if not folder.startswith("upto="):
+            continue
+        if folder not in folders:
+            store.remove_folder(folder)
+            continue
+        for name in store.names(folder):
+            if f"{folder}/{name}" not in named:
+                store.remove(f"{folder}/{name}")
+
+
+def _since(begun: float) -> float:
+    return round(time.monotonic() - begun, 3)

@@ -1,0 +1,312 @@
+"""Compaction: what a snapshot holds, by a fold of another make; and what if it is cut short."""
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import msgspec
+import pytest
+
+from synrepl.pipeline.archive.committing import Origin, batch_of
+from synrepl.pipeline.archive.manifest import BadArchive, manifests, write_manifest
+from synrepl.pipeline.archive.writing import write_files
+from synrepl.pipeline.keys import Keys
+from synrepl.pipeline.snapshot import compact as compaction
+from synrepl.pipeline.snapshot.compact import Compacted, compact
+from synrepl.pipeline.snapshot.snapshot import SNAPSHOT, read_snapshot
+from synrepl.pipeline.source.rows import exploded
+from synrepl.pipeline.store import Store
+from synrepl.ports.history import Turn
+from synrepl.streams.digest import EMPTY, chain
+from synrepl.streams.facts import Fact
+from tests.pipeline.archives import BEGAN_MS, archive, batch_of_facts, chained
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PUSHER = "@a:b", "app"
+HASH = "a" * 64
+
+Rows = list[tuple[Any, ...]]
+
+SMALL = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.shuffle.partitions": "1",
+}
+"""For a few rows: planning, compiling and starting tasks would take longer than all the rest."""
+
+
+@pytest.fixture(autouse=True)
+def small(spark: "SparkSession") -> Iterator[None]:
+    """The settings for a few rows, for one test."""
+    before = {name: str(spark.conf.get(name)) for name in SMALL}
+    for name, value in SMALL.items():
+        spark.conf.set(name, value)
+    yield
+    for name, value in before.items():
+        spark.conf.set(name, value)
+
+
+def extend(place: Path, facts: Sequence[Fact], *, turns: Sequence[Turn] = (), history: str = "") -> None:
+    """One more batch, of these facts."""
+    store = Store(str(place))
+    there = manifests(store)
+    written = write_files(store, len(there), [Keys().added(exploded(batch_of_facts(facts)))])
+    manifest = batch_of(
+        list(written),
+        number=len(there),
+        before=there[-1] if there else None,
+        origin=Origin(history=history or "history-of-tests", server_name="localhost"),
+        turns=turns,
+        now_ms=BEGAN_MS,
+    )
+    write_manifest(store, manifest)
+
+
+def pusher(key: str, *, deleted: bool = False) -> list[Any]:
+    """A row of `pushers`."""
+    return [*PUSHER, key, deleted]
+
+
+def compacted(
+    spark: "SparkSession", folder: Path, *, full: bool = False, file_rows: int = 10_000
+) -> Compacted:
+    """The snapshot of the archive that is in here."""
+    return compact(
+        spark,
+        Store(str(folder / "archive")),
+        Store(str(folder / "snapshot")),
+        full=full,
+        file_rows=file_rows,
+        now_ms=BEGAN_MS,
+    )
+
+
+def rows_of(folder: Path, columns: str = "serial, seq, key, row, last") -> Rows:
+    """What the snapshot holds, in the order of its files."""
+    snapshot = read_snapshot(Store(str(folder / "snapshot")))
+    assert snapshot is not None
+    rows: Rows = []
+    for file in snapshot.files:
+        found = duckdb.execute(f"select {columns} from '{folder}/snapshot/{file.path}'").fetchall()
+        assert file.rows == len(found)
+        rows += found
+    return rows
+
+
+def folded(folder: Path) -> Rows:
+    """What the keys of the archive stand for, by its manifests alone: (serial, seq, key, row)."""
+    there = manifests(Store(str(folder / "archive")))
+    files = [f"{folder}/archive/{file.path}" for manifest in there for file in manifest.files]
+    voids = [
+        f"stream = '{turn.stream}' and epoch < {turn.epoch} and token > {turn.token}"
+        for turn in there[-1].turns
+        if turn.stream
+    ]
+    return duckdb.execute(
+        f"""with numbered as (
+            select *, row_number() over (partition by stream, key order by serial desc, seq desc) as place
+            from read_parquet({files}) where key is not null and not ({" or ".join(voids) or "false"})
+        ) select serial, seq, key, row from numbered where place = 1
+            and not (stream = 'pushers' and row like '%,true]')
+            and not (stream = 'files' and row like '["delete"%')
+            and not (stream = 'events' and row like '["state",%,null]]')
+        order by serial, seq"""
+    ).fetchall()
+
+
+def whole(rows: Rows) -> Rows:
+    """The rows that are the last of their key."""
+    return [row[:4] for row in rows if row[4]]
+
+
+def made_up(rng: random.Random, count: int) -> list[tuple[str, str, list[list[Any]]]]:
+    """Facts to be: few keys, many deletions, several rows in many."""
+
+    def one(stream: str) -> list[Any]:
+        name = f"n{rng.randrange(12)}"
+        match stream:
+            case "pushers":
+                return pusher(name, deleted=rng.random() < 0.4)
+            case "files":
+                gone = rng.random() < 0.4
+                return ["delete", name, None, None] if gone else ["create", name, HASH, rng.randrange(9)]
+            case "events":
+                return ["state", ["!r:b", "m.room.name", name, rng.choice([None, f"$e{rng.random()}"])]]
+            case "caches":
+                return ["get_user", [name], None]
+            case _:
+                return [f"@{name}:b"]
+
+    streams = ["pushers", "files", "events", "caches", "push_rules"]
+    return [
+        (stream, rng.choice(["master", "w1"]), [one(stream) for _ in range(rng.choice([0, 1, 1, 1, 2, 4]))])
+        for stream in rng.choices(streams, k=count)
+    ]
+
+
+@pytest.mark.parametrize(("seed", "steps"), [(1, 3), (2, 2)])
+def test_step_by_step_it_is_what_all_at_once_is(
+    spark: "SparkSession", tmp_path: Path, seed: int, steps: int
+) -> None:
+    """Whoever compacts every day has what compacting once at the end would have given."""
+    rng = random.Random(seed)
+    facts = chained(made_up(rng, 180))
+    for step in range(steps):
+        some = facts[step * 60 : step * 60 + 60]
+        extend(tmp_path / "archive", some[:25])
+        extend(tmp_path / "archive", some[25:])
+
+        made = compacted(spark, tmp_path, file_rows=20)
+
+        rows = rows_of(tmp_path)
+        assert folded(tmp_path) == whole(rows)
+        assert (made.is_new, made.full, made.snapshot.keys) == (True, step == 0, len(whole(rows)))
+        assert sorted(rows) == rows
+        if step == steps - 1:
+            compacted(spark, tmp_path, full=True, file_rows=20)
+            assert rows == rows_of(tmp_path)
+        # Whole facts, as many as the manifest says.
+        by_serial = {fact.serial: fact for fact in facts}
+        texts: dict[int, list[str]] = {}
+        for serial, _, _, row, _ in rows:
+            texts.setdefault(serial, []).append(row)
+        assert {serial: f"[{','.join(of)}]" for serial, of in texts.items()} == {
+            serial: by_serial[serial].rows.decode() for serial in texts
+        }
+        assert made.snapshot.facts == len(texts)
+        assert {file.path.partition("/")[0] for file in made.snapshot.files} == {f"upto={some[-1].serial}"}
+
+
+def test_a_fact_is_kept_whole_and_what_is_gone_stays_gone(spark: "SparkSession", tmp_path: Path) -> None:
+    """Who builds a log from the whole facts of a snapshot does not bring back what was deleted."""
+    facts = chained(
+        [
+            ("pushers", "w", [pusher("a"), pusher("b")]),
+            ("pushers", "w", [pusher("c")]),
+            ("pushers", "w", [pusher("a", deleted=True)]),
+            ("pushers", "w", [pusher("c", deleted=True)]),
+        ]
+    )
+    archive(str(tmp_path / "archive"), facts)
+
+    made = compacted(spark, tmp_path)
+
+    # Of c nothing is left; of a there is an older row in a fact that is kept, so its end is kept too.
+    assert [(1, 0, False), (1, 1, True), (3, 0, False)] == rows_of(tmp_path, "serial, seq, last")
+    assert (1, 2, 3) == (made.snapshot.keys, made.snapshot.facts, made.snapshot.rows)
+
+
+def test_void_facts_never_win(spark: "SparkSession", tmp_path: Path) -> None:
+    """What a homeserver lost is not true, though it is later; what it had replaced is true again."""
+    facts = chained([("pushers", "w", [pusher("a")]), ("pushers", "w", [pusher("a", deleted=True)])])
+    extend(tmp_path / "archive", facts)
+    compacted(spark, tmp_path)
+    assert [] == rows_of(tmp_path)
+    made: dict[str, Any] = {
+        "serial": 3,
+        "epoch": 2,
+        "stream": "push_rules",
+        "writer": "w",
+        "prev_token": 0,
+        "token": 1,
+    }
+    made |= {"committed_at_ms": BEGAN_MS, "rows": b'[["@a:b"]]'}
+    later = Fact(**made, digest=chain(facts[-1].digest, **made))
+    turn = Turn(2, 2, facts[-1].digest, BEGAN_MS, "lost", "pushers", 1)
+    extend(tmp_path / "archive", [later], turns=[turn])
+
+    told = compacted(spark, tmp_path)
+
+    assert not told.full
+    assert [(1, True), (3, True)] == rows_of(tmp_path, "serial, last")
+    assert [turn] == told.snapshot.turns
+    assert folded(tmp_path) == whole(rows_of(tmp_path))
+
+
+def test_nothing_new_changes_nothing(spark: "SparkSession", tmp_path: Path) -> None:
+    """A timer may run it as often as it likes."""
+    facts = chained([("push_rules", "w", [["@a:b"]])] * 4)
+    extend(tmp_path / "archive", facts[:2])
+    made = compacted(spark, tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "snapshot").rglob("*")}
+
+    again = compacted(spark, tmp_path)
+
+    assert (False, made.snapshot) == (again.is_new, again.snapshot)
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "snapshot").rglob("*")}
+    end = manifests(Store(str(tmp_path / "archive")))[-1]
+    at = made.snapshot
+    assert (end.epoch, end.last_serial, end.digest, end.end) == (at.epoch, at.serial, at.digest, at.clock)
+
+
+def test_a_crash_leaves_the_former_snapshot(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was begun does not count, and is removed by the next that succeeds."""
+    facts = chained([("push_rules", "w", [["@a:b"]])] * 6)
+    extend(tmp_path / "archive", facts[:2])
+    former = compacted(spark, tmp_path).snapshot
+    extend(tmp_path / "archive", facts[2:4])
+    with monkeypatch.context() as patch:
+        patch.setattr(compaction, "write_snapshot", fail)
+        with pytest.raises(OSError, match="no room"):
+            compacted(spark, tmp_path)
+    assert former == read_snapshot(Store(str(tmp_path / "snapshot")))
+    assert [(2, True)] == rows_of(tmp_path, "serial, last")
+    assert ["upto=2", "upto=4"] == sorted(p.name for p in (tmp_path / "snapshot").glob("upto=*"))
+
+    compacted(spark, tmp_path)
+
+    assert [(4, True)] == rows_of(tmp_path, "serial, last")
+    # The crashed one's file is gone; the former's is not, as somebody may be reading it.
+    assert [1, 1] == [len(list(p.iterdir())) for p in sorted((tmp_path / "snapshot").glob("upto=*"))]
+    extend(tmp_path / "archive", facts[4:])
+    compacted(spark, tmp_path)
+    assert ["upto=4", "upto=6"] == sorted(p.name for p in (tmp_path / "snapshot").glob("upto=*"))
+
+
+def fail(*args: object) -> None:
+    """As a full disk does."""
+    raise OSError("no room")
+
+
+def test_a_snapshot_of_something_else_is_refused(spark: "SparkSession", tmp_path: Path) -> None:
+    """A snapshot is never mixed from two histories."""
+    facts = chained([("push_rules", "w", [["@a:b"]])] * 4)
+    store = Store(str(tmp_path / "snapshot"))
+    with pytest.raises(BadArchive, match="nothing is archived"):
+        compacted(spark, tmp_path)
+    extend(tmp_path / "archive", facts)
+    made = compacted(spark, tmp_path).snapshot
+
+    def refusal(**changed: Any) -> str:
+        store.write(SNAPSHOT, msgspec.json.encode(msgspec.structs.replace(made, **changed)))
+        with pytest.raises(BadArchive) as caught:
+            compacted(spark, tmp_path)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "of another history" in refusal(history="another")
+    assert "is at serial 9," in refusal(serial=9)
+    assert "at serial 4 their digests differ" in refusal(digest=EMPTY)
+    assert "at serial 3 their digests differ" in refusal(serial=3, digest=EMPTY)
+    assert "of version 2" in refusal(version=2)
+    store.write(SNAPSHOT, b"{")
+    with pytest.raises(BadArchive, match="is no snapshot"):
+        compacted(spark, tmp_path)
+
+
+def test_a_missing_file_is_told(spark: "SparkSession", tmp_path: Path) -> None:
+    """No snapshot is made of a part of an archive."""
+    (made,) = archive(str(tmp_path / "archive"), chained([("push_rules", "w", [["@a:b"]])]))
+    (tmp_path / "archive" / made.files[0].path).unlink()
+
+    with pytest.raises(BadArchive, match="a file is missing"):
+        compacted(spark, tmp_path)
+
+    assert not (tmp_path / "snapshot").exists()
