@@ -18,6 +18,7 @@ from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
 
 DAY_MS = 24 * 3600 * 1000
+ARCHIVED_MS = 2_000
 BEGAN_MS = 1_795_219_200_000  # 2026-11-21T00:00:00Z
 
 Given = tuple[str, str, list[list[Any]]]
@@ -65,7 +66,7 @@ def batch_of_facts(facts: Sequence[Fact]) -> Any:
 def archive(
     place: str, facts: Sequence[Fact], *, batch_facts: int = 100, turns: Sequence[Turn] = ()
 ) -> list[Manifest]:
-    """An archive of these facts, so many to a batch. Facts that follow may be added to one that is there."""
+    """A new archive of these facts, so many to a batch."""
     store, keys = Store(place), Keys()
     origin = Origin(history="history-of-tests", server_name="localhost")
     made: list[Manifest] = []
@@ -78,7 +79,7 @@ def archive(
             before=made[-1] if made else None,
             origin=origin,
             turns=turns,
-            now_ms=BEGAN_MS,
+            now_ms=some[-1].committed_at_ms + ARCHIVED_MS,
         )
         write_manifest(store, manifest)
         made.append(manifest)

@@ -185,6 +185,8 @@ def test_a_trimmed_log_begins_with_what_is_left(spark: "SparkSession", tmp_path:
     folder.mkdir()
     with Daemon(folder, options=("--retain-seconds", "1", "--instance-name", "w")) as daemon:
         asking = Asking(daemon.url)
+        gone = {"facts": [[["@user0:h"]]], "writer": "gone"}
+        asking.post_json("/v1/streams/push_rules/facts", json.dumps(gone).encode())
         for number in range(40):
             rows = [[[f"@user{number % 7}:h"]]]
             asking.post_json("/v1/streams/push_rules/facts", json.dumps({"facts": rows * 5}).encode())
@@ -201,8 +203,8 @@ def test_a_trimmed_log_begins_with_what_is_left(spark: "SparkSession", tmp_path:
     assert found[0].compacted
     assert (1, begin) == (found[0].first_serial, found[0].last_serial)
     assert {fact.serial for fact in left} <= {fact.serial for fact in facts}
-    assert 201 == facts[-1].serial
-    assert {"push_rules": {"w": 201}} == found[-1].end
+    assert 202 == facts[-1].serial
+    assert {"push_rules": {"gone": 1, "w": 202}} == found[-1].end
 
 
 def test_an_archive_is_of_one_log_and_has_one_writer(

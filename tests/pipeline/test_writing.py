@@ -5,9 +5,11 @@ from pathlib import Path
 import duckdb
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 from synrepl.pipeline.archive.manifest import BadArchive, manifests
 from synrepl.pipeline.store import Store
+from synrepl.ports.history import Turn
 from tests.pipeline.archives import archive, chained
 
 ROWS = [["@ada:example.org"]]
@@ -63,3 +65,17 @@ def test_facts_that_are_missing_make_no_batch(tmp_path: Path) -> None:
         archive(str(tmp_path), [*facts[:4], *facts[5:]])
 
     assert [] == manifests(Store(str(tmp_path)))
+
+
+def test_what_was_lost_goes_back_in_the_clock(tmp_path: Path) -> None:
+    """Where facts of a stream were lost, positions went back: a snapshot that claimed the lost ones would
+    keep a replica from ever taking those tokens again."""
+    facts = chained([("push_rules", "w", ROWS)] * 9 + [("pushers", "w", [["@a:b", "app", "k", False]])] * 3)
+    lost = Turn(epoch=2, serial=6, digest=facts[5].digest, at_ms=1, why="lost", stream="push_rules", token=4)
+    after = [replace(fact, epoch=1 if fact.serial <= 6 else 2) for fact in facts[:6] + facts[9:]]
+    again = [replace(fact, serial=number) for number, fact in enumerate(after, 1)]
+
+    first, second = archive(str(tmp_path), again, batch_facts=5, turns=[lost])
+
+    assert ({"push_rules": {"w": 5}}, []) == (first.end, first.turns)
+    assert ({"push_rules": {"w": 4}, "pushers": {"w": 3}}, [lost]) == (second.end, second.turns)

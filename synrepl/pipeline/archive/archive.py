@@ -6,7 +6,7 @@ crash leaves between our manifest and Spark's own commit is then nothing that an
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
@@ -139,21 +139,43 @@ class _Job:
         first = 0 if before is None else before.last_serial
         self._tell("archiving", 0, max(0, status["serial"] - first))
         if before is None:
-            self._begin_trimmed()
+            self._begin_trimmed(status)
         return first
 
-    def _begin_trimmed(self) -> None:
+    def _begin_trimmed(self, status: Mapping[str, Any]) -> None:
         """What is left of the beginning of a log that was trimmed is a batch of its own."""
         whole = self._daemon.extent(limit=1, compacted="true", reader=self._options["reader"])
         if not whole["begin"]:
             return
         found = self._daemon.extent(upto=whole["begin"], compacted="true")
+        self._writer.origin = msgspec.structs.replace(
+            self._writer.origin, clock=self._quiet(found["serial"], status["streams"])
+        )
         rows = (
             self._spark.read.format("synrepl")
             .options(**self._options, compacted="true", endingOffsets=str(whole["begin"]))
             .load()
         )
         self._writer.write(rows, Place(found["epoch"], found["serial"], found["digest"]))
+
+    def _quiet(self, serial: int, streams: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+        """Where those writers are that wrote nothing since `serial`: what they wrote may have been trimmed.
+
+        The others tell it by what they wrote.
+        """
+        since = self._daemon.extent(since=serial)["clock"]
+        return {
+            name: quiet
+            for name, stream in streams.items()
+            if stream["kept"]
+            if (
+                quiet := {
+                    writer: token
+                    for writer, token in stream["writers"].items()
+                    if token and writer not in since.get(name, {})
+                }
+            )
+        }
 
     def run(
         self, *, follow: bool, every_seconds: float, batch_facts: int, stopped: Callable[[], bool]
@@ -202,7 +224,7 @@ class _BatchWriter:
     ) -> None:
         self.before = before
         self._store = store
-        self._origin = origin
+        self.origin = origin
         self._number = number
         self._daemon = daemon
         self._tell = tell
@@ -225,7 +247,7 @@ class _BatchWriter:
             written,
             number=self._number,
             before=self.before,
-            origin=self._origin,
+            origin=self.origin,
             turns=turns,
             now_ms=_now_ms(),
             compacted_upto=compacted_upto,

@@ -1,7 +1,6 @@
 """What was written becomes a batch: the manifest that names it."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
@@ -57,13 +56,16 @@ def batch_of(
                 f"batch {number} is not whole: {facts} facts from serial {first} to {ends.serial}, where"
                 f" {ends.serial - start_serial} come after {start_serial}"
             )
+    # An epoch that has no fact yet is the next batch's.
+    known = [turn for turn in turns if turn.epoch <= ends.epoch]
+    new_turns = [turn for turn in known if before is None or turn.epoch > before.epoch]
     return Manifest(
         batch=number,
         epoch=ends.epoch,
         first_serial=start_serial + 1,
         last_serial=ends.serial,
         start=start.to_json(),
-        end=_advanced(start, written).to_json(),
+        end=_advanced(start, written, new_turns).to_json(),
         files=sorted((one.file for one in written), key=lambda file: (file.first_serial, file.path)),
         facts=facts,
         rows=sum(one.file.rows for one in written),
@@ -75,14 +77,23 @@ def batch_of(
         last_at_ms=max((one.last_at_ms for one in written), default=0),
         archived_at_ms=now_ms,
         compacted=compacted_upto is not None,
-        turns=[turn for turn in turns if turn.serial <= ends.serial],
+        turns=known,
     )
 
 
-def _advanced(clock: VClock, written: Iterable[Written]) -> VClock:
-    tokens: dict[str, Any] = {}
+def _advanced(clock: VClock, written: Sequence[Written], turns: Sequence[Turn]) -> VClock:
+    """Where everybody is after these; where an epoch began with a loss, positions had gone back to it."""
+    tokens: dict[int, dict[str, dict[str, int]]] = {turn.epoch: {} for turn in turns}
     for one in written:
-        writers = tokens.setdefault(one.file.stream, {})
-        for writer, token in one.tokens.items():
-            writers[writer] = max(token, writers.get(writer, token))
-    return clock.merge(VClock(tokens))
+        for epoch, of_writers in one.tokens.items():
+            writers = tokens.setdefault(epoch, {}).setdefault(one.file.stream, {})
+            for writer, token in of_writers.items():
+                writers[writer] = max(token, writers.get(writer, token))
+    lost = {turn.epoch: turn for turn in turns if turn.stream}
+    for epoch in sorted(tokens):
+        if (turn := lost.get(epoch)) is not None:
+            for stream, writer, token in list(clock):
+                if stream == turn.stream and token > turn.token:
+                    clock = clock.placed(stream, writer, turn.token)
+        clock = clock.merge(VClock(tokens[epoch]))
+    return clock

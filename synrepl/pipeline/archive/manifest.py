@@ -47,8 +47,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     `start` and `end` are the clocks before and after it, `start_digest` and `digest` the digests there,
     `start_serial` the serial before it. A `compacted` batch is the first of an archive of a log that had been
-    trimmed: of its facts only those are there that the log still had. `turns` are all that are known at the
-    end. `epoch` is that of its last fact.
+    trimmed: of its facts only those are there that the log still had. `epoch` is that of its last fact,
+    `turns` are all up to that one.
     """
 
     version: int = VERSION

@@ -24,10 +24,11 @@ WRITTEN: Final = "`written` binary NOT NULL"
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """A file, and what of it the manifest needs: the highest token of each writer, and the last digest."""
+    """A file, and what of it the manifest needs: the highest token of each writer in each epoch, and the last
+    digest."""
 
     file: ArchivedFile
-    tokens: dict[str, int]
+    tokens: dict[int, dict[str, int]]
     digest: str
     epoch: int
     first_at_ms: int
@@ -70,7 +71,7 @@ class _File:
         self._waiting_rows = 0
         self._first = self._last = 0
         self._rows = self._facts = 0
-        self._tokens: dict[str, int] = {}
+        self._tokens: dict[int, dict[str, int]] = {}
         self._digest = ""
         self._epoch = 0
         self._first_ms = self._last_ms = 0
@@ -94,9 +95,11 @@ class _File:
         self._last_ms = max(self._last_ms, _ms(bounds["max"]))
         self._rows += len(rows)
         self._facts += pc.sum(pc.equal(rows["seq"], 0)).as_py()
-        highest = pa.table({"w": rows["writer"], "t": rows["token"]}).group_by("w").aggregate([("t", "max")])
-        for writer, token in zip(highest["w"].to_pylist(), highest["t_max"].to_pylist(), strict=True):
-            self._tokens[writer] = max(token, self._tokens.get(writer, token))
+        names = {"epoch": rows["epoch"], "writer": rows["writer"], "token": rows["token"]}
+        highest = pa.table(names).group_by(["epoch", "writer"]).aggregate([("token", "max")])
+        for found in highest.to_pylist():
+            tokens = self._tokens.setdefault(found["epoch"], {})
+            tokens[found["writer"]] = max(found["token_max"], tokens.get(found["writer"], found["token_max"]))
         self._waiting.append(rows)
         self._waiting_rows += len(rows)
         if self._waiting_rows >= GROUP_ROWS:
