@@ -155,6 +155,8 @@ class Daemon(Service):
     async def _open_copies(self) -> None:
         assert self.log is not None
         assert self.publisher is not None
+        if self.settings.snapshot is not None:
+            await self._restore(self.log, self.settings.snapshot)
         self.copies = Copies(
             self.settings,
             self._reactor,
@@ -173,6 +175,21 @@ class Daemon(Service):
         if self.copies.roles.role == PRIMARY:
             # Here, so that what is wrong with them is said before anybody is served.
             self._open_sources()
+
+    async def _restore(self, log: Log, place: str) -> None:
+        """Begin with a snapshot, if there is nothing yet."""
+        try:
+            # Here, as it needs what only the pipeline does.
+            from synrepl.restoring import restore
+        except ImportError as error:
+            raise _CannotStart(f"a snapshot needs pyarrow ({error}): pip install 'synrepl[arrow]'") from error
+        await restore(
+            log,
+            place,
+            self._reactor,
+            server_name=self.settings.server_name,
+            is_replica=self.settings.upstream is not None,
+        )
 
     def _own_address(self) -> Address:
         """Where others reach this daemon: as it says itself, or else where it listens."""

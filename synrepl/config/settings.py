@@ -82,6 +82,13 @@ class Settings:
         parse=values.upstream,
         metavar="URL",
     )
+    snapshot: str | None = setting(
+        None,
+        "A folder, or an URI, with a snapshot (synrepl pipeline compact): a log that is empty begins with it."
+        " A replica goes on from there; a primary begins a new epoch.",
+        parse=values.maybe_text,
+        metavar="DIR",
+    )
     upstream_streams: tuple[str, ...] | None = setting(
         None,
         "The streams that a replica takes, with commas between. None: all.",

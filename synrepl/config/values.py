@@ -33,6 +33,7 @@ __all__ = [
     "instance_map",
     "maybe_database",
     "maybe_positive",
+    "maybe_text",
     "maybe_word",
     "names",
     "positive",
@@ -220,6 +221,11 @@ def fetching(value: Any) -> str:
 def maybe_word(value: Any) -> str | None:
     """A name, or none."""
     return None if value is None else word(value)
+
+
+def maybe_text(value: Any) -> str | None:
+    """A text, or none."""
+    return None if value is None else text(value)
 
 
 def file_name(value: Any) -> Path | None:
