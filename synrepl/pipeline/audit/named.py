@@ -1,0 +1,95 @@
+"""What the manifests say, and whether it can be true. Nothing is raised: what is wrong is a finding."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import msgspec
+from pyarrow import fs
+
+from synrepl.pipeline.archive.manifest import MANIFESTS, VERSION, Manifest
+from synrepl.pipeline.audit.findings import Findings
+from synrepl.pipeline.store import Store
+
+__all__ = ["read_manifests", "tell_unnamed"]
+
+
+def read_manifests(store: Store, found: Findings) -> list[Manifest]:
+    """Those that count and can be read, in order of serial."""
+    read: dict[int, Manifest] = {}
+    for name in store.names(MANIFESTS):
+        stem = name.partition(".")[0]
+        if not stem.isdigit() or name != f"{stem}.json":
+            continue
+        path = f"{MANIFESTS}/{name}"
+        try:
+            manifest = msgspec.json.decode(store.read(path), type=Manifest)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            found.add("manifest", f"{path} is no manifest: {error}", file=path)
+            continue
+        if manifest.version != VERSION:
+            why = f"{path} is of version {manifest.version}; this release knows {VERSION}"
+            found.add("manifest", why, file=path)
+        elif manifest.batch != int(stem):
+            found.add("manifest", f"{path} says that it is of batch {manifest.batch}", file=path)
+        else:
+            read[manifest.batch] = manifest
+    replaced = {batch for manifest in read.values() for batch in manifest.replaces}
+    kept = [manifest for batch, manifest in read.items() if batch not in replaced]
+    kept.sort(key=lambda manifest: manifest.first_serial)
+    for manifest in kept:
+        _check_sums(manifest, found)
+    for before, after in pairwise(kept):
+        _check_joint(before, after, found)
+    paths: set[str] = set()
+    for manifest in kept:
+        for file in manifest.files:
+            if file.path in paths:
+                found.add("manifest", f"{file.path} is named twice", stream=file.stream, file=file.path)
+            paths.add(file.path)
+    return kept
+
+
+def tell_unnamed(store: Store, manifests: Sequence[Manifest], found: Findings) -> None:
+    """Which files no manifest names: left by runs that were cut short, or of batches that were merged."""
+    named = {file.path for manifest in manifests for file in manifest.files}
+    root = store.path()
+    for info in store.filesystem.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True)):
+        path = info.path.removeprefix(root).lstrip("/")
+        if info.type == fs.FileType.File and path.startswith("stream=") and path not in named:
+            found.add("unnamed-file", f"no manifest names {path}", file=path)
+
+
+def _check_sums(manifest: Manifest, found: Findings) -> None:
+    serials = (manifest.first_serial, manifest.last_serial)
+
+    def wrong(why: str) -> None:
+        found.add("manifest", f"{manifest.name}: {why}", serials=serials, file=manifest.name)
+
+    span = serials[1] - serials[0] + 1
+    facts, rows = sum(file.facts for file in manifest.files), sum(file.rows for file in manifest.files)
+    if (facts, rows) != (manifest.facts, manifest.rows):
+        wrong(f"it counts {manifest.facts} facts and {manifest.rows} rows, its files have {facts} and {rows}")
+    elif manifest.facts != span and not manifest.compacted:
+        wrong(f"serials {serials[0]} to {serials[1]} are {span} facts, it counts {manifest.facts}")
+    for file in manifest.files:
+        if not serials[0] <= file.first_serial <= file.last_serial <= serials[1]:
+            wrong(f"{file.path} is said to have serials {file.first_serial} to {file.last_serial}")
+
+
+def _check_joint(before: Manifest, after: Manifest, found: Findings) -> None:
+    joint = f"{after.name}, after {before.name}:"
+    first, last = before.last_serial + 1, after.first_serial - 1
+    if last >= first:
+        found.add("gap", f"no manifest is there for serials {first} to {last}", serials=(first, last))
+        return
+    at = (after.first_serial, after.first_serial)
+    if last < first - 1:
+        why = f"{joint} it begins at serial {after.first_serial}, that one ends at {before.last_serial}"
+        found.add("manifest", why, serials=at, file=after.name)
+        return
+    if (after.history, after.server_name) != (before.history, before.server_name):
+        found.add("manifest", f"{joint} they are of different histories", serials=at, file=after.name)
+    elif after.start_digest != before.digest:
+        found.add("manifest", f"{joint} their digests differ", serials=at, file=after.name)
+    elif after.start != before.end:
+        found.add("manifest", f"{joint} their clocks differ", serials=at, file=after.name)

@@ -1,0 +1,164 @@
+"""Looking at rows in their order: which are missing, doubled, changed, or do not go on. Dear, so of few."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from synrepl.pipeline.source.columns import COLUMNS, spark_schema
+from synrepl.pipeline.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Break", "Serials", "Span", "Wrong", "breaks", "serials"]
+
+BLOCK: Final = 16_384
+"""Serials are looked at in blocks of so many: a window over all of them would be the work of one task."""
+
+AT_MOST: Final = 10_000
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Serials from `first` to `last`, all of which should be there, and the digest before them."""
+
+    first: int
+    last: int
+    digest: str
+
+
+class Wrong(msgspec.Struct, frozen=True):
+    """A fact that is there twice, not whole, or another one than was written; `what` as in `CODES`."""
+
+    what: str
+    serial: int
+    stream: str
+    writer: str
+    token: int
+
+
+class Serials(msgspec.Struct, frozen=True):
+    """What is wrong with the facts of some spans, and which runs of serials are not there."""
+
+    wrong: list[Wrong]
+    missing: list[tuple[int, int]]
+
+
+class Break(msgspec.Struct, frozen=True):
+    """A fact that does not begin where the one before it of its writer, if that was looked at, ended."""
+
+    stream: str
+    writer: str
+    serial: int
+    epoch: int
+    prev_token: int
+    token: int
+    before_serial: int | None
+    before_token: int | None
+    before_epoch: int | None
+
+
+def _read(spark: "SparkSession", store: Store, paths: Sequence[str]) -> "DataFrame":
+    return spark.read.schema(spark_schema(COLUMNS)).parquet(*map(store.uri, paths))
+
+
+def serials(spark: "SparkSession", store: Store, paths: Sequence[str], spans: Sequence[Span]) -> Serials:
+    """Compute the digest of every fact in these files again, from the one before it, and count serials."""
+    block = F.floor(F.col("serial") / BLOCK)
+    is_last = F.col("serial") % BLOCK == BLOCK - 1
+    rows = F.array_sort(F.collect_list(F.struct("seq", "row")))
+    facts = (
+        _read(spark, store, paths)
+        .groupBy("serial", "epoch", "stream", "writer", "prev_token", "token", "committed_at", "digest")
+        .agg(rows.alias("found"), F.count("*").alias("count"), F.max("seq").alias("top"))
+        # The fact before the first of a block is the last of another: it is in both.
+        .withColumn("block", F.explode(F.when(is_last, F.array(block, block + 1)).otherwise(F.array(block))))
+        .withColumn("is_guest", F.col("block") != block)
+    )
+    order = Window.partitionBy("block").orderBy("serial")
+    facts = (
+        facts.withColumn("before", F.lag("serial").over(order))
+        .withColumn("before_digest", F.lag("digest").over(order))
+        .withColumn("after", F.lead("serial").over(order))
+    )
+    previous = F.when(F.col("before") == F.col("serial") - 1, F.col("before_digest"))
+    for span in spans:
+        previous = previous.when(F.col("serial") == span.first, F.lit(span.digest))
+    text = F.concat(F.lit("["), F.array_join(F.transform("found", lambda one: one["row"]), ","), F.lit("]"))
+    parts = ["serial", "epoch", "stream", "writer", "prev_token", "token"]
+    said = F.concat_ws(" ", previous, *parts, F.unix_millis("committed_at"), text)
+    is_doubled = (F.col("count") > F.col("top") + 1) | (F.col("before") == F.col("serial"))
+    what = (
+        F.when(F.col("is_guest"), None)
+        .when(is_doubled, "doubled-row")
+        .when(F.col("count") < F.col("top") + 1, "missing-row")
+        .when(previous.isNotNull() & (F.sha2(said, 256) != F.col("digest")), "changed-row")
+    )
+    begins = ~F.col("is_guest") & F.col("before").isNull()
+    ends = F.col("after").isNull() & (F.col("is_guest") | ~is_last)
+    is_gap = F.coalesce(F.col("before") < F.col("serial") - 1, F.lit(False))
+    told = (
+        facts.select(
+            "serial",
+            "stream",
+            "writer",
+            "token",
+            "before",
+            what.alias("what"),
+            begins.alias("begins"),
+            ends.alias("ends"),
+            is_gap.alias("is_gap"),
+        )
+        .where("what is not null or begins or ends or is_gap")
+        .collect()
+    )
+    wrong = sorted(
+        {Wrong(r["what"], r["serial"], r["stream"], r["writer"], r["token"]) for r in told if r["what"]},
+        key=lambda one: one.serial,
+    )
+    return Serials(wrong[:AT_MOST], _missing(told, spans))
+
+
+def _missing(told: Sequence[Any], spans: Sequence[Span]) -> list[tuple[int, int]]:
+    """The runs of serials that are nowhere, from where runs of those that are there begin, and end."""
+    begins = sorted({row["serial"] for row in told if row["begins"] or row["is_gap"]})
+    ends = sorted(
+        {row["serial"] for row in told if row["ends"]} | {row["before"] for row in told if row["is_gap"]}
+    )
+    missing = []
+    for span in spans:
+        there = span.first - 1
+        starts = [serial for serial in begins if span.first <= serial <= span.last]
+        stops = [serial for serial in ends if span.first <= serial <= span.last]
+        for start in starts:
+            upto = max([there, *(stop for stop in stops if stop < start)])
+            if start > upto + 1:
+                missing.append((upto + 1, start - 1))
+            there = start
+        upto = max([there, *stops]) if starts or stops else span.first - 1
+        if upto < span.last:
+            missing.append((upto + 1, span.last))
+    return missing
+
+
+def breaks(spark: "SparkSession", store: Store, paths: Sequence[str]) -> list[Break]:
+    """Each fact in these files that does not begin where its writer's last one ended, and the first of each
+    writer, about which that is not known here. Facts that came late claim nothing.
+    """
+    order = Window.partitionBy("stream", "writer").orderBy("serial", "seq")
+    found = (
+        _read(spark, store, paths)
+        .where("prev_token <> token")
+        .select("stream", "writer", "serial", "seq", "epoch", "prev_token", "token")
+        .withColumn("before_serial", F.lag("serial").over(order))
+        .withColumn("before_token", F.lag("token").over(order))
+        .withColumn("before_epoch", F.lag("epoch").over(order))
+        # Of each fact the first row that is there counts, be it the first or not.
+        .where("before_serial is null or (prev_token <> before_token and serial <> before_serial)")
+        .drop("seq")
+        .orderBy("serial")
+        .limit(AT_MOST)
+    )
+    return [Break(**row.asDict()) for row in found.collect()]

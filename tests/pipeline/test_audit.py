@@ -1,0 +1,377 @@
+"""Audits: each way in which an archive can be damaged is named, and where."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from synrepl.pipeline.archive.committing import Origin, batch_of
+from synrepl.pipeline.archive.manifest import Manifest, manifests, write_manifest
+from synrepl.pipeline.archive.writing import write_files
+from synrepl.pipeline.audit.audit import audit
+from synrepl.pipeline.audit.findings import CODES, Audited, Finding
+from synrepl.pipeline.keys import Keys
+from synrepl.pipeline.source.rows import exploded
+from synrepl.pipeline.store import Store
+from synrepl.ports.history import Place, Turn
+from synrepl.streams.digest import chain
+from synrepl.streams.facts import Fact
+from tests.pipeline.archives import Given, archive, batch_of_facts, chained
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HISTORY = "history-of-tests"
+
+Told = list[tuple[str, str, str, int | None, int | None, int | None, int | None]]
+
+SMALL = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.shuffle.partitions": "1",
+}
+"""For a few rows: planning, compiling and starting tasks would take longer than all the rest."""
+
+
+@pytest.fixture(autouse=True)
+def small(spark: "SparkSession") -> Iterator[None]:
+    """The settings for a few rows, for one test."""
+    before = {name: str(spark.conf.get(name)) for name in SMALL}
+    for name, value in SMALL.items():
+        spark.conf.set(name, value)
+    yield
+    for name, value in before.items():
+        spark.conf.set(name, value)
+
+
+def facts_of(count: int = 40) -> list[Fact]:
+    """Facts of two streams with two writers each, some with several rows, some with none."""
+    given: list[Given] = []
+    for number in range(count // 4):
+        given += [
+            ("push_rules", "w1", [[f"@a{number}:b"]]),
+            ("receipts", "w1", [["!r:b", "m.read", "@a:b", f"$e{number}", None, {}]] * (number % 3)),
+            ("push_rules", "w2", [[f"@b{number}:b"], [f"@c{number}:b"]]),
+            ("receipts", "w2", [["!r:b", "m.read", "@c:b", f"$e{number}", None, {"ä": 1.5}]]),
+        ]
+    return chained(given)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """An archive of 40 facts in four batches; each has two files."""
+    archive(str(tmp_path), facts_of(), batch_facts=10)
+    return tmp_path
+
+
+def audited(spark: "SparkSession", place: Path, **more: Any) -> Audited:
+    """What an audit says; whatever it says must make sense."""
+    told = audit(spark, Store(str(place)), **more)
+    assert all(finding.what in CODES and finding.sentence for finding in told.findings)
+    return told
+
+
+def named(findings: Sequence[Finding]) -> Told:
+    """What, stream, writer, tokens and serials."""
+    return [
+        (one.what, one.stream, one.writer, one.first_token, one.last_token, one.first_serial, one.last_serial)
+        for one in findings
+    ]
+
+
+def file_of(place: Path, stream: str, batch: int) -> str:
+    """The path of the file of this stream and batch."""
+    return next(f.path for f in manifests(Store(str(place)))[batch].files if f.stream == stream)
+
+
+def rewritten(place: Path, path: str, change: Callable[[Any], Any], *, fixed: bool = True) -> None:
+    """The same file with other rows; `fixed` makes its manifest agree on its bytes."""
+    table = pq.read_table(place / path, partitioning=None)
+    pq.write_table(change(table).cast(table.schema), place / path)
+    if fixed:
+        data = (place / path).read_bytes()
+        (batch,) = (p for p in (place / "_manifests").iterdir() if f'"{path}"' in p.read_text())
+        told = json.loads(batch.read_text())
+        for file in told["files"]:
+            if file["path"] == path:
+                file |= {"sha256": sha256(data).hexdigest(), "bytes": len(data)}
+        batch.write_text(json.dumps(told))
+
+
+def without(serial: int) -> Callable[[Any], Any]:
+    """All rows but those of this fact."""
+    return lambda table: table.filter(pc.not_equal(table["serial"], serial))
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_whole_archive_is_clean(spark: "SparkSession", place: Path, deep: bool) -> None:
+    """Nobody is woken for nothing."""
+    (place / "stream=push_rules/date=2026-11-21/batch=9").mkdir()
+    (place / "stream=push_rules/date=2026-11-21/batch=9/left.parquet").write_bytes(b"half")
+
+    told = audited(spark, place, deep=deep)
+
+    assert ["unnamed-file"] == [one.what for one in told.findings]
+    assert told.is_clean
+    assert (4, 8, 40, 53, 1, 40) == (
+        told.batches,
+        told.files,
+        told.facts,
+        told.rows,
+        told.first_serial,
+        told.last_serial,
+    )
+
+
+def test_late_facts_break_no_chain(spark: "SparkSession", tmp_path: Path) -> None:
+    """A fact that comes late says nothing about those before it."""
+    facts = facts_of(8)
+    made: dict[str, Any] = {"serial": 9, "epoch": 1, "stream": "receipts", "writer": "w1", "prev_token": 2}
+    made |= {"token": 2, "committed_at_ms": facts[-1].committed_at_ms, "rows": b"[]"}
+    facts.append(Fact(**made, digest=chain(facts[-1].digest, **made)))
+    more: list[Given] = [("receipts", "w1", [["!r:b", "m.read", "@a:b", "$e", None, {}]])]
+    (last,) = chained(more, after=facts)
+    archive(str(tmp_path), [*facts, fixed(last, facts[-1], prev_token=3)], batch_facts=5)
+
+    assert [] == audited(spark, tmp_path, deep=True).findings
+
+
+def test_what_was_trimmed_or_lost_is_no_damage(spark: "SparkSession", tmp_path: Path) -> None:
+    """A log that had been trimmed has holes up to there; where history was lost, writers go back."""
+    store, facts = Store(str(tmp_path)), facts_of()
+    # The last of w2 in receipts before serial 20 is trimmed away: no clock tells of it.
+    left = [fact for fact in facts[:20] if fact.serial in (1, 2, 3, 19)]
+    turn = Turn(2, 30, facts[29].digest, 0, "lost", "push_rules", 10)
+    after = [fixed(facts[30], facts[29], epoch=2, prev_token=10, token=11)]
+    place = Place(1, 20, facts[19].digest)
+    before: Manifest | None = None
+    for number, (some, upto) in enumerate([(left, place), (facts[20:30], None), (after, None)]):
+        rows = [Keys().added(exploded(batch_of_facts(some)))]
+        before = batch_of(
+            list(write_files(store, number, rows)),
+            number=number,
+            before=before,
+            origin=Origin(history=HISTORY),
+            turns=[turn],
+            now_ms=0,
+            compacted_upto=upto,
+        )
+        write_manifest(store, before)
+
+    assert [] == audited(spark, tmp_path).findings
+    assert [] == audited(spark, tmp_path, deep=True).findings
+
+
+def fixed(fact: Fact, before: Fact, **changed: Any) -> Fact:
+    """The same with other fields, and the digest that it should have."""
+    names = "serial", "epoch", "stream", "writer", "prev_token", "token", "rows", "committed_at_ms"
+    made = {name: getattr(fact, name) for name in names} | changed
+    return Fact(**made, digest=chain(before.digest, **made))
+
+
+@pytest.mark.parametrize("is_fixed", [True, False])
+def test_a_removed_row_is_named(spark: "SparkSession", place: Path, is_fixed: bool) -> None:
+    """Also where whoever removed it made the manifest agree: then the rows alone tell."""
+    # Serial 21 is the first of its writer in batch 2, 29 the last but one: tokens 11 and 15.
+    path = file_of(place, "push_rules", 2)
+    rewritten(place, path, without(25), fixed=is_fixed)
+
+    told = audited(spark, place)
+
+    expected: Told = [("missing-row", "push_rules", "w1", 12, 13, 25, 25)]
+    if not is_fixed:
+        whole = [
+            ("changed-file", "push_rules", w, *t, 21, 29) for w, t in {"w1": (11, 15), "w2": (12, 14)}.items()
+        ]
+        expected = [*whole, *expected]
+    assert expected == named(told.findings)
+    assert {path} == {one.file for one in told.findings}
+    assert not told.is_clean
+
+
+def test_the_last_row_of_a_writer_is_missed_as_well(spark: "SparkSession", place: Path) -> None:
+    """What no later fact tells of, the clock of the batch does."""
+    rewritten(place, file_of(place, "receipts", 3), without(40))
+
+    assert [("missing-row", "receipts", "w2", 19, 20, 40, 40)] == named(audited(spark, place).findings)
+
+
+def test_a_part_of_a_fact_is_missed(spark: "SparkSession", place: Path) -> None:
+    """A fact is its rows, all of them."""
+    path = file_of(place, "push_rules", 0)
+    rewritten(place, path, lambda t: drop(t, 3, 1))
+    rewritten(place, file_of(place, "push_rules", 1), lambda t: drop(t, 15, 0))
+
+    told = named(audited(spark, place).findings)
+
+    assert ("changed-row", "push_rules", "w2", 2, 2, 3, 3) in told
+    assert ("missing-row", "push_rules", "w2", 8, 8, 15, 15) in told
+    assert 2 == len({one[-1] for one in told})
+
+
+def drop(table: Any, serial: int, seq: int) -> Any:
+    """All rows but one."""
+    is_it = pc.and_(pc.equal(table["serial"], serial), pc.equal(table["seq"], seq))
+    return table.filter(pc.invert(is_it))
+
+
+def test_a_doubled_and_a_misplaced_row_are_named(spark: "SparkSession", place: Path) -> None:
+    """Who counts rows counts each once; who reads in order reads in order."""
+    path = file_of(place, "push_rules", 1)
+    rewritten(place, path, lambda t: pa.concat_tables([t.slice(0, 1), t]))
+    rewritten(place, file_of(place, "receipts", 3), lambda t: t.take([1, 0, *range(2, len(t))]))
+
+    told = named(audited(spark, place).findings)
+
+    assert [
+        ("doubled-row", "push_rules", "w2", 6, 6, 11, 11),
+        ("out-of-order", "receipts", "w2", 16, 16, 32, 32),
+    ] == told
+
+
+def test_a_changed_row_is_named_by_a_deep_audit(spark: "SparkSession", place: Path) -> None:
+    """Whoever can change files and manifests cannot change what the digests stand for."""
+
+    def change(table: Any) -> Any:
+        rows = pc.replace_substring(table["row"], "@c5:b", "@x5:b")
+        return table.set_column(table.schema.get_field_index("row"), "row", rows)
+
+    path = file_of(place, "push_rules", 2)
+    rewritten(place, path, change)
+
+    assert [] == audited(spark, place).findings
+    told = audited(spark, place, deep=True)
+
+    assert [("changed-row", "push_rules", "w2", 12, 12, 23, 23)] == named(told.findings)
+    assert path == told.findings[0].file
+
+
+def test_damaged_files_are_named(spark: "SparkSession", place: Path) -> None:
+    """A flipped byte, two files that changed places, one that is gone: each with whose facts it had."""
+    flipped, gone = file_of(place, "push_rules", 0), file_of(place, "receipts", 1)
+    one, other = file_of(place, "push_rules", 3), file_of(place, "receipts", 3)
+    data = bytearray((place / flipped).read_bytes())
+    data[-5] ^= 255
+    (place / flipped).write_bytes(data)
+    (place / gone).unlink()
+    (place / one).rename(place / "elsewhere")
+    (place / other).rename(place / one)
+    (place / "elsewhere").rename(place / other)
+
+    told = audited(spark, place)
+
+    assert [
+        ("changed-file", "push_rules", "w1", 1, 5, 1, 9),
+        ("changed-file", "push_rules", "w2", 1, 4, 1, 9),
+        ("missing-file", "receipts", "w1", 6, 9, 12, 20),
+        ("missing-file", "receipts", "w2", 5, 10, 12, 20),
+        ("changed-file", "push_rules", "w1", 16, 19, 31, 39),
+        ("changed-file", "push_rules", "w2", 15, 20, 31, 39),
+        ("changed-file", "receipts", "w1", 16, 19, 32, 40),
+        ("changed-file", "receipts", "w2", 15, 20, 32, 40),
+    ] == named(told.findings)
+    assert f"{one} has the bytes of {other}" in [finding.sentence for finding in told.findings]
+
+
+def test_manifests_that_are_wrong_are_named(spark: "SparkSession", place: Path) -> None:
+    """What is wrong with manifests is found; nothing is raised."""
+    folder = place / "_manifests"
+    (folder / "1.json").unlink()
+    (folder / "7.json").write_text("{")
+    last = json.loads((folder / "3.json").read_text())
+    (folder / "3.json").write_text(json.dumps(last | {"facts": 9, "start_digest": "f" * 64}))
+
+    told = audited(spark, place)
+
+    assert ["gap", "manifest", "manifest", "manifest"] == sorted(
+        one.what for one in told.findings if one.severity == "error"
+    )
+    assert ("gap", "", "", None, None, 11, 20) in named(told.findings)
+    assert 2 == sum(one.what == "unnamed-file" for one in told.findings)
+
+
+@contextmanager
+def daemon(
+    facts: Sequence[Fact], *, history: str = HISTORY, begin: int = 0
+) -> Iterator[tuple[str, list[str]]]:
+    """A daemon that has these facts, trimmed up to `begin`: its address, and what it is asked."""
+    digests: Mapping[int, str] = {fact.serial: fact.digest for fact in facts if fact.serial > begin}
+    asked: list[str] = []
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            wanted = parse_qs(urlsplit(self.path).query)["serials"][0].split(",")
+            found = {serial: digests.get(int(serial)) for serial in wanted}
+            body = {"epoch": 1, "serial": facts[-1].serial, "history": history, "digests": found}
+            data = json.dumps(body).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def changed(facts: Sequence[Fact], serial: int) -> list[Fact]:
+    """The same facts, but that one; so all digests from there on are others."""
+    made = list(facts[: serial - 1])
+    for fact in facts[serial - 1 :]:
+        epoch = 2 if fact.serial == serial else fact.epoch
+        made.append(fixed(fact, made[-1], epoch=epoch))
+    return made
+
+
+def test_a_daemon_that_has_the_same_is_clean(spark: "SparkSession", place: Path) -> None:
+    """Also one that has more, and one that was trimmed."""
+    facts = facts_of(48)
+    with daemon(facts) as (url, asked):
+        assert [] == audited(spark, place, url=url).findings
+        assert 2 == len(asked)
+    with daemon(facts, begin=15) as (url, _):
+        told = audited(spark, place, url=url)
+        assert [("daemon-trimmed", "", "", None, None, 1, 10)] == named(told.findings)
+        assert told.is_clean
+
+
+def test_a_daemon_that_differs_is_found_out(spark: "SparkSession", place: Path) -> None:
+    """By the first fact that differs, without moving a row; a daemon that lacks facts, by which."""
+    facts = facts_of()
+    with daemon(changed(facts, 23)) as (url, _):
+        told = audited(spark, place, url=url)
+        assert [("differs-from-daemon", "push_rules", "w2", 12, 12, 23, 40)] == named(told.findings)
+    with daemon(changed(facts, 7)[:36]) as (url, _):
+        told = audited(spark, place, url=url)
+        assert [
+            ("differs-from-daemon", "push_rules", "w2", 4, 4, 7, 36),
+            ("missing-in-daemon", "push_rules", "w1", 19, 19, 37, 37),
+            ("missing-in-daemon", "receipts", "w1", 19, 19, 38, 38),
+            ("missing-in-daemon", "push_rules", "w2", 20, 20, 39, 39),
+            ("missing-in-daemon", "receipts", "w2", 20, 20, 40, 40),
+        ] == named(told.findings)
+    with daemon(facts, history="another") as (url, _):
+        assert [("other-history", "", "", None, None, None, None)] == named(
+            audited(spark, place, url=url).findings
+        )
