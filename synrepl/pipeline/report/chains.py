@@ -1,0 +1,155 @@
+"""Whether each writer's facts follow each other: `prev_token` says what came before, so that nothing can be
+missing unseen."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from synrepl.pipeline.report.counting import collected
+from synrepl.ports.history import Turn
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Break", "breaks", "suspicious", "told_by_many", "void"]
+
+MOST: Final = 10_000
+"""Breaks at most that are looked at; more are as bad."""
+
+Row = dict[str, Any]
+
+
+class Break(msgspec.Struct, frozen=True, kw_only=True):
+    """A fact whose `prev_token` is not `expected`, the token that its writer had reached.
+
+    `kind` is ``missing`` (facts between them are not there), ``again`` (it goes over what was there) or
+    ``turn`` (an epoch began between them that explains it).
+    """
+
+    stream: str
+    writer: str
+    serial: int
+    epoch: int
+    expected: int
+    prev_token: int
+    token: int
+    committed_ms: int
+    kind: str
+
+
+def breaks(
+    facts: "DataFrame",
+    totals: Iterable[Row],
+    *,
+    before: dict[str, dict[str, int]],
+    turns: Sequence[Turn] = (),
+    compacted: int | None = None,
+) -> list[Break]:
+    """Every break, in order. Only the facts of writers whose totals cannot be those of a whole chain are
+    looked at one by one.
+
+    `before` is where writers stood. What is left of facts up to the serial `compacted` has no chain.
+    """
+    from pyspark.sql import functions as f
+    from pyspark.sql.window import Window
+
+    suspects = suspicious(totals, before=before, compacted=compacted)
+    if not suspects:
+        return []
+    streams, writers = sorted({stream for stream, _ in suspects}), sorted({writer for _, writer in suspects})
+    chosen = facts.where(f.col("stream").isin(streams) & f.col("writer").isin(writers))
+    chosen = chosen.where(f.col("token") != f.col("prev_token"))
+    if compacted is not None:
+        chosen = chosen.where(f.col("serial") > compacted)
+    window = Window.partitionBy("stream", "writer").orderBy("serial")
+    found = (
+        chosen.withColumn("expected", f.lag("token").over(window))
+        .withColumn("epoch_before", f.lag("epoch").over(window))
+        .where("expected is null or expected != prev_token")
+        .orderBy("serial")
+        .limit(MOST + len(suspects))
+    )
+    columns = ("stream", "writer", "serial", "epoch", "prev_token", "token", "committed_ms")
+    wanted = set(suspects)
+    made = []
+    for row in collected(found.select(*columns, "expected", "epoch_before")):
+        if (row["stream"], row["writer"]) not in wanted:
+            continue
+        expected = row["expected"]
+        if expected is None:
+            expected = before.get(row["stream"], {}).get(row["writer"])
+            if expected is None or expected == row["prev_token"]:
+                # Its first fact, and nothing is known of it before.
+                continue
+        kind = _kind(row, expected, turns)
+        fields = {name: row[name] for name in columns}
+        made.append(Break(**fields, expected=expected, kind=kind))
+    return made[:MOST]
+
+
+def suspicious(
+    totals: Iterable[Row], *, before: dict[str, dict[str, int]], compacted: int | None = None
+) -> list[tuple[str, str]]:
+    """Streams and writers whose totals cannot be those of a whole chain, each fact there once."""
+    return [
+        (row["stream"], row["writer"])
+        for row in totals
+        if compacted is not None or not _is_whole(row, before)
+    ]
+
+
+def told_by_many(facts: "DataFrame", streams: Sequence[str]) -> dict[str, int]:
+    """Of streams with several writers: how many tokens more than one of them told."""
+    from pyspark.sql import functions as f
+
+    if not streams:
+        return {}
+    found = (
+        facts.where(f.col("stream").isin(list(streams)) & (f.col("rows") > 0))
+        .groupBy("stream", "token")
+        .agg(f.min("writer").alias("least"), f.max("writer").alias("most"))
+        .where("least != most")
+        .groupBy("stream")
+        .agg(f.count("*").alias("tokens"))
+    )
+    return {row["stream"]: row["tokens"] for row in collected(found)}
+
+
+def void(facts: "DataFrame", turns: Sequence[Turn]) -> dict[int, int]:
+    """How many facts each epoch made void, by its number."""
+    from pyspark.sql import functions as f
+
+    made = [turn for turn in turns if turn.stream]
+    if not made:
+        return {}
+    counts = [
+        f.count_if(
+            (f.col("stream") == turn.stream) & (f.col("epoch") < turn.epoch) & (f.col("token") > turn.token)
+        ).alias(str(place))
+        for place, turn in enumerate(made)
+    ]
+    (found,) = collected(facts.agg(*counts))
+    return {turn.epoch: found[str(place)] for place, turn in enumerate(made)}
+
+
+def _is_whole(row: Row, before: dict[str, dict[str, int]]) -> bool:
+    if row["begins_after"] is None:
+        # All of its facts were late.
+        return True
+    known = before.get(row["stream"], {}).get(row["writer"], row["begins_after"])
+    return bool(
+        known == row["begins_after"]
+        and not row["backwards"]
+        and not row["copied"]
+        and row["moved"] == row["ends_at"] - row["begins_after"]
+        and row["hashes"] == row["ends"]
+    )
+
+
+def _kind(row: Row, expected: int, turns: Sequence[Turn]) -> str:
+    epoch_before = row["epoch_before"] or 0
+    for turn in turns:
+        if epoch_before < turn.epoch <= row["epoch"] and turn.stream in {"", row["stream"]}:
+            return "turn"
+    return "missing" if row["prev_token"] > expected else "again"

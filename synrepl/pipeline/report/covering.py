@@ -1,0 +1,99 @@
+"""What an archive covers, as its manifests say: nothing else is read for it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from synrepl.pipeline.archive.manifest import Manifest
+from synrepl.ports.history import Turn
+
+__all__ = ["Coverage", "Wait", "coverage", "waits"]
+
+
+class Coverage(msgspec.Struct, frozen=True, kw_only=True):
+    """`lines` are the Parquet's: the rows, and one for each fact without rows. `merged` batches replaced
+    others, so that when their facts were archived is not known. What a `compacted` archive has up to the
+    serial `compacted` is only what nothing had replaced.
+    """
+
+    server_name: str
+    history: str
+    first_serial: int
+    last_serial: int
+    first_ms: int
+    last_ms: int
+    archived_ms: int
+    facts: int
+    lines: int
+    batches: int
+    merged: int
+    files: int
+    file_bytes: int
+    writers: dict[str, list[str]]
+    epochs: tuple[int, int]
+    compacted: int | None
+    turns: list[Turn]
+    digest: str
+
+    @property
+    def seconds(self) -> float:
+        """From the first commit to the last."""
+        return (self.last_ms - self.first_ms) / 1000
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """A batch, when it was archived, and how long before that its last fact was committed."""
+
+    batch: int
+    last_ms: int
+    archived_ms: int
+    facts: int
+
+    @property
+    def seconds(self) -> float:
+        """Negative if the clocks of the daemon and the archive differ."""
+        return (self.archived_ms - self.last_ms) / 1000
+
+
+def coverage(found: Sequence[Manifest]) -> Coverage | None:
+    """What these manifests say, in order; None if there are no facts."""
+    held = [manifest for manifest in found if manifest.facts]
+    if not held:
+        return None
+    last = found[-1]
+    first_epoch = min((turn.epoch for turn in last.turns), default=last.epoch + 1) - 1
+    return Coverage(
+        server_name=last.server_name,
+        history=last.history,
+        first_serial=found[0].first_serial,
+        last_serial=last.last_serial,
+        first_ms=min(manifest.first_at_ms for manifest in held),
+        last_ms=max(manifest.last_at_ms for manifest in held),
+        archived_ms=max(manifest.archived_at_ms for manifest in held),
+        facts=sum(manifest.facts for manifest in held),
+        lines=sum(manifest.rows for manifest in held),
+        batches=len(found),
+        merged=sum(bool(manifest.replaces) for manifest in found),
+        files=sum(len(manifest.files) for manifest in held),
+        file_bytes=sum(file.bytes for manifest in held for file in manifest.files),
+        writers={stream: sorted(writers) for stream, writers in sorted(last.end.items())},
+        epochs=(min(first_epoch, last.epoch), last.epoch),
+        compacted=found[0].last_serial if found[0].compacted else None,
+        turns=list(last.turns),
+        digest=last.digest,
+    )
+
+
+def waits(found: Sequence[Manifest]) -> list[Wait]:
+    """Of every batch of which it is known."""
+    return [
+        Wait(manifest.batch, manifest.last_at_ms, manifest.archived_at_ms, manifest.facts)
+        for manifest in found
+        if manifest.facts and manifest.archived_at_ms and not manifest.replaces
+    ]
+
+
+def positions_before(found: Sequence[Manifest]) -> dict[str, dict[str, Any]]:
+    """Where writers stood before the first fact whose predecessors are all there."""
+    return found[0].end if found[0].compacted else found[0].start

@@ -1,0 +1,118 @@
+"""The facts of an archive in Spark: what all else is counted from."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from synrepl.pipeline.archive.manifest import Manifest
+from synrepl.pipeline.report.covering import waits
+from synrepl.pipeline.report.files import Part, parts_of, read, read_by_executors
+from synrepl.pipeline.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["counted_once", "facts_of", "read_facts", "seconds_of"]
+
+READ: Final = ("serial", "epoch", "stream", "writer", "prev_token", "token", "seq", "row", "committed_at")
+
+SAME: Final = ("epoch", "stream", "writer", "prev_token", "token", "committed_ms")
+"""What is the same in all lines of a fact."""
+
+SUMMED: Final = ("copies", "rows", "bytes")
+
+SCHEMA: Final = (
+    "serial bigint, epoch bigint, stream string, writer string, prev_token bigint, token bigint,"
+    " committed_ms bigint, copies bigint, rows bigint, bytes bigint, waited_ms bigint"
+)
+
+
+def facts_of(spark: "SparkSession", archive: Store, found: Sequence[Manifest]) -> "DataFrame":
+    """A line for each fact of a file: its `rows` and their `bytes`, when it was `committed_ms`, and how long
+    it waited to be archived (`waited_ms`, null where that is not known).
+
+    `copies` is 1 unless a fact is there twice in a file; one that is in two files has two lines
+    (`counted_once`).
+    """
+    archived = {wait.batch: wait.archived_ms for wait in waits(found)}
+
+    def work(parts: Iterable[Part]) -> Iterator[Any]:
+        for part in parts:
+            yield from read_facts(archive, part, archived)
+
+    return read_by_executors(spark, parts_of(found), SCHEMA, work)
+
+
+def read_facts(archive: Store, part: Part, archived: Mapping[int, int]) -> Iterator[Any]:
+    """The facts of one file, as record batches. A file holds its facts whole, one after the other."""
+    archived_ms = archived.get(part.batch)
+    held: Any = None
+    for batch in read(archive, part, READ):
+        lines = _lines(batch)
+        if held is not None:
+            lines = pa.concat_tables([held, lines])
+        facts = _facts(lines)
+        # The rest of the last one may come with the next batch.
+        last = len(facts) - 1
+        held = facts.slice(last)
+        yield from _finished(facts.slice(0, last), archived_ms)
+    if held is not None:
+        yield from _finished(held, archived_ms)
+
+
+def counted_once(facts: "DataFrame") -> "DataFrame":
+    """The same, with one line for a fact that is in two files."""
+    from pyspark.sql import functions as f
+
+    return facts.groupBy("serial", *SAME).agg(
+        f.sum("copies").alias("copies"),
+        f.max("rows").alias("rows"),
+        f.max("bytes").alias("bytes"),
+        f.min("waited_ms").alias("waited_ms"),
+    )
+
+
+def seconds_of(facts: "DataFrame") -> "DataFrame":
+    """What each writer of each stream did in each second: enough for all that is drawn over time."""
+    from pyspark.sql import functions as f
+
+    return facts.groupBy("stream", "writer", f.expr("committed_ms div 1000").alias("second")).agg(
+        f.count("*").alias("facts"),
+        f.sum("rows").alias("rows"),
+        f.sum("bytes").alias("bytes"),
+        f.max("committed_ms").alias("last_ms"),
+        f.max(f.when(f.col("token") != f.col("prev_token"), f.col("token"))).alias("token"),
+    )
+
+
+def _lines(batch: Any) -> Any:
+    given = {name: batch[name] for name in ("serial", *SAME[:-1])}
+    given["committed_ms"] = pc.divide(batch["committed_at"].cast(pa.int64()), 1000)
+    given["copies"] = pc.equal(batch["seq"], 0).cast(pa.int64())
+    given["rows"] = pc.is_valid(batch["row"]).cast(pa.int64())
+    given["bytes"] = pc.fill_null(pc.binary_length(batch["row"]), 0).cast(pa.int64())
+    return pa.table(given)
+
+
+def _facts(lines: Any) -> Any:
+    wanted = [*((name, "first") for name in SAME), *((name, "sum") for name in SUMMED)]
+    found = lines.group_by("serial", use_threads=False).aggregate(wanted)
+    names = {"serial": "serial"} | {f"{name}_{how}": name for name, how in wanted}
+    return found.select(list(names)).rename_columns(list(names.values()))
+
+
+def _finished(facts: Any, archived_ms: int | None) -> Iterator[Any]:
+    if not len(facts):
+        return
+    copies = pc.max_element_wise(facts["copies"], 1)
+    given = {name: facts[name] for name in ("serial", *SAME, "copies")}
+    given["rows"] = pc.divide(facts["rows"], copies)
+    given["bytes"] = pc.divide(facts["bytes"], copies)
+    given["waited_ms"] = (
+        pa.nulls(len(facts), pa.int64())
+        if archived_ms is None
+        else pc.subtract(archived_ms, facts["committed_ms"])
+    )
+    yield from pa.table(given).combine_chunks().to_batches()

@@ -1,0 +1,95 @@
+"""The page around its content: all that it needs is inside it."""
+
+from html import escape
+from typing import Final
+
+from synrepl.pipeline.report.markup import Markup
+from synrepl.pipeline.report.style import colors_css
+
+__all__ = ["shell"]
+
+# As the status page of the daemon looks.
+STYLE: Final = """\
+:root{color-scheme:light dark;--ink:#1c2126;--soft:#59636e;--paper:#f4f6f8;--card:#fff;--line:#dde2e7;
+--good:#12703a;--busy:#8a5300;--bad:#b3140f;--goodbg:#e2f5e9;--busybg:#fdf0d8;--badbg:#fde7e5;--bar:#2f6fde}
+@media(prefers-color-scheme:dark){:root{--ink:#e4e8ec;--soft:#9aa5b1;--paper:#12161a;--card:#1b2127;
+--line:#313a43;--good:#6ddb97;--busy:#f0b95b;--bad:#ff8d86;--goodbg:#143322;--busybg:#3a2b10;--badbg:#43191a;
+--bar:#6aa0ff}}
+*{box-sizing:border-box}
+body{font:15px/1.5 system-ui,sans-serif;margin:0;background:var(--paper);color:var(--ink);
+overflow-wrap:anywhere}
+header,main,footer{max-width:76rem;margin:auto;padding:0 1rem}
+header{padding-top:1.25rem}h1{font-size:1.1rem;font-weight:600;margin:0;color:var(--soft)}
+h2{font-size:1.15rem;margin:0 0 .35rem}h3{font-size:.95rem;margin:1.4rem 0 .25rem}p{margin:.25rem 0}
+a{color:var(--bar)}
+.state{font-size:1.9rem;font-weight:700;line-height:1.2;margin:.35rem 0 .1rem}
+.state small{font-size:1rem;font-weight:500;color:var(--soft)}
+.state.good{color:var(--good)}.state.busy{color:var(--busy)}.state.bad{color:var(--bad)}
+.state.dim{color:var(--soft)}
+.state::before{content:"";display:inline-block;width:.62em;height:.62em;border-radius:50%;
+background:currentColor;margin-right:.45em}.state.bad::before{border-radius:2px}
+.state.busy::before{border-radius:50% 50% 0 50%}
+ul.findings{list-style:none;padding:0;margin:.75rem 0 0}
+ul.findings li{border-left:4px solid var(--line);background:var(--card);border-radius:4px;
+padding:.4rem .75rem;margin:.35rem 0;font-weight:600}
+ul.findings li span{font-weight:400;color:var(--soft)}ul.findings a{color:inherit;
+text-decoration-color:var(--soft);text-underline-offset:.2em}
+ul.findings li.bad{background:var(--badbg);border-color:var(--bad)}
+ul.findings li.busy{background:var(--busybg);border-color:var(--busy)}
+ul.findings li.good{background:var(--goodbg);border-color:var(--good)}
+.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(9.5rem,1fr));gap:.75rem;margin:1rem 0 0}
+.figures div{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:.55rem .85rem}
+.figures b{display:block;font-size:1.4rem;line-height:1.25;font-variant-numeric:tabular-nums}
+.figures span{color:var(--soft);font-size:.87rem}
+nav{margin:1rem 0 0;font-size:.93rem}nav a{margin-right:1rem;white-space:nowrap}
+main{margin-top:1rem}
+section{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:.9rem 1rem;
+margin:0 0 1rem;min-width:0}
+dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:.15rem 1rem;margin:.3rem 0}
+dt{color:var(--soft)}dd{margin:0;font-variant-numeric:tabular-nums}
+.dim,.note,.files,figcaption{color:var(--soft)}.note{max-width:62rem}.files,figcaption{font-size:.87rem}
+.mark{font-weight:600}.mark.good{color:var(--good)}.mark.busy{color:var(--busy)}
+.mark.bad{color:var(--bad)}.mark.dim{color:var(--soft)}
+figure{margin:.9rem 0 .25rem}figure svg{width:100%;height:auto;display:block}
+figure svg.narrow{display:none}
+svg.spark{width:7.5rem;height:1.5rem;display:block}svg.spark path{fill:var(--bar)}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+th,td{text-align:left;padding:.3rem .9rem .3rem 0;vertical-align:top}
+td:last-child,th:last-child{padding-right:0}
+th{overflow-wrap:normal}td.number{white-space:nowrap}td:first-child{min-width:7rem}
+.slim{overflow-x:auto;margin-top:.35rem}th{color:var(--soft);font-weight:500;font-size:.87rem;
+vertical-align:bottom}
+tbody tr{border-top:1px solid var(--line)}td.number,th.number{text-align:right}
+td:first-child{font-weight:600}
+details{border-top:1px solid var(--line);padding:.35rem 0;margin-top:.6rem}summary{cursor:pointer}
+ul.names{columns:16rem;padding-left:1.1rem;margin:.3rem 0}
+footer{padding:0 1rem 1.5rem;color:var(--soft);font-size:.87rem}
+@media(max-width:46rem){section{padding:.75rem}figure svg.wide{display:none}
+figure svg.narrow{display:block}.slim td,.slim th{padding-right:.7rem}
+.state small{display:block;line-height:1.4}
+.slim td{white-space:nowrap}.slim td:first-child{white-space:normal;max-width:11rem}
+.slim th{min-width:3.2rem}td:first-child{min-width:8rem}
+.figures{grid-template-columns:repeat(2,minmax(0,1fr));gap:.5rem}.figures b{font-size:1.15rem}
+dl{grid-template-columns:6.5rem minmax(0,1fr);gap:.15rem .5rem}}
+@media print{body{background:none}section{break-inside:avoid-page;border:0;padding:0}nav{display:none}}
+"""
+
+POLICY: Final = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+)
+"""Nothing is asked of anybody, whatever a name in it says. Pictures are styled in place."""
+
+HEAD: Final = (
+    '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+    '<meta name="viewport" content="width=device-width,initial-scale=1">'
+    f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+    '<meta name="referrer" content="no-referrer"><link rel="icon" href="data:,">'
+)
+
+
+def shell(title: str, body: Markup) -> str:
+    """The whole page."""
+    return (
+        f"{HEAD}<title>{escape(title)}</title><style>{STYLE}{colors_css()}</style></head>"
+        f"<body>{body}</body></html>\n"
+    )

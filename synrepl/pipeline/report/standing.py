@@ -1,0 +1,59 @@
+"""How far writers that share a stream were behind the newest fact of it, over time."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from synrepl.pipeline.report.bins import Bins
+
+__all__ = ["Standing", "standings"]
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """At the end of each bin from its first fact on: how long the writer had said nothing, and how many
+    tokens its last was behind the stream's newest. None before.
+    """
+
+    stream: str
+    writer: str
+    silent: list[float | None]
+    behind: list[int | None]
+
+    @property
+    def silent_most(self) -> float:
+        """The longest silence at the end of a bin, in seconds."""
+        return max((one for one in self.silent if one is not None), default=0.0)
+
+
+def standings(over_time: Iterable[Mapping[str, Any]], bins: Bins, *, last_ms: int) -> list[Standing]:
+    """Of all streams with more than one writer, from what each did in each bin (`counting.over_time`)."""
+    seen: dict[str, dict[str, dict[int, Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
+    for row in over_time:
+        seen[row["stream"]][row["writer"]][row["bin"]] = row
+    ends = [min((start + bins.width) * 1000, last_ms) for start in bins.starts]
+    made = []
+    for stream, writers in sorted(seen.items()):
+        if len(writers) < 2:
+            continue
+        heads: list[int] = []
+        head = 0
+        for place in range(bins.count):
+            told = (found[place]["token"] for found in writers.values() if place in found)
+            head = max((token for token in told if token is not None), default=head)
+            heads.append(max(head, heads[-1]) if heads else head)
+        for writer, found in sorted(writers.items()):
+            silent: list[float | None] = []
+            behind: list[int | None] = []
+            heard_ms: int | None = None
+            token: int | None = None
+            for place in range(bins.count):
+                if place in found:
+                    row = found[place]
+                    heard_ms = row["last_ms"]
+                    token = row["token"] if row["token"] is not None else token
+                silent.append(None if heard_ms is None else max(0, ends[place] - heard_ms) / 1000)
+                behind.append(None if token is None else max(0, heads[place] - token))
+            made.append(Standing(stream, writer, silent, behind))
+    return made

@@ -1,0 +1,207 @@
+"""What an operator should look at, the worst first."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from synrepl.pipeline.report.chains import Break
+from synrepl.pipeline.report.covering import Coverage, Wait
+from synrepl.pipeline.report.daemon import Daemon
+from synrepl.pipeline.report.standing import Standing
+from synrepl.pipeline.report.words import at, counted, printable, span
+
+__all__ = ["KINDS", "Finding", "findings"]
+
+KINDS: Final = ("bad", "busy", "good", "dim")
+"""The worst first: something is missing or wrong; look at it; all is well; good to know."""
+
+WAIT_SECONDS: Final = 3600.0
+"""Facts that wait longer than this to be archived are worth a look."""
+
+SILENT_SECONDS: Final = 3600.0
+"""So is a writer that says nothing for longer while others of its stream do."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing: `where` is the part of the page that tells more."""
+
+    kind: str
+    text: str
+    more: str = ""
+    where: str = ""
+
+
+def findings(
+    *,
+    covers: Coverage,
+    totals: Sequence[Mapping[str, Any]],
+    counted_facts: int,
+    counted_lines: int,
+    broken: Sequence[Break],
+    voided: Mapping[int, int],
+    batches: Sequence[Wait],
+    standing: Sequence[Standing],
+    daemon: Daemon | None,
+    unreadable: int,
+    misshapen: int,
+) -> list[Finding]:
+    """All of them."""
+    found = [
+        *_chain(covers, totals, broken, counted_facts, counted_lines),
+        *_lost(covers, voided),
+        *_silent(standing),
+        *_lag(batches),
+        *_turns(covers),
+        *(_daemon(daemon) if daemon is not None else ()),
+        *_caches(unreadable, misshapen),
+    ]
+    return sorted(found, key=lambda one: KINDS.index(one.kind))
+
+
+def _chain(
+    covers: Coverage,
+    totals: Sequence[Mapping[str, Any]],
+    broken: Sequence[Break],
+    counted_facts: int,
+    counted_lines: int,
+) -> Iterable[Finding]:
+    missing = [one for one in broken if one.kind == "missing"]
+    again = [one for one in broken if one.kind == "again"]
+    copied = sum(row["copied"] for row in totals)
+    if missing:
+        yield Finding(
+            "bad",
+            f"Facts are missing in {counted(len(missing), 'place')}",
+            f"{_where(missing)}: the fact that came next does not follow the one before it",
+            "gaps",
+        )
+    if again:
+        yield Finding(
+            "bad",
+            f"Writers went back in {counted(len(again), 'place')}",
+            f"{_where(again)}: tokens came that were there, or passed, before",
+            "gaps",
+        )
+    if copied:
+        yield Finding("bad", f"{counted(copied, 'fact')} there twice", "count them once", "gaps")
+    if counted_facts != covers.facts or (counted_lines != covers.lines and not copied):
+        yield Finding(
+            "bad",
+            f"The files hold {counted(counted_facts, 'fact')}, the manifests say {covers.facts:,}",
+            "run the audit: files were changed, or are not of this archive",
+            "gaps",
+        )
+    if not (missing or again or copied) and counted_facts == covers.facts:
+        yield Finding(
+            "good",
+            f"Nothing is missing from serial {covers.first_serial:,} to {covers.last_serial:,}",
+            "every fact follows the one of its writer before it"
+            if covers.compacted is None
+            else f"every fact beyond serial {covers.compacted:,} follows the one of its writer before it",
+            "gaps",
+        )
+    late = sum(row["late"] for row in totals)
+    if late:
+        yield Finding("dim", f"{counted(late, 'fact')} came late", "behind their writer's position", "gaps")
+
+
+def _lost(covers: Coverage, voided: Mapping[int, int]) -> Iterable[Finding]:
+    for turn in covers.turns:
+        if turn.why == "lost":
+            void = voided.get(turn.epoch, 0)
+            of = f" of {printable(turn.stream)}" if turn.stream else ""
+            yield Finding(
+                "bad",
+                f"Epoch {turn.epoch}: facts{of} were lost where they came from",
+                f"{at(turn.at_ms)}; {counted(void, 'fact')} of before {'is' if void == 1 else 'are'} void",
+                "gaps",
+            )
+
+
+def _turns(covers: Coverage) -> Iterable[Finding]:
+    words = {"promoted": "another daemon took over", "restored": "the log was restored"}
+    for turn in covers.turns:
+        if turn.why != "lost" and turn.serial >= covers.first_serial - 1:
+            text = f"Epoch {turn.epoch}: {words.get(turn.why, printable(turn.why))}"
+            yield Finding("busy", text, f"{at(turn.at_ms)}, after serial {turn.serial:,}", "gaps")
+    if covers.compacted is not None:
+        yield Finding(
+            "dim",
+            f"Up to serial {covers.compacted:,} only what nothing replaced is here",
+            "the log had been trimmed when archiving began",
+            "covers",
+        )
+
+
+def _lag(batches: Sequence[Wait]) -> Iterable[Finding]:
+    slow = [one for one in batches if one.seconds > WAIT_SECONDS]
+    if slow:
+        worst = max(slow, key=lambda one: one.seconds)
+        yield Finding(
+            "busy",
+            f"The archive was up to {span(worst.seconds)} behind",
+            f"at batch {worst.batch}; {len(slow):,} of {counted(len(batches), 'batch', 'batches')} came more"
+            f" than {span(WAIT_SECONDS)} after their last fact",
+            "lag",
+        )
+    early = min((one.seconds for one in batches), default=0.0)
+    if early < -1:
+        yield Finding(
+            "busy",
+            "The clocks of the daemon and of the archive differ",
+            f"by {span(-early)} or more: waits are told too short",
+            "lag",
+        )
+
+
+def _silent(standing: Sequence[Standing]) -> Iterable[Finding]:
+    ended: dict[str, list[Standing]] = {}
+    for one in standing:
+        if one.silent and (one.silent[-1] or 0.0) > SILENT_SECONDS and (one.behind[-1] or 0) > 0:
+            ended.setdefault(one.writer, []).append(one)
+    order = sorted(ended.items(), key=lambda found: -max(one.silent[-1] or 0.0 for one in found[1]))
+    for writer, found in order[:3]:
+        least = span(min(one.silent[-1] or 0.0 for one in found))
+        where = " and ".join(
+            f"{counted(one.behind[-1] or 0, 'token')} behind on {printable(one.stream)}" for one in found[:3]
+        )
+        text = f"{printable(writer)} has said nothing for {least}"
+        yield Finding("busy", text, f"others went on: it is {where}", "lag")
+    if len(order) > 3:
+        yield Finding("busy", f"{len(order) - 3} more writers are silent", "", "lag")
+
+
+def _daemon(daemon: Daemon) -> Iterable[Finding]:
+    if daemon.trouble:
+        yield Finding("busy", "The daemon was not asked", f"{daemon.url}: {daemon.trouble}", "leases")
+        return
+    lost = daemon.gaps.get("synrepl_gaps_lost_total", 0)
+    if lost:
+        yield Finding("bad", f"The daemon gave up {counted(lost, 'gap')}", "facts could not be had", "leases")
+    for error in daemon.status.get("errors") or ():
+        what = error.get("what", error) if isinstance(error, dict) else error
+        yield Finding("bad", f"The daemon says: {printable(str(what))}", "", "leases")
+    ended = [one for one in daemon.leases if one.get("ended") is not None]
+    for one in ended[:3]:
+        name = printable(str(one.get("name") or one.get("uuid")))
+        yield Finding("busy", f"The lease of {name} ended", printable(str(one.get("reason", ""))), "leases")
+
+
+def _caches(unreadable: int, misshapen: int) -> Iterable[Finding]:
+    if misshapen:
+        yield Finding(
+            "busy",
+            f"{counted(misshapen, 'row')} of caches with keys that nobody expects",
+            "workers drop all that such a name can mean",
+            "caches",
+        )
+    if unreadable:
+        many = counted(unreadable, "row or key", "rows or keys")
+        yield Finding("busy", f"{many} of caches cannot be read", "", "caches")
+
+
+def _where(broken: Sequence[Break]) -> str:
+    places = sorted({f"{printable(one.stream)} of {printable(one.writer)}" for one in broken})
+    more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+    return ", ".join(places[:3]) + more

@@ -1,0 +1,101 @@
+"""Numbers, times and names as people read them."""
+
+from datetime import UTC, datetime
+from typing import Final
+
+__all__ = ["at", "counted", "number", "printable", "rate", "share", "shortened", "size", "span"]
+
+UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
+
+LONGEST: Final = 60
+
+
+def number(count: float) -> str:
+    """A count, or a number with the digits that matter: three for small ones."""
+    if isinstance(count, int) or count >= 1000 or count == int(count):
+        return f"{round(count):,}"
+    return f"{count:.3g}"
+
+
+def counted(count: int, what: str, many: str = "") -> str:
+    """So many of these."""
+    return f"{count:,} {what if count == 1 else many or what + 's'}"
+
+
+def size(count: float) -> str:
+    """So many bytes."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        count /= 1024
+        if count < 1024:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:.1f} TiB"
+
+
+def span(seconds: float) -> str:
+    """How long that is: the two largest units, as 2 h 5 min."""
+    if seconds < 0:
+        return f"−{span(-seconds)}"  # noqa: RUF001  # a minus sign is one
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms" if seconds else "0 s"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    left = int(seconds)
+    parts = []
+    for unit, length in UNITS:
+        if left >= length:
+            parts.append(f"{left // length:,} {unit}")
+            left %= length
+        elif parts:
+            # Of 1 d 0 h 3 min, the minutes say nothing.
+            break
+    if not parts:
+        return f"{left} s"
+    if len(parts) == 1 and left and parts[0].endswith("min"):
+        parts.append(f"{left} s")
+    return " ".join(parts[:2])
+
+
+def at(moment_ms: int, *, seconds: bool = True) -> str:
+    """A moment, in UTC."""
+    try:
+        found = datetime.fromtimestamp(moment_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{moment_ms} ms"
+    return found.strftime("%Y-%m-%d %H:%M:%S UTC" if seconds else "%Y-%m-%d %H:%M UTC")
+
+
+def share(part: float, whole: float) -> str:
+    """How much of it: never 0 % or 100 % unless it is."""
+    if not whole:
+        return ""
+    percent = 100 * part / whole
+    if 0 < percent < 0.1:
+        return "< 0.1 %"
+    if 99.9 < percent < 100:
+        return "> 99.9 %"
+    return f"{percent:.0f} %" if percent in {0.0, 100.0} else f"{percent:.1f} %"
+
+
+def rate(count: float, seconds: float, what: str) -> str:
+    """So many of these a second; a minute or an hour where that would be less than one."""
+    for unit, length in (("second", 1), ("minute", 60)):
+        found = count * length / max(seconds, 1.0)
+        if found >= 1:
+            return f"{number(found)} {what} a {unit}"
+    return f"{number(count * 3600 / max(seconds, 1.0))} {what} an hour"
+
+
+def printable(text: str) -> str:
+    """The same in one line, without what a terminal, a page or a picture would obey."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def shortened(text: str, longest: int = LONGEST) -> str:
+    """Its beginning and its end, printable."""
+    shown = printable(text)
+    if len(shown) <= longest:
+        return shown
+    tail = longest // 4
+    return f"{shown[: longest - tail - 1]}…{shown[-tail:]}"

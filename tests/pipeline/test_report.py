@@ -1,0 +1,225 @@
+"""A report in Spark: what it counts is what others count in other ways."""
+
+import csv
+from collections import Counter, defaultdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import msgspec
+import pytest
+
+from synrepl.caches import NEWEST
+from synrepl.pipeline.archive.manifest import manifests, write_manifest
+from synrepl.pipeline.report import Reported, report
+from synrepl.pipeline.report.daemon import Daemon
+from synrepl.pipeline.report.measuring import STEPS, measure
+from synrepl.pipeline.store import Store
+from tests.pipeline.archives import archive, chained
+from tests.pipeline.days import Day, archive_day
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HOSTILE = "w<script>1</script>$x^2$"
+
+
+class Made:
+    """A day, its archive, and the report on it."""
+
+    def __init__(self, spark: "SparkSession", folder: Path) -> None:
+        self.day = Day(1500, hours=5, turn_at=700)
+        self.store = Store(str(folder / "archive"))
+        archive_day(self.store.place, self.day, every_ms=3600 * 1000)
+        self.told: list[tuple[str, int, int]] = []
+        self.report: Reported = report(
+            spark, self.store, folder / "out", top=7, tell=lambda *step: self.told.append(step)
+        )
+        files = [self.store.uri(file.path) for one in manifests(self.store) for file in one.files]
+        self._files = files
+
+    def table(self, name: str) -> list[dict[str, str]]:
+        """One of its tables."""
+        with (self.report.page.parent / f"{name}.csv").open(encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+
+    def ask(self, sql: str) -> list[Any]:
+        """What DuckDB says of the same files."""
+        return duckdb.connect().execute(sql.replace("ARCHIVE", f"read_parquet({self._files})")).fetchall()
+
+
+@pytest.fixture(scope="module")
+def made(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """One report for all tests of it: it is looked at, and not changed."""
+    return Made(spark, tmp_path_factory.mktemp("report"))
+
+
+def test_totals(made: Made) -> None:
+    """What was there: facts, rows and bytes of each writer of each stream."""
+    expected = made.ask(
+        "select stream, writer, count(distinct serial), count(row), coalesce(sum(strlen(row)), 0)::bigint"
+        " from ARCHIVE group by all order by 1, 2"
+    )
+
+    found = [
+        (row["stream"], row["writer"], int(row["facts"]), int(row["rows"]), int(row["bytes"]))
+        for row in made.table("writers")
+    ]
+
+    assert expected == sorted(found)
+    assert sum(row[3] for row in expected) == made.report.rows
+    assert sum(int(row["rows"]) for row in made.table("throughput")) == made.report.rows
+    assert len(made.day.facts) == made.report.facts == sum(int(row["facts"]) for row in made.table("hours"))
+
+
+def test_peaks(made: Made) -> None:
+    """The most facts and rows of one second."""
+    seconds: dict[str, Counter[int]] = defaultdict(Counter)
+    for fact in made.day.facts:
+        seconds[fact.stream][fact.committed_at_ms // 1000] += len(msgspec.json.decode(fact.rows))
+
+    found = {row["stream"]: int(row["peak_rows"]) for row in made.table("streams")}
+
+    assert {stream: max(counts.values()) for stream, counts in seconds.items()} == found
+
+
+def test_waits(made: Made) -> None:
+    """How long facts waited to be archived."""
+    archived: dict[int, int] = {}
+    for one in manifests(made.store):
+        archived |= dict.fromkeys(range(one.first_serial, one.last_serial + 1), one.archived_at_ms)
+    most: dict[tuple[str, str], int] = defaultdict(int)
+    for fact in made.day.facts:
+        waited = archived[fact.serial] - fact.committed_at_ms
+        most[fact.stream, fact.writer] = max(waited, most[fact.stream, fact.writer])
+
+    found = {(row["stream"], row["writer"]): float(row["most_seconds"]) for row in made.table("lag")}
+
+    assert {pair: waited / 1000 for pair, waited in most.items()} == pytest.approx(found)
+
+
+def test_sizes(made: Made) -> None:
+    """The largest facts, and those in the middle."""
+    expected = made.ask(
+        "select stream, serial, sum(strlen(row))::bigint from ARCHIVE where row is not null group by all"
+        " order by 3 desc, 2"
+    )
+    of_stream: dict[str, list[int]] = defaultdict(list)
+    for stream, _, size in expected:
+        of_stream[stream].append(size)
+
+    largest = [(row["stream"], int(row["serial"]), int(row["bytes"])) for row in made.table("largest")]
+    middle = {row["stream"]: int(row["bytes_median"]) for row in made.table("sizes")}
+
+    assert expected[:7] == largest
+    assert {stream: sorted(found)[(len(found) - 1) // 2] for stream, found in of_stream.items()} == middle
+    assert len(expected) == sum(int(row["facts"]) for row in made.table("spread"))
+
+
+def test_invalidations_are_those_of_workers(made: Made) -> None:
+    """Expanded by executors, and counted by Spark, they are what `synrepl.caches` says of each row."""
+    drops: Counter[tuple[str, tuple[str, ...] | None]] = Counter()
+    rows: Counter[str] = Counter()
+    for fact in made.day.facts:
+        for name, keys, _ in msgspec.json.decode(fact.rows) if fact.stream == "caches" else ():
+            rows[name] += 1
+            drops.update((one.cache, one.key) for one in NEWEST.expand(name, keys))
+    caches: Counter[str] = Counter()
+    subjects: Counter[str] = Counter()
+    for (cache, key), count in drops.items():
+        caches[cache] += count
+        if key is not None:
+            subjects[msgspec.json.encode(key).decode()] += count
+
+    assert caches == {row["cache"]: int(row["invalidations"]) for row in made.table("caches")}
+    assert rows == {row["name"]: int(row["rows"]) for row in made.table("names")}
+    assert drops.total() == made.report.invalidations
+    found = {row["key"]: int(row["invalidations"]) for row in made.table("subjects")}
+    assert 7 == len(found)
+    assert {key: subjects[key] for key in found} == found
+    assert sorted(subjects.values(), reverse=True)[:7] == sorted(found.values(), reverse=True)
+    assert rows.total() == sum(int(row["rows"]) for row in made.table("invalidations"))
+
+
+def test_a_whole_history_is_called_whole(made: Made) -> None:
+    """Numbers that are skipped, and facts that come late, are no gaps: `prev_token` certifies it."""
+    skipping = sum(fact.token > fact.prev_token + 1 for fact in made.day.facts)
+    late = sum(fact.token == fact.prev_token for fact in made.day.facts)
+
+    assert 0 == made.report.missing
+    assert late > 0
+    assert (skipping, late) == tuple(
+        sum(int(row[name]) for row in made.table("chains")) for name in ("skipping", "late")
+    )
+    assert any(one.text.startswith("Nothing is missing from serial 1") for one in made.report.found)
+    assert [("2", "promoted")] == [(row["epoch"], row["why"]) for row in made.table("turns")]
+
+
+def test_silence_is_since_the_last_fact(made: Made) -> None:
+    """At the end of the day, from each writer's last fact to the last of all."""
+    last: dict[tuple[str, str], int] = {}
+    for fact in made.day.facts:
+        last[fact.stream, fact.writer] = fact.committed_at_ms
+    end = made.day.facts[-1].committed_at_ms
+
+    found = {(row["stream"], row["writer"]): float(row["silent_seconds"]) for row in made.table("silence")}
+
+    assert found
+    assert {pair: (end - last[pair]) / 1000 for pair in found} == pytest.approx(found)
+
+
+def test_all_that_is_named_is_there(made: Made) -> None:
+    """The page, its pictures and its tables; and somebody who waits is told how far it is."""
+    page = made.report.page.read_text(encoding="utf-8")
+
+    assert all(path.exists() and f'href="{path.name}"' in page for path in made.report.files)
+    assert 9 == sum(path.suffix == ".png" for path in made.report.files)
+    assert [(0, STEPS), (STEPS, STEPS)] == [made.told[0][1:], made.told[-1][1:]]
+    at = datetime.fromtimestamp(made.day.facts[0].committed_at_ms / 1000, UTC)
+    assert f"{at:%Y-%m-%d %H:%M:%S} UTC" in page
+
+
+def test_what_is_wrong_is_found(spark: "SparkSession", tmp_path: Path) -> None:
+    """A fact that is missing, one that goes back, files named twice, and rows that nobody can read."""
+    rows: list[Any] = [["cs_cache_fake", ["!r:h"], 5]]
+    facts = chained(
+        [("caches", HOSTILE, rows), ("caches", "w2", rows), ("push_rules", "w2", [["@a:b"]])] * 8
+        + [("caches", "w2", [["nonsense"]]), ("caches", "w2", [["ph_cache_fake", [], 5]])],
+    )
+    after = facts[9].prev_token
+    facts[9] = msgspec.structs.replace(facts[9], prev_token=after + 1)  # caches of HOSTILE
+    facts[14] = msgspec.structs.replace(facts[14], prev_token=facts[14].prev_token - 1)  # push_rules
+    place = str(tmp_path / "archive")
+    archive(place, facts)
+    (whole,) = manifests(Store(place))
+    (tmp_path / "archive" / whole.name).unlink()
+    (file,) = (file for file in whole.files if file.stream == "push_rules")
+    copy = msgspec.structs.replace(file, path=file.path.replace(".parquet", "x.parquet"))
+    (tmp_path / "archive" / copy.path).write_bytes((tmp_path / "archive" / file.path).read_bytes())
+    write_manifest(Store(place), msgspec.structs.replace(whole, files=[*whole.files, copy]))
+
+    daemon = Daemon(url="http://127.0.0.1:1", trouble="it cannot be reached: no")
+    found = measure(spark, Store(place), top=5, daemon=daemon, tell=lambda *step: None)
+
+    assert [
+        ("caches", HOSTILE, "missing", 10, after, after + 1),
+        ("push_rules", "w2", "again", 15, facts[11].token, facts[11].token - 1),
+    ] == [
+        (one.stream, one.writer, one.kind, one.serial, one.expected, one.prev_token) for one in found.broken
+    ]
+    assert {"push_rules": 8} == {row["stream"]: row["copied"] for row in found.totals if row["copied"]}
+    assert 8 == sum(row["rows"] for row in found.totals if row["stream"] == "push_rules"), "counted once"
+    told = found.invalidations
+    assert told is not None
+    assert (18, 1, 1) == tuple(told.total(name) for name in ("rows", "misshapen", "unreadable"))
+
+
+def test_an_empty_archive_needs_no_spark(tmp_path: Path) -> None:
+    """Nothing is read where there is nothing."""
+    nobody: Any = None
+
+    made = report(nobody, Store(str(tmp_path / "archive")), tmp_path / "out")
+
+    assert ("dim", 0) == (made.state, made.facts)
+    assert made.page.exists()

@@ -1,0 +1,400 @@
+"""The page of a report and what is on it, without Spark: bins, words, tables, pictures, verdicts."""
+
+import csv
+import io
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from synrepl.caches import NEWEST
+from synrepl.pipeline.report.bins import Bins, bins_for
+from synrepl.pipeline.report.chains import Break
+from synrepl.pipeline.report.covering import Coverage, Wait
+from synrepl.pipeline.report.daemon import Daemon, ask, counters
+from synrepl.pipeline.report.expanding import expand_batches, meaning
+from synrepl.pipeline.report.invalidations import Invalidations
+from synrepl.pipeline.report.making import Reported, write
+from synrepl.pipeline.report.markup import Markup, element
+from synrepl.pipeline.report.measured import Measured
+from synrepl.pipeline.report.standing import standings
+from synrepl.pipeline.report.tables import Column, Table, as_csv, as_html
+from synrepl.pipeline.report.words import number, rate, share, shortened, size, span
+from synrepl.ports.history import Turn
+from tests.pipeline.archives import BEGAN_MS
+
+BEGAN = BEGAN_MS // 1000
+HOSTILE = "<img src=x onerror=alert(1)>&\"'$x^2$=cmd|\u202e\x00"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "width"),
+    [(0, 1), (150, 1), (300, 2), (3600, 30), (86_400, 600), (7 * 86_400, 3600), (365 * 86_400, 2 * 86_400)],
+)
+def test_bins_fit_the_span(seconds: int, width: int) -> None:
+    """A picture has neither so many steps that they blur, nor so few that nothing is to be seen."""
+    bins = bins_for(BEGAN_MS + 17, BEGAN_MS + 17 + seconds * 1000)
+
+    assert width == bins.width
+    assert bins.count <= 200
+    assert seconds < 100 or bins.count >= 60
+    assert 0 == bins.place(BEGAN)
+    assert bins.count - 1 == bins.place(BEGAN + seconds)
+    assert bins.starts[0] <= BEGAN < bins.starts[0] + bins.width
+
+
+def test_bins_of_a_clock_gone_wrong() -> None:
+    """Whatever times facts have, there is a page."""
+    assert bins_for(0, 10**14).count <= 200
+
+
+@pytest.mark.parametrize(
+    ("expected", "found"),
+    [
+        ("1,234,567", number(1_234_567)),
+        ("2.35", number(2.3456)),
+        ("12.0 KiB", size(12 * 1024)),
+        ("340 ms", span(0.34)),
+        ("1 d", span(86_400)),
+        ("2 h 5 min", span(7_500)),
+        ("1 d", span(86_400 + 120)),
+        ("\N{MINUS SIGN}5.0 s", span(-5)),
+        ("< 0.1 %", share(1, 10**6)),
+        ("> 99.9 %", share(10**6 - 1, 10**6)),
+        ("100 %", share(3, 3)),
+        ("30 facts a minute", rate(1800, 3600, "facts")),
+        ("aaa…a", shortened("a" * 99, 5)),
+        ("x\N{REPLACEMENT CHARACTER}y", shortened("x\x00y")),
+    ],
+)
+def test_numbers_are_for_people(expected: str, found: str) -> None:
+    """What is read at a glance is not counted in digits."""
+    assert expected == found
+
+
+def test_only_markup_is_taken_as_it_is() -> None:
+    """Names and keys come from whoever writes to the homeserver."""
+    assert '<a title="&lt;&quot;">&lt;b&gt;</a>' == element("a", "<b>", title='<"')
+    assert "<a><b></a>" == element("a", Markup("<b>"))
+
+
+def test_a_table_shortens_and_its_file_does_not() -> None:
+    """The page is to be read, the CSV to be counted with."""
+    key = "k" * 100
+    rows = [{"key": key, "share": 0.25, "bytes": 2048, "none": 0}, {"key": HOSTILE, "share": 1.0}]
+    columns = (
+        Column("key", "key"),
+        Column("share"),
+        Column("bytes", "size", size),
+        Column("none", "none", lambda value: ""),
+    )
+
+    shown, file = as_html(Table("t", columns, rows)), as_csv(Table("t", columns, rows)).decode()
+
+    assert [["key", "share", "bytes", "none"], [key, "0.25", "2048", "0"], [HOSTILE, "1.0", "", ""]] == list(
+        csv.reader(io.StringIO(file))
+    )
+    assert "2.0 KiB" in shown
+    assert f"<td>{key}</td>" not in shown
+    assert key in shown, "all of it is in the title"
+    assert ">none</th>" not in shown, "a column that says nothing is left out"
+    assert "<img" not in shown
+
+
+def _over_time(*rows: tuple[int, str, int]) -> list[dict[str, Any]]:
+    return [
+        {
+            "bin": place,
+            "stream": "events",
+            "writer": writer,
+            "token": token,
+            "last_ms": (place * 10 + 5) * 1000,
+        }
+        for place, writer, token in rows
+    ]
+
+
+def test_a_writer_is_behind_when_others_go_on() -> None:
+    """Whoever waits for all writers of a stream waits for the slowest."""
+    bins = Bins(0, 10, 4)
+    told = _over_time((0, "w1", 5), (1, "w1", 7), (1, "w2", 8), (3, "w2", 9))
+
+    first, second = standings(told, bins, last_ms=38_000)
+
+    assert ("w1", [5.0, 5.0, 15.0, 23.0], [0, 1, 1, 2]) == (first.writer, first.silent, first.behind)
+    assert ("w2", [None, 5.0, 15.0, 3.0], [None, 0, 0, 0]) == (second.writer, second.silent, second.behind)
+    assert 23.0 == first.silent_most
+
+
+def test_a_stream_of_one_writer_has_nobody_behind() -> None:
+    """It is its own newest."""
+    assert [] == standings(_over_time((0, "w1", 5)), Bins(0, 10, 4), last_ms=38_000)
+
+
+def _told(name: str, keys: list[str] | None) -> str:
+    return msgspec.json.encode([name, msgspec.json.encode(keys).decode()]).decode()
+
+
+def test_names_are_expanded_as_workers_do() -> None:
+    """What a report counts is what `CacheRegistry` drops, whatever the batches."""
+    rows = [
+        ("cs_cache_fake", ["!r:h", "@a:h", "@b:other"], 3),
+        ("cs_cache_fake", ["!r:h"], 2),
+        ("get_user_by_id", ["@a:h"], 4),
+        ("get_user_by_id", None, 1),
+    ]
+    expected: Counter[tuple[str, str | None]] = Counter()
+    for name, keys, count in rows:
+        for one in NEWEST.expand(name, keys):
+            expected[one.cache, None if one.key is None else msgspec.json.encode(one.key).decode()] += count
+    columns = {
+        "key": [_told(name, keys) for name, keys, _ in rows],
+        "minute": [7] * len(rows),
+        "count": [count for _, _, count in rows],
+    }
+    batches = pa.table(columns).to_batches(max_chunksize=2)
+
+    found: Counter[tuple[str, str | None]] = Counter()
+    names: Counter[str] = Counter()
+    for batch in expand_batches(batches):
+        for row in batch.to_pylist():
+            if row["cache"] is not None:
+                found[row["cache"], row["key"]] += row["keyed"] + row["whole"]
+            else:
+                names[row["name"]] += row["rows"]
+
+    assert expected == found
+    assert {"cs_cache_fake": 5, "get_user_by_id": 5} == names
+
+
+def test_what_cannot_be_read_is_counted() -> None:
+    """An alias without keys drops all that it can mean, as in a worker; a row of nonsense is left out."""
+    assert 1 == meaning(None).unreadable
+    assert 1 == meaning("{").unreadable
+    misshapen = meaning(_told("ph_cache_fake", []))
+    assert (1, len(NEWEST.reaches("ph_cache_fake"))) == (misshapen.misshapen, misshapen.whole)
+    packed = meaning(_told("_get_server_keys_json", ['["h","k"]', "no list"]))
+    assert (1, (("_get_server_keys_json", '["h","k"]'),)) == (packed.unreadable, packed.drops)
+
+
+def test_counters_of_a_daemon() -> None:
+    """Labels, other metrics and nonsense do not matter."""
+    text = "# TYPE x counter\nsynrepl_gaps_detected_total 3.0\nsynrepl_gaps_lost_total x\nsynrepl_epoch 1\n"
+
+    assert {"synrepl_gaps_detected_total": 3} == counters(text)
+
+
+def test_a_daemon_that_is_not_there() -> None:
+    """The archive can be reported on all the same, and nobody learns the password in the address."""
+    told = ask("http://me:secret@127.0.0.1:1/")
+
+    assert "http://127.0.0.1:1" == told.url
+    assert told.trouble.startswith("it cannot be reached")
+
+
+def _total(stream: str, writer: str, **more: Any) -> dict[str, Any]:
+    counts = ("empty", "late", "skipping", "skipped", "copied", "backwards")
+    return {
+        "stream": stream,
+        "writer": writer,
+        "facts": 10,
+        "rows": 20,
+        "bytes": 3000,
+        "first_ms": BEGAN_MS,
+        "last_ms": BEGAN_MS + 60_000,
+        "token": 10,
+        "waited": [1000, 2000, 3000],
+        "waited_most": 4000,
+        **dict.fromkeys(counts, 0),
+        **more,
+    }
+
+
+def _measured(stream: str = "caches", writer: str = "w1", key: str = '["!r:h"]', **more: Any) -> Measured:
+    bins = Bins(BEGAN, 1, 61)
+    bin_row = {"stream": stream, "facts": 5, "rows": 10, "bytes": 1500}
+    given: dict[str, Any] = {
+        "place": "/archive",
+        "top": 20,
+        "bins": bins,
+        "minutes": Bins(BEGAN, 60, 2),
+        "covers": Coverage(
+            server_name="localhost",
+            history="h",
+            first_serial=1,
+            last_serial=20,
+            first_ms=BEGAN_MS,
+            last_ms=BEGAN_MS + 60_000,
+            archived_ms=BEGAN_MS + 61_000,
+            facts=20,
+            lines=40,
+            batches=1,
+            merged=0,
+            files=1,
+            file_bytes=999,
+            writers={stream: [writer, "w2"]},
+            epochs=(1, 1),
+            compacted=None,
+            turns=[],
+            digest="d",
+        ),
+        "totals": [_total(stream, writer), _total(stream, "w2")],
+        "peaks": {(stream, writer): (5, 10), (stream, None): (6, 11), (None, None): (6, 11)},
+        "over_time": [
+            {**bin_row, "bin": place, "writer": name, "token": 5, "last_ms": BEGAN_MS + place * 1000}
+            for place in (3, 50)
+            for name in (writer, "w2")
+        ],
+        "hours": [{"at": BEGAN, "facts": 20, "rows": 40, "bytes": 6000}],
+        "hours_width": 60,
+        "sizes": [
+            {
+                "stream": stream,
+                "facts": 20,
+                "bytes": [100, 200, 300],
+                "bytes_most": 400,
+                "rows": [2, 3, 4],
+                "rows_most": 5,
+            }
+        ],
+        "spread": [{"bytes": 6, "rows": 1, "facts": 20}],
+        "largest": [
+            {
+                "stream": stream,
+                "writer": writer,
+                "token": 3,
+                "serial": 3,
+                "rows": 5,
+                "bytes": 400,
+                "committed_ms": BEGAN_MS,
+            }
+        ],
+        "waits": [Wait(0, BEGAN_MS + 60_000, BEGAN_MS + 61_000, 20)],
+        "standing": [],
+        "invalidations": Invalidations(
+            names=[{"name": key, "rows": 40, "keyed": 80, "whole": 2, "misshapen": 1, "unreadable": 1}],
+            caches=[{"cache": key, "invalidations": 82, "whole": 2, "keys": 1, "told_as": key}],
+            keys=[{"cache": key, "key": key, "invalidations": 80}],
+            subjects=[{"key": key, "invalidations": 80, "caches": 1, "mostly": key}],
+            minutes=[{"bin": 0, "rows": 40, "keyed": 80, "whole": 2, "busiest_minute": 82}],
+            distinct=1,
+        ),
+    }
+    measured = Measured(**{**given, **more})
+    standing = standings(measured.over_time, bins, last_ms=BEGAN_MS + 60_000)
+    return msgspec.structs.replace(measured, standing=standing)
+
+
+def _page(made: Reported) -> str:
+    return made.page.read_text(encoding="utf-8")
+
+
+def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
+    """It can be sent by mail, and opened where there is no network."""
+    made = write(_measured(), tmp_path / "out")
+    page = _page(made)
+
+    assert not re.search(r'(?:src|href|action|data)\s*=\s*["\']?(?:https?:)?//', page)
+    assert "http://" not in page
+    assert "<script" not in page
+    assert "@import" not in page
+    assert {path.name for path in made.files} | {"index.html"} == {
+        path.name for path in (tmp_path / "out").iterdir()
+    }
+    links = {link for link in re.findall(r'href="([^"#]+)"', page) if link != "data:,"}
+    assert {path.name for path in made.files} == links, "each is named in the page"
+    ids = re.findall(r'\bid="([^"]*)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'href="#([^"]*)"', page)) <= set(ids)
+
+
+def test_hostile_names_stay_text(tmp_path: Path) -> None:
+    """Whoever can name a room or a writer must not get a script, a picture or a formula of TeX out of it."""
+    made = write(_measured(HOSTILE, HOSTILE, '["<script>alert(2)</script>"]'), tmp_path)
+    page = _page(made)
+
+    assert "<img" not in page
+    assert "onerror=alert(1)&gt;" in page
+    assert "script&gt;alert(2)" in page, "a key"
+    assert "\x00" not in page
+    assert "\u202e" not in page
+
+
+def test_the_worst_comes_first(tmp_path: Path) -> None:
+    """An operator who reads one line has read the one that matters."""
+    covers = _measured().covers
+    assert covers is not None
+    turns = [Turn(2, 10, "d", BEGAN_MS, "promoted"), Turn(3, 12, "d", BEGAN_MS, "lost", "events", 5)]
+    broken = Break(
+        stream="caches",
+        writer="w1",
+        serial=9,
+        epoch=1,
+        expected=4,
+        prev_token=6,
+        token=7,
+        committed_ms=BEGAN_MS,
+        kind="missing",
+    )
+    daemon = Daemon(
+        url="http://127.0.0.1:9093",
+        status={"role": "primary", "state": "serving", "serial": 30, "errors": [], "replicas": []},
+        leases=[
+            {"name": "oslo", "uuid": "u", "serial": 3, "ended": 5.0, "reason": "it was away", "used": 1.0}
+        ],
+        gaps={"synrepl_gaps_detected_total": 4, "synrepl_gaps_lost_total": 1},
+    )
+
+    made = write(
+        _measured(
+            covers=msgspec.structs.replace(covers, turns=turns, epochs=(1, 3)),
+            broken=[broken],
+            voided={3: 2},
+            daemon=daemon,
+            totals=[_total("caches", "w1", late=2), _total("caches", "w2")],
+            waits=[Wait(0, BEGAN_MS, BEGAN_MS + 7_200_000, 20)],
+        ),
+        tmp_path,
+    )
+
+    assert [
+        ("bad", "Facts are missing in 1 place"),
+        ("bad", "Epoch 3: facts of events were lost where they came from"),
+        ("bad", "The daemon gave up 1 gap"),
+        ("busy", "The archive was up to 2 h behind"),
+        ("busy", "Epoch 2: another daemon took over"),
+        ("busy", "The lease of oslo ended"),
+        ("busy", "1 row of caches with keys that nobody expects"),
+        ("busy", "1 row or key of caches cannot be read"),
+        ("dim", "2 facts came late"),
+    ] == [(one.kind, one.text) for one in made.found]
+    assert ("bad", 1) == (made.state, made.missing)
+    page = _page(made)
+    assert page.index("Something is missing") < page.index("Facts are missing") < page.index("What it covers")
+    assert "4 found, 0 repaired" in page
+    assert "it was away" in page
+
+
+def test_an_empty_archive(tmp_path: Path) -> None:
+    """A job that runs every night also runs in the first."""
+    (tmp_path / "hours.png").write_bytes(b"of an earlier report")
+
+    made = write(Measured(place="/archive", top=20), tmp_path)
+
+    assert ("dim", 0, 0) == (made.state, made.facts, len(made.found))
+    assert "There are no facts in the archive" in _page(made)
+    assert "No daemon was asked" in _page(made)
+    assert not (tmp_path / "hours.png").exists()
+    assert all(path.exists() for path in made.files)
+
+
+def test_an_archive_without_caches(tmp_path: Path) -> None:
+    """Then the page says so."""
+    made = write(_measured(stream="events", invalidations=None), tmp_path)
+
+    assert "No caches were invalidated" in _page(made)
+    assert "caches.png" not in {path.name for path in made.files}
