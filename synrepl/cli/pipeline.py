@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 import msgspec
 
+from synrepl.asking import Refused, Unreachable
 from synrepl.cli.progress import Advance
-from synrepl.cli.trouble import EXIT_CODES, Trouble, secret_option, url_option
+from synrepl.cli.trouble import EXIT_CODES, Trouble, read_secret, secret_option, url_option
 from synrepl.errors import ConfigError, ReplicationError
 
 if TYPE_CHECKING:
@@ -32,6 +34,9 @@ def pipeline() -> None:
 def archive_option(command: Command) -> Command:
     """``--archive``"""
     return click.option("--archive", "place", required=True, metavar="DIR", help=ARCHIVE)(command)
+
+
+maybe_url_option = click.option("--url", metavar="URL", help="The HTTP address of a daemon to be asked too.")
 
 
 def spark_options(command: Command) -> Command:
@@ -70,6 +75,10 @@ def running(
         raise
     except ReplicationError as error:
         raise Trouble(str(error)) from error
+    except Unreachable as error:
+        raise Trouble(f"the daemon does not answer: {error}") from error
+    except Refused as error:
+        raise Trouble(f"the daemon refuses: {error.code}: {error.message}") from error
     except KeyboardInterrupt:
         raise Trouble("interrupted") from None
     except Exception as error:
@@ -78,15 +87,26 @@ def running(
         raise Trouble(words(error)) from error
 
 
-class Telling:
-    """A bar for each thing that a job does."""
+@contextmanager
+def telling() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for each thing that a job does, on a terminal."""
+    bars = _Bars()
+    try:
+        yield bars.tell
+    finally:
+        bars.close()
+
+
+class _Bars:
+    """One bar after the other."""
 
     def __init__(self) -> None:
         self._bar: Advance | None = None
         self._what = ""
         self._done = 0
 
-    def __call__(self, what: str, done: int, total: int) -> None:
+    def tell(self, what: str, done: int, total: int) -> None:
+        """How far it is."""
         if self._bar is None or what != self._what:
             self.close()
             self._bar, self._what, self._done = Advance(what, total or None), what, 0
@@ -106,7 +126,7 @@ class Telling:
 def say(result: Any, *, as_json: bool, lines: Callable[[Any], Iterator[str]]) -> None:
     """The result of a job: as JSON, or as a few lines for people."""
     if as_json:
-        click.echo(json.dumps(msgspec.to_builtins(result)))
+        click.echo(json.dumps(msgspec.to_builtins(result, enc_hook=str)))
     else:
         for line in lines(result):
             click.echo(line)
@@ -147,29 +167,25 @@ def archive_command(
     Each fact is in it once, whatever is killed at whatever time; run it again to go on. Who reads it takes
     the files that DIR/_manifests names.
     """
-    telling = Telling()
     stop: list[bool] = []
-    with running("archive", **spark) as session:
+    with running("archive", **spark) as session, telling() as tell:
         from synrepl.pipeline.archive.archive import archive
         from synrepl.pipeline.store import Store
 
         if follow:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: stop.append(True))
-        try:
-            done = archive(
-                session,
-                url,
-                Store(place),
-                secret_file=None if secret_file is None else str(secret_file.absolute()),
-                follow=follow,
-                every_seconds=every,
-                batch_facts=batch_facts,
-                tell=telling,
-                stopped=lambda: bool(stop),
-            )
-        finally:
-            telling.close()
+        done = archive(
+            session,
+            url,
+            Store(place),
+            secret_file=None if secret_file is None else str(secret_file.absolute()),
+            follow=follow,
+            every_seconds=every,
+            batch_facts=batch_facts,
+            tell=tell,
+            stopped=lambda: bool(stop),
+        )
     say(done, as_json=as_json, lines=_archived)
 
 
@@ -184,6 +200,142 @@ def _archived(done: Any) -> Iterator[str]:
     if done.merged:
         yield f"merged {done.merged} small batches"
     yield f"the archive ends at serial {done.serial} of epoch {done.epoch}, digest {done.digest[:16]}"
+
+
+@pipeline.command("compact", epilog=EXIT_CODES)
+@archive_option
+@click.option(
+    "--snapshot", "into", required=True, metavar="DIR", help="A folder, or an URI, for the snapshot."
+)
+@click.option("--full", is_flag=True, help="Read all of the archive, not only what came since.")
+@spark_options
+def compact_command(place: str, into: str, full: bool, as_json: bool, **spark: Any) -> None:
+    """Fold the archive DIR to the last row of each key: the snapshot from which a daemon can begin.
+
+    Run again, it reads the former snapshot and what was archived since. Start a daemon with --snapshot DIR.
+    """
+    with running("compact", **spark) as session, telling() as tell:
+        from synrepl.pipeline.snapshot.compact import compact
+        from synrepl.pipeline.store import Store
+
+        done = compact(session, Store(place), Store(into), full=full, tell=tell)
+    say(done, as_json=as_json, lines=_compacted)
+
+
+def _compacted(done: Any) -> Iterator[str]:
+    made = done.snapshot
+    if not done.is_new:
+        yield f"nothing new since serial {made.serial}"
+        return
+    yield (
+        f"{made.keys:,} keys in {made.rows:,} rows of {made.facts:,} facts, from {done.read_rows:,} rows,"
+        f" {done.seconds:.1f} s"
+    )
+    yield f"the snapshot stands for serial {made.serial} of epoch {made.epoch}, digest {made.digest[:16]}"
+
+
+@pipeline.command("audit", epilog=EXIT_CODES)
+@archive_option
+@maybe_url_option
+@click.option("--deep", is_flag=True, help="Compute every digest anew, also where nothing looks wrong.")
+@secret_option
+@spark_options
+def audit_command(
+    place: str,
+    url: str | None,
+    deep: bool,
+    secret_file: Path | None,
+    as_json: bool,
+    **spark: Any,
+) -> None:
+    """Find out whether the archive DIR is whole, and with --url whether the daemon has the same.
+
+    Tells missing, doubled and changed rows by stream, writer and tokens, and which file. The exit code is 1
+    if anything is wrong.
+    """
+    with running("audit", **spark) as session, telling() as tell:
+        from synrepl.pipeline.audit.audit import audit
+        from synrepl.pipeline.store import Store
+
+        done = audit(
+            session,
+            Store(place),
+            url=url,
+            secret=read_secret(secret_file),
+            deep=deep,
+            tell=tell,
+        )
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(done) | {"is_clean": done.is_clean}))
+    else:
+        for line in _audited(done):
+            click.echo(line)
+    if not done.is_clean:
+        sys.exit(1)
+
+
+def _audited(done: Any) -> Iterator[str]:
+    for finding in done.findings:
+        of = " ".join(filter(None, (finding.stream, finding.writer)))
+        tokens = (
+            "" if finding.first_token is None else f" tokens {finding.first_token} to {finding.last_token}"
+        )
+        yield f"{finding.what}: {of}{tokens}{': ' if of or tokens else ''}{finding.sentence}"
+    if done.untold:
+        yield f"and {done.untold} more"
+    looked = (
+        f"{done.facts:,} facts, {done.rows:,} rows, {done.bytes / 1e6:,.1f} MB in {done.files} files of"
+        f" {done.batches} batches, serials {done.first_serial} to {done.last_serial}"
+    )
+    yield f"{'clean' if done.is_clean else 'NOT CLEAN'}: {looked}; {sum(done.seconds.values()):.1f} s"
+
+
+@pipeline.command("report", epilog=EXIT_CODES)
+@archive_option
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where the page, its pictures and its tables go.",
+)
+@maybe_url_option
+@click.option("--top", type=click.IntRange(1), default=20, show_default=True, help="How many are named.")
+@secret_option
+@spark_options
+def report_command(
+    place: str,
+    out: Path,
+    url: str | None,
+    top: int,
+    secret_file: Path | None,
+    as_json: bool,
+    **spark: Any,
+) -> None:
+    """Draw what the archive DIR tells: throughput, lag, hot caches, gaps, on one page in OUT.
+
+    With --url the daemon is asked for its leases too.
+    """
+    with running("report", **spark) as session, telling() as tell:
+        from synrepl.pipeline.report.making import report
+        from synrepl.pipeline.store import Store
+
+        done = report(
+            session,
+            Store(place),
+            out,
+            url=url,
+            secret=read_secret(secret_file),
+            top=top,
+            tell=tell,
+        )
+    say(done, as_json=as_json, lines=_reported)
+
+
+def _reported(done: Any) -> Iterator[str]:
+    for finding in done.found:
+        yield finding.text
+    yield f"{done.page}: {done.facts:,} facts of {done.streams} streams by {done.writers} writers"
 
 
 @pipeline.command("replay", epilog=EXIT_CODES)
@@ -221,26 +373,22 @@ def replay_command(
     For tests, for moving to another daemon, and to see a day once more. Streams, writers, rows and their
     order stay; serials, tokens and times are new.
     """
-    telling = Telling()
-    with running("replay", **spark) as session:
+    with running("replay", **spark) as session, telling() as tell:
         from synrepl.pipeline.replay import replay
         from synrepl.pipeline.store import Store
 
-        try:
-            done = replay(
-                session,
-                Store(place),
-                url,
-                streams=streams or None,
-                after=after,
-                upto=upto,
-                speed=speed,
-                name=name,
-                secret_file=None if secret_file is None else str(secret_file.absolute()),
-                tell=telling,
-            )
-        finally:
-            telling.close()
+        done = replay(
+            session,
+            Store(place),
+            url,
+            streams=streams or None,
+            after=after,
+            upto=upto,
+            speed=speed,
+            name=name,
+            secret_file=None if secret_file is None else str(secret_file.absolute()),
+            tell=tell,
+        )
     say(done, as_json=as_json, lines=_replayed)
 
 
