@@ -29,6 +29,7 @@ from scripts.bench_parts.from_tables import tables  # noqa: E402
 from scripts.bench_parts.idling import idle  # noqa: E402
 from scripts.bench_parts.measuring import Options, Result  # noqa: E402
 from scripts.bench_parts.over_redis import redis  # noqa: E402
+from scripts.bench_parts.pipeline import pipeline  # noqa: E402
 from scripts.bench_parts.publishing import live, publisher  # noqa: E402
 from scripts.bench_parts.replicas import replicas  # noqa: E402
 
@@ -45,6 +46,7 @@ PARTS: Final[dict[str, Callable[[Options], Iterator[Result]]]] = {
     "invalidation": invalidation,
     "ids": ids,
     "tables": tables,
+    "pipeline": pipeline,
     "idle": idle,
 }
 

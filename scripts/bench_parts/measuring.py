@@ -88,9 +88,10 @@ def best(rounds: int, *measures: Callable[[], float]) -> list[float]:
     return [min(taken) for taken in zip(*found, strict=True)]
 
 
-def part(name: str, *arguments: object) -> dict[str, Any]:
+def part(name: str, *arguments: object, patience: float = PATIENCE_SECONDS) -> dict[str, Any]:
     """What another module of this folder prints, run by itself."""
-    return _last_line([sys.executable, "-m", f"scripts.bench_parts.{name}", *map(str, arguments)])
+    command = [sys.executable, "-m", f"scripts.bench_parts.{name}", *map(str, arguments)]
+    return _last_line(command, patience)
 
 
 def peer(options: Options, name: str, *arguments: object) -> dict[str, Any]:
@@ -98,10 +99,8 @@ def peer(options: Options, name: str, *arguments: object) -> dict[str, Any]:
     return _last_line([options.peer, str(ROOT / "tests/interop/peers" / name), *map(str, arguments)])
 
 
-def _last_line(command: list[str]) -> dict[str, Any]:
-    done = subprocess.run(
-        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=PATIENCE_SECONDS
-    )
+def _last_line(command: list[str], patience: float = PATIENCE_SECONDS) -> dict[str, Any]:
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=patience)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -1,0 +1,93 @@
+"""The pipeline: from the daemon into columns, and the jobs, beside DuckDB on the same files."""
+
+import http.client
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from scripts.bench_parts.measuring import DaemonProcess, Options, Result, best, cpu_seconds, daemon, part
+
+__all__ = ["pipeline"]
+
+KEPT = "--retain-seconds", "999999999"
+
+
+def pipeline(options: Options) -> Iterator[Result]:
+    """Each job with two cores and with one; a plain client of Arrow before."""
+    rows = options.scaled(1_000_000)
+    with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as folder:
+        part("pipeline_jobs", "--fill", folder, "--rows", rows)
+        with daemon(folder, *KEPT) as running:
+            before = cpu_seconds(running.pid)
+            (seconds,) = best(options.rounds, lambda: _arrow(running, rows))
+            cpu = (cpu_seconds(running.pid) - before) / options.rounds
+            yield Result.at_least("daemon to Arrow, plain client", rows / seconds, "rows/s", 150_000)
+            yield Result("the daemon's CPU", cpu / rows * 1e6, "us/row")
+            two = _jobs(running, folder, 2)
+            fold, look = _duckdb(Path(folder), options.rounds)
+            one = _jobs(running, folder, 1)
+    yield Result("starting Spark", two["start"] + two["first query"], "s")
+    yield Result("source into Spark, two cores", rows / two["read"], "rows/s")
+    for job, peer in (("archive", 0.0), ("compact", fold), ("audit", look)):
+        yield Result(f"{job}, two cores", rows / two[job], "rows/s")
+        yield Result(f"{job}: one core takes", one[job] / two[job], "x")
+        yield Result(f"{job}: the first in a process takes", two[f"{job} cold"] / two[job], "x")
+        alone = two["start"] + two["first query"] + two[f"{job} cold"]
+        share = (two["start"] + two["first query"]) / alone
+        yield Result(f"{job}: starting, of all of a run", share * 100, "%")
+        if peer:
+            yield Result(f"{job}: beside DuckDB on the same files", two[job] / peer, "x")
+
+
+def _jobs(running: DaemonProcess, folder: str, cores: int) -> dict[str, float]:
+    url = f"http://127.0.0.1:{running.http}"
+    return part("pipeline_jobs", "--url", url, "--folder", folder, "--cores", cores, patience=1_200)
+
+
+def _arrow(running: DaemonProcess, rows: int) -> float:
+    import pyarrow as pa
+
+    connection = http.client.HTTPConnection("127.0.0.1", running.http)
+    began = time.monotonic()
+    accept = {"Accept": "application/vnd.apache.arrow.stream"}
+    connection.request("GET", "/v1/changelog?since=0", headers=accept)
+    with pa.ipc.open_stream(connection.getresponse()) as stream:
+        found = sum(len(batch) for batch in stream)
+    assert found == rows, f"{found} rows instead of {rows}"
+    connection.close()
+    return time.monotonic() - began
+
+
+def _duckdb(folder: Path, rounds: int) -> list[float]:
+    """Seconds for the last row of each key, and for a look at counts and checksums, on two threads."""
+    import duckdb
+
+    from synrepl.pipeline.archive.manifest import manifests
+    from synrepl.pipeline.store import Store
+
+    store = Store(str(folder / "archive"))
+    files = [store.uri(file.path) for one in manifests(store) for file in one.files]
+    connection = duckdb.connect()
+    connection.execute("SET threads = 2")
+
+    def fold() -> float:
+        began = time.monotonic()
+        into = folder / "folded.parquet"
+        connection.execute(
+            "COPY (SELECT stream, key, max_by(row, serial * 1048576 + seq) AS row, max(serial) AS serial"
+            f" FROM read_parquet({files}) GROUP BY ALL) TO '{into}' (FORMAT parquet, COMPRESSION zstd)"
+        )
+        return time.monotonic() - began
+
+    def look() -> float:
+        began = time.monotonic()
+        for path in files:
+            assert len(store.sha256(path.removeprefix(f"{store.path()}/"))) == 64
+        connection.execute(
+            "SELECT stream, writer, count(*), min(serial), max(serial), sum(serial), sum(seq),"
+            f" min(prev_token), max(token) FROM read_parquet({files}) GROUP BY ALL"
+        ).fetchall()
+        return time.monotonic() - began
+
+    return best(rounds, fold, look)

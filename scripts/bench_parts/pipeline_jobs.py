@@ -1,0 +1,122 @@
+"""The jobs of the pipeline in a process of their own, timed one by one; or a log to run them on.
+
+python -m scripts.bench_parts.pipeline_jobs --fill FOLDER --rows N
+python -m scripts.bench_parts.pipeline_jobs --url URL --folder FOLDER --cores N
+"""
+
+import argparse
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from synrepl.ports.history import EMPTY
+from synrepl.storage import SQLiteEngine
+from synrepl.streams.digest import chain
+from synrepl.streams.facts import Fact
+
+STREAMS = ("receipts", "events", "caches", "push_rules")
+GROUP = 20_000
+BEGAN_MS = 1_795_219_200_000
+
+
+def main() -> None:
+    """Fill, or run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fill", default="")
+    parser.add_argument("--rows", type=int, default=0)
+    parser.add_argument("--url", default="")
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--cores", type=int, default=2)
+    options = parser.parse_args()
+    if options.fill:
+        fill(f"{options.fill}/synrepl.db", options.rows)
+        print("{}")
+    else:
+        print(json.dumps(run(options.url, options.folder, options.cores)))
+
+
+def fill(path: str, count: int) -> None:
+    """Facts of four streams and three writers; half of their keys come again."""
+    engine = SQLiteEngine(path)
+    engine.open()
+    digest, heads, positions = EMPTY, dict.fromkeys(STREAMS, 0), dict[tuple[str, str], int]()
+    facts: list[Fact] = []
+    for serial in range(1, count + 1):
+        stream, writer = STREAMS[serial % 4], f"worker{serial % 3}"
+        heads[stream] += 1
+        made: dict[str, Any] = {
+            "serial": serial,
+            "epoch": 1,
+            "stream": stream,
+            "writer": writer,
+            "prev_token": positions.get((stream, writer), 0),
+            "token": heads[stream],
+            "committed_at_ms": BEGAN_MS + serial * 10,
+            "rows": _rows(stream, serial),
+        }
+        positions[stream, writer] = heads[stream]
+        digest = chain(digest, **made)
+        facts.append(Fact(**made, digest=digest))
+        if len(facts) == GROUP:
+            engine.commit(facts, [])
+            facts = []
+    if facts:
+        engine.commit(facts, [])
+    engine.close()
+
+
+def _rows(stream: str, serial: int) -> bytes:
+    user, room = serial % 7_777, serial % 1_000
+    match stream:
+        case "receipts":
+            return b'[["!r%d:h","m.read","@u%d:h","$e%d",null,{"ts":%d}]]' % (room, user, serial, serial)
+        case "events":
+            row = b'["$e%d:h","!r%d:h","m.room.message",null,null,null,null,false,false]' % (serial, room)
+            return b'[["ev",%b]]' % row
+        case "caches":
+            return b'[["get_rooms_for_user",["@u%d:h"],%d]]' % (user, serial)
+        case _:
+            return b'[["@u%d:h"]]' % (serial % 777)
+
+
+def run(url: str, folder: Path, cores: int) -> dict[str, float]:
+    """Seconds for each: starting Spark, its first query, then the jobs, cold, and again."""
+    from synrepl.pipeline.archive.archive import archive
+    from synrepl.pipeline.audit.audit import audit
+    from synrepl.pipeline.session import session
+    from synrepl.pipeline.snapshot.compact import compact
+    from synrepl.pipeline.source.source import register
+    from synrepl.pipeline.store import Store
+
+    # As many for the Python of tasks as for Java.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+    found: dict[str, float] = {}
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        began = time.monotonic()
+        result = work()
+        found[name] = time.monotonic() - began
+        return result
+
+    spark = timed("start", lambda: session(app="bench", master=f"local[{cores}]"))
+    register(spark)
+    timed("first query", lambda: spark.range(1).count())
+    rows = spark.read.format("synrepl").options(url=url, columns="serial,row", minPartitions=str(cores))
+    timed("read cold", lambda: rows.load().write.format("noop").mode("overwrite").save())
+    timed("read", lambda: rows.load().write.format("noop").mode("overwrite").save())
+    place, into = Store(str(folder / "archive")), Store(str(folder / "snapshot"))
+    for kind in (" cold", ""):
+        for name in ("archive", "snapshot"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        timed(f"archive{kind}", lambda: archive(spark, url, place))
+        timed(f"compact{kind}", lambda: compact(spark, place, into, full=True))
+        timed(f"audit{kind}", lambda: audit(spark, place))
+    return found
+
+
+if __name__ == "__main__":
+    main()
