@@ -22,7 +22,7 @@ from typing import Any, Final, Self, TypeVar
 from synrepl.pipeline.java import find_java
 from synrepl.testing.watched import Watched
 
-__all__ = ["QUICK_JAVA", "connect_server", "run_python", "standalone_cluster"]
+__all__ = ["QUICK", "QUICK_JAVA", "connect_server", "run_python", "standalone_cluster"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 START_SECONDS: Final = 180.0
@@ -32,6 +32,15 @@ STEP_SECONDS: Final = 0.1
 
 QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1"
 """For a Java that lives for seconds: it compiles less, and so starts sooner."""
+
+QUICK: Final = {
+    "spark.driver.extraJavaOptions": QUICK_JAVA,
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.shuffle.partitions": "2",
+}
+"""For a Spark that has a few rows to look at: most of what it does is to get ready for many."""
 
 OUR_OWN: Final = (
     "PYSPARK_GATEWAY_PORT",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from synrepl.pipeline.session import session
-from tests.pipeline.clusters import QUICK_JAVA
+from tests.pipeline.clusters import QUICK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,7 +19,7 @@ def spark() -> Iterator["SparkSession"]:
         app="tests",
         master="local[2]",
         memory="1g",
-        conf={"spark.driver.extraJavaOptions": QUICK_JAVA},
+        conf=QUICK,
     )
     yield found
     found.stop()

@@ -1,5 +1,6 @@
 """The archive job as a process of its own, which can be killed at a point, or at any time."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from tests.pipeline.clusters import QUICK_JAVA
+from tests.pipeline.clusters import QUICK
 from tests.service.processes import ROOT
 
 __all__ = ["ArchiveProcess"]
@@ -16,12 +17,12 @@ __all__ = ["ArchiveProcess"]
 PATIENCE_SECONDS: Final = 300.0
 
 PROGRAM: Final = """
-import os, signal, sys
+import json, os, signal, sys
 from synrepl.pipeline.archive.archive import archive
 from synrepl.pipeline.session import session
 from synrepl.pipeline.store import Store
 
-url, place, facts, point, count, java = sys.argv[1:]
+url, place, facts, point, count, conf = sys.argv[1:]
 seen = 0
 
 def at(now):
@@ -32,7 +33,7 @@ def at(now):
         if seen == int(count):
             os.kill(os.getpid(), signal.SIGKILL)
 
-spark = session(app="archive", master="local[2]", conf={"spark.driver.extraJavaOptions": java})
+spark = session(app="archive", master="local[2]", conf=json.loads(conf))
 print("started", flush=True)
 done = archive(spark, url, Store(place), batch_facts=int(facts), at=at)
 print("done", done.serial, flush=True)
@@ -43,7 +44,7 @@ class ArchiveProcess:
     """One run. It prints ``started``, ``data`` and ``manifest`` for each batch, and ``done``."""
 
     def __init__(self, url: str, place: Path, *, batch_facts: int, point: str = "", count: int = 1) -> None:
-        arguments = [url, str(place), str(batch_facts), point, str(count), QUICK_JAVA]
+        arguments = [url, str(place), str(batch_facts), point, str(count), json.dumps(QUICK)]
         self.lines: list[str] = []
         self._changed = threading.Condition()
         self._process = subprocess.Popen(

@@ -35,25 +35,6 @@ HISTORY = "history-of-tests"
 
 Told = list[tuple[str, str, str, int | None, int | None, int | None, int | None]]
 
-SMALL = {
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.shuffle.partitions": "1",
-}
-"""For a few rows: planning, compiling and starting tasks would take longer than all the rest."""
-
-
-@pytest.fixture(autouse=True)
-def small(spark: "SparkSession") -> Iterator[None]:
-    """The settings for a few rows, for one test."""
-    before = {name: str(spark.conf.get(name)) for name in SMALL}
-    for name, value in SMALL.items():
-        spark.conf.set(name, value)
-    yield
-    for name, value in before.items():
-        spark.conf.set(name, value)
-
 
 def facts_of(count: int = 40) -> list[Fact]:
     """Facts of two streams with two writers each, some with several rows, some with none."""

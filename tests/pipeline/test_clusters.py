@@ -1,30 +1,48 @@
 """Clusters and Spark Connect: the same session, wherever Spark is."""
 
 import json
+from pathlib import Path
 
 from tests.pipeline.clusters import QUICK_JAVA, connect_server, run_python, standalone_cluster
+from tests.processes.loading import size
+from tests.processes.replicas import fill
+from tests.service.processes import Daemon
 
 ON_CLUSTER = """
 import json, os, sys
-from pyspark import BarrierTaskContext
+from synrepl.pipeline.archive.archive import archive
+from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.session import session
+from synrepl.pipeline.snapshot.compact import compact
+from synrepl.pipeline.source.source import register
+from synrepl.pipeline.store import Store
 
-def meet(batches):
+master, java, url, folder, facts = sys.argv[1:]
+
+def where(batches):
     import pyarrow
-    # No task goes on until all have come this far, so all of them run at once, one on each core there is.
-    BarrierTaskContext.get().barrier()
     for batch in batches:
-        yield pyarrow.RecordBatch.from_pydict({"place": [os.getcwd()] * batch.num_rows})
+        yield pyarrow.RecordBatch.from_pydict({"place": [os.getcwd()], "rows": [batch.num_rows]})
 
 conf = {
     "spark.cores.max": "2",
-    "spark.driver.extraJavaOptions": sys.argv[2],
-    "spark.executor.extraJavaOptions": sys.argv[2],
+    "spark.driver.extraJavaOptions": java,
+    "spark.executor.extraJavaOptions": java,
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.sql.shuffle.partitions": "4",
 }
-spark = session(app="cluster", master=sys.argv[1], memory="512m", conf=conf)
-rows = spark.range(0, 10, 1, 2).mapInArrow(meet, "place string", barrier=True).collect()
-print(json.dumps([spark.conf.get("spark.sql.session.timeZone"), [row.place for row in rows]]))
+spark = session(app="cluster", master=master, memory="512m", conf=conf)
+register(spark)
+options = {"url": url, "columns": "serial,row", "factsPerPartition": facts}
+rows = spark.read.format("synrepl").options(**options).load()
+read = rows.mapInArrow(where, "place string, rows bigint").groupBy("place").sum("rows").collect()
+archived = archive(spark, url, Store(folder + "/archive"))
+folded = compact(spark, Store(folder + "/archive"), Store(folder + "/snapshot"))
+audited = audit(spark, Store(folder + "/archive"), url=url)
+print(json.dumps([
+    spark.conf.get("spark.sql.session.timeZone"), [list(row) for row in read],
+    archived.facts, folded.snapshot.serial, audited.is_clean,
+]))
 """
 
 OVER_CONNECT = """
@@ -40,14 +58,20 @@ print(json.dumps([SparkContext._gateway is None, zone, sorted(row.id for row in 
 """
 
 
-def test_a_cluster_shares_the_work() -> None:
-    """Two workers mean two executors, and both are used; each has a folder of its own."""
-    with standalone_cluster() as url:
-        zone, places = json.loads(run_python(ON_CLUSTER, url, QUICK_JAVA))
+def test_the_jobs_run_unchanged_on_a_cluster(tmp_path: Path) -> None:
+    """Two workers mean two executors, each with a folder of its own, and both read; in long runs 5,000,000
+    facts."""
+    facts = size(30_000, 5_000_000)
+    fill(tmp_path / "synrepl.db", facts, streams=("receipts", "push_rules"))
+    with Daemon(tmp_path) as daemon, standalone_cluster() as master:
+        part = str(facts // size(6, 50))
+        said = run_python(ON_CLUSTER, master, QUICK_JAVA, daemon.url, str(tmp_path), part)
+        zone, read, archived, folded, is_clean = json.loads(said)
 
     assert zone == "UTC"
-    assert len(places) == 10
-    assert len(set(places)) == 2
+    assert len(read) == 2
+    assert min(rows for _, rows in read) > facts / 10
+    assert (facts, facts, True) == (archived, folded, is_clean)
 
 
 def test_a_query_runs_over_connect() -> None:

@@ -1,7 +1,7 @@
 """Compaction: what a snapshot holds, by a fold of another make; and what if it is cut short."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,25 +30,6 @@ PUSHER = "@a:b", "app"
 HASH = "a" * 64
 
 Rows = list[tuple[Any, ...]]
-
-SMALL = {
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.shuffle.partitions": "1",
-}
-"""For a few rows: planning, compiling and starting tasks would take longer than all the rest."""
-
-
-@pytest.fixture(autouse=True)
-def small(spark: "SparkSession") -> Iterator[None]:
-    """The settings for a few rows, for one test."""
-    before = {name: str(spark.conf.get(name)) for name in SMALL}
-    for name, value in SMALL.items():
-        spark.conf.set(name, value)
-    yield
-    for name, value in before.items():
-        spark.conf.set(name, value)
 
 
 def extend(place: Path, facts: Sequence[Fact], *, turns: Sequence[Turn] = (), history: str = "") -> None:

@@ -176,7 +176,7 @@ class _Audit:
         tell("rows", sum(one.rows for one in chosen), sum(one.rows for one in chosen))
 
     def _tasks(self) -> int:
-        return int(self._spark.conf.get("spark.sql.shuffle.partitions", "") or TASKS_AT_LEAST)
+        return int(self._spark.conf.get("spark.sql.shuffle.partitions") or TASKS_AT_LEAST)
 
     def _windows(
         self, chosen: Sequence[Manifest], broken: set[tuple[int, str]]

@@ -1,0 +1,64 @@
+"""Pictures of a report for the manual: a recorded day goes through all jobs, and is photographed.
+
+Writes docs/images/report-*.png. Wants a Chromium: on the path, or named by SYNREPL_CHROMIUM.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.chromium import Chromium, find_chromium  # noqa: E402  # after the path
+from tests.pipeline.recorded import fill_day  # noqa: E402
+from tests.service.processes import Daemon  # noqa: E402
+
+IMAGES: Final = ROOT / "docs" / "images"
+VIEWS: Final = {
+    "report-day": (1200, 1500, False),
+    "report-day-dark": (1200, 1500, True),
+    "report-day-phone": (390, 1200, False),
+}
+
+
+def job(*words: str) -> None:
+    """Run a job, and show what it says."""
+    print("$ synrepl pipeline", *words, flush=True)
+    subprocess.run([sys.executable, "-m", "synrepl", "pipeline", *words], check=True, cwd=ROOT)
+
+
+def main() -> int:
+    """All of it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--facts", type=int, default=60_000)
+    parser.add_argument("--to", type=Path, default=IMAGES, metavar="DIR")
+    options = parser.parse_args()
+    program = find_chromium()
+    if program is None:
+        print("no Chromium was found: install it (Debian: apt-get install chromium)", file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory(prefix="synrepl-day-") as name:
+        folder = Path(name)
+        fill_day(folder / "synrepl.db", options.facts)
+        archive, snapshot, out = (str(folder / part) for part in ("archive", "snapshot", "report"))
+        with Daemon(folder, options=("--retain-seconds", "999999999")) as daemon:
+            job("archive", "--url", daemon.url, "--archive", archive)
+            job("compact", "--archive", archive, "--snapshot", snapshot)
+            job("audit", "--archive", archive, "--url", daemon.url)
+            job("report", "--archive", archive, "--out", out, "--url", daemon.url)
+        with Chromium(program) as browser:
+            for view, (width, height, is_dark) in VIEWS.items():
+                tab = browser.tab(width, height, is_dark=is_dark)
+                tab.open((folder / "report" / "index.html").as_uri())
+                tab.photograph(options.to / f"{view}.png", at_most=height)
+                tab.close()
+                print(f"wrote {view}.png", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

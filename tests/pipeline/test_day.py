@@ -1,0 +1,50 @@
+"""A recorded day of a homeserver goes through all jobs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import duckdb
+
+from synrepl.pipeline.archive.archive import archive
+from synrepl.pipeline.archive.manifest import manifests
+from synrepl.pipeline.audit.audit import audit
+from synrepl.pipeline.report.making import report
+from synrepl.pipeline.snapshot.compact import compact
+from synrepl.pipeline.store import Store
+from tests.pipeline.recorded import fill_day
+from tests.service.processes import Daemon
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FACTS = 4_000
+
+
+def test_a_recorded_day_is_archived_audited_folded_and_drawn(spark: "SparkSession", tmp_path: Path) -> None:
+    """What real peers sent has every shape that rows have; nothing of it may be odd to any job."""
+    fill_day(tmp_path / "synrepl.db", FACTS)
+    place, snapshot = Store(str(tmp_path / "archive")), Store(str(tmp_path / "snapshot"))
+    with Daemon(tmp_path, options=("--retain-seconds", "999999999")) as daemon:
+        archived = archive(spark, daemon.url, place)
+        audited = audit(spark, place, url=daemon.url, deep=True)
+        folded = compact(spark, place, snapshot)
+        reported = report(spark, place, tmp_path / "report", url=daemon.url)
+
+    assert archived.facts == FACTS == audited.facts == reported.facts
+    assert audited.is_clean, audited.findings
+    files = [place.uri(file.path) for one in manifests(place) for file in one.files]
+    ((keyless, keys),) = (
+        duckdb.connect()
+        .execute(
+            "select count(*) filter (key is null), count(distinct stream || ' ' || key)"
+            f" from read_parquet({files})"
+        )
+        .fetchall()
+    )
+    assert 0 == keyless
+    gone = keys - folded.snapshot.keys
+    # Pushers that were deleted, and state that was removed.
+    assert 0 < gone < keys / 10
+    assert reported.state in ("good", "busy"), reported.found
+    assert 0 == reported.missing
+    assert reported.page.stat().st_size > 100_000
