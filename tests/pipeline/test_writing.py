@@ -79,3 +79,13 @@ def test_what_was_lost_goes_back_in_the_clock(tmp_path: Path) -> None:
 
     assert ({"push_rules": {"w": 5}}, []) == (first.end, first.turns)
     assert ({"push_rules": {"w": 4}, "pushers": {"w": 3}}, [lost]) == (second.end, second.turns)
+
+
+def test_the_query_of_the_manual_reads_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With nothing of ours."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "howto" / "pipeline.md"
+    query = page.read_text("utf-8").partition("```sql\n")[2].partition("```")[0]
+    archive(str(tmp_path / "archive"), chained([("push_rules", "w", ROWS * 2), ("pushers", "w", [])] * 5))
+    monkeypatch.chdir(tmp_path)
+
+    assert [("push_rules", 10), ("pushers", 5)] == duckdb.connect().execute(query).fetchall()
