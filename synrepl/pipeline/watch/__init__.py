@@ -1,0 +1,1 @@
+"""Watching a daemon's log: what is missing, who fell silent, and what is dropped most, as lines of JSON."""

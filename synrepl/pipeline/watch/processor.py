@@ -1,0 +1,94 @@
+"""What Spark calls for each writer, and for the log: it carries the state, and decides nothing."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from synrepl.pipeline.watch.chain import Chain, Rules, Run, advance, deadline_ms, silence
+from synrepl.pipeline.watch.lines import Line, encode, place
+from synrepl.pipeline.watch.minutes import THE_LOG, Log, Seen, look, look_ms, pass_time
+
+__all__ = ["TOLD_DDL", "Watching"]
+
+TOLD_DDL: Final = "serial bigint, kind int, line string"
+"""Lines, and where they come among others (`lines.place`)."""
+
+_chain: Final = msgspec.json.Decoder(Chain)
+_log: Final = msgspec.json.Decoder(Log)
+_run: Final = msgspec.json.Decoder(Run)
+_seen: Final = msgspec.json.Decoder(Seen)
+
+
+class Watching(StatefulProcessor):
+    """State is one JSON text, and at most one timer, for each key."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._handle: Any = None
+        self._state: Any = None
+
+    def init(self, handle: Any) -> None:
+        """As Spark wants it."""
+        self._handle = handle
+        self._state = handle.getValueState("state", "state string")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        """Something came."""
+        now_ms = timerValues.getCurrentProcessingTimeInMs()
+        came = [row["told"] for row in rows]
+        kept = self._kept()
+        if tuple(key) == THE_LOG:
+            log = None if kept is None else _log.decode(kept)
+            # Tasks are in no order; what each of them read is.
+            seen = sorted(map(_seen.decode, came), key=lambda one: one.serial)
+            log, told = look(log, seen, now_ms=now_ms, rules=self._rules)
+            self._keep(log, look_ms(log))
+        else:
+            chain = None if kept is None else _chain.decode(kept)
+            runs = sorted(map(_run.decode, came), key=lambda one: one.serial)
+            stream, writer = key
+            chain, told = advance(chain, runs, stream=stream, writer=writer, now_ms=now_ms, rules=self._rules)
+            self._keep(chain, deadline_ms(chain, self._rules))
+        yield from map(_row, told)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        """Nothing more came for long, or not for as long as it seemed: what came since moves no timer."""
+        now_ms = timerValues.getCurrentProcessingTimeInMs()
+        kept = self._kept()
+        assert kept is not None, "a timer is set where something is kept"
+        if tuple(key) == THE_LOG:
+            log, told = pass_time(
+                msgspec.structs.replace(_log.decode(kept), timer_ms=None), now_ms=now_ms, rules=self._rules
+            )
+            self._keep(log, look_ms(log))
+        else:
+            chain = msgspec.structs.replace(_chain.decode(kept), timer_ms=None)
+            stream, writer = key
+            chain, told = silence(chain, stream=stream, writer=writer, now_ms=now_ms, rules=self._rules)
+            self._keep(chain, deadline_ms(chain, self._rules))
+        yield from map(_row, told)
+
+    def close(self) -> None:
+        """As Spark wants it."""
+
+    def _kept(self) -> str | None:
+        kept = self._state.get()
+        return None if kept is None else str(kept[0])
+
+    def _keep(self, state: Chain | Log, wanted_ms: int | None) -> None:
+        """And be called no later than `wanted_ms`."""
+        timer_ms = state.timer_ms
+        if wanted_ms is not None and (timer_ms is None or wanted_ms < timer_ms):
+            if timer_ms is not None:
+                self._handle.deleteTimer(timer_ms)
+            self._handle.registerTimer(wanted_ms)
+            timer_ms = wanted_ms
+        self._state.update((msgspec.json.encode(msgspec.structs.replace(state, timer_ms=timer_ms)).decode(),))
+
+
+def _row(line: Line) -> Row:
+    serial, kind = place(line)
+    return Row(serial=serial, kind=kind, line=encode(line).decode())
