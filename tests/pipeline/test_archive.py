@@ -223,15 +223,15 @@ def test_an_archive_is_of_one_log_and_has_one_writer(
 
 
 def test_kills_while_writers_append(spark: "SparkSession", tmp_path: Path) -> None:
-    """With -9, between data and manifest, and between the manifest and Spark's own commit; in long runs
-    also twenty times at any time, while a million facts come in."""
+    """With -9, between the manifest and Spark's own commit; in long runs also between data and manifest, and
+    twenty times at any time, while a million facts come in."""
     place, chance = tmp_path / "archive", random.Random(7)
     kills, enough = size(0, 20), size(2_000, 1_000_000)
     member = Member(tmp_path, "primary")
     try:
         with Load([member], pause=size(50, 2) / 1000, most=size(20, 800)) as load:
             load.wait_for(size(1_000, 20_000), seconds=600)
-            for point in ("data", "manifest"):
+            for point in ("data", "manifest") if kills else ("manifest",):
                 run = ArchiveProcess(member.url, place, batch_facts=size(300, 10_000), point=point, count=2)
                 assert run.wait() < 0, run.lines
             killed = 0
@@ -246,5 +246,5 @@ def test_kills_while_writers_append(spark: "SparkSession", tmp_path: Path) -> No
         found = check(place, facts)
     finally:
         member.close()
-    report(f"{killed + 2} kills, {len(facts):,} facts in {len(found)} batches")
+    report(f"{killed + 1 + bool(kills)} kills, {len(facts):,} facts in {len(found)} batches")
     assert len(facts) >= enough

@@ -1,9 +1,9 @@
-"""Clusters and Spark Connect: the same session, wherever Spark is."""
+"""Clusters: the same session and the same jobs, wherever Spark is."""
 
 import json
 from pathlib import Path
 
-from tests.pipeline.clusters import QUICK_JAVA, connect_server, run_python, standalone_cluster
+from tests.pipeline.clusters import QUICK_JAVA, run_python, standalone_cluster
 from tests.processes.loading import size
 from tests.processes.replicas import fill
 from tests.service.processes import Daemon
@@ -45,18 +45,6 @@ print(json.dumps([
 ]))
 """
 
-OVER_CONNECT = """
-import json, sys
-from pyspark import SparkContext
-from synrepl.pipeline.session import session
-
-spark = session(app="connect", remote=sys.argv[1])
-rows = spark.range(0, 10, 1, 2).mapInArrow(lambda batches: batches, "id long").collect()
-zone = spark.conf.get("spark.sql.session.timeZone")
-spark.stop()
-print(json.dumps([SparkContext._gateway is None, zone, sorted(row.id for row in rows)]))
-"""
-
 
 def test_the_jobs_run_unchanged_on_a_cluster(tmp_path: Path) -> None:
     """Two workers mean two executors, each with a folder of its own, and both read; in long runs 5,000,000
@@ -72,13 +60,3 @@ def test_the_jobs_run_unchanged_on_a_cluster(tmp_path: Path) -> None:
     assert len(read) == 2
     assert min(rows for _, rows in read) > facts / 10
     assert (facts, facts, True) == (archived, folded, is_clean)
-
-
-def test_a_query_runs_over_connect() -> None:
-    """A machine without Java can use a Spark elsewhere, with Python functions of its own."""
-    with connect_server() as url:
-        has_no_java, zone, ids = json.loads(run_python(OVER_CONNECT, url))
-
-    assert has_no_java
-    assert zone == "UTC"
-    assert ids == list(range(10))

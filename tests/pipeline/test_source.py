@@ -26,6 +26,7 @@ OFFSET = {"version": 1, "epoch": 1, "serial": 5, "digest": "1" * 64, "history": 
 
 BY_VALUE = """
 import json, sys
+from pyspark import SparkContext
 from synrepl.pipeline.session import session
 from synrepl.pipeline.source.source import register
 
@@ -40,7 +41,10 @@ query = (
     .option("checkpointLocation", folder + "/checkpoint").trigger(availableNow=True).start()
 )
 query.awaitTermination()
-print(json.dumps([counts, spark.read.parquet(folder + "/out").count()]))
+count = spark.read.parquet(folder + "/out").count()
+zone = spark.conf.get("spark.sql.session.timeZone")
+spark.stop()
+print(json.dumps([counts, count, zone, SparkContext._gateway is None]))
 """
 
 NOTHING_OF_OURS = """
@@ -263,16 +267,18 @@ class TestSink:
 
 
 def test_the_source_travels_by_value(daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server of Spark Connect, and its tasks, need nothing of ours."""
+    """A server of Spark Connect, and its tasks, need nothing of ours; a machine without Java can use it."""
     (tmp_path / "sitecustomize.py").write_text(NOTHING_OF_OURS)
     (tmp_path / "data").mkdir()
     before = os.environ.get("PYTHONPATH")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), before])))
     with connect_server() as remote:
         monkeypatch.setenv("PYTHONPATH", before or "")
-        counts, streamed = json.loads(run_python(BY_VALUE, remote, daemon.url, str(tmp_path / "data")))
+        said = run_python(BY_VALUE, remote, daemon.url, str(tmp_path / "data"))
+        counts, streamed, zone, has_no_java = json.loads(said)
 
     facts = held(daemon)
     rows = [fact.stream for fact in facts for _ in jsontext.split(fact.rows)]
     assert {name: rows.count(name) for name in STREAMS} == counts
     assert len(rows) == streamed
+    assert ("UTC", True) == (zone, has_no_java)
