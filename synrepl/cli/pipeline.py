@@ -67,9 +67,10 @@ def running(
         if not equals:
             raise click.UsageError(f"--conf is KEY=VALUE, not {one!r}")
         said[name] = value
+    # An end like any other: what is under way is whole, or counts for nothing.
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        # A term is an end like any other: what is under way is whole, or counts for nothing.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
         yield session(app=f"synrepl {job}", master=master, remote=remote, ui=ui, memory=memory, conf=said)
     except (ConfigError, click.ClickException):
         raise
@@ -85,6 +86,9 @@ def running(
         if type(error).__module__.split(".")[0] not in ("pyspark", "py4j", "grpc"):
             raise
         raise Trouble(words(error)) from error
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 @contextmanager
