@@ -21,13 +21,14 @@ from typing import Any, Final, Self, TypeVar
 
 from synrepl.pipeline.java import find_java
 from synrepl.testing.watched import Watched
+from tests.processes.loading import size
 
 __all__ = ["QUICK", "QUICK_JAVA", "connect_server", "run_python", "standalone_cluster"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 START_SECONDS: Final = 180.0
 STOP_SECONDS: Final = 30.0
-RUN_SECONDS: Final = 300.0
+RUN_SECONDS: Final = float(size(300, 3_600))
 STEP_SECONDS: Final = 0.1
 
 QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1"
