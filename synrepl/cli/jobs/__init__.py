@@ -1,0 +1,1 @@
+"""The jobs of ``synrepl pipeline``, a module for each."""

@@ -1,0 +1,71 @@
+"""``pipeline audit``: whether an archive is whole."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from synrepl.cli.jobs.common import archive_option, maybe_url_option, running, spark_options, telling
+from synrepl.cli.trouble import EXIT_CODES, read_secret, secret_option
+
+__all__ = ["audit_command"]
+
+
+@click.command("audit", epilog=EXIT_CODES)
+@archive_option
+@maybe_url_option
+@click.option("--deep", is_flag=True, help="Compute every digest anew, also where nothing looks wrong.")
+@secret_option
+@spark_options
+def audit_command(
+    place: str,
+    url: str | None,
+    deep: bool,
+    secret_file: Path | None,
+    as_json: bool,
+    **spark: Any,
+) -> None:
+    """Find out whether the archive DIR is whole, and with --url whether the daemon has the same.
+
+    Tells missing, doubled and changed rows by stream, writer and tokens, and which file. The exit code is 1
+    if anything is wrong.
+    """
+    with running("audit", **spark) as session, telling() as tell:
+        from synrepl.pipeline.audit.audit import audit
+        from synrepl.pipeline.store import Store
+
+        done = audit(
+            session,
+            Store(place),
+            url=url,
+            secret=read_secret(secret_file),
+            deep=deep,
+            tell=tell,
+        )
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(done) | {"is_clean": done.is_clean}))
+    else:
+        for line in _audited(done):
+            click.echo(line)
+    if not done.is_clean:
+        sys.exit(1)
+
+
+def _audited(done: Any) -> Iterator[str]:
+    for finding in done.findings:
+        of = " ".join(filter(None, (finding.stream, finding.writer)))
+        tokens = (
+            "" if finding.first_token is None else f" tokens {finding.first_token} to {finding.last_token}"
+        )
+        yield f"{finding.what}: {of}{tokens}{': ' if of or tokens else ''}{finding.sentence}"
+    if done.untold:
+        yield f"and {done.untold} more"
+    looked = (
+        f"{done.facts:,} facts, {done.rows:,} rows, {done.bytes / 1e6:,.1f} MB in {done.files} files of"
+        f" {done.batches} batches, serials {done.first_serial} to {done.last_serial}"
+    )
+    yield f"{'clean' if done.is_clean else 'NOT CLEAN'}: {looked}; {sum(done.seconds.values()):.1f} s"
