@@ -142,7 +142,10 @@ def _own(spark: "SparkSession") -> "SparkSession":
     own = spark.newSession()
     for name, value in {**session_settings(None), **SETTINGS}.items():
         own.conf.set(name, value)
+    # Spark looks for a source of this name in the session that made a frame last, whichever is asked.
+    own.createDataFrame([], "nothing string")
     register(own)
+    spark.createDataFrame([], "nothing string")
     return own
 
 
