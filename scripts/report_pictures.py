@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from scripts.chromium import Chromium, find_chromium  # noqa: E402  # after the path
+from tests.pipeline.archives import BEGAN_MS, DAY_MS  # noqa: E402
 from tests.pipeline.recorded import fill_day  # noqa: E402
 from tests.service.processes import Daemon  # noqa: E402
 
@@ -43,7 +44,7 @@ def main() -> int:
         return 1
     with tempfile.TemporaryDirectory(prefix="synrepl-day-") as name:
         folder = Path(name)
-        fill_day(folder / "synrepl.db", options.facts)
+        fill_day(folder / "synrepl.db", options.facts, began_ms=BEGAN_MS - DAY_MS)
         archive, snapshot, out = (str(folder / part) for part in ("archive", "snapshot", "report"))
         with Daemon(folder, options=("--retain-seconds", "999999999")) as daemon:
             job("archive", "--url", daemon.url, "--archive", archive)
