@@ -201,7 +201,9 @@ def test_a_trimmed_log_begins_with_what_is_left(spark: "SparkSession", tmp_path:
         facts = archived(tmp_path / "archive")
         left = read_facts(b"\n".join(asking.get_lines("/v1/changelog?compacted=true")[1]))
     assert found[0].compacted
-    assert (1, begin) == (found[0].first_serial, found[0].last_serial)
+    # It may have been trimmed further meanwhile.
+    assert 1 == found[0].first_serial
+    assert begin <= found[0].last_serial
     assert {fact.serial for fact in left} <= {fact.serial for fact in facts}
     assert 202 == facts[-1].serial
     assert {"push_rules": {"gone": 1, "w": 202}} == found[-1].end
