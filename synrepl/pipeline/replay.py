@@ -13,7 +13,7 @@ from synrepl.errors import ConfigError
 from synrepl.pipeline.archive.manifest import Manifest, manifests
 from synrepl.pipeline.archive.reading import LAST, rows_of
 from synrepl.pipeline.source.daemon import Daemon
-from synrepl.pipeline.source.options import Options
+from synrepl.pipeline.source.options import read_options
 from synrepl.pipeline.source.source import register
 from synrepl.pipeline.source.writer import bodies, facts_of
 from synrepl.pipeline.store import Store
@@ -123,9 +123,7 @@ class _Pace:
         pause: Callable[[float], None],
         seconds: Callable[[], float],
     ) -> None:
-        self._options = Options(
-            url=options["url"], secret_file=options.get("secretFile"), query=options["query"]
-        )
+        self._options = read_options(options)
         self._daemon = Daemon(self._options)
         self._speed = speed
         self._pause = pause

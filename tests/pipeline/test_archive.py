@@ -22,7 +22,7 @@ from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.entries import read_facts
 from synrepl.streams.facts import Fact
 from tests.pipeline.kills import ArchiveProcess
-from tests.processes.loading import report, size
+from tests.processes.loading import changelog, report, size
 from tests.processes.replicas import Load, Member, fill
 from tests.service.processes import Daemon
 
@@ -34,12 +34,6 @@ STREAMS = ("events", "caches", "receipts", "push_rules")
 
 class Killed(Exception):
     """In place of a kill, where a process of its own would cost too much."""
-
-
-def held(daemon_url: str) -> list[Fact]:
-    """All facts of a daemon."""
-    _, lines = Asking(daemon_url).get_lines("/v1/changelog")
-    return read_facts(b"\n".join(lines))
 
 
 def archived(place: Path) -> list[Fact]:
@@ -113,7 +107,7 @@ def test_each_fact_is_archived_once_through_crashes(
     done = archive(spark, daemon.url, store, batch_facts=1_000, tell=lambda *now: told.append(now))
     again = archive(spark, daemon.url, store, batch_facts=1_000)
 
-    facts = held(daemon.url)
+    facts = list(changelog(daemon.url))
     found = check(place, facts)
     assert (5_100, 6) == (len(facts), len(found))
     assert (4, 3_100, 5_100, facts[-1].digest) == (done.batches, done.facts, done.serial, done.digest)
@@ -138,7 +132,7 @@ def test_small_batches_are_merged(daemon: Daemon, spark: "SparkSession", tmp_pat
 
     gone = merging.merge(spark, store, now_ms=1, fewest=3)
 
-    (merged,) = check(place, held(daemon.url))
+    (merged,) = check(place, list(changelog(daemon.url)))
     assert (6, [0, 1, 2, 3, 4, 5], 6) == (gone, merged.replaces, merged.batch)
     assert len(merged.files) == len(STREAMS)
     assert all((place / path).exists() for path in before)

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from synrepl.asking import Asking
 from synrepl.errors import ConfigError
 from synrepl.pipeline.replay import replay
 from synrepl.pipeline.store import Store
 from synrepl.streams import jsontext
-from synrepl.streams.entries import read_facts
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import archive, chained
+from tests.processes.loading import changelog
 from tests.service.processes import Daemon
 
 if TYPE_CHECKING:
@@ -32,8 +31,8 @@ def made(count: int, *, step_ms: int = 1000) -> list[Fact]:
 
 
 def held(daemon: Daemon) -> list[Fact]:
-    """All facts of a daemon."""
-    return read_facts(b"\n".join(Asking(daemon.url).get_lines("/v1/changelog")[1]))
+    """All facts of the daemon."""
+    return list(changelog(daemon.url))
 
 
 def rows_per_stream(facts: list[Fact]) -> Counter[str]:

@@ -12,9 +12,9 @@ from synrepl.asking import Asking
 from synrepl.pipeline.failures import words
 from synrepl.pipeline.source.source import progress, register
 from synrepl.streams import jsontext
-from synrepl.streams.entries import read_facts
 from synrepl.streams.facts import Fact
 from tests.pipeline.clusters import connect_server, run_python
+from tests.processes.loading import changelog
 from tests.processes.replicas import fill
 from tests.service.processes import Daemon
 
@@ -77,7 +77,7 @@ def ours(spark: "SparkSession") -> "SparkSession":
 
 def held(daemon: Daemon) -> list[Fact]:
     """All facts of the daemon."""
-    return read_facts(b"\n".join(Asking(daemon.url).get_lines("/v1/changelog")[1]))
+    return list(changelog(daemon.url))
 
 
 def post(daemon: Daemon, *users: str, writer: str = "master") -> None:

@@ -24,7 +24,7 @@ from synrepl.pipeline.archive.tidying import next_batch, tidy
 from synrepl.pipeline.archive.writing import WRITTEN, Written, write_files
 from synrepl.pipeline.source.daemon import Daemon
 from synrepl.pipeline.source.offsets import Offset
-from synrepl.pipeline.source.options import Options
+from synrepl.pipeline.source.options import read_options
 from synrepl.pipeline.source.source import register
 from synrepl.pipeline.store import Store
 from synrepl.pipeline.telling import Tell, nobody
@@ -80,7 +80,7 @@ def archive(
     began = time.monotonic()
     with locked(store):
         job = _Job(spark, url, store, secret_file, tell, at)
-        first = job.begin(batch_facts)
+        first = job.begin()
         try:
             job.run(follow=follow, every_seconds=every_seconds, batch_facts=batch_facts, stopped=stopped)
         finally:
@@ -118,10 +118,10 @@ class _Job:
         self._options = {"url": url, "reader": reader}
         if secret_file is not None:
             self._options["secretFile"] = secret_file
-        self._daemon = Daemon(Options(url=url, secret_file=secret_file, reader=reader))
+        self._daemon = Daemon(read_options(self._options))
         self._writer: _BatchWriter
 
-    def begin(self, batch_facts: int) -> int:
+    def begin(self) -> int:
         """See what is there, remove what is left of crashes, and give the serial where the archive ends."""
         found = manifests(self._store)
         tidy(self._store, found, now_ms=_now_ms())
@@ -182,12 +182,12 @@ class _Job:
     ) -> None:
         """Archive what there is, or what comes."""
         before = self._writer.before
-        start = Offset(serial=0) if before is None else _offset(before)
+        start = "earliest" if before is None else json.dumps(_offset(before).to_json())
         rows = (
             self._spark.readStream.format("synrepl")
             .options(
                 **self._options,
-                startingOffsets=json.dumps(start.to_json()) if before is not None else "earliest",
+                startingOffsets=start,
                 maxOffsetsPerTrigger=str(batch_facts),
             )
             .load()

@@ -23,17 +23,12 @@ FACTS: Final = pa.schema(
 
 ROWS: Final = pa.schema(
     [
-        pa.field("serial", pa.int64(), nullable=False),
-        pa.field("epoch", pa.int64(), nullable=False),
-        pa.field("stream", pa.string(), nullable=False),
-        pa.field("writer", pa.string(), nullable=False),
-        pa.field("prev_token", pa.int64(), nullable=False),
-        pa.field("token", pa.int64(), nullable=False),
+        *(FACTS.field(name) for name in ("serial", "epoch", "stream", "writer", "prev_token", "token")),
         pa.field("seq", pa.int32(), nullable=False),
         pa.field("key", pa.string()),
         pa.field("row", pa.string()),
         pa.field("committed_at", pa.timestamp("us", tz="UTC"), nullable=False),
-        pa.field("digest", pa.string(), nullable=False),
+        FACTS.field("digest"),
     ]
 )
 """A line for each row.

@@ -194,12 +194,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """The head of the log, for who looks at the progress of a query."""
-        found = Daemon(self._options).extent(limit=1, compacted="true")
-        status = Daemon(self._options).get("/v1/digests", serials=found["head"])
+        daemon = Daemon(self._options)
+        head = daemon.extent(limit=1, compacted="true")["head"]
+        found = daemon.get("/v1/digests", serials=head)
         return Offset(
-            serial=found["head"],
-            epoch=status["epoch"],
-            digest=status["digests"][str(found["head"])],
+            serial=head,
+            epoch=found["epoch"],
+            digest=found["digests"][str(head)],
             history=found["history"],
         ).to_json()
 
