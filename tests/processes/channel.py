@@ -334,6 +334,10 @@ class Tail(Recorder):
         else:
             self.others.append(line.decode())
 
+    def wait_until_live(self) -> None:
+        """Until it is told what comes from now on: it was told where each stream stands."""
+        self.wait_for_line('"position"')
+
     def wait_for_facts(self, count: int) -> None:
         """Until it has printed so many."""
         self.wait_until(lambda: len(self.told) >= count, f"{count} facts at {self.dialect}")

@@ -359,7 +359,7 @@ def test_nonsense_on_the_channel_harms_nothing(tmp_path: Path, redis: RedisServe
         daemon = stack.enter_context(on_redis(tmp_path, redis, "observer"))
         tail = stack.enter_context(Tail(daemon, "current", cwd=tmp_path))
         eventually(lambda: redis_of(daemon.url)["hearing"], "a daemon that hears")
-        tail.wait_for_line('"server"')
+        tail.wait_until_live()
         begun = redis_of(daemon.url)
         # Without these rows would not be looked at.
         for stream in ("receipts", "events", "caches", "backfill", "typing", "presence_federation"):
@@ -424,13 +424,14 @@ def test_a_row_that_is_too_long_for_a_line_arrives(tmp_path: Path, redis: RedisS
         tail = stack.enter_context(Tail(beta, "current", cwd=tmp_path))
         wait_until_writing(alpha)
         eventually(lambda: redis_of(beta.url)["hearing"], "a daemon that hears")
+        tail.wait_until_live()
         with Asker(alpha.url) as asker:
             asker.post("to_device", [[["@short:a"]]])
             eventually(lambda: len(kept(beta.url)) == 1, "the first fact")
             asker.post("to_device", [[["@" + "x" * 20_000]], [["@" + "y" * 2_000_000]], [["@last:a"]]])
 
         eventually(lambda: kept(beta.url) == kept(alpha.url), lambda: described(beta.url))
-        eventually(lambda: len(tail.told) >= 3, lambda: f"facts at a follower: {tail.others[-5:]}")
+        eventually(lambda: len(tail.told) >= 4, lambda: f"facts at a follower: {tail.others[-5:]}")
         assert redis_of(beta.url)["lost"] == []
 
 

@@ -158,7 +158,7 @@ def test_followers_of_every_release_get_a_recording(tmp_path: Path, redis: Redis
             )
             tails.append(stack.enter_context(Tail(daemon, dialect, cwd=tmp_path)))
             eventually(lambda: redis_of(daemon.url)["hearing"], "a daemon that hears")  # noqa: B023
-            tails[-1].wait_for_line('"server"')
+            tails[-1].wait_until_live()
         publish(stack.enter_context(Speaker(redis)), messages)
 
         for tail in tails:

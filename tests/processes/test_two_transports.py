@@ -51,7 +51,7 @@ class World:
         )
         eventually(self.is_live, "a reader that hears both")
         self.tail = stack.enter_context(Tail(self.reader, "1.163", cwd=folder))
-        self.tail.wait_until(lambda: any('"position"' in line for line in self.tail.others), "positions")
+        self.tail.wait_until_live()
         self.count = 0
 
     def is_live(self) -> bool:
