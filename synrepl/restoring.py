@@ -8,29 +8,22 @@ from twisted.logger import Logger
 
 from synrepl.errors import ConfigError, StorageError
 from synrepl.pipeline.snapshot.snapshot import PartFile, Snapshot, read_snapshot
+from synrepl.pipeline.source.columns import COLUMNS
 from synrepl.pipeline.store import Store
-from synrepl.ports.history import Place
+from synrepl.ports.history import Place, Turn
 from synrepl.ports.history import Snapshot as Beside
 from synrepl.storage import Log, ReactorThread
 from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
+from synrepl.streams.positions import VClock
 
 __all__ = ["restore"]
 
 COMMIT_FACTS: Final = 8_000
 TELL_SECONDS: Final = 5.0
 
-COLUMNS: Final = (
-    "serial",
-    "epoch",
-    "stream",
-    "writer",
-    "prev_token",
-    "token",
-    "row",
-    "committed_at",
-    "digest",
-)
+FACTS: Final = [name for name in COLUMNS if name not in ("seq", "key")]
+"""The columns that make a fact."""
 
 _log = Logger(namespace="synrepl.restoring")
 
@@ -47,16 +40,20 @@ async def restore(log: Log, place: str, reactor: Any, *, server_name: str, is_re
         return
     thread = ReactorThread(reactor, "reading a snapshot")
     try:
-        await _restore(log, Store(place), thread, reactor.seconds, server_name)
+        await _restore(log, Store(place), thread, reactor.seconds, server_name, is_replica=is_replica)
     finally:
         await thread.stop()
-    if not is_replica:
-        await log.next_epoch("restored")
     _log.info("restored from {place}: serial {serial}", place=place, serial=log.serial)
 
 
 async def _restore(
-    log: Log, store: Store, thread: ReactorThread, seconds: Callable[[], float], server_name: str
+    log: Log,
+    store: Store,
+    thread: ReactorThread,
+    seconds: Callable[[], float],
+    server_name: str,
+    *,
+    is_replica: bool,
 ) -> None:
     snapshot = await thread.run(lambda: _checked(store, server_name))
     copy = await log.copy()
@@ -90,13 +87,22 @@ async def _restore(
                 begin=snapshot.place,
                 turns=snapshot.turns,
                 positions={
-                    (stream, writer): token
-                    for stream, writers in snapshot.clock.items()
-                    for writer, token in writers.items()
+                    (stream, writer): token for stream, writer, token in VClock.from_json(snapshot.clock)
                 },
                 receipts=(),
             )
         )
+        if not is_replica:
+            # In the copy, so that a kill cannot leave the log in the epoch that is over.
+            await copy.begin_epoch(
+                Turn(
+                    epoch=snapshot.place.epoch + 1,
+                    serial=snapshot.place.serial,
+                    digest=snapshot.place.digest,
+                    at_ms=int(seconds() * 1000),
+                    why="restored",
+                )
+            )
         await copy.note(history=snapshot.history, joined="yes", filter=None, joining=None)
         await log.adopt_copy(copy)
     except BaseException:
@@ -135,11 +141,11 @@ def _read(store: Store, part: PartFile) -> list[Fact]:
 def _facts(file: Any) -> Iterator[Fact]:
     lines = (
         line
-        for batch in file.iter_batches(columns=list(COLUMNS))
+        for batch in file.iter_batches(columns=FACTS)
         for line in zip(
             *(
                 (batch[name].cast("int64") if name == "committed_at" else batch[name]).to_pylist()
-                for name in COLUMNS
+                for name in FACTS
             ),
             strict=True,
         )

@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 
 STREAMS = ("events", "receipts", "push_rules")
 
+DIES_WHEN_IT_HAS_TAKEN_A_SNAPSHOT = """
+import os, signal
+from synrepl.storage import Log
+adopt_copy = Log.adopt_copy
+async def adopt_and_die(self, copy):
+    await adopt_copy(self, copy)
+    print("adopted", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+Log.adopt_copy = adopt_and_die
+from twisted.scripts.twistd import run
+run()
+"""
+
 
 def held(url: str) -> list[Fact]:
     """What a daemon has, of what was compacted too."""
@@ -87,7 +100,8 @@ def test_a_replica_joins_from_a_snapshot(spark: "SparkSession", tmp_path: Path) 
 
 
 def test_a_primary_restored_from_a_snapshot_begins_an_epoch(spark: "SparkSession", tmp_path: Path) -> None:
-    """What came after the snapshot may be known elsewhere: the two histories can be told apart from there."""
+    """What came after the snapshot may be known elsewhere: the two histories can be told apart from there.
+    Killed as soon as it has the snapshot, it is in the new epoch already."""
     place, snapshot = tmp_path / "archive", tmp_path / "snapshot"
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
@@ -96,6 +110,13 @@ def test_a_primary_restored_from_a_snapshot_begins_an_epoch(spark: "SparkSession
         archive(spark, old.url, Store(str(place)))
         before = Asking(old.url).get_json("/v1/status")
     compact(spark, Store(str(place)), Store(str(snapshot)))
+    with Process(
+        *("-c", DIES_WHEN_IT_HAS_TAKEN_A_SNAPSHOT, *TWISTD[2:], "--snapshot", str(snapshot)),
+        *("--http", "tcp:0:interface=127.0.0.1", "--listen", "tcp:0:interface=127.0.0.1"),
+        cwd=tmp_path / "new",
+    ) as killed:
+        killed.wait_for("adopted")
+        killed.wait()
     with Daemon(tmp_path / "new", options=("--snapshot", str(snapshot))) as new:
         now = Asking(new.url).get_json("/v1/status")
         said = post(new.url, "ada")
