@@ -15,12 +15,14 @@ from synrepl.errors import ConfigError
 from synrepl.pipeline.archive import merging
 from synrepl.pipeline.archive.archive import archive
 from synrepl.pipeline.archive.lock import locked
-from synrepl.pipeline.archive.manifest import BadArchive, Manifest, manifests
+from synrepl.pipeline.archive.manifest import BadArchive, Manifest, manifests, write_manifest
 from synrepl.pipeline.archive.tidying import GRACE_MS, tidy
 from synrepl.pipeline.store import Store
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.entries import read_facts
 from synrepl.streams.facts import Fact
+from tests.pipeline.archives import archive as write_archive
+from tests.pipeline.archives import chained
 from tests.pipeline.kills import ArchiveProcess
 from tests.processes.loading import changelog, report, size
 from tests.processes.replicas import Load, Member, fill
@@ -143,8 +145,61 @@ def test_small_batches_are_merged(daemon: Daemon, spark: "SparkSession", tmp_pat
     assert 0 == archive(spark, daemon.url, store).facts
 
 
+def test_small_batches_are_merged_while_it_follows(
+    daemon: Daemon, spark: "SparkSession", tmp_path: Path
+) -> None:
+    """A run may go on for weeks; readers never see more than some small batches."""
+    place = tmp_path / "archive"
+    store = Store(str(place))
+    seen: list[int] = []
+    done = archive(
+        spark,
+        daemon.url,
+        store,
+        follow=True,
+        every_seconds=0.1,
+        batch_facts=280,
+        at=lambda point: seen.append(len(manifests(store))),
+        stopped=lambda: bool(seen) and sum(one.facts for one in manifests(store)) == 5_100,
+    )
+
+    found = check(place, list(changelog(daemon.url)))
+    assert (19, 5_100, 17) == (done.batches, done.facts, done.merged)
+    assert max(seen) == 9
+    assert [4_480, 280, 280, 60] == [one.facts for one in found]
+    assert 0 == archive(spark, daemon.url, store).facts
+
+
+def test_manifests_are_read_while_batches_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has listed them finds some gone, and begins again; one that is gone for good is told."""
+    facts = chained([("push_rules", "w", [["@a:b"]])] * 6)
+    made = write_archive(str(tmp_path), facts, batch_facts=2)
+    store = Store(str(tmp_path))
+    whole = msgspec.structs.replace(
+        made[-1],
+        batch=3,
+        first_serial=1,
+        start=made[0].start,
+        start_digest=made[0].start_digest,
+        replaces=[0, 1, 2],
+    )
+    read = Store.read
+
+    def merged_meanwhile(self: Store, name: str) -> bytes:
+        if not store.exists(whole.name):
+            write_manifest(store, whole)
+            for one in made:
+                store.remove(one.name)
+        return read(self, name)
+
+    monkeypatch.setattr(Store, "read", merged_meanwhile)
+
+    assert [whole] == manifests(store)
+
+
 def test_which_batches_are_merged() -> None:
-    """Neighbors that are small, enough of them, and not too many facts together."""
+    """Neighbors that are small, enough of them, not too many facts together, and none outweighs the others: a
+    fact is written again only into a batch twice as large at least."""
 
     def batches(*facts: int) -> list[Manifest]:
         return [
@@ -169,8 +224,13 @@ def test_which_batches_are_merged() -> None:
     assert [] == chosen()
     assert [] == chosen(1, 10, 1)
     assert [[0, 1, 2]] == chosen(1, 2, 3)
-    assert [[1, 2], [4, 5]] == chosen(50, 2, 3, 99, 1, 1)
+    assert [[0, 1, 2, 3]] == chosen(1, 2, 3, 6)
+    assert [[1, 2], [4, 5]] == chosen(50, 3, 3, 99, 1, 1)
     assert [[0, 1], [2, 3]] == chosen(9, 9, 9, 9)
+    assert [] == chosen(7, 1)
+    assert [[1, 2]] == chosen(7, 1, 1)
+    assert [[0, 1, 2]] == chosen(2, 1, 1)
+    assert [[0, 1], [3, 4]] == chosen(1, 1, 9, 1, 1)
 
 
 def test_a_trimmed_log_begins_with_what_is_left(spark: "SparkSession", tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from synrepl.errors import ConfigError
 from synrepl.pipeline.archive.committing import Origin, batch_of
 from synrepl.pipeline.archive.lock import locked
 from synrepl.pipeline.archive.manifest import BadArchive, Manifest, manifests, write_manifest
-from synrepl.pipeline.archive.merging import merge
-from synrepl.pipeline.archive.tidying import next_batch, tidy
+from synrepl.pipeline.archive.merging import FEWEST, merge
+from synrepl.pipeline.archive.tidying import GRACE_MS, next_batch, tidy
 from synrepl.pipeline.archive.writing import WRITTEN, Written, write_files
 from synrepl.pipeline.source.daemon import Daemon
 from synrepl.pipeline.source.offsets import Offset
@@ -80,24 +80,22 @@ def archive(
     began = time.monotonic()
     with locked(store):
         job = _Job(spark, url, store, secret_file, tell, at)
-        first = job.begin()
+        writer = job.begin()
         try:
             job.run(follow=follow, every_seconds=every_seconds, batch_facts=batch_facts, stopped=stopped)
         finally:
             store.remove_folder(CHECKPOINTS)
-        after = manifests(store)
-        made = [one for one in after if one.last_serial > first]
-        merged = merge(spark, store, now_ms=_now_ms())
-    last = after[-1] if after else None
+        writer.merge()
+    last = writer.before
     return Archived(
-        batches=len(made),
-        facts=sum(one.facts for one in made),
-        rows=sum(one.rows for one in made),
-        bytes=sum(file.bytes for one in made for file in one.files),
+        batches=writer.batches,
+        facts=writer.facts,
+        rows=writer.rows,
+        bytes=writer.bytes,
         serial=0 if last is None else last.last_serial,
         epoch=1 if last is None else last.epoch,
         digest="" if last is None else last.digest,
-        merged=merged,
+        merged=writer.merged,
         seconds=round(time.monotonic() - began, 3),
     )
 
@@ -121,8 +119,8 @@ class _Job:
         self._daemon = Daemon(read_options(self._options))
         self._writer: _BatchWriter
 
-    def begin(self) -> int:
-        """See what is there, remove what is left of crashes, and give the serial where the archive ends."""
+    def begin(self) -> "_BatchWriter":
+        """See what is there, and remove what is left of crashes. Gives what goes on from there."""
         found = manifests(self._store)
         tidy(self._store, found, now_ms=_now_ms())
         status = self._daemon.get("/v1/status")
@@ -134,13 +132,13 @@ class _Job:
                 f" {before.server_name}); name another folder for this one"
             )
         self._writer = _BatchWriter(
-            self._store, origin, before, next_batch(self._store), self._daemon, self._tell, self._at
+            self._spark, self._store, origin, before, self._daemon, self._tell, self._at
         )
         first = 0 if before is None else before.last_serial
         self._tell("archiving", 0, max(0, status["serial"] - first))
         if before is None:
             self._begin_trimmed(status)
-        return first
+        return self._writer
 
     def _begin_trimmed(self, status: Mapping[str, Any]) -> None:
         """What is left of the beginning of a log that was trimmed is a batch of its own."""
@@ -214,22 +212,25 @@ class _BatchWriter:
 
     def __init__(
         self,
+        spark: "SparkSession",
         store: Store,
         origin: Origin,
         before: Manifest | None,
-        number: int,
         daemon: Daemon,
         tell: Tell,
         at: At,
     ) -> None:
-        self.before = before
-        self._store = store
         self.origin = origin
-        self._number = number
+        self.before = before
+        self.batches = self.facts = self.rows = self.bytes = self.merged = 0
+        self._spark = spark
+        self._store = store
+        self._number = next_batch(store)
         self._daemon = daemon
         self._tell = tell
         self._at = at
-        self._done = 0
+        self._unmerged = 0
+        self._tidy_ms = _now_ms()
 
     def __call__(self, rows: "DataFrame", batch: int) -> None:
         """One micro-batch; its number is Spark's, which begins anew with each run."""
@@ -242,13 +243,12 @@ class _BatchWriter:
         if not written and compacted_upto is None:
             return
         self._at("data")
-        turns = msgspec.convert(self._daemon.get("/v1/status")["turns"], list[Turn])
         manifest = batch_of(
             written,
             number=self._number,
             before=self.before,
             origin=self.origin,
-            turns=turns,
+            turns=self._turns(max((one.epoch for one in written), default=1)),
             now_ms=_now_ms(),
             compacted_upto=compacted_upto,
         )
@@ -261,8 +261,30 @@ class _BatchWriter:
         self._at("manifest")
         self.before = manifest
         self._number += 1
-        self._done += manifest.facts
-        self._tell("archiving", self._done, 0)
+        self.batches += 1
+        self.facts += manifest.facts
+        self.rows += manifest.rows
+        self.bytes += sum(file.bytes for file in manifest.files)
+        self._tell("archiving", self.facts, 0)
+        self._unmerged += 1
+        if self._unmerged >= FEWEST:
+            self.merge()
+
+    def _turns(self, epoch: int) -> list[Turn]:
+        """Where epochs began, up to this one."""
+        if self.before is not None and self.before.epoch == epoch:
+            return self.before.turns
+        return msgspec.convert(self._daemon.get("/v1/status")["turns"], list[Turn])
+
+    def merge(self) -> None:
+        """Make one of small batches, where there are enough; at times, remove what was merged long ago."""
+        now_ms = _now_ms()
+        self.merged += merge(self._spark, self._store, now_ms=now_ms)
+        self._number = next_batch(self._store)
+        self._unmerged = 0
+        if now_ms - self._tidy_ms >= GRACE_MS:
+            tidy(self._store, manifests(self._store), now_ms=now_ms)
+            self._tidy_ms = now_ms
 
 
 def _write(store: Store, batch: int, rows: Iterator[Any]) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from synrepl.errors import ConfigError
-from synrepl.pipeline.store import Store
+from synrepl.pipeline.store import Missing, Store
 from synrepl.ports.history import Turn
 from synrepl.streams.digest import EMPTY
 
@@ -80,11 +80,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def manifests(store: Store) -> list[Manifest]:
     """All that count, in order. Raises `BadArchive` unless each goes on where the one before it ends."""
-    found: dict[int, Manifest] = {}
-    for name in store.names(MANIFESTS):
-        stem = name.partition(".")[0]
-        if stem.isdigit() and name == f"{stem}.json":
-            found[int(stem)] = _read(store, int(stem))
+    found = _all(store)
     replaced = {batch for manifest in found.values() for batch in manifest.replaces}
     kept = [manifest for batch, manifest in found.items() if batch not in replaced]
     kept.sort(key=lambda manifest: manifest.first_serial)
@@ -106,6 +102,22 @@ def write_manifest(store: Store, manifest: Manifest) -> None:
     """From here on this batch is part of the archive. Raises FileExistsError if its number is taken."""
     data = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     store.write(manifest.name, data, new=True)
+
+
+def _all(store: Store) -> dict[int, Manifest]:
+    """By number. What was merged while we read them is seen as it is afterwards."""
+    listed: list[str] = []
+    while True:
+        before, listed = listed, store.names(MANIFESTS)
+        try:
+            return {
+                int(stem): _read(store, int(stem))
+                for name in listed
+                if (stem := name.partition(".")[0]).isdigit() and name == f"{stem}.json"
+            }
+        except Missing:
+            if listed == before:
+                raise
 
 
 def _read(store: Store, batch: int) -> Manifest:

@@ -26,13 +26,17 @@ TARGET_FACTS: Final = 500_000
 """Merged ones have about as many, at most."""
 
 FEWEST: Final = 8
-"""So many small batches in a row are worth it: each fact is written again once for about that many."""
+"""So many small batches in a row are worth it."""
 
 
 def runs(
     kept: Sequence[Manifest], *, small: int = SMALL_FACTS, target: int = TARGET_FACTS, fewest: int = FEWEST
 ) -> list[list[Manifest]]:
-    """Which batches to merge: neighbors that are small, up to `target` facts together, `fewest` at least."""
+    """Which batches to merge: neighbors that are small, up to `target` facts together, `fewest` at least.
+
+    None of them has more facts than the others together, so that a fact is written again only into a batch
+    at least twice as large: up to seven times or so in all, however small the batches are that come in.
+    """
     found: list[list[Manifest]] = []
     run: list[Manifest] = []
     for manifest in kept:
@@ -42,7 +46,19 @@ def runs(
             run = []
         if is_small:
             run.append(manifest)
-    return [run for run in [*found, run] if len(run) >= fewest]
+    return [part for run in [*found, run] for part in _alike(run) if len(part) >= fewest]
+
+
+def _alike(run: list[Manifest]) -> Iterator[list[Manifest]]:
+    """The run in parts, without those that outweigh the rest of theirs."""
+    if not run:
+        return
+    heaviest = max(range(len(run)), key=lambda place: run[place].facts)
+    if 2 * run[heaviest].facts <= sum(one.facts for one in run):
+        yield run
+    else:
+        yield from _alike(run[:heaviest])
+        yield from _alike(run[heaviest + 1 :])
 
 
 def merge(spark: "SparkSession", store: Store, *, now_ms: int, fewest: int = FEWEST) -> int:

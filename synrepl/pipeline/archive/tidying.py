@@ -8,7 +8,7 @@ from synrepl.pipeline.store import Store
 
 __all__ = ["next_batch", "tidy"]
 
-GRACE_MS: Final = 15 * 60 * 1000
+GRACE_MS: Final = 3600 * 1000
 """How long the files of merged batches stay, for readers that have begun to read them."""
 
 
