@@ -5,6 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from synrepl import asking
 from synrepl.config.near import suggestion
 from synrepl.errors import ConfigError
 
@@ -36,17 +37,21 @@ def read_file(path: Path, known: Sequence[str]) -> dict[str, Any]:
 
 
 def read_secret(path: Path, warnings: list[str]) -> str:
-    secret = _read_private(path, warnings).strip()
-    if not secret:
-        raise ConfigError(f"the secret file {path} is empty")
-    if not secret.isprintable() or not secret.isascii():
-        raise ConfigError(f"the secret file {path} holds more than one line of plain characters")
+    secret = asking.read_secret(path)
+    _warn_if_public(path, warnings)
     return secret
 
 
 def read_keys(path: Path, warnings: list[str]) -> Mapping[str, str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read the secret file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the secret file {path} is not text") from error
+    _warn_if_public(path, warnings)
     keys: dict[str, str] = {}
-    for number, line in enumerate(_read_private(path, warnings).splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
@@ -56,14 +61,6 @@ def read_keys(path: Path, warnings: list[str]) -> Mapping[str, str]:
     return MappingProxyType(keys)
 
 
-def _read_private(path: Path, warnings: list[str]) -> str:
-    try:
-        found = path.read_text(encoding="utf-8")
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise ConfigError(f"cannot read the secret file {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the secret file {path} is not text") from error
-    if mode & 0o004:
+def _warn_if_public(path: Path, warnings: list[str]) -> None:
+    if path.stat().st_mode & 0o004:
         warnings.append(f"everyone on this machine can read the secret file {path}; say chmod 600 {path}")
-    return found
