@@ -21,7 +21,7 @@ from synrepl.replication.roles import REPLICA, Claim, ReadOnlyHere, Roles
 from synrepl.storage import Leftovers, Log, ReactorThread
 from synrepl.storage.files import FileQueue, FileStore
 from synrepl.streams.table import StreamTable
-from synrepl.wire.native import Filter
+from synrepl.wire.filter import Filter
 from synrepl.wire.session import Keepalive
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class Copies:
             self._reactor,
             name=self.name,
             ephemeral=self._ephemeral,
-            wanted=Filter(streams=settings.upstream_streams, writers=settings.upstream_writers),
+            wanted=Filter.of(streams=settings.upstream_streams, writers=settings.upstream_writers),
             resync_on_fork=settings.resync_on_fork,
             leftovers=self._leftovers.keep,
             jitter=_jitter,

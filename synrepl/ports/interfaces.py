@@ -7,6 +7,7 @@ import msgspec
 
 from synrepl.ports.history import BEGINNING, Appended, Extent, Lease, Place, Receipt, Snapshot, Turn
 from synrepl.streams.facts import Fact
+from synrepl.wire.filter import ALL, Filter
 
 __all__ = [
     "Appended",
@@ -109,12 +110,11 @@ class IEngine(Protocol):
         *,
         after: int,
         upto: int,
-        streams: Collection[str] | None,
-        writers: Collection[str] | None = None,
         limit: int,
+        wanted: Filter = ALL,
     ) -> tuple[list[Fact], int]:
-        """Facts with ``after < serial <= upto`` in order of serial, of these streams and writers (None: of
-        all). What was trimmed is not among them.
+        """Facts with ``after < serial <= upto`` in order of serial, of those that are wanted. What was
+        trimmed is not among them.
 
         Stops after the fact with which `limit` rows (JSON bytes / 200, at least one a fact, is near enough)
         are reached; gives the facts and the serial up to which it has looked.
@@ -125,9 +125,8 @@ class IEngine(Protocol):
         *,
         after: int,
         upto: int,
-        streams: Collection[str] | None,
-        writers: Collection[str] | None,
         limit: int,
+        wanted: Filter = ALL,
     ) -> tuple[bytes, int]:
         """As `read`, for whoever reads by the million: at most `limit` facts as one text, and the serial up
         to which it has looked. Stops early where the text grows long.
@@ -141,9 +140,8 @@ class IEngine(Protocol):
         *,
         after: int,
         upto: int,
-        streams: Collection[str] | None,
-        writers: Collection[str] | None,
         limit: int,
+        wanted: Filter = ALL,
     ) -> Extent:
         """What `read` would give of as many facts, without them. Stops early where that takes long."""
 
@@ -295,9 +293,8 @@ class ILog(Protocol):
         *,
         after: int,
         upto: int,
-        streams: Collection[str] | None,
-        writers: Collection[str] | None = None,
         limit: int,
+        wanted: Filter = ALL,
     ) -> Awaitable[tuple[list[Fact], int]]:
         """`IEngine.read`, in the reading thread."""
 

@@ -13,6 +13,7 @@ from synrepl.streams.declare import Stream
 from synrepl.streams.facts import Fact
 from synrepl.wire.commands import Position
 from synrepl.wire.declare import Command
+from synrepl.wire.filter import Filter
 
 __all__ = ["Backlog", "Connection", "Feed", "Reader"]
 
@@ -362,8 +363,8 @@ class Reader:
                 facts, backlog.serial = await self._feed.log.read(
                     after=backlog.serial,
                     upto=self._feed.ring.serial,
-                    streams=backlog.streams,
                     limit=PAGE_ROWS,
+                    wanted=Filter.of(streams=backlog.streams),
                 )
         except Exception:
             self._connection.fail("the log cannot be read just now; come again")

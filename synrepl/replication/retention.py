@@ -93,7 +93,7 @@ class Retention:
         begin = log.begin.serial
         if upto <= begin:
             return False
-        facts, _ = await log.read(after=begin, upto=upto, streams=None, limit=SLICE_FACTS)
+        facts, _ = await log.read(after=begin, upto=upto, limit=SLICE_FACTS)
         before_ms = (self._clock.seconds() - self._retain_seconds) * 1000
         old = 0
         for fact in facts:

@@ -17,6 +17,7 @@ from synrepl.storage.ephemeral import EphemeralStream, KeyOf
 from synrepl.storage.groups import Group, Request, Standing, checksum, form
 from synrepl.storage.refusals import FROM_TABLE, GivenElsewhere, KeyReused
 from synrepl.streams.facts import NO_ROWS, Fact
+from synrepl.wire.filter import ALL, Filter
 
 __all__ = ["Log"]
 
@@ -369,48 +370,36 @@ class Log(Copying):
         *,
         after: int,
         upto: int,
-        streams: Collection[str] | None,
-        writers: Collection[str] | None = None,
         limit: int,
+        wanted: Filter = ALL,
     ) -> Awaitable[tuple[list[Fact], int]]:
         """`IEngine.read`, in the reading thread; nothing that watchers have not seen yet."""
         upto = min(upto, self.serial)
-        work = partial(
-            self._engine.read, after=after, upto=upto, streams=streams, writers=writers, limit=limit
-        )
-        return self._read(work)
+        return self._read(partial(self._engine.read, after=after, upto=upto, limit=limit, wanted=wanted))
 
     def read_text(
         self,
         *,
         after: int,
         upto: int,
-        streams: Collection[str] | None,
-        writers: Collection[str] | None,
         limit: int,
+        wanted: Filter = ALL,
     ) -> Awaitable[tuple[bytes, int]]:
         """`IEngine.read_text`, likewise."""
         upto = min(upto, self.serial)
-        work = partial(
-            self._engine.read_text, after=after, upto=upto, streams=streams, writers=writers, limit=limit
-        )
-        return self._read(work)
+        return self._read(partial(self._engine.read_text, after=after, upto=upto, limit=limit, wanted=wanted))
 
     def extent(
         self,
         *,
         after: int,
         upto: int,
-        streams: Collection[str] | None,
-        writers: Collection[str] | None,
         limit: int,
+        wanted: Filter = ALL,
     ) -> Awaitable[Extent]:
         """`IEngine.extent`, likewise."""
         upto = min(upto, self.serial)
-        work = partial(
-            self._engine.extent, after=after, upto=upto, streams=streams, writers=writers, limit=limit
-        )
-        return self._read(work)
+        return self._read(partial(self._engine.extent, after=after, upto=upto, limit=limit, wanted=wanted))
 
     def read_tokens(
         self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int

@@ -1,7 +1,7 @@
 """A log kept in memory, under the contract of the real ones: for tests and for the simulator."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from uuid import uuid4
 
@@ -14,6 +14,7 @@ from synrepl.storage.following import advance, check_ascend, check_follow, check
 from synrepl.storage.paging import take_rows, take_tokens
 from synrepl.storage.voids import Void, Voids
 from synrepl.streams.facts import NO_ROWS, Fact
+from synrepl.wire.filter import ALL, Filter
 
 __all__ = ["MemoryEngine"]
 
@@ -132,14 +133,13 @@ class MemoryEngine:
         *,
         after: int,
         upto: int,
-        streams: Collection[str] | None,
-        writers: Collection[str] | None = None,
         limit: int,
+        wanted: Filter = ALL,
     ) -> tuple[list[Fact], int]:
         """Facts in order of serial, and how far it has looked."""
         self._check("read")
         upto = min(upto, self._place.serial)
-        taken, is_full = take_rows(self._wanted(after, upto, streams, writers), limit)
+        taken, is_full = take_rows(self._wanted(after, upto, wanted), limit)
         return taken, taken[-1].serial if is_full else max(after, upto)
 
     def read_text(
@@ -147,14 +147,13 @@ class MemoryEngine:
         *,
         after: int,
         upto: int,
-        streams: Collection[str] | None,
-        writers: Collection[str] | None,
         limit: int,
+        wanted: Filter = ALL,
     ) -> tuple[bytes, int]:
         """Facts as lines, and how far it has looked."""
         self._check("read")
         upto = min(upto, self._place.serial)
-        taken = list(islice(self._wanted(after, upto, streams, writers), limit))
+        taken = list(islice(self._wanted(after, upto, wanted), limit))
         lines = [
             b"\x1f".join(
                 value if isinstance(value, bytes) else str(value).encode()
@@ -169,14 +168,13 @@ class MemoryEngine:
         *,
         after: int,
         upto: int,
-        streams: Collection[str] | None,
-        writers: Collection[str] | None,
         limit: int,
+        wanted: Filter = ALL,
     ) -> Extent:
         """How much there is, and how far it has looked."""
         self._check("read")
         upto = min(upto, self._place.serial)
-        taken = list(islice(self._wanted(after, upto, streams, writers), limit))
+        taken = list(islice(self._wanted(after, upto, wanted), limit))
         tokens: dict[tuple[str, str], int] = {}
         advance(tokens, taken)
         return Extent(
@@ -187,19 +185,9 @@ class MemoryEngine:
             at_ms=max((fact.committed_at_ms for fact in taken), default=0),
         )
 
-    def _wanted(
-        self,
-        after: int,
-        upto: int,
-        streams: Collection[str] | None,
-        writers: Collection[str] | None,
-    ) -> Iterator[Fact]:
+    def _wanted(self, after: int, upto: int, wanted: Filter) -> Iterator[Fact]:
         first, last = (bisect_right(self.facts, serial, key=_serial) for serial in (after, upto))
-        return (
-            fact
-            for fact in self.facts[first:last]
-            if (streams is None or fact.stream in streams) and (writers is None or fact.writer in writers)
-        )
+        return (fact for fact in self.facts[first:last] if wanted.passes(fact.stream, fact.writer))
 
     def read_tokens(
         self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int

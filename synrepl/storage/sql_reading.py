@@ -1,12 +1,12 @@
 """The part of an engine that reads the log by serials: as facts, as text, or only how much there is."""
 
-from collections.abc import Collection
 from typing import Any
 
 from synrepl.ports.history import Extent
 from synrepl.storage.paging import take_rows
 from synrepl.storage.sql_base import COLUMNS, SQLBase, facts_of, marks
 from synrepl.streams.facts import Fact
+from synrepl.wire.filter import ALL, Filter
 
 __all__ = ["SQLReading"]
 
@@ -41,16 +41,15 @@ class SQLReading(SQLBase):
         *,
         after: int,
         upto: int,
-        streams: Collection[str] | None,
-        writers: Collection[str] | None = None,
         limit: int,
+        wanted: Filter = ALL,
     ) -> tuple[list[Fact], int]:
         """Facts in order of serial, and how far it has looked."""
         with self._telling("read"):
             database = self._reader("read")
-            upto, wanted, values = self._range(database, after, upto, streams, writers)
+            upto, where, values = self._range(database, after, upto, wanted)
             with self._streamed(
-                database, f"SELECT {COLUMNS} FROM facts WHERE {wanted} ORDER BY serial", values
+                database, f"SELECT {COLUMNS} FROM facts WHERE {where} ORDER BY serial", values
             ) as found:
                 taken, is_full = take_rows(facts_of(found), limit)
         return taken, taken[-1].serial if is_full else max(after, upto)
@@ -60,21 +59,20 @@ class SQLReading(SQLBase):
         *,
         after: int,
         upto: int,
-        streams: Collection[str] | None,
-        writers: Collection[str] | None,
         limit: int,
+        wanted: Filter = ALL,
     ) -> tuple[bytes, int]:
         """Facts as lines, and how far it has looked."""
         with self._telling("read"):
             database = self._reader("read")
             # Of a few streams or writers there may be little to find.
-            looked = TEXT_SERIALS if streams is None and writers is None else LOOKED_AT_ONCE
+            looked = TEXT_SERIALS if wanted.is_open else LOOKED_AT_ONCE
             limit = min(limit, TEXT_SERIALS)
             upto = min(upto, after + looked)
             while True:
-                upto, wanted, values = self._range(database, after, upto, streams, writers)
+                upto, where, values = self._range(database, after, upto, wanted)
                 size = self._execute(
-                    database, f"SELECT sum({self.TEXT_BYTES}) FROM facts WHERE {wanted}", values
+                    database, f"SELECT sum({self.TEXT_BYTES}) FROM facts WHERE {where}", values
                 ).fetchone()[0]
                 if (size or 0) <= LARGE_TEXT or upto - after <= 1:
                     break
@@ -83,7 +81,7 @@ class SQLReading(SQLBase):
             count, last, text = self._execute(
                 database,
                 f"SELECT count(*), max(serial), {self.LINES} FROM (SELECT serial, {line} AS line FROM facts"
-                f" WHERE {wanted} ORDER BY serial LIMIT ?) AS lines",
+                f" WHERE {where} ORDER BY serial LIMIT ?) AS lines",
                 (*values, limit),
             ).fetchone()
         return bytes(text or b""), last if count >= limit else max(after, upto)
@@ -93,20 +91,19 @@ class SQLReading(SQLBase):
         *,
         after: int,
         upto: int,
-        streams: Collection[str] | None,
-        writers: Collection[str] | None,
         limit: int,
+        wanted: Filter = ALL,
     ) -> Extent:
         """How much there is, and how far it has looked."""
         with self._telling("read"):
             database = self._reader("read")
             upto = min(upto, after + LOOKED_AT_ONCE)
-            upto, wanted, values = self._range(database, after, upto, streams, writers)
+            upto, where, values = self._range(database, after, upto, wanted)
             found = self._execute(
                 database,
                 f"SELECT stream, writer, count(*), sum(size), max(token), max(serial), max(committed_at_ms)"
                 f" FROM (SELECT stream, writer, {self.TEXT_BYTES} AS size, token, serial, committed_at_ms"
-                f" FROM facts WHERE {wanted} ORDER BY serial LIMIT ?) AS found GROUP BY stream, writer",
+                f" FROM facts WHERE {where} ORDER BY serial LIMIT ?) AS found GROUP BY stream, writer",
                 (*values, limit),
             ).fetchall()
         facts = sum(row[2] for row in found)
@@ -119,22 +116,15 @@ class SQLReading(SQLBase):
             at_ms=max((row[6] for row in found), default=0),
         )
 
-    def _range(
-        self,
-        database: Any,
-        after: int,
-        upto: int,
-        streams: Collection[str] | None,
-        writers: Collection[str] | None,
-    ) -> Range:
+    def _range(self, database: Any, after: int, upto: int, wanted: Filter) -> Range:
         last = self._execute(
             database, "SELECT (SELECT max(serial) FROM facts), (SELECT max(serial) FROM places)"
         ).fetchone()
         upto = min(upto, max(last[0] or 0, last[1] or 0))
-        wanted, values = "", list[object]()
-        for column, names in ((self.UNINDEXED_STREAM, streams), ("writer", writers)):
+        where, values = "serial > ? AND serial <= ?", list[object]()
+        for column, names in ((self.UNINDEXED_STREAM, wanted.streams), ("writer", wanted.writers)):
             if names is not None:
                 upto = min(upto, after + LOOKED_AT_ONCE)
-                wanted += f" AND {column} IN ({marks(names)})" if names else " AND false"
+                where += f" AND {column} IN ({marks(names)})" if names else " AND false"
                 values += names
-        return upto, f"serial > ? AND serial <= ?{wanted}", [after, upto, *values]
+        return upto, where, [after, upto, *values]

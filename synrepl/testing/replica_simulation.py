@@ -27,7 +27,7 @@ from synrepl.testing.network import Link, Network
 from synrepl.testing.replica_truth import Content, Histories, content
 from synrepl.testing.replicas import FakeNode
 from synrepl.testing.seeded import STEP_SECONDS, SeededRun
-from synrepl.wire.native import Filter
+from synrepl.wire.filter import Filter
 
 __all__ = ["AIMS", "ReplicaSimulation"]
 
@@ -168,7 +168,7 @@ class ReplicaSimulation(SeededRun):
                 self.nodes,
                 name=name,
                 upstream=upstream,
-                wanted=Filter(streams=tuple(wants)) if name == "d" else None,
+                wanted=Filter.of(streams=wants) if name == "d" else None,
                 resync_on_fork=chance.random() < 0.2,
                 terms=terms,
                 disk_delay=lambda: self.chance.uniform(0.0002, 0.004),

@@ -28,7 +28,7 @@ from synrepl.streams.table import StreamTable
 from synrepl.testing.network import Link, MemoryEndpoint, Network
 from synrepl.transports.native import NativeUpstream
 from synrepl.transports.tcp import PublisherFactory
-from synrepl.wire.native import Filter
+from synrepl.wire.filter import Filter
 from synrepl.wire.session import AUTO, Keepalive
 
 __all__ = ["FakeNode"]

@@ -31,6 +31,7 @@ import msgspec
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.wire.declare import CLIENT, SERVER, Command, command, integer, json_rest, word
 from synrepl.wire.dialect import NATIVE
+from synrepl.wire.filter import ALL, Filter
 
 __all__ = [
     "NATIVE_COMMANDS",
@@ -43,7 +44,6 @@ __all__ = [
     "Digests",
     "DigestsAre",
     "DigestsAt",
-    "Filter",
     "Greeting",
     "Heartbeat",
     "Hello",
@@ -82,25 +82,6 @@ M = TypeVar("M", bound=msgspec.Struct)
 
 
 # -- what is said in them ----------------------------------------------------------------------------------
-
-
-class Filter(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which facts a reader wants: of these streams and of these writers; None: of all."""
-
-    streams: tuple[str, ...] | None = None
-    writers: tuple[str, ...] | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether everything passes."""
-        return self.streams is None and self.writers is None
-
-    def within(self, wider: "Filter") -> bool:
-        """Whether nothing passes that does not pass `wider`."""
-        return all(
-            theirs is None or (ours is not None and set(ours) <= set(theirs))
-            for ours, theirs in ((self.streams, wider.streams), (self.writers, wider.writers))
-        )
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -151,7 +132,7 @@ class WelcomeTo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     role: str
     place: Standing
     begin: int
-    filter: Filter = Filter()
+    filter: Filter = ALL
     address: str = ""
     primary: str = ""
     version: int = VERSION
@@ -161,7 +142,7 @@ class WelcomeTo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """JOIN: a copy is wanted; with `join` that one of before, from `place` on."""
 
-    filter: Filter = Filter()
+    filter: Filter = ALL
     join: str = ""
     place: Standing | None = None
     has_meta: bool = False
@@ -193,7 +174,7 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     history: str
     place: Standing
-    filter: Filter = Filter()
+    filter: Filter = ALL
     clock: dict[str, dict[str, int]] = {}
     turn: Standing | None = None
     began_ms: int = 0
@@ -418,7 +399,7 @@ def heartbeat_check(epoch: int, serial: int, digest: str, head: int, at_ms: int)
 def say(message: Any) -> bytes:
     """The JSON of a message, for a command that holds one."""
     try:
-        return msgspec.json.encode(message)
+        return msgspec.json.encode(message, order="deterministic")
     except (TypeError, ValueError) as error:
         raise LocalProtocolError(f"cannot write {type(message).__name__}: {error}") from error
 

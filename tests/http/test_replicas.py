@@ -13,7 +13,7 @@ from synrepl.replication.replica import Replica
 from synrepl.replication.roles import Claim, Roles
 from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.transports.http.upstream import HttpUpstream
-from synrepl.wire.native import Filter
+from synrepl.wire.filter import Filter
 from tests.http.builders import Answer, SiteCase, receipt, typing
 
 HERE = Address(http="http://hs.example:9093")
@@ -274,12 +274,12 @@ class FollowingOverHttpTests(CopiesCase):
         """And stands where the primary stands."""
         self.post("push_rules", [["@ada:hs"]])
         self.receipts(5)
-        replica, log = self.replica(wanted=Filter(streams=("push_rules",)))
+        replica, log = self.replica(wanted=Filter.of(streams=("push_rules",)))
         self.receipts(3)
         self.post("push_rules", [["@bob:hs"]])
         self.pass_(3)
 
-        facts, _ = self.wait(log.read(after=0, upto=99, streams=None, limit=99))
+        facts, _ = self.wait(log.read(after=0, upto=99, limit=99))
         self.assertEqual(("live", self.log.place), (replica.state, log.place))
         self.assertEqual([1, 10], [fact.serial for fact in facts])
 

@@ -1,7 +1,7 @@
 """A world for the tests of files: a log, an upstream, and time that stands still."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from twisted.internet.defer import Deferred, ensureDeferred
@@ -13,6 +13,7 @@ from synrepl.storage import ImmediateThread
 from synrepl.storage.files import FileQueue
 from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
+from synrepl.wire.filter import ALL, Filter
 from tests.storage.files.builders import DiskCase, checksum
 
 
@@ -43,12 +44,11 @@ class FakeLog:
             watcher(told)
 
     async def read(
-        self, *, after: int, upto: int, streams: Collection[str] | None, limit: int, **_: Any
+        self, *, after: int, upto: int, limit: int, wanted: Filter = ALL
     ) -> tuple[list[Fact], int]:
         self.reads += 1
         found = [fact for fact in self.facts if after < fact.serial <= upto]
-        if streams is not None:
-            found = [fact for fact in found if fact.stream in streams]
+        found = [fact for fact in found if wanted.passes(fact.stream, fact.writer)]
         return (found[:limit], found[limit - 1].serial) if len(found) >= limit else (found, upto)
 
     async def digest_at(self, serial: int) -> str | None:

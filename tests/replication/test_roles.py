@@ -10,7 +10,7 @@ from synrepl.errors import StorageError
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles import HANDOVER_SECONDS, CannotPromote, Claim
 from synrepl.testing.replicas import FakeNode
-from synrepl.wire.native import Filter
+from synrepl.wire.filter import Filter
 from tests.replication.worlds import World
 
 
@@ -84,7 +84,7 @@ def test_a_fenced_daemon_told_to_resync_is_a_replica_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "code"), [(None, "not_a_replica"), (Filter(streams=("events",)), "filtered")]
+    ("wanted", "code"), [(None, "not_a_replica"), (Filter.of(streams=("events",)), "filtered")]
 )
 def test_who_cannot_be_promoted(wanted: Filter | None, code: str) -> None:
     """A primary, and a copy of some streams."""
@@ -203,7 +203,7 @@ def test_a_replica_of_a_fenced_daemon_goes_where_the_primary_is() -> None:
     """Also if nobody told it so."""
     world = World()
     a = world.node("a")
-    b, d = world.node("b", "a"), world.node("d", "a", wanted=Filter(streams=("events",)))
+    b, d = world.node("b", "a"), world.node("d", "a", wanted=Filter.of(streams=("events",)))
     world.pass_(2)
     d.kill()
     a.leases.drop("d")

@@ -7,6 +7,7 @@ from synrepl.ports.history import BEGINNING, EMPTY, Appended, Lease, Place, Rece
 from synrepl.ports.interfaces import IEngine
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
+from synrepl.wire.filter import Filter
 from tests.storage.builders import LogCase, facts_after
 from tests.storage.engines import OverMemory, OverPostgres, OverSQLite, lose
 
@@ -45,7 +46,7 @@ class Contract(Case):
         return self.opened()
 
     def all(self, engine: IEngine) -> list[Fact]:
-        return engine.read(after=0, upto=10**9, streams=None, limit=10**9)[0]
+        return engine.read(after=0, upto=10**9, limit=10**9)[0]
 
     # Notes
 
@@ -165,8 +166,10 @@ class Contract(Case):
             head = engine.head()
             self.assertEqual(place(facts[6]), head.place)
             self.assertEqual({("events", "w1"): 2, ("events", "w0"): 5}, head.positions)
-            self.assertEqual(([facts[1], facts[4]], 7), engine.read(after=0, upto=99, streams=None, limit=99))
-            self.assertEqual(([], 7), engine.read(after=5, upto=99, streams={"events"}, limit=99))
+            self.assertEqual(([facts[1], facts[4]], 7), engine.read(after=0, upto=99, limit=99))
+            self.assertEqual(
+                ([], 7), engine.read(after=5, upto=99, limit=99, wanted=Filter.of(streams={"events"}))
+            )
             self.assertEqual(
                 [None, facts[4].digest, None, facts[6].digest, None],
                 [engine.digest_at(serial) for serial in (4, 5, 6, 7, 8)],
@@ -244,9 +247,13 @@ class Contract(Case):
             ([], {"w1"}, []),
         ):
             with self.subTest((streams, writers)):
-                found, upto = engine.read(after=0, upto=99, streams=streams, writers=writers, limit=99)
+                found, upto = engine.read(
+                    after=0, upto=99, limit=99, wanted=Filter.of(streams=streams, writers=writers)
+                )
                 self.assertEqual((serials, 4), ([fact.serial for fact in found], upto))
-        self.assertEqual(([facts[0]], 1), engine.read(after=0, upto=9, streams=None, writers={"w1"}, limit=1))
+        self.assertEqual(
+            ([facts[0]], 1), engine.read(after=0, upto=9, limit=1, wanted=Filter.of(writers={"w1"}))
+        )
 
     # Snapshots
 

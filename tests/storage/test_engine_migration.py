@@ -46,7 +46,7 @@ class Contract(Case):
         self.assertEqual((1, 5, FIRST[-1].digest, 8), (head.epoch, head.serial, head.digest, head.boots))
         self.assertEqual((BEGINNING, ()), (head.begin, tuple(head.turns)))
         self.assertEqual({"uuid", "history"}, set(engine.notes()))
-        self.assertEqual((FIRST, 5), engine.read(after=0, upto=9, streams=None, limit=99))
+        self.assertEqual((FIRST, 5), engine.read(after=0, upto=9, limit=99))
         self.assertEqual([EMPTY, FIRST[0].digest], [engine.digest_at(serial) for serial in (0, 1)])
         engine.commit(facts_after(FIRST[-1], ("events", "w1", 5, 6)), [])
         self.assertEqual(FIRST[2].digest, engine.trim(3, lambda stream, rows: None, 9).digest)

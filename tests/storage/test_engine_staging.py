@@ -63,7 +63,7 @@ class Contract(Case):
         return history
 
     def serials(self, engine: IEngine) -> list[Fact]:
-        return engine.read(after=0, upto=10**9, streams=None, limit=10**9)[0]
+        return engine.read(after=0, upto=10**9, limit=10**9)[0]
 
     def check_old(self, engine: IEngine) -> None:
         """It is the log of `filled`, whole."""
@@ -419,7 +419,7 @@ class PostgresTests(OverPostgres, Contract):
         """A plan for tables that are gone would read nothing, or fail."""
         engine = self.filled()
         for _ in range(8):
-            engine.read(after=0, upto=9, streams=None, limit=9)
+            engine.read(after=0, upto=9, limit=9)
             engine.digest_at(3)
             engine.held("events", 1)
         self.stage(engine)
@@ -427,7 +427,7 @@ class PostgresTests(OverPostgres, Contract):
         engine.adopt_staged()
 
         for _ in range(8):
-            self.assertEqual((NEW[:2], 2), engine.read(after=0, upto=9, streams=None, limit=2))
+            self.assertEqual((NEW[:2], 2), engine.read(after=0, upto=9, limit=2))
             self.assertEqual(NEW[2].digest, engine.digest_at(3))
             self.assertEqual([("new", NEW[0].rows)], engine.held("caches", 1))
 

@@ -14,6 +14,7 @@ from synrepl.storage import SQLiteEngine
 from synrepl.storage.postgres import PostgresEngine
 from synrepl.storage.schema import MIGRATIONS
 from synrepl.streams.facts import NO_ROWS, Fact
+from synrepl.wire.filter import Filter
 from tests.storage.builders import LogCase
 from tests.storage.engines import OverMemory, OverPostgres, OverSQLite, fact_after, lose
 
@@ -86,7 +87,7 @@ class Contract(Case):
         return engine, facts
 
     def serials(self, engine: IEngine) -> list[int]:
-        return [fact.serial for fact in engine.read(after=0, upto=10**9, streams=None, limit=10**9)[0]]
+        return [fact.serial for fact in engine.read(after=0, upto=10**9, limit=10**9)[0]]
 
     def trim(self, engine: IEngine, upto: int, limit: int = 100) -> None:
         """Slice by slice, to the end."""
@@ -145,7 +146,7 @@ class Contract(Case):
             head = engine.head()
             self.assertEqual((before.place, before.place), (head.place, head.begin))
             self.assertEqual((before.positions, before.allocated), (head.positions, head.allocated))
-            self.assertEqual(([], 5), engine.read(after=0, upto=9, streams=None, limit=9))
+            self.assertEqual(([], 5), engine.read(after=0, upto=9, limit=9))
             self.assertEqual(
                 [None, None, facts[4].digest, None], [engine.digest_at(serial) for serial in (0, 4, 5, 6)]
             )
@@ -166,7 +167,9 @@ class Contract(Case):
         engine, facts = self.filled(("devices", [1]), ("devices", [2]), ("devices", [1]), ("devices", [3]))
         self.trim(engine, 3)
 
-        self.assertEqual((facts[1:], 4), engine.read(after=0, upto=9, streams={"devices"}, limit=9))
+        self.assertEqual(
+            (facts[1:], 4), engine.read(after=0, upto=9, limit=9, wanted=Filter.of(streams={"devices"}))
+        )
         found, more = engine.read_tokens(stream="devices", writer=None, after=0, upto=9, serial=9, limit=9)
         self.assertEqual((facts[1:], False), (found, more))
         self.assertEqual([[], [("w1", facts[1].rows)]], [engine.held("devices", token) for token in (1, 2)])

@@ -15,6 +15,7 @@ from synrepl.ports.interfaces import Appended, IEngine, Receipt
 from synrepl.storage import sql_reading
 from synrepl.storage.schema import MIGRATIONS
 from synrepl.streams.digest import EMPTY
+from synrepl.wire.filter import Filter
 from tests.storage.builders import NOW, LogCase, facts_after, tokens
 from tests.storage.engines import OverMemory, OverPostgres, OverSQLite, lose
 
@@ -54,7 +55,7 @@ class Contract(Case):
             {("events", "w1"): 1, ("events", "w2"): 2, ("caches", "w1"): 1}, dict(head.positions)
         )
         self.assertEqual({"events": 2, "caches": 1}, dict(head.allocated))
-        self.assertEqual((facts, 3), engine.read(after=0, upto=99, streams=None, limit=99))
+        self.assertEqual((facts, 3), engine.read(after=0, upto=99, limit=99))
 
     def test_facts_as_text_are_the_same_facts(self) -> None:
         """Field by field, however odd the names: what is read by the million is built from this."""
@@ -70,7 +71,7 @@ class Contract(Case):
             for field in astuple(fact)
         ]
 
-        text, looked = engine.read_text(after=0, upto=99, streams=None, writers=None, limit=99)
+        text, looked = engine.read_text(after=0, upto=99, limit=99)
 
         self.assertEqual((expected, 3), (text.decode().replace("\n", "\x1f").split("\x1f"), looked))
         for after, upto, streams, limit, serials, reached in (
@@ -82,7 +83,7 @@ class Contract(Case):
             (3, 99, None, 9, [], 3),
         ):
             text, looked = engine.read_text(
-                after=after, upto=upto, streams=streams, writers=None, limit=limit
+                after=after, upto=upto, limit=limit, wanted=Filter.of(streams=streams)
             )
             found = [int(line.split(b"\x1f")[0]) for line in text.split(b"\n") if line]
             self.assertEqual((serials, reached), (found, looked))
@@ -101,9 +102,9 @@ class Contract(Case):
         engine.commit(facts, [])
         size = len(facts[0].rows)
 
-        whole = engine.extent(after=0, upto=99, streams=None, writers=None, limit=99)
-        some = engine.extent(after=0, upto=99, streams={"events"}, writers=None, limit=2)
-        nothing = engine.extent(after=4, upto=99, streams=None, writers=["w9"], limit=2)
+        whole = engine.extent(after=0, upto=99, limit=99)
+        some = engine.extent(after=0, upto=99, limit=2, wanted=Filter.of(streams={"events"}))
+        nothing = engine.extent(after=4, upto=99, limit=2, wanted=Filter.of(writers=["w9"]))
 
         self.assertEqual((4, 4, NOW * 1000), (whole.serial, whole.facts, whole.at_ms))
         self.assertEqual(sum(len(fact.rows) for fact in facts), whole.bytes)
@@ -150,7 +151,7 @@ class Contract(Case):
         with self.assertRaises(StorageError):
             engine.commit([facts[0], facts[2]], [])
 
-        self.assertEqual(([], 0), engine.read(after=0, upto=9, streams=None, limit=9))
+        self.assertEqual(([], 0), engine.read(after=0, upto=9, limit=9))
         self.assertEqual(0, engine.head().serial)
         engine.commit(facts, [])
 
@@ -176,8 +177,10 @@ class Contract(Case):
         key = Receipt("k\\'%s\u00e4", "r", Appended(1, 1, [1]), 1)
         engine.commit(facts, [key])
 
-        self.assertEqual((facts, 2), engine.read(after=0, upto=9, streams=None, limit=9))
-        self.assertEqual((facts[:1], 2), engine.read(after=0, upto=9, streams={"x';--"}, limit=9))
+        self.assertEqual((facts, 2), engine.read(after=0, upto=9, limit=9))
+        self.assertEqual(
+            (facts[:1], 2), engine.read(after=0, upto=9, limit=9, wanted=Filter.of(streams={"x';--"}))
+        )
         self.assertEqual(key, engine.receipt(key.key))
         self.assertEqual({"x';--": 1, "s\\N\u20ac": 2**53}, dict(engine.head().allocated))
 
@@ -188,10 +191,10 @@ class Contract(Case):
         facts = facts_after(None, *(("events", "w1", token - 1, token) for token in range(1, 6)))
         engine.commit(facts, [])
 
-        self.assertEqual((facts[1:3], 3), engine.read(after=1, upto=5, streams=None, limit=2))
-        self.assertEqual((facts[:1], 1), engine.read(after=0, upto=5, streams=None, limit=0))
-        self.assertEqual((facts[3:4], 4), engine.read(after=3, upto=4, streams=None, limit=99))
-        self.assertEqual(([], 5), engine.read(after=5, upto=99, streams=None, limit=99))
+        self.assertEqual((facts[1:3], 3), engine.read(after=1, upto=5, limit=2))
+        self.assertEqual((facts[:1], 1), engine.read(after=0, upto=5, limit=0))
+        self.assertEqual((facts[3:4], 4), engine.read(after=3, upto=4, limit=99))
+        self.assertEqual(([], 5), engine.read(after=5, upto=99, limit=99))
 
     def test_a_reader_of_some_streams_learns_how_far_it_has_looked(self) -> None:
         """Otherwise it would look through the same facts of other streams again and again."""
@@ -206,10 +209,15 @@ class Contract(Case):
         )
         engine.commit(facts, [])
 
-        self.assertEqual(([facts[0], facts[2]], 4), engine.read(after=0, upto=9, streams={"events"}, limit=9))
-        self.assertEqual(([facts[0]], 1), engine.read(after=0, upto=9, streams={"events"}, limit=1))
-        self.assertEqual(([], 4), engine.read(after=3, upto=4, streams={"events"}, limit=9))
-        self.assertEqual(([], 4), engine.read(after=0, upto=4, streams=[], limit=9))
+        self.assertEqual(
+            ([facts[0], facts[2]], 4),
+            engine.read(after=0, upto=9, limit=9, wanted=Filter.of(streams={"events"})),
+        )
+        self.assertEqual(
+            ([facts[0]], 1), engine.read(after=0, upto=9, limit=1, wanted=Filter.of(streams={"events"}))
+        )
+        self.assertEqual(([], 4), engine.read(after=3, upto=4, limit=9, wanted=Filter.of(streams={"events"})))
+        self.assertEqual(([], 4), engine.read(after=0, upto=4, limit=9, wanted=Filter.of(streams=[])))
 
     def test_lost_history_is_in_no_answer_by_token(self) -> None:
         """It stays in the order of serials, which never changes; but nobody who catches up is given it."""
@@ -230,7 +238,7 @@ class Contract(Case):
         self.assertEqual((2, 4), (engine.open().epoch, engine.head().allocated["events"]))
         found, _ = engine.read_tokens(stream="events", writer=None, after=0, upto=9, serial=9, limit=99)
         self.assertEqual([*facts[:2], *after], found)
-        self.assertEqual((facts + after, 6), engine.read(after=0, upto=9, streams=None, limit=99))
+        self.assertEqual((facts + after, 6), engine.read(after=0, upto=9, limit=99))
 
     def test_a_log_that_lost_history_opens_again(self) -> None:
         """Its positions are not those of its last facts, and that is right so."""
@@ -250,7 +258,7 @@ class Contract(Case):
         engine.commit(facts_after(None, ("events", "w1", 0, 1)), [])
 
         for streams in (None, {"events"}, {"caches"}):
-            self.assertEqual(1, engine.read(after=0, upto=99, streams=streams, limit=99)[1])
+            self.assertEqual(1, engine.read(after=0, upto=99, limit=99, wanted=Filter.of(streams=streams))[1])
 
     def test_tokens_of_one_writer_or_of_all(self) -> None:
         """Catch-up asks per writer; the old protocols know only one sequence for all."""
@@ -406,7 +414,7 @@ class Contract(Case):
         for use in (
             engine.head,
             lambda: engine.commit([], []),
-            lambda: engine.read(after=0, upto=1, streams=None, limit=1),
+            lambda: engine.read(after=0, upto=1, limit=1),
             lambda: engine.held("events", 1),
             lambda: engine.receipt("a"),
             lambda: engine.forget_receipts(1),
@@ -578,7 +586,7 @@ class SQLiteTests(OverSQLite, Contract):
         facts = facts_after(None, *(("events", "w1", n - 1, n) for n in range(1, 101)))
         engine.commit(facts, [])
 
-        engine.read(after=0, upto=100, streams=None, limit=3)
+        engine.read(after=0, upto=100, limit=3)
         engine.read_tokens(stream="events", writer=None, after=0, upto=99, serial=99, limit=3)
 
         self.assertEqual(0, engine._writer("test").execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
@@ -592,9 +600,10 @@ class SQLiteTests(OverSQLite, Contract):
 
         for streams, writers in (({"caches"}, None), (None, {"w2"}), (None, [])):
             self.assertEqual(
-                ([], 40), engine.read(after=10, upto=99, streams=streams, writers=writers, limit=9)
+                ([], 40),
+                engine.read(after=10, upto=99, limit=9, wanted=Filter.of(streams=streams, writers=writers)),
             )
-        self.assertEqual(89, len(engine.read(after=10, upto=99, streams=None, limit=99)[0]))
+        self.assertEqual(89, len(engine.read(after=10, upto=99, limit=99)[0]))
 
     def test_a_text_that_would_be_large_is_cut(self) -> None:
         """Or a page of large facts would fill the memory; one fact goes whole, whatever it is."""
@@ -605,7 +614,7 @@ class SQLiteTests(OverSQLite, Contract):
 
         sizes, after = [], 0
         while after < 100:
-            text, after = engine.read_text(after=after, upto=100, streams=None, writers=None, limit=99)
+            text, after = engine.read_text(after=after, upto=100, limit=99)
             sizes.append(text.count(b"\n") + 1)
 
         self.assertEqual(100, sum(sizes))
@@ -626,7 +635,9 @@ class SQLiteTests(OverSQLite, Contract):
         engine._reader().set_progress_handler(count, 100)
         for streams, writers in (({"caches", "events"}, None), (None, {"w1"}), ({"events"}, {"w1", "w2"})):
             steps = 0
-            found, upto = engine.read(after=0, upto=5000, streams=streams, writers=writers, limit=10)
+            found, upto = engine.read(
+                after=0, upto=5000, limit=10, wanted=Filter.of(streams=streams, writers=writers)
+            )
             self.assertEqual((10, 10), (len(found), upto))
             self.assertLess(steps, 2000)
         engine._reader().set_progress_handler(None, 100)
@@ -651,6 +662,8 @@ class SQLiteTests(OverSQLite, Contract):
         facts = facts_after(None, ("x';--", "w%1", 0, 1))
         engine.commit(facts, [])
 
-        self.assertEqual((facts, 1), engine.read(after=0, upto=1, streams={"x';--"}, limit=9))
+        self.assertEqual(
+            (facts, 1), engine.read(after=0, upto=1, limit=9, wanted=Filter.of(streams={"x';--"}))
+        )
         self.assertEqual([(1, "x';--", "w%1", 0, 1)], tokens(facts))
         self.assertEqual(NOW * 1000, facts[0].committed_at_ms)

@@ -46,7 +46,7 @@ class KillTests(LogCase):
             told += self.acknowledged(path, random.randint(1, 1500))
             engine = SQLiteEngine(path)
             head = engine.open()
-            facts, _ = engine.read(after=0, upto=head.serial, streams=None, limit=10**9)
+            facts, _ = engine.read(after=0, upto=head.serial, limit=10**9)
             engine.close()
 
             self.assertEqual(list(range(1, head.serial + 1)), [fact.serial for fact in facts])

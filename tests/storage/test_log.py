@@ -110,7 +110,7 @@ class AppendTests(LogCase):
 
         self.assertEqual((3, digest, {"w1": 2, "w2": 3}), (log.serial, log.digest, log.positions("events")))
         self.assertEqual(Appended(1, 4, [4]), self.append(log, "events", "w1", C))
-        found, _ = self.wait(log.read(after=0, upto=9, streams=None, limit=99))
+        found, _ = self.wait(log.read(after=0, upto=9, limit=99))
         self.assertEqual((4, "events", "w1", 2, 4), tokens(found)[-1])
         self.assertIsNone(verify(found, EMPTY))
         self.wait(log.stop())
@@ -192,7 +192,7 @@ class WatchTests(LogCase):
         other = facts_after(engine.facts[0], ("events", "w1", 1, 2))
         engine.commit(other, [])
 
-        found, looked = self.wait(log.read(after=0, upto=99, streams=None, limit=9))
+        found, looked = self.wait(log.read(after=0, upto=99, limit=9))
         by_token, _ = self.wait(
             log.read_tokens(stream="events", writer=None, after=0, upto=99, serial=99, limit=9)
         )

@@ -350,7 +350,7 @@ class AdoptMachine(RuleBasedStateMachine):
         """The engine and the log agree on the order of serials and of tokens, positions, what is held."""
         if not self.is_at_rest:
             return
-        facts, _ = self.engine.read(after=0, upto=self.log.serial, streams=None, limit=10**6)
+        facts, _ = self.engine.read(after=0, upto=self.log.serial, limit=10**6)
         assert verify(facts, EMPTY) is None
         head = self.engine.head()
         assert (head.serial, head.digest) == (self.log.serial, self.log.digest)

@@ -28,6 +28,7 @@ from synrepl.storage.schema import MIGRATIONS
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 from synrepl.testing.postgres import PostgresServer
+from synrepl.wire.filter import Filter
 from tests.postgres import new_database, shared_server
 from tests.storage.builders import LogCase, facts_after, rows
 from tests.storage.reactors import in_reactor
@@ -269,7 +270,7 @@ class PageTests(PostgresCase):
         engine = self.opened()
 
         for streams in (None, {"events"}):
-            found, upto = engine.read(after=0, upto=1000, streams=streams, limit=3)
+            found, upto = engine.read(after=0, upto=1000, limit=3, wanted=Filter.of(streams=streams))
             self.assertEqual((3, 3), (len(found), upto))
         engine.read_tokens(stream="events", writer=None, after=0, upto=999, serial=999, limit=3)
 
@@ -288,7 +289,7 @@ class PageTests(PostgresCase):
             return found
 
         self.patch(psycopg.ServerCursor, "_fetch_gen", count)
-        engine.read(after=0, upto=1000, streams=None, limit=300)
+        engine.read(after=0, upto=1000, limit=300)
 
         self.assertEqual([200, 200], parts)
 
@@ -324,7 +325,7 @@ class LostConnectionTests(PostgresCase):
         engine = self.opened()
         facts = facts_after(None, ("events", "w1", 0, 1), ("events", "w1", 1, 2))
         engine.commit(facts[:1], [])
-        engine.read(after=0, upto=9, streams=None, limit=9)
+        engine.read(after=0, upto=9, limit=9)
 
         self.execute(
             "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
@@ -332,7 +333,7 @@ class LostConnectionTests(PostgresCase):
         )
 
         engine.commit(facts[1:], [])
-        self.assertEqual((facts, 2), engine.read(after=0, upto=9, streams=None, limit=9))
+        self.assertEqual((facts, 2), engine.read(after=0, upto=9, limit=9))
         self.assertIn("has the log", str(self.error(self.again().open)))
 
     def test_one_that_ends_in_a_commit_keeps_nothing_and_is_got_over(self) -> None:

@@ -6,9 +6,9 @@ from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.wire.codec import codec_of
 from synrepl.wire.declare import CLIENT, SERVER, Command
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
+from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.native import (
     Challenge,
-    Filter,
     Greeting,
     Standing,
     Subscription,
@@ -85,13 +85,13 @@ def test_nonsense_is_told_as_such(said: bytes) -> None:
 @pytest.mark.parametrize(
     ("ours", "wider", "fits"),
     [
-        (Filter(), Filter(), True),
-        (Filter(streams=("a",)), Filter(), True),
-        (Filter(), Filter(streams=("a",)), False),
-        (Filter(streams=("a",)), Filter(streams=("a", "b")), True),
-        (Filter(streams=("a", "c")), Filter(streams=("a", "b")), False),
-        (Filter(streams=("a",)), Filter(streams=("a",), writers=("w",)), False),
-        (Filter(streams=("a",), writers=("w",)), Filter(writers=("w", "x")), True),
+        (ALL, ALL, True),
+        (Filter.of(streams=("a",)), ALL, True),
+        (ALL, Filter.of(streams=("a",)), False),
+        (Filter.of(streams=("a",)), Filter.of(streams=("a", "b")), True),
+        (Filter.of(streams=("a", "c")), Filter.of(streams=("a", "b")), False),
+        (Filter.of(streams=("a",)), Filter.of(streams=("a",), writers=("w",)), False),
+        (Filter.of(streams=("a",), writers=("w",)), Filter.of(writers=("w", "x")), True),
     ],
 )
 def test_one_filter_is_within_another(ours: Filter, wider: Filter, *, fits: bool) -> None:

@@ -13,10 +13,12 @@ from synrepl.streams import jsontext
 from synrepl.streams.catalog.files import FILES
 from synrepl.streams.facts import Fact
 from synrepl.wire.dialect import NEWEST
+from synrepl.wire.filter import Filter
 
 __all__ = ["Names"]
 
 PAGE_ROWS: Final = 1_000
+OF_FILES: Final = Filter.of(streams=[FILES.name])
 HELD_FACTS: Final = 10_000
 """Facts that wait in memory; with more of them, they are read from the log again."""
 UNSAVED_SERIALS: Final = 10_000
@@ -102,7 +104,7 @@ class Names:
         upto = self._log.serial
         if self.seen.serial < upto:
             facts, looked = await self._log.read(
-                after=self.seen.serial, upto=upto, streams={FILES.name}, limit=PAGE_ROWS
+                after=self.seen.serial, upto=upto, limit=PAGE_ROWS, wanted=OF_FILES
             )
             digest = await self._log.digest_at(looked)
             await self._note(facts, Seen(looked, digest or ""))

@@ -9,7 +9,8 @@ from synrepl.ports.tasks import Tasks
 from synrepl.replication.relay.leases import LeasedLog, Leases
 from synrepl.replication.relay.proof import Keys
 from synrepl.replication.ring import Ring
-from synrepl.wire.native import Filter, Refusal, Subscription
+from synrepl.wire.filter import Filter
+from synrepl.wire.native import Refusal, Subscription
 
 __all__ = ["Feeding", "IRelays", "ServedLog"]
 

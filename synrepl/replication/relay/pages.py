@@ -6,7 +6,7 @@ from typing import Final
 from synrepl.streams.entries import line
 from synrepl.streams.facts import Fact
 from synrepl.wire.blocks import block
-from synrepl.wire.native import Filter
+from synrepl.wire.filter import ALL, Filter
 
 __all__ = ["EPHEMERAL", "KEPT", "BlockEncoder", "facts_block"]
 
@@ -25,8 +25,7 @@ class BlockEncoder:
 
     def __init__(self, kind: str, wanted: Filter) -> None:
         self._kind = kind
-        self._streams = wanted.streams
-        self._writers = wanted.writers
+        self._wanted = wanted
 
     def lines(self, facts: Iterable[Fact]) -> bytes:
         """The block of these facts."""
@@ -37,10 +36,8 @@ class BlockEncoder:
 
     def passes(self, fact: Fact) -> bool:
         """Whether the filter lets this fact through."""
-        return (self._streams is None or fact.stream in self._streams) and (
-            self._writers is None or fact.writer in self._writers
-        )
+        return self._wanted.passes(fact.stream, fact.writer)
 
 
-KEPT: Final = BlockEncoder("facts", Filter())
-EPHEMERAL: Final = BlockEncoder("ephemeral", Filter())
+KEPT: Final = BlockEncoder("facts", ALL)
+EPHEMERAL: Final = BlockEncoder("ephemeral", ALL)

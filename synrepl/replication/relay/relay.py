@@ -20,6 +20,7 @@ from synrepl.streams.entries import line
 from synrepl.streams.facts import Fact
 from synrepl.wire.blocks import block
 from synrepl.wire.declare import Command
+from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.native import (
     Ack,
     Auth,
@@ -27,7 +28,6 @@ from synrepl.wire.native import (
     Digests,
     DigestsAre,
     DigestsAt,
-    Filter,
     Greeting,
     Heartbeat,
     Hello,
@@ -101,7 +101,7 @@ class Relay:
         self._log = relays.log
         self._greeting: Greeting | None = None
         self._nonce = nonce()
-        self._filter = Filter()
+        self._filter = ALL
         self._encoder: BlockEncoder = KEPT
         self._turns_told = 0
         self._paused = False
@@ -294,9 +294,8 @@ class Relay:
             facts, after = await self._log.read(
                 after=after,
                 upto=upto,
-                streams=self._filter.streams,
-                writers=self._filter.writers,
                 limit=PAGE_ROWS,
+                wanted=self._filter,
             )
             if self._log.begin != snapshot.begin:
                 return False
@@ -393,9 +392,8 @@ class Relay:
         facts, reached = await self._log.read(
             after=after,
             upto=upto,
-            streams=self._filter.streams,
-            writers=self._filter.writers,
             limit=PAGE_ROWS,
+            wanted=self._filter,
         )
         if facts and facts[-1].serial == reached:
             place = Place(self._turns_told, reached, facts[-1].digest)

@@ -15,7 +15,8 @@ from synrepl.replication.relay.leases import Leases, LeaseTerms
 from synrepl.replication.relay.proof import Keys
 from synrepl.replication.relay.refusals import refusal
 from synrepl.streams.facts import Fact
-from synrepl.wire.native import Filter, Refusal, Standing, Subscription
+from synrepl.wire.filter import ALL, Filter
+from synrepl.wire.native import Refusal, Standing, Subscription
 
 if TYPE_CHECKING:
     from synrepl.replication.relay.relay import Relay, RelayConnection
@@ -271,7 +272,7 @@ class Relays:
     def filter(self) -> Filter:
         """What this daemon has itself: everything, unless it is a replica that wanted only some."""
         noted = self.log.notes.get("filter")
-        return Filter() if noted is None else msgspec.json.decode(noted, type=Filter)
+        return ALL if noted is None else msgspec.json.decode(noted, type=Filter)
 
     # -- what to know about them ---------------------------------------------------------------------------
 

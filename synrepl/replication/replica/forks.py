@@ -39,5 +39,5 @@ async def facts_after(log: ILog, serial: int) -> AsyncIterator[Sequence[Fact]]:
     """All facts of this log beyond a serial, page by page."""
     upto = log.serial
     while serial < upto:
-        facts, serial = await log.read(after=serial, upto=upto, streams=None, limit=PAGE_ROWS)
+        facts, serial = await log.read(after=serial, upto=upto, limit=PAGE_ROWS)
         yield facts

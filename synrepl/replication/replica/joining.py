@@ -22,7 +22,8 @@ from synrepl.replication.replica.conversation import (
 )
 from synrepl.replication.replica.log import ICopy, ReplicaLog
 from synrepl.replication.replica.taking import Taking
-from synrepl.wire.native import Filter, JoinRequest
+from synrepl.wire.filter import Filter
+from synrepl.wire.native import JoinRequest
 
 __all__ = ["Joining", "Progress"]
 

@@ -30,7 +30,8 @@ from synrepl.replication.replica.log import IKeepLeftovers, ReplicaLog
 from synrepl.replication.replica.states import STATES
 from synrepl.replication.replica.taking import Taking
 from synrepl.streams.facts import NO_ROWS, Fact
-from synrepl.wire.native import Filter, Refusal, Standing, Subscription, WelcomeTo, say
+from synrepl.wire.filter import ALL, Filter
+from synrepl.wire.native import Refusal, Standing, Subscription, WelcomeTo, say
 
 __all__ = ["Replica"]
 
@@ -74,7 +75,7 @@ class Replica:
     ) -> None:
         self.upstream = upstream
         self.name = name
-        self.wanted = wanted if wanted is not None else Filter()
+        self.wanted = wanted if wanted is not None else ALL
         self.state = "off"
         self.why = ""
         self.since = clock.seconds()
@@ -191,7 +192,7 @@ class Replica:
 
     def _filter_here(self) -> Filter:
         noted = self._log.notes.get("filter")
-        return Filter() if noted is None else msgspec.json.decode(noted, type=Filter)
+        return ALL if noted is None else msgspec.json.decode(noted, type=Filter)
 
     def _joining(self, state: str, progress: Progress) -> None:
         self.progress = progress

@@ -20,16 +20,15 @@ async def extent(log: Log, wanted: Wanted) -> dict[str, Any]:
     stand. Raises `Refused` when the log is replaced, or trimmed beyond what was looked at, meanwhile.
     """
     reading = Reading(log, wanted)
-    head, chosen = reading.head, wanted.chosen
+    head = reading.head
     found = Extent(serial=min(wanted.since, head))
     clock = VClock()
     while found.serial < head and (wanted.limit is None or found.facts < wanted.limit):
         more = await log.extent(
             after=found.serial,
             upto=head,
-            streams=chosen.streams,
-            writers=chosen.writers,
             limit=MAX_FACTS if wanted.limit is None else wanted.limit - found.facts,
+            wanted=wanted.chosen,
         )
         for (stream, writer), token in more.tokens.items():
             clock = clock.advanced(stream, writer, token)

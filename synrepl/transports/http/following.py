@@ -125,8 +125,9 @@ class _Stream:
             self._beat()
         if self._is_ephemeral_stale and self._valve.is_open:
             self._is_ephemeral_stale = False
-            wants = self._wanted.chosen.wants
-            self._request.write(held_line(fact for fact in self._log.held_ephemeral() if wants(fact)))
+            passes = self._wanted.chosen.passes
+            held = self._log.held_ephemeral()
+            self._request.write(held_line(fact for fact in held if passes(fact.stream, fact.writer)))
         self._is_idle = True
         try:
             # A receipt may be of facts that are not wanted.
@@ -159,8 +160,9 @@ class _Stream:
         if not self._valve.is_open:
             self._is_ephemeral_stale = True
             return
-        wants = self._wanted.chosen.wants
-        self._request.write(b"".join(ephemeral_line(fact) for fact in facts if wants(fact)))
+        passes = self._wanted.chosen.passes
+        lines = [ephemeral_line(fact) for fact in facts if passes(fact.stream, fact.writer)]
+        self._request.write(b"".join(lines))
 
     # -- heartbeats ----------------------------------------------------------------------------------------
 

@@ -74,13 +74,12 @@ class Reading:
         receipts: Sequence[Receipt] = ()
         chosen = self._wanted.chosen
         if self.after < upto:
-            looked = upto if chosen.is_all else min(upto, self.after + SLICE_SERIALS)
+            looked = upto if chosen.is_open else min(upto, self.after + SLICE_SERIALS)
             facts, looked = await self._log.read(
                 after=self.after,
                 upto=looked,
-                streams=chosen.streams,
-                writers=chosen.writers,
                 limit=PAGE_ROWS if self.left is None else min(PAGE_ROWS, self.left),
+                wanted=chosen,
             )
             receipts = await self._receipts(looked)
             self.check()
@@ -90,10 +89,9 @@ class Reading:
     async def text(self, upto: int, limit: int) -> bytes:
         """The next facts, of what is up to that serial, as lines (`IEngine.read_text`); at most so many."""
         text = b""
-        chosen = self._wanted.chosen
         if self.after < upto and limit > 0:
             text, looked = await self._log.read_text(
-                after=self.after, upto=upto, streams=chosen.streams, writers=chosen.writers, limit=limit
+                after=self.after, upto=upto, limit=limit, wanted=self._wanted.chosen
             )
             self.check()
             self.after = looked
@@ -103,7 +101,8 @@ class Reading:
 
     async def pushed(self, group: Sequence[Fact]) -> Page:
         """What is wanted of a group that was committed just now; nothing that is wanted came before it."""
-        facts = group if self._wanted.chosen.is_all else [*filter(self._wanted.chosen.wants, group)]
+        chosen = self._wanted.chosen
+        facts = [fact for fact in group if chosen.passes(fact.stream, fact.writer)]
         receipts = await self._receipts(group[-1].serial)
         self.check()
         self.after = group[-1].serial

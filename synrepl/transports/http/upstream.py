@@ -36,7 +36,8 @@ from synrepl.transports.http.refusals import RequestRefused
 from synrepl.transports.http.replicas import Acknowledged, JoinAnswer, JoinAsked, SubscribeAsked
 from synrepl.transports.http.requests import Http, decoded, public
 from synrepl.transports.http.subscribing import HttpChangelog
-from synrepl.wire.native import Filter, JoinRequest, Refusal, Standing, Subscription, WelcomeTo
+from synrepl.wire.filter import Filter
+from synrepl.wire.native import JoinRequest, Refusal, Standing, Subscription, WelcomeTo
 
 __all__ = ["HttpConversation", "HttpUpstream"]
 

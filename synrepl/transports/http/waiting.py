@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from itertools import starmap
 from typing import Any, Final
 
 import msgspec
@@ -12,7 +13,7 @@ from synrepl.storage import Log
 from synrepl.streams.facts import Fact
 from synrepl.transports.http.answers import RETRY_SECONDS, Refused
 from synrepl.transports.http.parameters import MAX_TOKEN, integer, seconds
-from synrepl.transports.http.wanted import Filter
+from synrepl.wire.filter import Filter
 
 __all__ = ["Waiting", "not_here_yet", "read_your_writes"]
 
@@ -130,7 +131,7 @@ class Waiting:
         for waiter, listener in list(self._listeners.items()):
             if has_gap:
                 self._wake(waiter, ())
-            elif listener.chosen is None or listener.chosen.wants_any(sources):
+            elif listener.chosen is None or any(starmap(listener.chosen.passes, sources)):
                 self._wake(waiter, facts)
             elif facts[-1].serial >= listener.upto:
                 self._wake(waiter, ())

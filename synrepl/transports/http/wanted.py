@@ -1,11 +1,9 @@
 """What a reader of the changelog wants, and where it stands."""
 
-from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
 
-from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.answers import Refused
 from synrepl.transports.http.parameters import (
@@ -19,38 +17,13 @@ from synrepl.transports.http.parameters import (
     seconds,
     text,
 )
+from synrepl.wire.filter import ALL, Filter
 
-__all__ = ["Filter", "Wanted", "read_wanted"]
+__all__ = ["Wanted", "read_wanted"]
 
 MAX_WAIT_SECONDS: Final = 300.0
 HEARTBEAT_SECONDS: Final = 5.0
 MAX_HEARTBEAT_SECONDS: Final = 60.0
-
-
-class Filter(msgspec.Struct, frozen=True):
-    """Which facts are wanted: of these streams, by these writers (None: all)."""
-
-    streams: frozenset[str] | None = None
-    writers: frozenset[str] | None = None
-
-    @property
-    def is_all(self) -> bool:
-        """Whether nothing is left out."""
-        return self.streams is None and self.writers is None
-
-    def wants(self, fact: Fact) -> bool:
-        """Whether this one is wanted."""
-        return (self.streams is None or fact.stream in self.streams) and (
-            self.writers is None or fact.writer in self.writers
-        )
-
-    def wants_any(self, sources: Iterable[tuple[str, str]]) -> bool:
-        """Whether facts of any of these (stream, writer) are."""
-        return self.is_all or any(
-            (self.streams is None or stream in self.streams)
-            and (self.writers is None or writer in self.writers)
-            for stream, writer in sources
-        )
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +39,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     upto: int = MAX_TOKEN
     limit: int | None = None
     wait: float = 0.0
-    chosen: Filter = Filter()
+    chosen: Filter = ALL
     epoch: int | None = None
     digest: str | None = None
     history: str | None = None
@@ -81,7 +54,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def checked(self) -> bool:
         """Whether each fact comes with a checksum of its own: unless said, where facts are chosen."""
-        return not self.chosen.is_all if self.checksum is None else self.checksum
+        return not self.chosen.is_open if self.checksum is None else self.checksum
 
 
 def read_wanted(request: Any, table: StreamTable) -> Wanted:

@@ -5,7 +5,8 @@ import pytest
 from synrepl.replication.relay import REFUSALS, LeaseTerms
 from synrepl.replication.retention import keys_of
 from synrepl.testing.replicas import FakeNode
-from synrepl.wire.native import Filter, JoinRequest, Standing, WelcomeTo
+from synrepl.wire.filter import Filter
+from synrepl.wire.native import JoinRequest, Standing, WelcomeTo
 from tests.replication.worlds import RawReplica, World
 
 PINNED = "raw-uuid"
@@ -211,11 +212,11 @@ def test_filtered(word: str) -> None:
     """A copy of some streams cannot give all."""
     world = World()
     world.node("a")
-    b = world.node("b", "a", wanted=Filter(streams=("events",)))
+    b = world.node("b", "a", wanted=Filter.of(streams=("events",)))
     world.pass_(2)
     raw, welcome = known(world, b)
     if word == "JOIN":
-        raw.tell("JOIN", JoinRequest(filter=Filter(streams=("to_device",))))
+        raw.tell("JOIN", JoinRequest(filter=Filter.of(streams=("to_device",))))
     else:
         raw.subscribe(world, welcome)
 
@@ -291,7 +292,7 @@ def test_a_lease_that_ends_while_it_is_served_is_told() -> None:
     world = World()
     a = world.node("a", ring_bytes=1, terms=LeaseTerms(bytes=1))
     raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, filter=Filter(streams=("events",)))
+    raw.subscribe(world, welcome, filter=Filter.of(streams=("events",)))
     raw.transport.pauseProducing()
     relay = a.relays.connected[0]
     relay.pause()

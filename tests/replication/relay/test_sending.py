@@ -4,7 +4,8 @@ from twisted.internet.defer import Deferred
 
 from synrepl.replication.relay import relay as relay_module
 from synrepl.testing.replicas import KEEPALIVE
-from synrepl.wire.native import Filter, Greeting, Proof, Standing, WelcomeTo, read
+from synrepl.wire.filter import Filter
+from synrepl.wire.native import Greeting, Proof, Standing, WelcomeTo, read
 from tests.replication.worlds import RawReplica, World
 
 MOST = 2 * 1024 * 1024
@@ -64,7 +65,7 @@ def test_heartbeats_go_on_while_a_filter_lets_nothing_through() -> None:
     try:
         world.wrote(a, 500)
         delay[0] = 0.1
-        raw = subscribed(world, "a", filter=Filter(streams=("to_device",), writers=("nobody",)))
+        raw = subscribed(world, "a", filter=Filter.of(streams=("to_device",), writers=("nobody",)))
         world.pass_(12)
     finally:
         relay_module.PAGE_ROWS = before  # type: ignore[misc]

@@ -10,7 +10,8 @@ from synrepl.replication.replica import joining as joining_module
 from synrepl.replication.retention import keys_of
 from synrepl.streams.digest import verify
 from synrepl.testing.replicas import FakeNode
-from synrepl.wire.native import Filter, JoinedAt, Standing
+from synrepl.wire.filter import Filter
+from synrepl.wire.native import JoinedAt, Standing
 from tests.replication.worlds import World
 
 FACTS = 40
@@ -202,7 +203,7 @@ def test_another_filter_is_another_copy_and_the_old_one_is_served_meanwhile() ->
     world.start(b)
     world.pass_(3)
     b.kill()
-    b._wanted = Filter(streams=("events",))
+    b._wanted = Filter.of(streams=("events",))
     started = b.start()
     seen = []
     for _ in range(300):
@@ -214,14 +215,14 @@ def test_another_filter_is_another_copy_and_the_old_one_is_served_meanwhile() ->
     assert {FACTS} == set(seen)
     assert [] == b.engine.facts
     assert a.log.place == b.log.place
-    assert ("events",) == b.relays.filter().streams
+    assert Filter.of(streams=("events",)) == b.relays.filter()
 
 
 def test_a_filtered_copy_has_exactly_what_passes() -> None:
     """Also what came in pieces."""
     world = World(piece=lambda size: min(size, 300))
     a = world.node("a")
-    d = world.node("d", "a", wanted=Filter(streams=("to_device",)))
+    d = world.node("d", "a", wanted=Filter.of(streams=("to_device",)))
     for number in range(30):
         world.append(a, 2)
         a.append("push_rules", [[[f"@p{number}"]]])
