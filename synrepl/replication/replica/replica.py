@@ -282,7 +282,9 @@ class Replica:
                 self._set("live")
 
     async def _note_peers(self, addresses: Sequence[str]) -> None:
-        await self._log.note(peers=msgspec.json.encode(list(addresses)).decode())
+        told = msgspec.json.encode(list(addresses)).decode()
+        if told != self._log.notes.get("peers"):
+            await self._log.note(peers=told)
 
     def _show(self, facts: Sequence[Fact], *, is_all: bool) -> None:
         """Facts that nobody keeps: they go into memory here too, and writers that began anew do so here."""
