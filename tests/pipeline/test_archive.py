@@ -167,7 +167,24 @@ def test_small_batches_are_merged_while_it_follows(
     assert (19, 5_100, 17) == (done.batches, done.facts, done.merged)
     assert max(seen) == 9
     assert [4_480, 280, 280, 60] == [one.facts for one in found]
+    assert [*range(8), *range(9, 17)] == [one.batch for one in found[0].came]
+    assert {280} == {one.facts for one in found[0].came}
     assert 0 == archive(spark, daemon.url, store).facts
+
+
+def test_what_is_told_of_merged_batches_is_not_much(tmp_path: Path) -> None:
+    """Of very many, each arrival stands for neighbors, and waited as long as the one that did so longest."""
+    facts = chained([("push_rules", "w", [["@a:b"]])] * 130)
+    made = write_archive(str(tmp_path), facts, batch_facts=1)
+    late = msgspec.structs.replace(made[2], archived_at_ms=made[2].archived_at_ms + 5_000)
+
+    found = merging.thinned([one.came[0] for one in (*made[:2], late, *made[3:])])
+
+    assert 33 == len(found)
+    assert 130 == sum(one.facts for one in found)
+    assert [(1, 4), (5, 8)] == [(one.first_serial, one.last_serial) for one in found[:2]]
+    assert (5 + 2, 2) == (found[0].seconds, found[1].seconds)
+    assert made[3].archived_at_ms == found[0].archived_at_ms
 
 
 def test_manifests_are_read_while_batches_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

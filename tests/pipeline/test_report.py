@@ -12,6 +12,7 @@ import pytest
 
 from synrepl.caches import NEWEST
 from synrepl.pipeline.archive.manifest import manifests, write_manifest
+from synrepl.pipeline.archive.merging import merge
 from synrepl.pipeline.report import Reported, report
 from synrepl.pipeline.report.daemon import Daemon
 from synrepl.pipeline.report.measuring import STEPS, measure
@@ -32,6 +33,9 @@ class Made:
         self.day = Day(1500, hours=5, turn_at=700)
         self.store = Store(str(folder / "archive"))
         archive_day(self.store.place, self.day, every_ms=3600 * 1000)
+        self.batches = manifests(self.store)
+        # As a run does that follows: what is told of batches does not go with them.
+        assert merge(spark, self.store, now_ms=self.batches[-1].archived_at_ms + 1, fewest=3) >= 3
         self.told: list[tuple[str, int, int]] = []
         self.report: Reported = report(
             spark, self.store, folder / "out", top=7, tell=lambda *step: self.told.append(step)
@@ -87,7 +91,7 @@ def test_peaks(made: Made) -> None:
 def test_waits(made: Made) -> None:
     """How long facts waited to be archived."""
     archived: dict[int, int] = {}
-    for one in manifests(made.store):
+    for one in made.batches:
         archived |= dict.fromkeys(range(one.first_serial, one.last_serial + 1), one.archived_at_ms)
     most: dict[tuple[str, str], int] = defaultdict(int)
     for fact in made.day.facts:
@@ -97,6 +101,9 @@ def test_waits(made: Made) -> None:
     found = {(row["stream"], row["writer"]): float(row["most_seconds"]) for row in made.table("lag")}
 
     assert {pair: waited / 1000 for pair, waited in most.items()} == pytest.approx(found)
+    assert [(one.batch, one.facts) for one in made.batches] == [
+        (int(row["batch"]), int(row["facts"])) for row in made.table("batches")
+    ]
 
 
 def test_sizes(made: Made) -> None:

@@ -12,9 +12,10 @@ import pyarrow as pa
 import pytest
 
 from synrepl.caches import NEWEST
+from synrepl.pipeline.archive.manifest import Arrival
 from synrepl.pipeline.report.bins import Bins, bins_for
 from synrepl.pipeline.report.chains import Break
-from synrepl.pipeline.report.covering import Coverage, Wait
+from synrepl.pipeline.report.covering import Coverage
 from synrepl.pipeline.report.daemon import Daemon, ask, counters
 from synrepl.pipeline.report.expanding import expand_batches, meaning
 from synrepl.pipeline.report.invalidations import Invalidations
@@ -214,6 +215,17 @@ def _total(stream: str, writer: str, **more: Any) -> dict[str, Any]:
     }
 
 
+def _arrival(last_at_ms: int, archived_at_ms: int) -> Arrival:
+    return Arrival(
+        batch=0,
+        first_serial=1,
+        last_serial=20,
+        facts=20,
+        last_at_ms=last_at_ms,
+        archived_at_ms=archived_at_ms,
+    )
+
+
 def _measured(stream: str = "caches", writer: str = "w1", key: str = '["!r:h"]', **more: Any) -> Measured:
     bins = Bins(BEGAN, 1, 61)
     bin_row = {"stream": stream, "facts": 5, "rows": 10, "bytes": 1500}
@@ -273,7 +285,7 @@ def _measured(stream: str = "caches", writer: str = "w1", key: str = '["!r:h"]',
                 "committed_ms": BEGAN_MS,
             }
         ],
-        "waits": [Wait(0, BEGAN_MS + 60_000, BEGAN_MS + 61_000, 20)],
+        "arrivals": [_arrival(BEGAN_MS + 60_000, BEGAN_MS + 61_000)],
         "standing": [],
         "invalidations": Invalidations(
             names=[{"name": key, "rows": 40, "keyed": 80, "whole": 2, "misshapen": 1, "unreadable": 1}],
@@ -356,7 +368,7 @@ def test_the_worst_comes_first(tmp_path: Path) -> None:
             voided={3: 2},
             daemon=daemon,
             totals=[_total("caches", "w1", late=2), _total("caches", "w2")],
-            waits=[Wait(0, BEGAN_MS, BEGAN_MS + 7_200_000, 20)],
+            arrivals=[_arrival(BEGAN_MS, BEGAN_MS + 7_200_000)],
         ),
         tmp_path,
     )

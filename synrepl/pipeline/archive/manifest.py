@@ -15,7 +15,7 @@ from synrepl.pipeline.store import Missing, Store
 from synrepl.ports.history import Turn
 from synrepl.streams.digest import EMPTY
 
-__all__ = ["MANIFESTS", "ArchivedFile", "BadArchive", "Manifest", "manifests", "write_manifest"]
+__all__ = ["MANIFESTS", "ArchivedFile", "Arrival", "BadArchive", "Manifest", "manifests", "write_manifest"]
 
 MANIFESTS: Final = "_manifests"
 VERSION: Final = 1
@@ -42,13 +42,30 @@ class ArchivedFile(msgspec.Struct, frozen=True, kw_only=True):
     last_serial: int
 
 
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts that were archived together, as this `batch`, perhaps merged into another since; the last of them
+    was committed at `last_at_ms`."""
+
+    batch: int
+    first_serial: int
+    last_serial: int
+    facts: int
+    last_at_ms: int
+    archived_at_ms: int
+
+    @property
+    def seconds(self) -> float:
+        """How long the last of them waited. Negative if the clocks of daemon and archive differ."""
+        return (self.archived_at_ms - self.last_at_ms) / 1000
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """One batch.
 
     `start` and `end` are the clocks before and after it, `start_digest` and `digest` the digests there,
     `start_serial` the serial before it. A `compacted` batch is the first of an archive of a log that had been
     trimmed: of its facts only those are there that the log still had. `epoch` is that of its last fact,
-    `turns` are all up to that one.
+    `turns` are all up to that one. `arrivals` tell of a merged batch when its facts came.
     """
 
     version: int = VERSION
@@ -71,6 +88,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     compacted: bool = False
     replaces: list[int] = []
     turns: list[Turn] = []
+    arrivals: list[Arrival] = []
+
+    @property
+    def came(self) -> list[Arrival]:
+        """When its facts came, as far as that is known."""
+        if self.replaces or not self.facts or not self.archived_at_ms:
+            return self.arrivals
+        return [Arrival(**{name: getattr(self, name) for name in Arrival.__struct_fields__})]
 
     @property
     def name(self) -> str:

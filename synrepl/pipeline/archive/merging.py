@@ -8,7 +8,14 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from synrepl.pipeline.archive.manifest import MANIFESTS, ArchivedFile, Manifest, manifests, write_manifest
+from synrepl.pipeline.archive.manifest import (
+    MANIFESTS,
+    ArchivedFile,
+    Arrival,
+    Manifest,
+    manifests,
+    write_manifest,
+)
 from synrepl.pipeline.archive.tidying import next_batch
 from synrepl.pipeline.archive.writing import WRITTEN, Written, write_files
 from synrepl.pipeline.source.columns import ROWS
@@ -17,7 +24,7 @@ from synrepl.pipeline.store import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["merge", "runs"]
+__all__ = ["merge", "runs", "thinned"]
 
 SMALL_FACTS: Final = 100_000
 """A batch of fewer facts is small."""
@@ -27,6 +34,9 @@ TARGET_FACTS: Final = 500_000
 
 FEWEST: Final = 8
 """So many small batches in a row are worth it."""
+
+ARRIVALS: Final = 64
+"""Of a merged batch at most: enough for a picture, and not much of a manifest."""
 
 
 def runs(
@@ -103,10 +113,26 @@ def _of_all(run: Sequence[Manifest], number: int, written: Sequence[Written], no
         archived_at_ms=now_ms,
         replaces=sorted({batch for one in run for batch in (one.batch, *one.replaces)}),
         turns=last.turns,
+        arrivals=thinned([arrival for one in run for arrival in one.came]),
     )
     assert merged.rows == sum(file.rows for file in merged.files)
     assert merged.facts == sum(file.facts for file in merged.files)
     return merged
+
+
+def thinned(found: list[Arrival]) -> list[Arrival]:
+    """Neighbors as one, which waited as long as either, until there are few."""
+    while len(found) > ARRIVALS:
+        found = [
+            msgspec.structs.replace(
+                pair[-1],
+                first_serial=pair[0].first_serial,
+                facts=sum(one.facts for one in pair),
+                last_at_ms=pair[-1].archived_at_ms - max(one.archived_at_ms - one.last_at_ms for one in pair),
+            )
+            for pair in (found[place : place + 2] for place in range(0, len(found), 2))
+        ]
+    return found
 
 
 def _merged(store: Store, number: int, plans: Iterator[Any]) -> Iterator[Any]:

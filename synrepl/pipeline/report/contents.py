@@ -135,13 +135,13 @@ def _lag(measured: Measured) -> Table:
 def _batches(measured: Measured) -> Table:
     rows = [
         {
-            "batch": wait.batch,
-            "facts": wait.facts,
-            "last_ms": wait.last_ms,
-            "archived_ms": wait.archived_ms,
-            "lag_seconds": wait.seconds,
+            "batch": one.batch,
+            "facts": one.facts,
+            "last_ms": one.last_at_ms,
+            "archived_ms": one.archived_at_ms,
+            "lag_seconds": one.seconds,
         }
-        for wait in measured.waits
+        for one in measured.arrivals
     ]
     columns = ("batch", "facts", "last_ms", "archived_ms", "lag_seconds")
     return Table("batches", tuple(Column(name) for name in columns), rows)

@@ -8,12 +8,12 @@ import msgspec
 from synrepl.pipeline.archive.manifest import Manifest
 from synrepl.ports.history import Turn
 
-__all__ = ["Coverage", "Wait", "coverage", "waits"]
+__all__ = ["Coverage", "coverage", "positions_before"]
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """`lines` are the Parquet's: the rows, and one for each fact without rows. `merged` batches replaced
-    others, so that when their facts were archived is not known. What a `compacted` archive has up to the
+    others. What a `compacted` archive has up to the
     serial `compacted` is only what nothing had replaced.
     """
 
@@ -40,20 +40,6 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     def seconds(self) -> float:
         """From the first commit to the last."""
         return (self.last_ms - self.first_ms) / 1000
-
-
-class Wait(msgspec.Struct, frozen=True):
-    """A batch, when it was archived, and how long before that its last fact was committed."""
-
-    batch: int
-    last_ms: int
-    archived_ms: int
-    facts: int
-
-    @property
-    def seconds(self) -> float:
-        """Negative if the clocks of the daemon and the archive differ."""
-        return (self.archived_ms - self.last_ms) / 1000
 
 
 def coverage(found: Sequence[Manifest]) -> Coverage | None:
@@ -83,15 +69,6 @@ def coverage(found: Sequence[Manifest]) -> Coverage | None:
         turns=list(last.turns),
         digest=last.digest,
     )
-
-
-def waits(found: Sequence[Manifest]) -> list[Wait]:
-    """Of every batch of which it is known."""
-    return [
-        Wait(manifest.batch, manifest.last_at_ms, manifest.archived_at_ms, manifest.facts)
-        for manifest in found
-        if manifest.facts and manifest.archived_at_ms and not manifest.replaces
-    ]
 
 
 def positions_before(found: Sequence[Manifest]) -> dict[str, dict[str, Any]]:

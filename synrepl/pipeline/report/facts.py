@@ -1,13 +1,12 @@
 """The facts of an archive in Spark: what all else is counted from."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synrepl.pipeline.archive.manifest import Manifest
-from synrepl.pipeline.report.covering import waits
+from synrepl.pipeline.archive.manifest import Arrival, Manifest
 from synrepl.pipeline.report.files import Part, parts_of, read, read_by_executors
 from synrepl.pipeline.store import Store
 
@@ -36,18 +35,17 @@ def facts_of(spark: "SparkSession", archive: Store, found: Sequence[Manifest]) -
     `copies` is 1 unless a fact is there twice in a file; one that is in two files has two lines
     (`counted_once`).
     """
-    archived = {wait.batch: wait.archived_ms for wait in waits(found)}
+    came = {manifest.batch: manifest.came for manifest in found}
 
     def work(parts: Iterable[Part]) -> Iterator[Any]:
         for part in parts:
-            yield from read_facts(archive, part, archived)
+            yield from read_facts(archive, part, came[part.batch])
 
     return read_by_executors(spark, parts_of(found), SCHEMA, work)
 
 
-def read_facts(archive: Store, part: Part, archived: Mapping[int, int]) -> Iterator[Any]:
+def read_facts(archive: Store, part: Part, came: Sequence[Arrival]) -> Iterator[Any]:
     """The facts of one file, as record batches. A file holds its facts whole, one after the other."""
-    archived_ms = archived.get(part.batch)
     held: Any = None
     for batch in read(archive, part, READ):
         lines = _lines(batch)
@@ -57,9 +55,9 @@ def read_facts(archive: Store, part: Part, archived: Mapping[int, int]) -> Itera
         # The rest of the last one may come with the next batch.
         last = len(facts) - 1
         held = facts.slice(last)
-        yield from _finished(facts.slice(0, last), archived_ms)
+        yield from _finished(facts.slice(0, last), came)
     if held is not None:
-        yield from _finished(held, archived_ms)
+        yield from _finished(held, came)
 
 
 def counted_once(facts: "DataFrame") -> "DataFrame":
@@ -103,16 +101,25 @@ def _facts(lines: Any) -> Any:
     return found.select(list(names)).rename_columns(list(names.values()))
 
 
-def _finished(facts: Any, archived_ms: int | None) -> Iterator[Any]:
+def _finished(facts: Any, came: Sequence[Arrival]) -> Iterator[Any]:
     if not len(facts):
         return
     copies = pc.max_element_wise(facts["copies"], 1)
     given = {name: facts[name] for name in ("serial", *SAME, "copies")}
     given["rows"] = pc.divide(facts["rows"], copies)
     given["bytes"] = pc.divide(facts["bytes"], copies)
-    given["waited_ms"] = (
-        pa.nulls(len(facts), pa.int64())
-        if archived_ms is None
-        else pc.subtract(archived_ms, facts["committed_ms"])
-    )
+    given["waited_ms"] = pc.subtract(_archived_ms(facts["serial"], came), facts["committed_ms"])
     yield from pa.table(given).combine_chunks().to_batches()
+
+
+def _archived_ms(serials: Any, came: Sequence[Arrival]) -> Any:
+    """When each was archived; null where that is not known."""
+    first, last = serials[0].as_py(), serials[len(serials) - 1].as_py()
+    found = pa.nulls(len(serials), pa.int64())
+    for one in came:
+        if one.first_serial <= last and one.last_serial >= first:
+            among = pc.and_(
+                pc.greater_equal(serials, one.first_serial), pc.less_equal(serials, one.last_serial)
+            )
+            found = pc.if_else(among, one.archived_at_ms, found)
+    return found

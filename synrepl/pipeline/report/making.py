@@ -123,7 +123,7 @@ def _found(measured: Measured) -> list[Finding]:
         counted_lines=measured.total("rows") + measured.total("empty"),
         broken=measured.broken,
         voided=measured.voided,
-        batches=measured.waits,
+        arrivals=measured.arrivals,
         standing=measured.standing,
         daemon=measured.daemon,
         unreadable=told.total("unreadable") if told is not None else 0,

@@ -4,9 +4,10 @@ from typing import Any
 
 import msgspec
 
+from synrepl.pipeline.archive.manifest import Arrival
 from synrepl.pipeline.report.bins import Bins
 from synrepl.pipeline.report.chains import Break
-from synrepl.pipeline.report.covering import Coverage, Wait
+from synrepl.pipeline.report.covering import Coverage
 from synrepl.pipeline.report.daemon import Daemon
 from synrepl.pipeline.report.invalidations import Invalidations
 from synrepl.pipeline.report.standing import Standing
@@ -35,7 +36,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     sizes: list[Row] = []
     spread: list[Row] = []
     largest: list[Row] = []
-    waits: list[Wait] = []
+    arrivals: list[Arrival] = []
     standing: list[Standing] = []
     broken: list[Break] = []
     doubles: dict[str, int] = {}

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 from synrepl.pipeline.archive.manifest import manifests
 from synrepl.pipeline.report import chains, counting
 from synrepl.pipeline.report.bins import Bins, bins_for
-from synrepl.pipeline.report.covering import coverage, positions_before, waits
+from synrepl.pipeline.report.covering import coverage, positions_before
 from synrepl.pipeline.report.daemon import Daemon
 from synrepl.pipeline.report.facts import counted_once, facts_of, seconds_of
 from synrepl.pipeline.report.files import parts_of
@@ -90,7 +90,7 @@ def measure(
         sizes=sizes,
         spread=spread,
         largest=largest,
-        waits=waits(found),
+        arrivals=[one for manifest in found for one in manifest.came],
         standing=standings(over_time, bins, last_ms=covers.last_ms),
         broken=broken,
         doubles=doubles,

@@ -214,7 +214,12 @@ def _lag(
     ]
     if covers.merged:
         merged = counted(covers.merged, "batch was", "batches were")
-        made.append(_note(f"{merged} merged from others: when their facts were archived is not known."))
+        made.append(
+            _note(
+                f"{merged} merged from smaller ones. Points tell of these; where there were very many, one"
+                " stands for some neighbors, with the longest wait of theirs."
+            )
+        )
     caption = "Each point is a batch: how long after its last commit it was archived. Log scale."
     made += [
         _figure(drawn, "lag", caption, tables["batches"]),

@@ -78,14 +78,14 @@ def _stacked(measured: Measured, kind: str) -> Plot | None:
 
 
 def _lag(measured: Measured) -> Plot | None:
-    waits = [wait for wait in measured.waits if wait.seconds >= 0]
-    if not waits:
+    found = [one for one in measured.arrivals if one.seconds >= 0]
+    if not found:
         return None
 
     def plot(wanted: Size) -> Any:
         figure, axes = _figure(wanted, 2.5, 2.6)
-        moments = [_moment(wait.last_ms / 1000) for wait in waits]
-        values = [max(wait.seconds, 0.001) for wait in waits]
+        moments = [_moment(one.last_at_ms / 1000) for one in found]
+        values = [max(one.seconds, 0.001) for one in found]
         axes.vlines(moments, min(values) * 0.7, values, color=LINE, linewidth=0.8)
         axes.plot(moments, values, linestyle="none", marker="o", markersize=3.2, color=ACCENT)
         _seconds_axis(axes, min(values) * 0.7, max(values))

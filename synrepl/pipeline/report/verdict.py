@@ -5,8 +5,9 @@ from typing import Any, Final
 
 import msgspec
 
+from synrepl.pipeline.archive.manifest import Arrival
 from synrepl.pipeline.report.chains import Break
-from synrepl.pipeline.report.covering import Coverage, Wait
+from synrepl.pipeline.report.covering import Coverage
 from synrepl.pipeline.report.daemon import Daemon
 from synrepl.pipeline.report.standing import Standing
 from synrepl.pipeline.report.words import at, counted, printable, span
@@ -40,7 +41,7 @@ def findings(
     counted_lines: int,
     broken: Sequence[Break],
     voided: Mapping[int, int],
-    batches: Sequence[Wait],
+    arrivals: Sequence[Arrival],
     standing: Sequence[Standing],
     daemon: Daemon | None,
     unreadable: int,
@@ -51,7 +52,7 @@ def findings(
         *_chain(covers, totals, broken, counted_facts, counted_lines),
         *_lost(covers, voided),
         *_silent(standing),
-        *_lag(batches),
+        *_lag(arrivals),
         *_turns(covers),
         *(_daemon(daemon) if daemon is not None else ()),
         *_caches(unreadable, misshapen),
@@ -134,18 +135,18 @@ def _turns(covers: Coverage) -> Iterable[Finding]:
         )
 
 
-def _lag(batches: Sequence[Wait]) -> Iterable[Finding]:
-    slow = [one for one in batches if one.seconds > WAIT_SECONDS]
+def _lag(arrivals: Sequence[Arrival]) -> Iterable[Finding]:
+    slow = [one for one in arrivals if one.seconds > WAIT_SECONDS]
     if slow:
         worst = max(slow, key=lambda one: one.seconds)
         yield Finding(
             "busy",
             f"The archive was up to {span(worst.seconds)} behind",
-            f"at batch {worst.batch}; {len(slow):,} of {counted(len(batches), 'batch', 'batches')} came more"
+            f"at batch {worst.batch}; {len(slow):,} of {counted(len(arrivals), 'batch', 'batches')} came more"
             f" than {span(WAIT_SECONDS)} after their last fact",
             "lag",
         )
-    early = min((one.seconds for one in batches), default=0.0)
+    early = min((one.seconds for one in arrivals), default=0.0)
     if early < -1:
         yield Finding(
             "busy",
