@@ -22,7 +22,7 @@ from synrepl.pipeline.java import find_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["process_settings", "session", "session_settings"]
+__all__ = ["is_remote", "process_settings", "session", "session_settings"]
 
 LOOPBACK: Final = "127.0.0.1"
 CONNECT_PORT: Final = 15002
@@ -102,6 +102,11 @@ def session(
         raise ConfigError(f"Spark lacks a package ({error}): pip install 'synrepl[spark]'") from error
     except (PySparkException, Py4JError, ValueError) as error:
         raise ConfigError(f"Spark does not start: {_why(error)}") from error
+
+
+def is_remote(spark: "SparkSession") -> bool:
+    """Whether it is of a Spark Connect server."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def session_settings(master: str | None) -> dict[str, str]:

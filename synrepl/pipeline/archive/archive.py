@@ -22,6 +22,7 @@ from synrepl.pipeline.archive.manifest import BadArchive, Manifest, manifests, w
 from synrepl.pipeline.archive.merging import FEWEST, merge
 from synrepl.pipeline.archive.tidying import GRACE_MS, next_batch, tidy
 from synrepl.pipeline.archive.writing import WRITTEN, Written, write_files
+from synrepl.pipeline.session import is_remote
 from synrepl.pipeline.source.daemon import Daemon
 from synrepl.pipeline.source.offsets import Offset
 from synrepl.pipeline.source.options import read_options
@@ -179,15 +180,14 @@ class _Job:
         self, *, follow: bool, every_seconds: float, batch_facts: int, stopped: Callable[[], bool]
     ) -> None:
         """Archive what there is, or what comes."""
-        before = self._writer.before
-        start = "earliest" if before is None else json.dumps(_offset(before).to_json())
+        if is_remote(self._spark):
+            self._run_here(
+                follow=follow, every_seconds=every_seconds, batch_facts=batch_facts, stopped=stopped
+            )
+            return
         rows = (
             self._spark.readStream.format("synrepl")
-            .options(
-                **self._options,
-                startingOffsets=start,
-                maxOffsetsPerTrigger=str(batch_facts),
-            )
+            .options(**self._options, startingOffsets=self._start(), maxOffsetsPerTrigger=str(batch_facts))
             .load()
         )
         checkpoint = self._store.uri(f"{CHECKPOINTS}/{uuid4().hex}")
@@ -205,6 +205,35 @@ class _Job:
         failure = query.exception()
         if failure is not None:
             raise failure
+
+    def _run_here(
+        self, *, follow: bool, every_seconds: float, batch_facts: int, stopped: Callable[[], bool]
+    ) -> None:
+        """The same with Spark Connect. It would have the server call what is called with each micro-batch,
+        away from what this run knows; so here one range after the other is asked for.
+        """
+        head = self._daemon.extent(limit=1, compacted="true")["head"]
+        while not stopped():
+            due = time.monotonic() + every_seconds
+            since = 0 if self._writer.before is None else self._writer.before.last_serial
+            found = self._daemon.extent(since=since, limit=batch_facts, compacted="true")
+            upto = found["serial"] if follow else min(found["serial"], head)
+            if upto > since:
+                rows = (
+                    self._spark.read.format("synrepl")
+                    .options(**self._options, startingOffsets=self._start(), endingOffsets=str(upto))
+                    .load()
+                )
+                self._writer.write(rows, None)
+            elif not follow:
+                return
+            while follow and not stopped() and (left := due - time.monotonic()) > 0:
+                time.sleep(min(left, LOOK_SECONDS))
+
+    def _start(self) -> str:
+        """Where the archive ends, as a reader says it."""
+        before = self._writer.before
+        return "earliest" if before is None else json.dumps(_offset(before).to_json())
 
 
 class _BatchWriter:

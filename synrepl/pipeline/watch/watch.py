@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from synrepl.errors import ConfigError
-from synrepl.pipeline.session import session_settings
+from synrepl.pipeline.session import is_remote, session_settings
 from synrepl.pipeline.source.daemon import Daemon
 from synrepl.pipeline.source.options import read_options
 from synrepl.pipeline.source.source import register
@@ -137,7 +137,7 @@ def _options(
 
 def _own(spark: "SparkSession") -> "SparkSession":
     """A session with settings of its own, on the same Spark."""
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
+    if is_remote(spark):
         raise ConfigError("watch writes from where it runs: it needs a Spark of its own, not Spark Connect")
     own = spark.newSession()
     for name, value in {**session_settings(None), **SETTINGS}.items():
