@@ -77,12 +77,17 @@ def test_an_archive_with_something_missing_is_an_exit_code(daemon: Daemon, tmp_p
 
 def test_mistakes_are_one_line(daemon: Daemon, tmp_path: Path) -> None:
     """No traceback, nothing of Java."""
-    archive = str(tmp_path / "archive")
+    archive, taken, in_the_way = (str(tmp_path / name) for name in ("archive", "taken", "in-the-way"))
+    (tmp_path / "taken").touch()
+    (tmp_path / "in-the-way").mkdir()
+    (tmp_path / "in-the-way" / "stream=receipts").touch()
     for words, code, expected in (
         (("archive", "--archive", archive), 2, "Missing option '--url'"),
         (("archive", "--url", "nowhere", "--archive", archive), 1, "is not the address of a daemon"),
         (("archive", "--url", daemon.url, "--archive", archive, "--conf", "x"), 2, "--conf is KEY=VALUE"),
         (("archive", "--url", daemon.url, "--archive", "nope://x"), 1, "cannot be reached"),
+        (("archive", "--url", daemon.url, "--archive", taken), 1, f"{taken}: File exists"),
+        (("archive", "--url", daemon.url, "--archive", in_the_way), 1, "Not a directory"),
         (("compact", "--archive", archive, "--snapshot", archive), 1, "nothing is archived there"),
         (("audit", "--archive", archive), 1, "nothing is archived there"),
         (("replay", "--archive", archive, "--url", daemon.url), 1, "has no facts"),

@@ -73,6 +73,9 @@ def running(
         raise Trouble(f"the daemon does not answer: {error}") from error
     except Refused as error:
         raise Trouble(f"the daemon refuses: {error.code}: {error.message}") from error
+    except OSError as error:
+        # Of the folder, the disk, or whatever is where an archive is kept.
+        raise Trouble(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
     except KeyboardInterrupt:
         raise Trouble("interrupted") from None
     except Exception as error:
