@@ -18,9 +18,9 @@ from synrepl.caches import CacheRegistry, Finding
 from synrepl.caches import lint as find_wrong
 from synrepl.caches.counters import NameCounts
 from synrepl.cli.capture import read
-from synrepl.cli.output import counted
 from synrepl.cli.progress import Advance
 from synrepl.cli.trouble import EXIT_CODES, Trouble, read_secret, secret_option
+from synrepl.showing.words import counted
 from synrepl.streams.table import StreamTable
 
 __all__ = ["caches"]

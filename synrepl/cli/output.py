@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from synrepl.wire import jsontext
 
-__all__ = ["Lines", "OutputClosed", "counted"]
+__all__ = ["Lines", "OutputClosed"]
 
 
 class OutputClosed(Exception):
@@ -47,8 +47,3 @@ class Lines:
             # Python flushes standard output once more at the end; let that go nowhere, not fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise OutputClosed from None
-
-
-def counted(count: int, what: str) -> str:
-    """So many of these."""
-    return f"{count:,} {what}" + ("" if count == 1 else "s")

@@ -47,6 +47,6 @@ def facts(rows: Iterable[tuple[str, object]]) -> Markup:
     return Markup(f"<dl>{shown}</dl>") if shown else Markup()
 
 
-def details(summary: object, content: object) -> Markup:
-    """What is folded away."""
-    return Markup(f"<details><summary>{text(summary)}</summary>{text(content)}</details>")
+def details(summary: object, content: object, *, name: str | None = None) -> Markup:
+    """What is folded away; `name` is how a script knows it again."""
+    return element("details", join([element("summary", summary), content]), id=name)

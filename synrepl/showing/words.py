@@ -57,12 +57,12 @@ def span(seconds: float) -> str:
     return " ".join(parts[:2])
 
 
-def at(moment_ms: int, *, seconds: bool = True) -> str:
+def at(moment_ms: float, *, seconds: bool = True) -> str:
     """A moment, in UTC."""
     try:
         found = datetime.fromtimestamp(moment_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
-        return f"{moment_ms} ms"
+        return f"{moment_ms:.0f} ms"
     return found.strftime("%Y-%m-%d %H:%M:%S UTC" if seconds else "%Y-%m-%d %H:%M UTC")
 
 

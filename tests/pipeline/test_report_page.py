@@ -20,12 +20,12 @@ from synrepl.pipeline.report.daemon import Daemon, ask, counters
 from synrepl.pipeline.report.expanding import expand_batches, meaning
 from synrepl.pipeline.report.invalidations import Invalidations
 from synrepl.pipeline.report.making import Reported, write
-from synrepl.pipeline.report.markup import Markup, element
 from synrepl.pipeline.report.measured import Measured
 from synrepl.pipeline.report.standing import standings
 from synrepl.pipeline.report.tables import Column, Table, as_csv, as_html
-from synrepl.pipeline.report.words import number, rate, share, shortened, size, span
 from synrepl.ports.history import Turn
+from synrepl.showing.markup import Markup, element
+from synrepl.showing.words import number, rate, share, shortened, size, span
 from tests.pipeline.archives import BEGAN_MS
 
 BEGAN = BEGAN_MS // 1000

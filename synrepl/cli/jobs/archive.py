@@ -9,6 +9,7 @@ import click
 
 from synrepl.cli.jobs.common import archive_option, running, say, spark_options, telling
 from synrepl.cli.trouble import EXIT_CODES, secret_option, url_option
+from synrepl.showing.words import counted
 
 __all__ = ["archive_command"]
 
@@ -74,7 +75,7 @@ def _archived(done: Any) -> Iterator[str]:
     if done.batches:
         yield (
             f"archived {done.facts:,} facts ({done.rows:,} rows, {done.bytes / 1e6:,.1f} MB)"
-            f" in {done.batches} batches, {done.seconds:.1f} s"
+            f" in {counted(done.batches, 'batch', 'batches')}, {done.seconds:.1f} s"
         )
     else:
         yield "nothing new"

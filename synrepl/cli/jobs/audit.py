@@ -11,6 +11,7 @@ import msgspec
 
 from synrepl.cli.jobs.common import archive_option, maybe_url_option, running, spark_options, telling
 from synrepl.cli.trouble import EXIT_CODES, read_secret, secret_option
+from synrepl.showing.words import counted
 
 __all__ = ["audit_command"]
 
@@ -65,7 +66,8 @@ def _audited(done: Any) -> Iterator[str]:
     if done.untold:
         yield f"and {done.untold} more"
     looked = (
-        f"{done.facts:,} facts, {done.rows:,} rows, {done.bytes / 1e6:,.1f} MB in {done.files} files of"
-        f" {done.batches} batches, serials {done.first_serial} to {done.last_serial}"
+        f"{done.facts:,} facts, {done.rows:,} rows, {done.bytes / 1e6:,.1f} MB in"
+        f" {counted(done.files, 'file')} of {counted(done.batches, 'batch', 'batches')},"
+        f" serials {done.first_serial} to {done.last_serial}"
     )
     yield f"{'clean' if done.is_clean else 'NOT CLEAN'}: {looked}; {sum(done.seconds.values()):.1f} s"

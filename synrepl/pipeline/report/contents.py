@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from synrepl.pipeline.report.measured import Measured
 from synrepl.pipeline.report.tables import Column, Table
-from synrepl.pipeline.report.words import at, share, shortened, size, span
+from synrepl.showing.words import at, share, shortened, size, span
 
 __all__ = ["tables"]
 

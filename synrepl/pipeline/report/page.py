@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 from synrepl.pipeline.report.covering import Coverage
-from synrepl.pipeline.report.markup import Markup, details, element, facts, join, mark
 from synrepl.pipeline.report.measured import Measured
 from synrepl.pipeline.report.shell import shell
 from synrepl.pipeline.report.style import Drawn
 from synrepl.pipeline.report.tables import Column, Table, as_html, folded, named
 from synrepl.pipeline.report.verdict import KINDS, Finding
-from synrepl.pipeline.report.words import (
+from synrepl.showing.markup import Markup, details, element, facts, join, mark
+from synrepl.showing.words import (
     at,
     counted,
     number,

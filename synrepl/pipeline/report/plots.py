@@ -8,7 +8,7 @@ from typing import Any, Final
 from synrepl.pipeline.report.bins import Bins
 from synrepl.pipeline.report.measured import Measured
 from synrepl.pipeline.report.style import ACCENT, ALARM, LINE, OTHER, SERIES, SOFT, Drawn, Size, draw
-from synrepl.pipeline.report.words import number, shortened, size, span
+from synrepl.showing.words import number, shortened, size, span
 
 __all__ = ["pictures"]
 

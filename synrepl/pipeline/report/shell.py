@@ -3,8 +3,8 @@
 from html import escape
 from typing import Final
 
-from synrepl.pipeline.report.markup import Markup
 from synrepl.pipeline.report.style import colors_css
+from synrepl.showing.markup import Markup
 
 __all__ = ["shell"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from synrepl.pipeline.report.markup import Markup, details, element, text
-from synrepl.pipeline.report.words import number, printable, shortened
+from synrepl.showing.markup import Markup, details, element, text
+from synrepl.showing.words import number, printable, shortened
 
 __all__ = ["Column", "Table", "as_csv", "as_html", "folded", "named"]
 

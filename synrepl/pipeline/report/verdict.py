@@ -10,7 +10,7 @@ from synrepl.pipeline.report.chains import Break
 from synrepl.pipeline.report.covering import Coverage
 from synrepl.pipeline.report.daemon import Daemon
 from synrepl.pipeline.report.standing import Standing
-from synrepl.pipeline.report.words import at, counted, printable, span
+from synrepl.showing.words import at, counted, printable, span
 
 __all__ = ["KINDS", "Finding", "findings"]
 

@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from synrepl.replication.status import STATES
-from synrepl.transports.http.status_page.markup import Markup, bar, element, facts, mark, section, timed
-from synrepl.transports.http.status_page.words import address, ago, at, lag, short, span
+from synrepl.showing.markup import Markup, element, facts, mark
+from synrepl.showing.words import at, span
+from synrepl.transports.http.status_page.markup import bar, section, timed
+from synrepl.transports.http.status_page.words import address, ago, lag, short
 
 __all__ = ["KINDS", "errors", "log", "state", "upstream"]
 
@@ -55,7 +57,7 @@ def errors(status: Mapping[str, Any], now: float) -> Markup:
 
 
 def _since(moment: float, now: float) -> Markup:
-    return element("span", f"for {span(now - moment)}", title=f"since {at(moment)}")
+    return element("span", f"for {span(now - moment)}", title=f"since {at(moment * 1000)}")
 
 
 def log(status: Mapping[str, Any], now: float) -> Markup:
@@ -83,7 +85,7 @@ def _epoch(status: Mapping[str, Any], now: float) -> object:
         return str(status["epoch"])
     return timed(
         f"{status['epoch']}, {own[-1]['why']} {span(now - own[-1]['at_ms'] / 1000)} ago",
-        at(own[-1]["at_ms"] / 1000),
+        at(own[-1]["at_ms"]),
     )
 
 

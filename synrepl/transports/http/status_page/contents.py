@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from synrepl.transports.http.status_page.markup import Markup, details, element, facts, mark, section, table
-from synrepl.transports.http.status_page.words import ago, counted, short, size, span
+from synrepl.showing.markup import Markup, details, element, facts, mark
+from synrepl.showing.words import counted, size, span
+from synrepl.transports.http.status_page.markup import section, table
+from synrepl.transports.http.status_page.words import ago, short
 
 __all__ = ["files", "recent", "streams", "turns"]
 
@@ -31,7 +33,9 @@ def streams(status: Mapping[str, Any]) -> Markup:
     if len(found) > STREAMS:
         parts.append(element("p", f"and {len(found) - STREAMS:,} more streams", class_="dim"))
     if empty:
-        parts.append(details("empty-streams", Markup(_dim(f"{len(empty)} without facts")), ", ".join(empty)))
+        parts.append(
+            details(Markup(_dim(f"{len(empty)} without facts")), ", ".join(empty), name="empty-streams")
+        )
     return section("Streams", *parts, is_wide=True)
 
 
@@ -44,7 +48,7 @@ def _stream(name: str, one: Mapping[str, Any], shown: list[tuple[str, int]]) -> 
         told = f"{counted(len(writers), 'writer')}, up to {max(writers.values()):,}"
     summary = Markup(f"{element('b', name)} {_dim(told + where)}")
     rows = table(("writer", "position"), shown, beyond=len(writers) - len(shown), is_slim=True)
-    return details(f"stream-{name}", summary, rows)
+    return details(summary, rows, name=f"stream-{name}")
 
 
 def _dim(text: str) -> Markup:

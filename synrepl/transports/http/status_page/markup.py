@@ -1,38 +1,12 @@
-"""HTML in small pieces. Whatever is text is escaped here; only `Markup` is taken as it is."""
+"""The larger pieces of the page: bars, tables, sections."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from html import escape
 from typing import Any
 
-__all__ = ["Markup", "bar", "details", "element", "facts", "mark", "section", "table", "timed"]
+from synrepl.showing.markup import Markup, element, text
 
-
-class Markup(str):
-    """Text that is HTML already."""
-
-    __slots__ = ()
-
-
-def element(name: str, content: object = "", **attributes: object) -> Markup:
-    """One element. An attribute that is None is left out; `_` in its name is `-`, and one at its end goes."""
-    said = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
-        for key, value in attributes.items()
-        if value is not None
-    )
-    return Markup(f"<{name}{said}>{text(content)}</{name}>")
-
-
-def text(content: object) -> Markup:
-    """What it says, escaped unless it is HTML."""
-    if isinstance(content, Markup):
-        return content
-    return Markup("" if content is None else escape(str(content)))
-
-
-def mark(word: str, kind: str, means: str = "") -> Markup:
-    """A word with its colour: `kind` is good, busy, bad or dim. What it means is its title."""
-    return element("span", word, class_=f"mark {kind}", title=means or None)
+__all__ = ["bar", "section", "table", "timed"]
 
 
 def timed(shown: str, exact: str) -> Markup:
@@ -47,14 +21,6 @@ def bar(share: float, *, label: str, kind: str = "") -> Markup:
     return element(
         "progress", shown, class_=kind or None, max="1", value=f"{share:.4f}", aria_label=label, title=shown
     )
-
-
-def facts(rows: Iterable[tuple[str, object]]) -> Markup:
-    """Names and what they are; what is None or empty is left out."""
-    shown = "".join(
-        f"<dt>{escape(name)}</dt><dd>{text(value)}</dd>" for name, value in rows if value not in {None, ""}
-    )
-    return Markup(f"<dl>{shown}</dl>") if shown else Markup()
 
 
 def table(
@@ -96,11 +62,6 @@ def _kind(place: int, numbers: Collection[int]) -> str:
 
 def _shown(cell: Any) -> Markup:
     return text(f"{cell:,}") if isinstance(cell, int) else text(cell)
-
-
-def details(name: str, summary: object, content: object) -> Markup:
-    """What is folded away; `name` is how the script knows it again."""
-    return Markup(f'<details id="{escape(name)}"><summary>{text(summary)}</summary>{text(content)}</details>')
 
 
 def section(title: str, *content: object, note: str = "", is_wide: bool = False) -> Markup:

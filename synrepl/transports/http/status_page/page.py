@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from synrepl.showing.markup import Markup, element
+from synrepl.showing.words import at, span
 from synrepl.transports.http.status_page.about import errors, log, state, upstream
 from synrepl.transports.http.status_page.contents import files, recent, streams, turns
-from synrepl.transports.http.status_page.markup import Markup, element
 from synrepl.transports.http.status_page.readers import followers, leases, replicas
 from synrepl.transports.http.status_page.shell import shell
 from synrepl.transports.http.status_page.sources import heard_from, stuck, tables, unfinished
-from synrepl.transports.http.status_page.words import at, span
 
 __all__ = ["page"]
 
@@ -47,6 +47,6 @@ def page(status: Mapping[str, Any], now: float) -> bytes:
             + recent(status, now)
         ),
     )
-    footer = f"synrepl {status['version']}, up for {span(status['uptime_seconds'])}; as of {at(now)}"
+    footer = f"synrepl {status['version']}, up for {span(status['uptime_seconds'])}; as of {at(now * 1000)}"
     shown = shell(f"{status['state']}: {who}", header + main + element("footer", footer))
     return shown.encode("utf-8", "replace")

@@ -4,17 +4,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from synrepl.replication.relay.states import RELAY_STATES, REPLICA_STATES
-from synrepl.transports.http.status_page.markup import (
-    Markup,
-    bar,
-    details,
-    facts,
-    mark,
-    section,
-    table,
-    timed,
-)
-from synrepl.transports.http.status_page.words import address, ago, counted, lag, size, span
+from synrepl.showing.markup import Markup, details, facts, mark
+from synrepl.showing.words import counted, size, span
+from synrepl.transports.http.status_page.markup import bar, section, table, timed
+from synrepl.transports.http.status_page.words import address, ago, lag
 
 __all__ = ["followers", "leases", "replicas"]
 
@@ -44,8 +37,8 @@ def replicas(status: Mapping[str, Any], now: float) -> Markup:
     words = facts((state, REPLICA_STATES[state]) for state, count in counts.items() if count)
     rows = [_replica(one, now) for one in found[:SHOWN]]
     shown = table(REPLICA, rows, beyond=len(found) - SHOWN)
-    folded = details("replicas", told, shown) if len(found) > OPEN else shown
-    legend = details("replica-states", "what the states mean", words)
+    folded = details(told, shown, name="replicas") if len(found) > OPEN else shown
+    legend = details("what the states mean", words, name="replica-states")
     return section("Replicas", folded, legend, note="" if len(found) > OPEN else told, is_wide=True)
 
 
@@ -77,7 +70,7 @@ def leases(status: Mapping[str, Any], now: float) -> Markup:
     ended = sum(one["ended"] is not None for one in found)
     told = counted(len(found) - ended, "lease") + (f", {ended} ended" if ended else "")
     note = "The log is kept from the serial of the lease on, within bytes and time."
-    folded = details("leases", told, shown) if len(found) > OPEN else shown
+    folded = details(told, shown, name="leases") if len(found) > OPEN else shown
     return section("Leases", folded, note=note, is_wide=True)
 
 
@@ -119,5 +112,5 @@ def followers(status: Mapping[str, Any]) -> Markup:
     ]
     shown = table(FOLLOWER, rows, beyond=len(found) - SHOWN)
     if len(found) > OPEN:
-        shown = details("followers", counted(len(found), "follower"), shown)
+        shown = details(counted(len(found), "follower"), shown, name="followers")
     return section("Followers", shown, is_wide=True)

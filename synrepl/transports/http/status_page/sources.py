@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from synrepl.transports.http.status_page.markup import Markup, mark, section, table
-from synrepl.transports.http.status_page.words import lag, span
+from synrepl.showing.markup import Markup, mark
+from synrepl.showing.words import span
+from synrepl.transports.http.status_page.markup import section, table
+from synrepl.transports.http.status_page.words import lag
 
 __all__ = ["heard_from", "stuck", "tables", "unfinished"]
 
