@@ -4,31 +4,17 @@ from html import escape
 from typing import Final
 
 from synrepl.pipeline.report.style import colors_css
+from synrepl.showing.look import LOOK
 from synrepl.showing.markup import Markup
 
 __all__ = ["shell"]
 
-# As the status page of the daemon looks.
-STYLE: Final = """\
-:root{color-scheme:light dark;--ink:#1c2126;--soft:#59636e;--paper:#f4f6f8;--card:#fff;--line:#dde2e7;
---good:#12703a;--busy:#8a5300;--bad:#b3140f;--goodbg:#e2f5e9;--busybg:#fdf0d8;--badbg:#fde7e5;--bar:#2f6fde}
-@media(prefers-color-scheme:dark){:root{--ink:#e4e8ec;--soft:#9aa5b1;--paper:#12161a;--card:#1b2127;
---line:#313a43;--good:#6ddb97;--busy:#f0b95b;--bad:#ff8d86;--goodbg:#143322;--busybg:#3a2b10;--badbg:#43191a;
---bar:#6aa0ff}}
-*{box-sizing:border-box}
-body{font:15px/1.5 system-ui,sans-serif;margin:0;background:var(--paper);color:var(--ink);
-overflow-wrap:anywhere}
-header,main,footer{max-width:76rem;margin:auto;padding:0 1rem}
-header{padding-top:1.25rem}h1{font-size:1.1rem;font-weight:600;margin:0;color:var(--soft)}
-h2{font-size:1.15rem;margin:0 0 .35rem}h3{font-size:.95rem;margin:1.4rem 0 .25rem}p{margin:.25rem 0}
+STYLE: Final = (
+    LOOK
+    + """\
+h2{font-size:1.15rem;margin:0 0 .35rem}h3{font-size:.95rem;margin:1.4rem 0 .25rem}
 a{color:var(--bar)}
-.state{font-size:1.9rem;font-weight:700;line-height:1.2;margin:.35rem 0 .1rem}
-.state small{font-size:1rem;font-weight:500;color:var(--soft)}
-.state.good{color:var(--good)}.state.busy{color:var(--busy)}.state.bad{color:var(--bad)}
 .state.dim{color:var(--soft)}
-.state::before{content:"";display:inline-block;width:.62em;height:.62em;border-radius:50%;
-background:currentColor;margin-right:.45em}.state.bad::before{border-radius:2px}
-.state.busy::before{border-radius:50% 50% 0 50%}
 ul.findings{list-style:none;padding:0;margin:.75rem 0 0}
 ul.findings li{border-left:4px solid var(--line);background:var(--card);border-radius:4px;
 padding:.4rem .75rem;margin:.35rem 0;font-weight:600}
@@ -46,22 +32,16 @@ main{margin-top:1rem}
 section{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:.9rem 1rem;
 margin:0 0 1rem;min-width:0}
 dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:.15rem 1rem;margin:.3rem 0}
-dt{color:var(--soft)}dd{margin:0;font-variant-numeric:tabular-nums}
 .dim,.note,.files,figcaption{color:var(--soft)}.note{max-width:62rem}.files,figcaption{font-size:.87rem}
-.mark{font-weight:600}.mark.good{color:var(--good)}.mark.busy{color:var(--busy)}
-.mark.bad{color:var(--bad)}.mark.dim{color:var(--soft)}
 figure{margin:.9rem 0 .25rem}figure svg{width:100%;height:auto;display:block}
 figure svg.narrow{display:none}
 svg.spark{width:7.5rem;height:1.5rem;display:block}svg.spark path{fill:var(--bar)}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th,td{text-align:left;padding:.3rem .9rem .3rem 0;vertical-align:top}
 td:last-child,th:last-child{padding-right:0}
 th{overflow-wrap:normal}td.number{white-space:nowrap}td:first-child{min-width:7rem}
 .slim{overflow-x:auto;margin-top:.35rem}th{color:var(--soft);font-weight:500;font-size:.87rem;
 vertical-align:bottom}
-tbody tr{border-top:1px solid var(--line)}td.number,th.number{text-align:right}
 td:first-child{font-weight:600}
-details{border-top:1px solid var(--line);padding:.35rem 0;margin-top:.6rem}summary{cursor:pointer}
+details{border-top:1px solid var(--line);padding:.35rem 0;margin-top:.6rem}
 ul.names{columns:16rem;padding-left:1.1rem;margin:.3rem 0}
 footer{padding:0 1rem 1.5rem;color:var(--soft);font-size:.87rem}
 @media(max-width:46rem){section{padding:.75rem}figure svg.wide{display:none}
@@ -73,6 +53,7 @@ figure svg.narrow{display:block}.slim td,.slim th{padding-right:.7rem}
 dl{grid-template-columns:6.5rem minmax(0,1fr);gap:.15rem .5rem}}
 @media print{body{background:none}section{break-inside:avoid-page;border:0;padding:0}nav{display:none}}
 """
+)
 
 POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"

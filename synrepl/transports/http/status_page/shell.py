@@ -5,26 +5,14 @@ from hashlib import sha256
 from html import escape
 from typing import Final
 
+from synrepl.showing.look import LOOK
+
 __all__ = ["POLICY", "shell"]
 
-STYLE: Final = """\
-:root{color-scheme:light dark;--ink:#1c2126;--soft:#59636e;--paper:#f4f6f8;--card:#fff;--line:#dde2e7;
---good:#12703a;--busy:#8a5300;--bad:#b3140f;--goodbg:#e2f5e9;--busybg:#fdf0d8;--badbg:#fde7e5;--bar:#2f6fde}
-@media(prefers-color-scheme:dark){:root{--ink:#e4e8ec;--soft:#9aa5b1;--paper:#12161a;--card:#1b2127;
---line:#313a43;--good:#6ddb97;--busy:#f0b95b;--bad:#ff8d86;--goodbg:#143322;--busybg:#3a2b10;--badbg:#43191a;
---bar:#6aa0ff}}
-*{box-sizing:border-box}
-body{font:15px/1.5 system-ui,sans-serif;margin:0;background:var(--paper);color:var(--ink);
-overflow-wrap:anywhere}
-header,main,footer{max-width:76rem;margin:auto;padding:0 1rem}
-header{padding-top:1.25rem}h1{font-size:1.1rem;font-weight:600;margin:0;color:var(--soft)}
-h2{font-size:.95rem;margin:0 0 .5rem}p{margin:.25rem 0}
-.state{font-size:1.9rem;font-weight:700;line-height:1.2;margin:.35rem 0 .1rem}
-.state small{font-size:1rem;font-weight:500;color:var(--soft)}
-.state.good{color:var(--good)}.state.busy{color:var(--busy)}.state.bad{color:var(--bad)}
-.state::before{content:"";display:inline-block;width:.62em;height:.62em;border-radius:50%;
-background:currentColor;margin-right:.45em}.state.bad::before{border-radius:2px}
-.state.busy::before{border-radius:50% 50% 0 50%}
+STYLE: Final = (
+    LOOK
+    + """\
+h2{font-size:.95rem;margin:0 0 .5rem}
 ul.errors{list-style:none;padding:0;margin:.75rem 0 0}
 ul.errors li{background:var(--badbg);border-left:4px solid var(--bad);border-radius:4px;padding:.5rem .75rem;
 margin:.4rem 0;font-weight:600}ul.errors li span{font-weight:400;color:var(--soft)}
@@ -37,23 +25,18 @@ section{background:var(--card);border:1px solid var(--line);border-radius:8px;pa
 flex:1 1 22rem;max-width:100%}
 section.wide{flex-basis:100%}
 dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:.15rem 1rem;margin:0}
-dt{color:var(--soft)}dd{margin:0;font-variant-numeric:tabular-nums}
 .dim{color:var(--soft)}
-.mark{font-weight:600}.mark.good{color:var(--good)}.mark.busy{color:var(--busy)}
-.mark.bad{color:var(--bad)}.mark.dim{color:var(--soft)}.mark[title],span[title]{
+.mark[title],span[title]{
 text-decoration:underline dotted from-font;text-underline-offset:.2em;text-decoration-color:var(--line)}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th,td{text-align:left;padding:.3rem .9rem .3rem 0;vertical-align:top}
 .slim{overflow-x:auto}th{color:var(--soft);font-weight:500;font-size:.87rem}
-tbody tr{border-top:1px solid var(--line)}
-td.number,th.number{text-align:right}td.name{font-weight:600}td progress{width:8rem;margin-right:.5rem}
+td.name{font-weight:600}td progress{width:8rem;margin-right:.5rem}
 progress{appearance:none;-webkit-appearance:none;width:100%;max-width:16rem;height:.6rem;border:0;
 border-radius:99px;background:var(--line);vertical-align:middle;overflow:hidden}
 progress::-webkit-progress-bar{background:var(--line)}progress::-webkit-progress-value{background:var(--bar)}
 progress::-moz-progress-bar{background:var(--bar)}
 progress.bad::-webkit-progress-value{background:var(--bad)}progress.bad::-moz-progress-bar{background:var(--bad)}
 progress.join{max-width:none;height:.9rem;margin:.5rem 0 .25rem}
-details{border-top:1px solid var(--line);padding:.25rem 0}summary{cursor:pointer}
+details{border-top:1px solid var(--line);padding:.25rem 0}
 summary span{color:var(--soft)}details table{margin:.25rem 0 .5rem}
 footer{padding:1rem;color:var(--soft);font-size:.87rem}
 @media(max-width:46rem){section{padding:.75rem}
@@ -65,6 +48,7 @@ footer{padding:1rem;color:var(--soft);font-size:.87rem}
 .slim td,.slim th{padding-right:.7rem;white-space:nowrap}
 dl{grid-template-columns:7rem minmax(0,1fr);gap:.15rem .5rem}}
 """
+)
 
 # Asks for the page again and puts the new body in place of the old one; folded parts stay as they are, and
 # so does what somebody has selected. Without an answer it says so: an old page must not look like a new one.
