@@ -23,7 +23,7 @@ __all__ = ["watch_command"]
     help="A writer that is silent for so long, and for ten times as long as usual, has stalled.",
 )
 @click.option(
-    "--every", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds to a look."
+    "--every", type=click.FloatRange(0.1), default=5.0, show_default=True, help="Seconds to a look."
 )
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="How many are named.")
 @click.option("--from", "since", default="latest", show_default=True, help="latest, earliest, or a serial.")

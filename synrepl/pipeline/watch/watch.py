@@ -64,7 +64,7 @@ def watch(
     secret_file: str | None = None,
     streams: Collection[str] | None = None,
     stall_seconds: float = 60.0,
-    every_seconds: float = 1.0,
+    every_seconds: float = 5.0,
     top: int = 10,
     since: str = "latest",
     checkpoint: str | None = None,
