@@ -13,6 +13,7 @@ from synrepl.pipeline.source.columns import COLUMNS
 from synrepl.pipeline.source.daemon import DataLoss
 from synrepl.pipeline.source.offsets import BadOffset, Offset, read_wish
 from synrepl.pipeline.source.options import read_options
+from synrepl.pipeline.source.pacing import Pacing
 from synrepl.pipeline.source.planning import Planning
 from synrepl.pipeline.source.ranges import Range, cuts
 from synrepl.pipeline.source.reading import read_range
@@ -57,6 +58,7 @@ class FakeDaemon:
             "digest": self.digest(max(since, serial)),
             "history": "h",
             "facts": len(found),
+            "bytes": sum(len(fact.rows) for fact in found),
             "clock": clock,
             "committed_at_ms": found[-1].committed_at_ms if found else 0,
             "begin": self.begin,
@@ -179,6 +181,9 @@ class TestOptions:
             ({**URL, "maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger is a whole number from 1 on"),
             ({**URL, "failOnDataLoss": "perhaps"}, "failOnDataLoss is true or false"),
             ({**URL, "startingOffsets": "soon"}, "startingOffsets is earliest, latest"),
+            ({**URL, "startingTimestamp": "yesterday"}, "startingTimestamp is a whole number"),
+            ({**URL, "maxBytesPerTrigger": "0"}, "maxBytesPerTrigger is a whole number from 1 on"),
+            ({**URL, "maxTriggerDelay": "soon"}, "maxTriggerDelay is a time such as 15m"),
         ],
     )
     def test_what_makes_no_sense_is_told(self, given: dict[str, str], words: str) -> None:
@@ -233,6 +238,44 @@ class TestPlans:
         assert {"push_rules": {"w1": 20}, "pushers": {"w2": 20}} == at.clock
         assert self.facts[-1].digest == at.digest
 
+    def test_micro_batches_are_of_about_so_many_bytes(self) -> None:
+        """As many facts as fit, and one at least, however large it is."""
+        daemon = FakeDaemon(self.facts)
+        sizes = {fact.serial: len(fact.rows) for fact in self.facts}
+        for most, limit in ((200, None), (200, 3), (1, None), (10_000, None)):
+            plan = planning(daemon, maxBytesPerTrigger=str(most))
+            at, before = plan.start(), 0
+            while (end := plan.end(at, limit=limit)) != at:
+                taken = [sizes[serial] for serial in range(before + 1, end.serial + 1)]
+                assert sum(taken) <= most or len(taken) == 1
+                assert len(taken) == limit or end.serial == 40 or sum(taken) > most / 3
+                at, before = end, end.serial
+            assert 40 == before
+
+    def test_a_moment_says_where_to_begin_and_end(self) -> None:
+        """The first fact that was committed then, or later; from the future on, only what comes."""
+        daemon = FakeDaemon(self.facts)
+        moments = [fact.committed_at_ms for fact in self.facts]
+        for first, last, expected in (
+            (moments[9], moments[19], range(10, 20)),
+            (moments[9] - 1, moments[19] + 1, range(10, 21)),
+            (0, moments[-1] + 1, range(1, 41)),
+            (moments[-1] + 1, moments[-1] + 2, range(0)),
+            (moments[20], moments[10], range(0)),
+        ):
+            plan = planning(daemon, startingTimestamp=str(first), endingTimestamp=str(last))
+
+            assert list(expected) == serials(daemon, plan.ranges(*plan.closed()))
+        assert 40 == planning(daemon, startingTimestamp=str(moments[-1] + 1)).start().serial
+
+    def test_a_moment_in_a_trimmed_log(self) -> None:
+        """What was trimmed was before it."""
+        daemon = FakeDaemon(self.facts, begin=10)
+        for place, begins in ((0, 10), (30, 30)):
+            moment = str(self.facts[place].committed_at_ms)
+
+            assert begins == planning(daemon, startingTimestamp=moment).start().serial
+
     def test_tokens_say_where_to_begin_and_end(self) -> None:
         """As in Kafka's source; writers that are not named are read from the beginning, and to the end."""
         daemon = FakeDaemon(self.facts)
@@ -271,6 +314,27 @@ class TestPlans:
         assert 40 == end.serial
         assert plan.ranges(Offset(serial=20), end, {})[0].compacted
         assert not plan.ranges(Offset(serial=30), end, {})[0].compacted
+
+
+class TestPacing:
+    """How long a micro-batch waits for enough facts."""
+
+    def test_a_batch_waits_for_enough_or_for_long_enough(self) -> None:
+        """The first does not: nobody knows how long its facts have waited."""
+        now = [100.0]
+        options = read_options({**URL, "minOffsetsPerTrigger": "5", "maxTriggerDelay": "2m"})
+        pacing = Pacing(options, seconds=lambda: now[0])
+        told = []
+        for later, waiting in ((0, 1), (1, 1), (1, 4), (1, 5), (1, 4), (119, 4), (1, 4), (1, 0), (500, 0)):
+            now[0] += later
+            told.append(pacing.is_due(waiting))
+
+        assert [True, False, False, True, False, True, False, False, False] == told
+
+    def test_without_a_minimum_nothing_waits(self) -> None:
+        pacing = Pacing(read_options(URL), seconds=lambda: 0.0)
+
+        assert [True, True] == [pacing.is_due(1), pacing.is_due(1)]
 
 
 class TestChecking:

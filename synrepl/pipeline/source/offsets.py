@@ -108,11 +108,12 @@ class Offset:
 
 @dataclass(frozen=True)
 class Wish:
-    """What a user says of where to begin or end: one of these."""
+    """What a user says of where to begin or end: one of these. `at_ms` is a moment, in Unix milliseconds."""
 
     word: str = ""
     offset: Offset | None = None
     clock: Clock | None = None
+    at_ms: int | None = None
 
 
 def read_wish(name: str, text: str) -> Wish:

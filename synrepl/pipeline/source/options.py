@@ -1,5 +1,6 @@
 """The options of the source and of the writer, under the names that Kafka's source made usual."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +19,12 @@ KNOWN: Final = (
     "columns",
     "startingOffsets",
     "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
     "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "maxBytesPerTrigger",
     "failOnDataLoss",
     "minPartitions",
     "factsPerPartition",
@@ -34,6 +40,7 @@ KNOWN: Final = (
 FACTS_PER_PARTITION: Final = 100_000
 RETRY_SECONDS: Final = 60
 BATCH_FACTS: Final = 2_000
+UNIT_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 BEGINNING: Final = Wish(word=EARLIEST)
 HEAD: Final = Wish(word=LATEST)
 
@@ -43,7 +50,8 @@ class Options:
     """What a query says of what it reads, or where it writes.
 
     `streams` and `writers` choose (None: all), and `columns` says which columns there are, in this order.
-    `max_offsets` facts at most make a micro-batch; a fact is never split. Ranges of more than
+    `max_offsets` facts at most make a micro-batch, and about `max_bytes` of their rows, but no fact is split;
+    it waits until there are `min_offsets`, or for `max_delay_seconds`. Ranges of more than
     `facts_per_partition` are shared by several tasks, at least `min_partitions` in any case. With
     `compacted`, what a trimmed log has left of its beginning is read as well. Under the name `reader` the
     daemon keeps what is not read yet. What the daemon does not answer is asked again for `retry_seconds`.
@@ -59,6 +67,9 @@ class Options:
     starting: Wish = BEGINNING
     ending: Wish = HEAD
     max_offsets: int | None = None
+    min_offsets: int | None = None
+    max_delay_seconds: float = 900.0
+    max_bytes: int | None = None
     fail_on_data_loss: bool = True
     min_partitions: int = 1
     facts_per_partition: int = FACTS_PER_PARTITION
@@ -94,9 +105,12 @@ def read_options(given: Mapping[str, str]) -> Options:
         streams=_chosen(said.get("streams")),
         writers=_chosen(said.get("writers")),
         columns=columns,
-        starting=read_wish("startingOffsets", said.get("startingOffsets", EARLIEST)),
-        ending=read_wish("endingOffsets", said.get("endingOffsets", LATEST)),
+        starting=_wish(said, "starting", EARLIEST),
+        ending=_wish(said, "ending", LATEST),
         max_offsets=_whole(said, "maxOffsetsPerTrigger", None),
+        min_offsets=_whole(said, "minOffsetsPerTrigger", None),
+        max_delay_seconds=_seconds(said, "maxTriggerDelay", "15m"),
+        max_bytes=_whole(said, "maxBytesPerTrigger", None),
         fail_on_data_loss=_flag(said, "failOnDataLoss", True),
         min_partitions=_whole(said, "minPartitions", 1) or 1,
         facts_per_partition=_whole(said, "factsPerPartition", FACTS_PER_PARTITION) or FACTS_PER_PARTITION,
@@ -125,6 +139,22 @@ def _whole(said: Mapping[str, str], name: str, default: int | None, *, lowest: i
     if not text.strip().isdecimal() or int(text) < lowest:
         raise ConfigError(f"the option {name} is a whole number from {lowest} on, not {text[:40]!r}")
     return int(text)
+
+
+def _wish(said: Mapping[str, str], which: str, default: str) -> Wish:
+    """Where to begin, or end. A moment goes before offsets, as with Kafka's source."""
+    at_ms = _whole(said, f"{which}Timestamp", None, lowest=0)
+    if at_ms is not None:
+        return Wish(at_ms=at_ms)
+    return read_wish(f"{which}Offsets", said.get(f"{which}Offsets", default))
+
+
+def _seconds(said: Mapping[str, str], name: str, default: str) -> float:
+    text = said.get(name, default)
+    found = re.fullmatch(r"(\d{1,9}) ?(ms|s|m|h|d)", text.strip().lower())
+    if found is None:
+        raise ConfigError(f"the option {name} is a time such as 15m, 30s or 500ms, not {text[:40]!r}")
+    return int(found[1]) * UNIT_SECONDS[found[2]]
 
 
 def _flag(said: Mapping[str, str], name: str, default: bool) -> bool:

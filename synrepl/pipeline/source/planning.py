@@ -18,6 +18,9 @@ __all__ = ["Planning"]
 MAX_SERIALS: Final = 1_000
 """Digests that are asked for at once."""
 
+LIKELY_BYTES: Final = 100
+"""Of a fact's rows, until some were seen."""
+
 FROM_EARLIEST: Final = -2
 FROM_LATEST: Final = -1
 """In place of a token, as in Kafka's source."""
@@ -31,6 +34,7 @@ class Planning:
     def __init__(self, options: Options, daemon: Daemon) -> None:
         self._options = options
         self._daemon = daemon
+        self._fact_bytes = LIKELY_BYTES
 
     # -- where to begin and end ----------------------------------------------------------------------------
 
@@ -43,6 +47,8 @@ class Planning:
         begin = 0 if options.compacted else self._begin()
         if wish.word == LATEST:
             return self.last(Offset(serial=begin), None)
+        if wish.at_ms is not None:
+            return self._proved(Offset(serial=self._serial_before(wish.at_ms, begin)))
         if wish.clock is None:
             return self._proved(Offset(serial=begin))
         skip, head = self._serials(wish.clock, begin)
@@ -52,11 +58,39 @@ class Planning:
 
     def end(self, start: Offset, *, limit: int | None, upto: int | None = None) -> Offset:
         """The furthest place from there, after at most `limit` facts, not beyond the serial `upto`."""
-        found = self._extent(start, limit=limit, upto=upto)
+        found = self._fitting(start, limit, upto)
         if not found["facts"] and found["serial"] - start.serial < self._options.facts_per_partition:
             # Of what is not wanted, a little makes no progress.
             return start
         return start.reached(found)
+
+    def waiting(self, start: Offset, most: int) -> int:
+        """How many facts come after it, as far as they matter."""
+        return int(self._extent(start, limit=most)["facts"])
+
+    def _fitting(self, start: Offset, limit: int | None, upto: int | None) -> Any:
+        """What lies from there on, about as many bytes as are wanted at most. A fact is never split."""
+        most = self._options.max_bytes
+        if most is None:
+            return self._extent(start, limit=limit, upto=upto)
+        fits: Any = None
+        is_over = False
+        asked = most // self._fact_bytes
+        while True:
+            asked = max(1, asked if limit is None else min(asked, limit))
+            found = self._extent(start, limit=asked, upto=upto)
+            facts, size = found["facts"], max(1, found["bytes"])
+            if size > most and facts > 1:
+                is_over = True
+                asked = max(facts * most // size, facts // 4)
+                if fits is not None and asked <= fits["facts"]:
+                    return fits
+                continue
+            if facts:
+                self._fact_bytes = max(1, size // facts)
+            if is_over or facts < asked or asked == limit or 2 * size > most:
+                return found
+            fits, asked = found, facts * most // size
 
     def last(self, start: Offset, upto: int | None) -> Offset:
         """The head, or where the log is at the serial `upto`."""
@@ -71,9 +105,27 @@ class Planning:
         start, wish = self.start(), self._options.ending
         if wish.word == EARLIEST:
             return start, start, {}
-        end = self.last(start, None if wish.offset is None else wish.offset.serial)
+        upto = None if wish.offset is None else wish.offset.serial
+        if wish.at_ms is not None:
+            upto = self._serial_before(wish.at_ms, start.serial)
+        end = self.last(start, upto)
         until = {} if wish.clock is None else self._serials(wish.clock, start.serial)[0]
         return start, end, until
+
+    def _serial_before(self, at_ms: int, begin: int) -> int:
+        """The serial after which the first fact comes that was committed then, or later; the head if there is
+        none. Commits ascend in time, unless somebody has set the clock back.
+        """
+        low = begin
+        high = max(begin, self._daemon.extent(limit=1, compacted="true")["head"])
+        while low < high:
+            middle = (low + high) // 2
+            found = self._daemon.extent(since=middle, limit=1, compacted="true")
+            if not found["facts"] or found["committed_at_ms"] >= at_ms:
+                high = middle
+            else:
+                low = found["serial"]
+        return low
 
     def _begin(self) -> int:
         """The serial up to which the log was trimmed."""

@@ -30,6 +30,7 @@ from synrepl.pipeline.source.columns import spark_schema
 from synrepl.pipeline.source.daemon import Daemon
 from synrepl.pipeline.source.offsets import Offset
 from synrepl.pipeline.source.options import Options, read_options
+from synrepl.pipeline.source.pacing import Pacing
 from synrepl.pipeline.source.planning import Planning
 from synrepl.pipeline.source.ranges import Range
 from synrepl.pipeline.source.reading import read_range
@@ -168,6 +169,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._target: int | None = None
         self._known: Planning | None = None
+        self._pacing = Pacing(options)
 
     @property
     def _planning(self) -> Planning:
@@ -188,9 +190,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the next micro-batch ends."""
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         at = Offset.from_json(start)
-        if self._target is not None and at.serial >= self._target:
+        if not self._is_due(at):
             return start
         return self._planning.end(at, limit=most, upto=self._target).to_json()
+
+    def _is_due(self, at: Offset) -> bool:
+        """Whether there may be a micro-batch now."""
+        if self._target is not None:
+            return at.serial < self._target
+        least = self._options.min_offsets
+        return least is None or self._pacing.is_due(self._planning.waiting(at, least))
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """The head of the log, for who looks at the progress of a query."""
@@ -222,7 +231,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __getstate__(self) -> dict[str, Any]:
         # Tasks are sent the reader, and have no use for the connection of its planning.
-        return {"_options": self._options, "_target": self._target, "_known": None}
+        return {"_options": self._options, "_target": self._target, "_known": None, "_pacing": self._pacing}
 
 
 def _narrowed(chosen: frozenset[str] | None, given: Iterable[Any] | None) -> frozenset[str] | None:
