@@ -6,22 +6,18 @@ crash leaves between our manifest and Spark's own commit is then nothing that an
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import msgspec
-import pyarrow as pa
 
-from synrepl.errors import ConfigError
-from synrepl.pipeline.archive.committing import Origin, batch_of
+from synrepl.pipeline.archive.batches import At, BatchWriter, now_ms
+from synrepl.pipeline.archive.committing import Origin
 from synrepl.pipeline.archive.lock import locked
-from synrepl.pipeline.archive.manifest import BadArchive, Manifest, manifests, write_manifest
-from synrepl.pipeline.archive.merging import FEWEST, merge
-from synrepl.pipeline.archive.tidying import GRACE_MS, next_batch, tidy
-from synrepl.pipeline.archive.writing import WRITTEN, Written, write_files
+from synrepl.pipeline.archive.manifest import BadArchive, Manifest, manifests
+from synrepl.pipeline.archive.tidying import tidy
 from synrepl.pipeline.session import is_remote
 from synrepl.pipeline.source.daemon import Daemon
 from synrepl.pipeline.source.offsets import Offset
@@ -29,10 +25,10 @@ from synrepl.pipeline.source.options import read_options
 from synrepl.pipeline.source.source import register
 from synrepl.pipeline.store import Store
 from synrepl.pipeline.telling import Tell, nobody
-from synrepl.ports.history import Place, Turn
+from synrepl.ports.history import Place
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 __all__ = ["Archived", "archive"]
 
@@ -40,9 +36,6 @@ BATCH_FACTS: Final = 500_000
 EVERY_SECONDS: Final = 5.0
 CHECKPOINTS: Final = "_checkpoints"
 LOOK_SECONDS: Final = 1
-
-At = Callable[[str], None]
-"""Told of the points at which a crash is most interesting: ``data`` is written, ``manifest`` is."""
 
 
 class Archived(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,12 +111,12 @@ class _Job:
         if secret_file is not None:
             self._options["secretFile"] = secret_file
         self._daemon = Daemon(read_options(self._options))
-        self._writer: _BatchWriter
+        self._writer: BatchWriter
 
-    def begin(self) -> "_BatchWriter":
+    def begin(self) -> BatchWriter:
         """See what is there, and remove what is left of crashes. Gives what goes on from there."""
         found = manifests(self._store)
-        tidy(self._store, found, now_ms=_now_ms())
+        tidy(self._store, found, now_ms=now_ms())
         status = self._daemon.get("/v1/status")
         before = found[-1] if found else None
         origin = Origin(history=status["history"], server_name=status["server_name"])
@@ -132,7 +125,7 @@ class _Job:
                 f"{self._store} is the archive of another log (of history {before.history}, at"
                 f" {before.server_name}); name another folder for this one"
             )
-        self._writer = _BatchWriter(
+        self._writer = BatchWriter(
             self._spark, self._store, origin, before, self._daemon, self._tell, self._at
         )
         first = 0 if before is None else before.last_serial
@@ -236,92 +229,6 @@ class _Job:
         return "earliest" if before is None else json.dumps(_offset(before).to_json())
 
 
-class _BatchWriter:
-    """What Spark calls with each micro-batch: files, then the manifest that names them."""
-
-    def __init__(
-        self,
-        spark: "SparkSession",
-        store: Store,
-        origin: Origin,
-        before: Manifest | None,
-        daemon: Daemon,
-        tell: Tell,
-        at: At,
-    ) -> None:
-        self.origin = origin
-        self.before = before
-        self.batches = self.facts = self.rows = self.bytes = self.merged = 0
-        self._spark = spark
-        self._store = store
-        self._number = next_batch(store)
-        self._daemon = daemon
-        self._tell = tell
-        self._at = at
-        self._unmerged = 0
-        self._tidy_ms = _now_ms()
-
-    def __call__(self, rows: "DataFrame", batch: int) -> None:
-        """One micro-batch; its number is Spark's, which begins anew with each run."""
-        self.write(rows, None)
-
-    def write(self, rows: "DataFrame", compacted_upto: Place | None) -> None:
-        """These rows are the next batch."""
-        found = rows.mapInArrow(partial(_write, self._store, self._number), WRITTEN).collect()
-        written = [msgspec.json.decode(bytes(row.written), type=Written) for row in found]
-        if not written and compacted_upto is None:
-            return
-        self._at("data")
-        manifest = batch_of(
-            written,
-            number=self._number,
-            before=self.before,
-            origin=self.origin,
-            turns=self._turns(max((one.epoch for one in written), default=1)),
-            now_ms=_now_ms(),
-            compacted_upto=compacted_upto,
-        )
-        try:
-            write_manifest(self._store, manifest)
-        except FileExistsError:
-            raise ConfigError(
-                f"{self._store}: another job has written batch {self._number}; end one of them"
-            ) from None
-        self._at("manifest")
-        self.before = manifest
-        self._number += 1
-        self.batches += 1
-        self.facts += manifest.facts
-        self.rows += manifest.rows
-        self.bytes += sum(file.bytes for file in manifest.files)
-        self._tell("archiving", self.facts, 0)
-        self._unmerged += 1
-        if self._unmerged >= FEWEST:
-            self.merge()
-
-    def _turns(self, epoch: int) -> list[Turn]:
-        """Where epochs began, up to this one."""
-        if self.before is not None and self.before.epoch == epoch:
-            return self.before.turns
-        return msgspec.convert(self._daemon.get("/v1/status")["turns"], list[Turn])
-
-    def merge(self) -> None:
-        """Make one of small batches, where there are enough; at times, remove what was merged long ago."""
-        now_ms = _now_ms()
-        self.merged += merge(self._spark, self._store, now_ms=now_ms)
-        self._number = next_batch(self._store)
-        self._unmerged = 0
-        if now_ms - self._tidy_ms >= GRACE_MS:
-            tidy(self._store, manifests(self._store), now_ms=now_ms)
-            self._tidy_ms = now_ms
-
-
-def _write(store: Store, batch: int, rows: Iterator[Any]) -> Iterator[Any]:
-    """In a task."""
-    found = [msgspec.json.encode(one) for one in write_files(store, batch, rows)]
-    yield pa.RecordBatch.from_arrays([pa.array(found, pa.binary())], names=["written"])
-
-
 def _offset(manifest: Manifest) -> Offset:
     return Offset(
         serial=manifest.last_serial,
@@ -331,7 +238,3 @@ def _offset(manifest: Manifest) -> Offset:
         clock=manifest.end,
         committed_at_ms=manifest.last_at_ms,
     )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -1,0 +1,119 @@
+"""Rows become batches of an archive, one after the other; small ones are merged, what is left over goes."""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+
+from synrepl.errors import ConfigError
+from synrepl.pipeline.archive.committing import Origin, batch_of
+from synrepl.pipeline.archive.manifest import Manifest, manifests, write_manifest
+from synrepl.pipeline.archive.merging import FEWEST, merge
+from synrepl.pipeline.archive.tidying import GRACE_MS, next_batch, tidy
+from synrepl.pipeline.archive.writing import WRITTEN, Written, write_files
+from synrepl.pipeline.source.daemon import Daemon
+from synrepl.pipeline.store import Store
+from synrepl.pipeline.telling import Tell
+from synrepl.ports.history import Place, Turn
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["At", "BatchWriter", "now_ms"]
+
+At = Callable[[str], None]
+"""Told of the points at which a crash is most interesting: ``data`` is written, ``manifest`` is."""
+
+
+def now_ms() -> int:
+    """The time, in Unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+class BatchWriter:
+    """What Spark calls with each micro-batch: files, then the manifest that names them."""
+
+    def __init__(
+        self,
+        spark: "SparkSession",
+        store: Store,
+        origin: Origin,
+        before: Manifest | None,
+        daemon: Daemon,
+        tell: Tell,
+        at: At,
+    ) -> None:
+        self.origin = origin
+        self.before = before
+        self.batches = self.facts = self.rows = self.bytes = self.merged = 0
+        self._spark = spark
+        self._store = store
+        self._number = next_batch(store)
+        self._daemon = daemon
+        self._tell = tell
+        self._at = at
+        self._unmerged = 0
+        self._tidy_ms = now_ms()
+
+    def __call__(self, rows: "DataFrame", batch: int) -> None:
+        """One micro-batch; its number is Spark's, which begins anew with each run."""
+        self.write(rows, None)
+
+    def write(self, rows: "DataFrame", compacted_upto: Place | None) -> None:
+        """These rows are the next batch."""
+        found = rows.mapInArrow(partial(_write, self._store, self._number), WRITTEN).collect()
+        written = [msgspec.json.decode(bytes(row.written), type=Written) for row in found]
+        if not written and compacted_upto is None:
+            return
+        self._at("data")
+        manifest = batch_of(
+            written,
+            number=self._number,
+            before=self.before,
+            origin=self.origin,
+            turns=self._turns(max((one.epoch for one in written), default=1)),
+            now_ms=now_ms(),
+            compacted_upto=compacted_upto,
+        )
+        try:
+            write_manifest(self._store, manifest)
+        except FileExistsError:
+            raise ConfigError(
+                f"{self._store}: another job has written batch {self._number}; end one of them"
+            ) from None
+        self._at("manifest")
+        self.before = manifest
+        self._number += 1
+        self.batches += 1
+        self.facts += manifest.facts
+        self.rows += manifest.rows
+        self.bytes += sum(file.bytes for file in manifest.files)
+        self._tell("archiving", self.facts, 0)
+        self._unmerged += 1
+        if self._unmerged >= FEWEST:
+            self.merge()
+
+    def _turns(self, epoch: int) -> list[Turn]:
+        """Where epochs began, up to this one."""
+        if self.before is not None and self.before.epoch == epoch:
+            return self.before.turns
+        return msgspec.convert(self._daemon.get("/v1/status")["turns"], list[Turn])
+
+    def merge(self) -> None:
+        """Make one of small batches, where there are enough; at times, remove what was merged long ago."""
+        now = now_ms()
+        self.merged += merge(self._spark, self._store, now_ms=now)
+        self._number = next_batch(self._store)
+        self._unmerged = 0
+        if now - self._tidy_ms >= GRACE_MS:
+            tidy(self._store, manifests(self._store), now_ms=now)
+            self._tidy_ms = now
+
+
+def _write(store: Store, batch: int, rows: Iterator[Any]) -> Iterator[Any]:
+    """In a task."""
+    found = [msgspec.json.encode(one) for one in write_files(store, batch, rows)]
+    yield pa.RecordBatch.from_arrays([pa.array(found, pa.binary())], names=["written"])
