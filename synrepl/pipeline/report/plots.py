@@ -1,14 +1,25 @@
 """The pictures of a report, each a function of what was measured and of a width. None if there is nothing."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from synrepl.pipeline.report.bins import Bins
+from synrepl.pipeline.report.axes import (
+    DAY,
+    edges_of,
+    few_ticks,
+    figure_of,
+    legend_of,
+    moment_of,
+    seconds_axis,
+    short,
+    time_axis,
+    unit_of,
+)
 from synrepl.pipeline.report.measured import Measured
 from synrepl.pipeline.report.style import ACCENT, ALARM, LINE, OTHER, SERIES, SOFT, Drawn, Size, draw
-from synrepl.showing.words import number, shortened, size, span
+from synrepl.showing.words import number, shortened, size
 
 __all__ = ["pictures"]
 
@@ -18,8 +29,6 @@ NAMED: Final = len(SERIES)
 PANELS: Final = 6
 ROWS: Final = 62
 """Rows of the heat map at most: more days share one."""
-
-DAY: Final = 86_400
 
 
 def pictures(measured: Measured) -> dict[str, Drawn]:
@@ -58,11 +67,13 @@ def _stacked(measured: Measured, kind: str) -> Plot | None:
         shown.append((f"{len(rest)} more", summed, OTHER))
     if not any(any(values) for _, values, _ in shown):
         return None
-    unit, factor = _unit(max(sum(values) for values in zip(*(values for _, values, _ in shown), strict=True)))
+    unit, factor = unit_of(
+        max(sum(values) for values in zip(*(values for _, values, _ in shown), strict=True))
+    )
 
     def plot(wanted: Size) -> Any:
-        figure, axes = _figure(wanted, 3.2, 3.3)
-        edges = _edges(bins)
+        figure, axes = figure_of(wanted, 3.2, 3.3)
+        edges = edges_of(bins)
         floor = [0.0] * bins.count
         handles = []
         for _, values, color in shown:
@@ -70,8 +81,8 @@ def _stacked(measured: Measured, kind: str) -> Plot | None:
             handles.append(axes.stairs(top, edges, baseline=floor, fill=True, color=color, linewidth=0.4))
             floor = top
         axes.set_ylabel(f"rows per {unit}")
-        _time_axis(axes, bins, wanted)
-        _legend(figure, handles, [name for name, _, _ in shown], wanted)
+        time_axis(axes, bins, wanted)
+        legend_of(figure, handles, [name for name, _, _ in shown], wanted)
         return figure
 
     return plot
@@ -83,14 +94,14 @@ def _lag(measured: Measured) -> Plot | None:
         return None
 
     def plot(wanted: Size) -> Any:
-        figure, axes = _figure(wanted, 2.5, 2.6)
-        moments = [_moment(one.last_at_ms / 1000) for one in found]
+        figure, axes = figure_of(wanted, 2.5, 2.6)
+        moments = [moment_of(one.last_at_ms / 1000) for one in found]
         values = [max(one.seconds, 0.001) for one in found]
         axes.vlines(moments, min(values) * 0.7, values, color=LINE, linewidth=0.8)
         axes.plot(moments, values, linestyle="none", marker="o", markersize=3.2, color=ACCENT)
-        _seconds_axis(axes, min(values) * 0.7, max(values))
+        seconds_axis(axes, min(values) * 0.7, max(values))
         axes.set_ylabel("archived after")
-        _time_axis(axes, measured.bins, wanted)
+        time_axis(axes, measured.bins, wanted)
         return figure
 
     return plot
@@ -116,7 +127,7 @@ def _silence(measured: Measured) -> Plot | None:
 
         columns = min(len(worst), 2) if wanted.is_wide else 1
         lines = -(-len(worst) // columns)
-        figure, grid = _figure(
+        figure, grid = figure_of(
             wanted,
             1.0 + 1.6 * lines,
             1.2 + 1.5 * lines,
@@ -126,7 +137,7 @@ def _silence(measured: Measured) -> Plot | None:
             squeeze=False,
         )
         cells = [axes for row in grid for axes in row]
-        moments = [_moment(start + bins.width) for start in bins.starts]
+        moments = [moment_of(start + bins.width) for start in bins.starts]
         least = max(bins.width / 2, 1.0)
         for axes, stream in zip(cells, worst, strict=False):
             for one in found[stream]:
@@ -138,8 +149,8 @@ def _silence(measured: Measured) -> Plot | None:
                     linewidth=1.2,
                 )
             axes.set_title(shortened(stream, 40))
-            _seconds_axis(axes, least * 0.9, max(most, least * 4))
-            _time_axis(axes, bins, wanted, columns=columns)
+            seconds_axis(axes, least * 0.9, max(most, least * 4))
+            time_axis(axes, bins, wanted, columns=columns)
             axes.set_xlabel("")
         for axes in cells[len(worst) :]:
             axes.set_visible(False)
@@ -148,7 +159,7 @@ def _silence(measured: Measured) -> Plot | None:
             axes.set_xlabel("UTC")
         shown = names + ([f"{rest} more"] if rest else [])
         handles = [Line2D([], [], color=colors.get(name, OTHER), linewidth=2) for name in shown]
-        _legend(figure, handles, shown, wanted)
+        legend_of(figure, handles, shown, wanted)
         return figure
 
     return plot
@@ -179,7 +190,7 @@ def _busy(measured: Measured) -> Plot | None:
         from matplotlib.patches import Rectangle
 
         high = 0.9 + max(count, 2) * (0.3 if count < 10 else 0.17)
-        figure, axes = _figure(wanted, high, high + 0.15)
+        figure, axes = figure_of(wanted, high, high + 0.15)
         full = [(x, y, value) for y, row in enumerate(values) for x, value in enumerate(row) if value]
         cells = PatchCollection(
             [Rectangle((x + 0.04, y + 0.04), 0.92, 0.92) for x, y, _ in full], linewidth=0
@@ -202,7 +213,7 @@ def _busy(measured: Measured) -> Plot | None:
         shares = (0.01, 0.25, 0.5, 0.75, 1.0)
         handles = [Rectangle((0, 0), 1, 1, color=ACCENT, alpha=0.06 + 0.94 * share, lw=0) for share in shares]
         labels = [number(max(1, round(share * most))) for share in shares]
-        legend = _legend(figure, handles, labels, wanted, columns=5)
+        legend = legend_of(figure, handles, labels, wanted, columns=5)
         average = f", the average of {days_a_row} {'days' if per_hour else 'hours'}" if days_a_row > 1 else ""
         legend.set_title(f"facts an {every}{average}" if per_hour else f"facts a {every}{average}")
         legend.set_alignment("left")
@@ -224,7 +235,7 @@ def _sizes(measured: Measured) -> Plot | None:
 
     def plot(wanted: Size) -> Any:
         lines, columns = (1, 2) if wanted.is_wide else (2, 1)
-        figure, grid = _figure(wanted, 2.7, 4.6, nrows=lines, ncols=columns, squeeze=False)
+        figure, grid = figure_of(wanted, 2.7, 4.6, nrows=lines, ncols=columns, squeeze=False)
         left, right = (axes for row in grid for axes in row)
         for axes, found, title, label, name in (
             (left, of_bytes, "bytes of a fact", "size of its rows (each bar doubles it)", size),
@@ -254,7 +265,7 @@ def _percentiles(measured: Measured) -> Plot | None:
         return None
 
     def plot(wanted: Size) -> Any:
-        figure, axes = _figure(wanted, 0.9 + 0.27 * len(found), 1.1 + 0.27 * len(found))
+        figure, axes = figure_of(wanted, 0.9 + 0.27 * len(found), 1.1 + 0.27 * len(found))
         for place, row in enumerate(found):
             half, _, most = row["bytes"]
             axes.plot([half, row["bytes_most"]], [place, place], color=OTHER, linewidth=1)
@@ -284,7 +295,7 @@ def _caches(measured: Measured) -> Plot | None:
     found = told.caches[: measured.top]
 
     def plot(wanted: Size) -> Any:
-        figure, axes = _figure(wanted, 0.95 + 0.23 * len(found), 1.05 + (0.36 * len(found)))
+        figure, axes = figure_of(wanted, 0.95 + 0.23 * len(found), 1.05 + (0.36 * len(found)))
         places = range(len(found))
         keyed = [row["invalidations"] - row["whole"] for row in found]
         whole = [row["whole"] for row in found]
@@ -302,12 +313,12 @@ def _caches(measured: Measured) -> Plot | None:
             for place, row in enumerate(found):
                 axes.text(0, place - 0.32, shortened(row["cache"], 48), fontsize=7.5, va="bottom", ha="left")
         axes.set_ylim(len(found) - 0.4, -0.6 if wanted.is_wide else -1.0)
-        axes.xaxis.set_major_formatter(lambda value, _: _short(value))
-        axes.xaxis.set_major_locator(_few(5))
+        axes.xaxis.set_major_formatter(lambda value, _: short(value))
+        axes.xaxis.set_major_locator(few_ticks(5))
         axes.grid(visible=False, axis="y")
         axes.grid(visible=True, axis="x")
         axes.set_xlabel("invalidations")
-        _legend(figure, handles, ["of an entry", "of the whole cache"], wanted)
+        legend_of(figure, handles, ["of an entry", "of the whole cache"], wanted)
         return figure
 
     return plot
@@ -331,9 +342,9 @@ def _minutes(measured: Measured) -> Plot | None:
     factor = 60 / bins.width
 
     def plot(wanted: Size) -> Any:
-        figure, grid = _figure(wanted, 4.0, 4.4, nrows=2, ncols=1, sharex=True, height_ratios=(2, 1))
+        figure, grid = figure_of(wanted, 4.0, 4.4, nrows=2, ncols=1, sharex=True, height_ratios=(2, 1))
         upper, lower = grid
-        edges = _edges(bins)
+        edges = edges_of(bins)
         handles = [
             axes.stairs([value * factor for value in values], edges, fill=fill, color=color, linewidth=1.2)
             for axes, values, color, fill in (
@@ -346,10 +357,10 @@ def _minutes(measured: Measured) -> Plot | None:
         for axes in grid:
             axes.set_ylabel("per minute")
             axes.set_ylim(bottom=0)
-            axes.yaxis.set_major_formatter(lambda value, _: _short(value))
-        _time_axis(lower, bins, wanted)
+            axes.yaxis.set_major_formatter(lambda value, _: short(value))
+        time_axis(lower, bins, wanted)
         names = ("invalidations", "rows that told them", "facts that held those", "whole caches (below)")
-        _legend(figure, handles, names, wanted, columns=4 if wanted.is_wide else 2)
+        legend_of(figure, handles, names, wanted, columns=4 if wanted.is_wide else 2)
         return figure
 
     return plot
@@ -366,85 +377,3 @@ PLOTS: Final[Mapping[str, tuple[str, Callable[[Measured], Plot | None]]]] = {
     "caches": ("The caches with the most invalidations", _caches),
     "invalidations": ("Cache invalidations over time", _minutes),
 }
-
-
-def _figure(wanted: Size, wide: float, narrow: float, **grid: Any) -> tuple[Any, Any]:
-    """Figures are made without pyplot's list of them: nobody would close them."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(wanted.width, wide if wanted.is_wide else narrow))
-    ratios = grid.pop("height_ratios", None)
-    return figure, figure.subplots(**grid, gridspec_kw={"height_ratios": ratios} if ratios else None)
-
-
-def _legend(
-    figure: Any, handles: Sequence[Any], labels: Sequence[str], wanted: Size, *, columns: int | None = None
-) -> Any:
-    names = [shortened(label, 34 if wanted.is_wide else 22) for label in labels]
-    return figure.legend(
-        handles,
-        names,
-        loc="outside lower left",
-        ncols=columns or min(len(names), 4 if wanted.is_wide else 2),
-        handlelength=1.2,
-        handleheight=0.9,
-        columnspacing=1.4,
-        borderaxespad=0.2,
-    )
-
-
-def _time_axis(axes: Any, bins: Bins, wanted: Size, *, columns: int = 1) -> None:
-    from matplotlib import dates
-
-    # They have no types.
-    untyped: Any = dates
-    axes.set_xlim(_moment(bins.first), _moment(bins.first + bins.count * bins.width))
-    most = (12 if wanted.is_wide else 6) // columns
-    locator = untyped.AutoDateLocator(minticks=3, maxticks=max(4, most), tz=UTC)
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(untyped.ConciseDateFormatter(locator, tz=UTC, show_offset=False))
-    axes.set_xlabel("UTC")
-
-
-def _seconds_axis(axes: Any, least: float, most: float) -> None:
-    from matplotlib.ticker import NullLocator
-
-    marks = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 6 * 3600, DAY, 7 * DAY, 28 * DAY, 365 * DAY)
-    axes.set_yscale("log")
-    axes.set_ylim(least, most * 1.5)
-    shown = [value for value in marks if least <= value <= most * 1.5]
-    axes.set_yticks(shown)
-    axes.set_yticklabels([span(value) for value in shown])
-    axes.yaxis.set_minor_locator(NullLocator())
-
-
-def _few(count: int) -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(count, integer=True)
-
-
-def _edges(bins: Bins) -> list[Any]:
-    from matplotlib import dates
-
-    untyped: Any = dates
-    moments = [*bins.starts, bins.first + bins.count * bins.width]
-    return [untyped.date2num(_moment(moment)) for moment in moments]
-
-
-def _moment(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
-
-
-def _unit(most_per_second: float) -> tuple[str, float]:
-    for unit, factor in (("second", 1.0), ("minute", 60.0)):
-        if most_per_second * factor >= 2:
-            return unit, factor
-    return "hour", 3600.0
-
-
-def _short(value: float) -> str:
-    for unit, of in (("M", 1e6), ("k", 1e3)):
-        if abs(value) >= 10 * of:
-            return f"{value / of:.3g} {unit}"
-    return number(value)
