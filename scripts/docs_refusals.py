@@ -17,7 +17,7 @@ from typing import Any, Final
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.staging import Stage, ask  # noqa: E402  # after the path
+from scripts.staging import QUICK, Stage, ask, restored  # noqa: E402  # after the path
 from synrepl.ports.history import EMPTY  # noqa: E402
 from synrepl.replication.relay.refusals import REFUSALS  # noqa: E402
 from tests.service.processes import Daemon  # noqa: E402
@@ -26,7 +26,6 @@ MANUAL: Final = ROOT / "docs" / "howto" / "replicas.md"
 BEGIN: Final = "<!-- refusals: written by scripts/docs_refusals.py -->"
 END: Final = "<!-- end of refusals -->"
 SECONDS: Final = 240
-QUICK: Final = ("--timeout-seconds", "4", "--ping-seconds", "1")
 
 Seen = list[str]
 
@@ -78,21 +77,7 @@ def trimmed(stage: Stage) -> Seen:
 
 def ahead(stage: Stage) -> Seen:
     """The primary was restored from an older copy."""
-    berlin = stage.start("berlin")
-    stage.append(berlin, 200)
-    berlin.terminate()
-    database = stage.folder / "berlin" / "synrepl.db"
-    backup = database.read_bytes()
-    berlin = stage.start("berlin", at=berlin)
-    paris = stage.replica("paris", f"tcp:{berlin.follow}", *QUICK)
-    stage.wait_live(paris)
-    stage.append(berlin, 25)
-    stage.wait_until(paris, lambda status: status["serial"] == 225, "all of it")
-    berlin.terminate()
-    database.write_bytes(backup)
-    for name in ("synrepl.db-wal", "synrepl.db-shm"):
-        database.with_name(name).unlink(missing_ok=True)
-    stage.start("berlin", at=berlin)
+    paris = restored(stage)
     return seen(paris, "ahead", stage, is_upstream("stopped"))
 
 

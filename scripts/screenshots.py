@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from scripts.chromium import Chromium, find_chromium  # noqa: E402  # after the path
-from scripts.staging import Stage, ask  # noqa: E402
+from scripts.staging import Stage, ask, restored  # noqa: E402
 from tests.service.processes import Daemon, Process  # noqa: E402
 
 IMAGES: Final = ROOT / "docs" / "images"
@@ -25,8 +25,6 @@ DESKTOP: Final = (1200, 900)
 PHONE: Final = (390, 844)
 SECONDS: Final = 300
 """After so long it is given up."""
-
-QUICK: Final = ("--timeout-seconds", "4", "--ping-seconds", "1")
 
 
 def primary(stage: Stage) -> Daemon:
@@ -118,21 +116,7 @@ def fenced(stage: Stage) -> Daemon:
 
 def stopped(stage: Stage) -> Daemon:
     """A replica that is ahead of its primary: that one was restored from an older copy."""
-    berlin = stage.start("berlin")
-    stage.append(berlin, 200)
-    berlin.terminate()
-    database = stage.folder / "berlin" / "synrepl.db"
-    backup = database.read_bytes()
-    berlin = stage.start("berlin", at=berlin)
-    paris = stage.replica("paris", f"tcp:{berlin.follow}", *QUICK)
-    stage.wait_live(paris)
-    stage.append(berlin, 25)
-    stage.wait_until(paris, lambda status: status["serial"] == 225, "all of it")
-    berlin.terminate()
-    database.write_bytes(backup)
-    for name in ("synrepl.db-wal", "synrepl.db-shm"):
-        database.with_name(name).unlink(missing_ok=True)
-    stage.start("berlin", at=berlin)
+    paris = restored(stage)
     stage.wait_until(paris, lambda status: status["state"] == "stopped", "stopped")
     return paris
 

@@ -18,10 +18,13 @@ from typing import Any, Final, Self
 
 from tests.service.processes import ROOT, Daemon
 
-__all__ = ["Proxy", "Stage", "ask"]
+__all__ = ["QUICK", "Proxy", "Stage", "ask", "restored"]
 
 PATIENCE_SECONDS: Final = 40.0
 CHUNK: Final = 16 * 1024
+
+QUICK: Final = ("--timeout-seconds", "4", "--ping-seconds", "1")
+"""So that what is lost is noticed while people wait."""
 
 
 def ask(url: str, path: str, body: Any = None, *, method: str = "", secret: str = "") -> tuple[int, Any]:
@@ -183,6 +186,26 @@ class Stage:
     def wait_live(self, daemon: Daemon) -> dict[str, Any]:
         """Until this replica has what there is."""
         return self.wait_until(daemon, lambda status: status["upstream"]["state"] == "live", "a live replica")
+
+
+def restored(stage: Stage) -> Daemon:
+    """A replica whose primary was restored from an older copy: the replica is ahead of it."""
+    berlin = stage.start("berlin")
+    stage.append(berlin, 200)
+    berlin.terminate()
+    database = stage.folder / "berlin" / "synrepl.db"
+    backup = database.read_bytes()
+    berlin = stage.start("berlin", at=berlin)
+    paris = stage.replica("paris", f"tcp:{berlin.follow}", *QUICK)
+    stage.wait_live(paris)
+    stage.append(berlin, 25)
+    stage.wait_until(paris, lambda status: status["serial"] == 225, "all of it")
+    berlin.terminate()
+    database.write_bytes(backup)
+    for name in ("synrepl.db-wal", "synrepl.db-shm"):
+        database.with_name(name).unlink(missing_ok=True)
+    stage.start("berlin", at=berlin)
+    return paris
 
 
 def _rows(stream: str, number: int) -> list[Any]:

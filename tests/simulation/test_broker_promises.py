@@ -4,8 +4,6 @@
 to see it again."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -49,20 +47,3 @@ def test_bad_luck_really_strikes() -> None:
     ):
         assert what in words
     assert gaps > 50
-
-
-def test_a_seed_is_a_run_that_can_be_repeated() -> None:
-    """In another process, with other hashes: or a failing seed would be of no use."""
-    stories = {
-        subprocess.run(
-            [sys.executable, "-m", "synrepl.testing.broker_simulation", "9"],
-            check=True,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
-        ).stdout
-        for hash_seed in (1, 2)
-    }
-
-    assert 1 == len(stories)
-    assert "every promise held" in stories.pop()

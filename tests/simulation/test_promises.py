@@ -4,8 +4,6 @@
 default. A failing one says how to see it again."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -43,20 +41,3 @@ def test_bad_luck_really_strikes() -> None:
     for name in ("get_topic", "get_users_in_room", "get_receipts", "get_typing"):
         numbers = [reader.caches.caches[name] for reader in readers]
         assert min(sum(one.hits for one in numbers), sum(one.misses for one in numbers)) > 100
-
-
-def test_a_seed_is_a_run_that_can_be_repeated() -> None:
-    """In another process, with other hashes: or a failing seed would be of no use."""
-    stories = {
-        subprocess.run(
-            [sys.executable, "-m", "synrepl.testing.simulation", "7"],
-            check=True,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
-        ).stdout
-        for hash_seed in (1, 2)
-    }
-
-    assert 1 == len(stories)
-    assert "every promise held" in stories.pop()

@@ -1,0 +1,25 @@
+"""A seed is a run: a failing one would be of no use otherwise."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("world", ["simulation", "broker_simulation", "replica_simulation"])
+def test_a_seed_is_a_run_that_can_be_repeated(world: str) -> None:
+    """In another process, with other hashes."""
+    stories = {
+        subprocess.run(
+            [sys.executable, "-m", f"synrepl.testing.{world}", "9"],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+        ).stdout
+        for hash_seed in (1, 2)
+    }
+
+    assert 1 == len(stories)
+    assert "every promise held" in stories.pop()
