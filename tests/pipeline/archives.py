@@ -1,8 +1,10 @@
 """Archives for tests, written as the archive job writes them, without Spark and without a daemon."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+import duckdb
 import msgspec
 import pyarrow as pa
 
@@ -16,6 +18,7 @@ from synrepl.pipeline.store import Store
 from synrepl.ports.history import Turn
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
+from tests.service.processes import ROOT
 
 DAY_MS = 24 * 3600 * 1000
 ARCHIVED_MS = 2_000
@@ -61,6 +64,13 @@ def batch_of_facts(facts: Sequence[Fact]) -> Any:
         values = [getattr(fact, field.name) for fact in facts]
         columns.append(pa.array([v.decode() if isinstance(v, bytes) else v for v in values], field.type))
     return pa.record_batch(columns, schema=FACTS)
+
+
+def counted_by_the_manual(place: Path) -> list[tuple[str, int]]:
+    """What the manual's own query says of an archive, in DuckDB alone: the lines of each stream."""
+    page = ROOT / "docs" / "howto" / "pipeline.md"
+    query = page.read_text("utf-8").partition("```sql\n")[2].partition("```")[0]
+    return duckdb.connect().execute(query.replace("'archive/", f"'{place}/")).fetchall()
 
 
 def archive(

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,11 +19,12 @@ from synrepl.pipeline.archive.lock import locked
 from synrepl.pipeline.archive.manifest import BadArchive, Manifest, manifests, write_manifest
 from synrepl.pipeline.archive.tidying import GRACE_MS, tidy
 from synrepl.pipeline.store import Store
+from synrepl.streams import jsontext
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.entries import read_facts
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import archive as write_archive
-from tests.pipeline.archives import chained
+from tests.pipeline.archives import chained, counted_by_the_manual
 from tests.pipeline.kills import ArchiveProcess
 from tests.processes.loading import changelog, report, size
 from tests.processes.replicas import Load, Member, fill
@@ -64,6 +66,8 @@ def check(place: Path, facts: list[Fact]) -> list[Manifest]:
     found = manifests(store)
     assert facts == archived(place)
     assert verify(facts, EMPTY) is None
+    lines = Counter(fact.stream for fact in facts for _ in jsontext.split(fact.rows) or [b""])
+    assert sorted(lines.items()) == counted_by_the_manual(place)
     assert len(facts) == sum(one.facts for one in found)
     for one in found:
         assert one.digest == facts[one.last_serial - 1].digest

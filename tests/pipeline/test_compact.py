@@ -11,6 +11,8 @@ import pytest
 
 from synrepl.pipeline.archive.committing import Origin, batch_of
 from synrepl.pipeline.archive.manifest import BadArchive, manifests, write_manifest
+from synrepl.pipeline.archive.merging import merge
+from synrepl.pipeline.archive.tidying import next_batch
 from synrepl.pipeline.archive.writing import write_files
 from synrepl.pipeline.keys import Keys
 from synrepl.pipeline.snapshot import compact as compaction
@@ -35,11 +37,11 @@ Rows = list[tuple[Any, ...]]
 def extend(place: Path, facts: Sequence[Fact], *, turns: Sequence[Turn] = (), history: str = "") -> None:
     """One more batch, of these facts."""
     store = Store(str(place))
-    there = manifests(store)
-    written = write_files(store, len(there), [Keys().added(exploded(batch_of_facts(facts)))])
+    there, number = manifests(store), next_batch(store)
+    written = write_files(store, number, [Keys().added(exploded(batch_of_facts(facts)))])
     manifest = batch_of(
         list(written),
-        number=len(there),
+        number=number,
         before=there[-1] if there else None,
         origin=Origin(history=history or "history-of-tests", server_name="localhost"),
         turns=turns,
@@ -141,6 +143,9 @@ def test_step_by_step_it_is_what_all_at_once_is(
         some = facts[step * 60 : step * 60 + 60]
         extend(tmp_path / "archive", some[:25])
         extend(tmp_path / "archive", some[25:])
+        # The second time, what the former snapshot stands for and what came since become one batch.
+        merged = merge(spark, Store(str(tmp_path / "archive")), now_ms=1, fewest=2)
+        assert merged == (4 if step == 1 else 0)
 
         made = compacted(spark, tmp_path, file_rows=20)
 

@@ -53,12 +53,13 @@ class Compacted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Reading(msgspec.Struct, frozen=True):
-    """What a compaction reads."""
+    """What a compaction reads: of `parts`, a former snapshot, everything but the streams `whole`; of what is
+    `archived` these, and what came after the serial `after`."""
 
     archived: list[ArchivedFile]
-    parts: list[PartFile]
-    without: list[str]
-    """The streams whose rows in `parts` do not count, as all of theirs are among `archived`."""
+    parts: list[PartFile] = []
+    whole: list[str] = []
+    after: int = 0
 
     @property
     def rows(self) -> int:
@@ -185,10 +186,10 @@ def _reading(batches: Sequence[Manifest], former: Snapshot | None, table: Stream
         if (stream := table.get(file.stream)) is None or not stream.ephemeral
     ]
     if former is None:
-        return _Reading(kept, [], [])
+        return _Reading(kept)
     whole = sorted({turn.stream for turn in batches[-1].turns if turn not in former.turns and turn.stream})
     since = [file for file in kept if file.last_serial > former.serial or file.stream in whole]
-    return _Reading(since, former.files, whole)
+    return _Reading(since, former.files, whole, former.serial)
 
 
 def _made(
@@ -247,11 +248,14 @@ def _rows(spark: "SparkSession", archive: Store, snapshot: Store, reading: _Read
     if reading.archived:
         paths = [archive.uri(file.path) for file in reading.archived]
         found = spark.read.schema(spark_schema(COLUMNS)).parquet(*paths)
+        if reading.after:
+            # A merged batch may hold what `parts` have, too.
+            found = found.where((F.col("serial") > reading.after) | F.col("stream").isin(*reading.whole))
     if reading.parts:
         paths = [snapshot.uri(part.path) for part in reading.parts]
         former = spark.read.schema(LAST_DDL).parquet(*paths).drop("last")
-        if reading.without:
-            former = former.where(~F.col("stream").isin(*reading.without))
+        if reading.whole:
+            former = former.where(~F.col("stream").isin(*reading.whole))
         found = former if found is None else found.unionByName(former)
     return found
 
