@@ -17,6 +17,7 @@ import pytest
 
 from synrepl.pipeline.archive.committing import Origin, batch_of
 from synrepl.pipeline.archive.manifest import Manifest, manifests, write_manifest
+from synrepl.pipeline.archive.merging import merge
 from synrepl.pipeline.archive.writing import write_files
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.audit.findings import CODES, Audited, Finding
@@ -113,6 +114,12 @@ def test_a_whole_archive_is_clean(spark: "SparkSession", place: Path, deep: bool
         told.first_serial,
         told.last_serial,
     )
+
+    # Files of merged batches stay for a while; that is no news.
+    assert 4 == merge(spark, Store(str(place)), now_ms=1, fewest=4)
+    told = audited(spark, place, deep=deep)
+    assert ["unnamed-file"] == [one.what for one in told.findings]
+    assert (1, 40) == (told.batches, told.facts)
 
 
 def test_late_facts_break_no_chain(spark: "SparkSession", tmp_path: Path) -> None:

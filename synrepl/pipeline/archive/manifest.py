@@ -15,7 +15,16 @@ from synrepl.pipeline.store import Missing, Store
 from synrepl.ports.history import Turn
 from synrepl.streams.digest import EMPTY
 
-__all__ = ["MANIFESTS", "ArchivedFile", "Arrival", "BadArchive", "Manifest", "manifests", "write_manifest"]
+__all__ = [
+    "MANIFESTS",
+    "ArchivedFile",
+    "Arrival",
+    "BadArchive",
+    "Manifest",
+    "manifests",
+    "texts",
+    "write_manifest",
+]
 
 MANIFESTS: Final = "_manifests"
 VERSION: Final = 1
@@ -105,7 +114,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def manifests(store: Store) -> list[Manifest]:
     """All that count, in order. Raises `BadArchive` unless each goes on where the one before it ends."""
-    found = _all(store)
+    found = {batch: _decoded(store, batch, text) for batch, text in texts(store).items()}
     replaced = {batch for manifest in found.values() for batch in manifest.replaces}
     kept = [manifest for batch, manifest in found.items() if batch not in replaced]
     kept.sort(key=lambda manifest: manifest.first_serial)
@@ -129,14 +138,14 @@ def write_manifest(store: Store, manifest: Manifest) -> None:
     store.write(manifest.name, data, new=True)
 
 
-def _all(store: Store) -> dict[int, Manifest]:
-    """By number. What was merged while we read them is seen as it is afterwards."""
+def texts(store: Store) -> dict[int, bytes]:
+    """Every manifest as it stands there, by number. What is merged meanwhile is seen as it is afterwards."""
     listed: list[str] = []
     while True:
         before, listed = listed, store.names(MANIFESTS)
         try:
             return {
-                int(stem): _read(store, int(stem))
+                int(stem): store.read(f"{MANIFESTS}/{name}")
                 for name in listed
                 if (stem := name.partition(".")[0]).isdigit() and name == f"{stem}.json"
             }
@@ -145,10 +154,10 @@ def _all(store: Store) -> dict[int, Manifest]:
                 raise
 
 
-def _read(store: Store, batch: int) -> Manifest:
+def _decoded(store: Store, batch: int, text: bytes) -> Manifest:
     name = f"{MANIFESTS}/{batch}.json"
     try:
-        manifest = msgspec.json.decode(store.read(name), type=Manifest)
+        manifest = msgspec.json.decode(text, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadArchive(f"{store}: {name} is no manifest: {error}") from error
     if manifest.version != VERSION:

@@ -6,7 +6,7 @@ from itertools import pairwise
 import msgspec
 from pyarrow import fs
 
-from synrepl.pipeline.archive.manifest import MANIFESTS, VERSION, Manifest
+from synrepl.pipeline.archive.manifest import MANIFESTS, VERSION, Manifest, texts
 from synrepl.pipeline.audit.findings import Findings
 from synrepl.pipeline.store import Store
 
@@ -16,20 +16,17 @@ __all__ = ["read_manifests", "tell_unnamed"]
 def read_manifests(store: Store, found: Findings) -> list[Manifest]:
     """Those that count and can be read, in order of serial."""
     read: dict[int, Manifest] = {}
-    for name in store.names(MANIFESTS):
-        stem = name.partition(".")[0]
-        if not stem.isdigit() or name != f"{stem}.json":
-            continue
-        path = f"{MANIFESTS}/{name}"
+    for batch, text in texts(store).items():
+        path = f"{MANIFESTS}/{batch}.json"
         try:
-            manifest = msgspec.json.decode(store.read(path), type=Manifest)
+            manifest = msgspec.json.decode(text, type=Manifest)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             found.add("manifest", f"{path} is no manifest: {error}", file=path)
             continue
         if manifest.version != VERSION:
             why = f"{path} is of version {manifest.version}; this release knows {VERSION}"
             found.add("manifest", why, file=path)
-        elif manifest.batch != int(stem):
+        elif manifest.batch != batch:
             found.add("manifest", f"{path} says that it is of batch {manifest.batch}", file=path)
         else:
             read[manifest.batch] = manifest
@@ -50,12 +47,16 @@ def read_manifests(store: Store, found: Findings) -> list[Manifest]:
 
 
 def tell_unnamed(store: Store, manifests: Sequence[Manifest], found: Findings) -> None:
-    """Which files no manifest names: left by runs that were cut short, or of batches that were merged."""
+    """Which files no manifest names: left by runs that were cut short. Those of batches that were merged stay
+    for a while, for who reads them."""
     named = {file.path for manifest in manifests for file in manifest.files}
+    merged = {f"batch={batch}" for manifest in manifests for batch in manifest.replaces}
     root = store.path()
     for info in store.filesystem.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True)):
         path = info.path.removeprefix(root).lstrip("/")
-        if info.type == fs.FileType.File and path.startswith("stream=") and path not in named:
+        if info.type != fs.FileType.File or not path.startswith("stream=") or path in named:
+            continue
+        if merged.isdisjoint(path.split("/")):
             found.add("unnamed-file", f"no manifest names {path}", file=path)
 
 
