@@ -2,7 +2,9 @@
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -21,9 +23,10 @@ from tests.storage.ids.databases import IdCase
 class _Connection:
     """A connection that can be cut, as by a server that goes away."""
 
-    def __init__(self, real: Any) -> None:
+    def __init__(self, real: Any, wait_until_gone: Callable[[], None]) -> None:
         self.real = real
         self.is_cut = False
+        self._wait_until_gone = wait_until_gone
 
     def cursor(self) -> Any:
         if self.is_cut:
@@ -35,6 +38,7 @@ class _Connection:
 
     def close(self) -> None:
         self.real.close()
+        self._wait_until_gone()
 
 
 class Sessions(IdCase):
@@ -50,7 +54,8 @@ class Sessions(IdCase):
         def connect() -> _Connection:
             if self.is_away:
                 raise OSError("connection refused")
-            self.connections[instance] = _Connection(self.connect())
+            real = self.connect()
+            self.connections[instance] = _Connection(real, partial(self.wait_until_gone, self.backend(real)))
             return self.connections[instance]
 
         session = WriterSession(
@@ -71,6 +76,13 @@ class Sessions(IdCase):
         if session._timer is not None and session._timer.active():
             session._timer.cancel()
         session._close()
+
+    def backend(self, connection: Any) -> int:
+        """Who serves this connection, if somebody does."""
+        return 0
+
+    def wait_until_gone(self, backend: int) -> None:
+        """Until the database knows of the end of a connection as well."""
 
     def begun(self, instance: str) -> tuple[WriterSession, MultiWriterIdGenerator]:
         generator = self.generator(instance, ["A", "B"])
@@ -260,6 +272,15 @@ class PostgreSQLSessionTests(Sessions):
     """On PostgreSQL."""
 
     flavor = "postgresql"
+
+    def backend(self, connection: Any) -> int:
+        return int(connection.info.backend_pid)
+
+    def wait_until_gone(self, backend: int) -> None:
+        """It has the name for a moment longer, in which our clock may pass minutes."""
+        until = time.monotonic() + 20
+        while self.do("SELECT 1 FROM pg_stat_activity WHERE pid = ?", backend):
+            self.assertLess(time.monotonic(), until)
 
     def test_what_a_dead_writer_still_has_under_way_is_waited_for(self) -> None:
         """Its backend may yet commit what it was told before the process died."""
