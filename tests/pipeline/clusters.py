@@ -78,8 +78,8 @@ def connect_server(*, cores: int = 2, conf: Mapping[str, str] = MappingProxyType
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": QUICK_JAVA,
-        "spark.sql.shuffle.partitions": "4",
         "spark.ui.enabled": "false",
+        **QUICK,
         **conf,
     }
     with _Programs() as programs:

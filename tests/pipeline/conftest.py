@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what shares that Spark: it runs in one process, and everything else in several."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker("spark")
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
     """A local session with two cores. A test leaves its settings as they were, and stops its queries."""

@@ -9,7 +9,7 @@ import pytest
 
 from synrepl.testing import Simulation
 
-SEEDS = int(os.environ.get("SYNREPL_SEEDS") or (5_000 if os.environ.get("SYNREPL_LONG") else 200))
+SEEDS = int(os.environ.get("SYNREPL_SEEDS") or (5_000 if os.environ.get("SYNREPL_LONG") else 100))
 SHARES = 20
 
 
