@@ -6,16 +6,16 @@ from typing import Any
 
 from synrepl.pipeline.archive.manifest import manifests
 from synrepl.pipeline.store import Store
-from tests.pipeline.clusters import connect_server
+from tests.pipeline.clusters import connect_server, run_python
 from tests.processes.replicas import fill
-from tests.service.processes import Daemon, Process
+from tests.service.processes import Daemon
+
+SYNREPL = "from synrepl.cli import main; main()"
 
 
-def told(remote: str, *words: str, cwd: Path) -> Any:
+def told(remote: str, *words: str) -> Any:
     """What a job says as JSON, which ended well."""
-    with Process("-m", "synrepl", "pipeline", *words, "--remote", remote, "--json", cwd=cwd) as job:
-        assert 0 == job.wait(), job.lines
-        return json.loads(job.lines[-1])
+    return json.loads(run_python(SYNREPL, "pipeline", *words, "--remote", remote, "--json"))
 
 
 def test_all_jobs_on_a_server(tmp_path: Path) -> None:
@@ -30,12 +30,12 @@ def test_all_jobs_on_a_server(tmp_path: Path) -> None:
         connect_server() as remote,
     ):
         url, only = ("--url", daemon.url), ("--stream", "push_rules")
-        first = told(remote, "archive", *url, "--archive", archive, "--batch-facts", "400", cwd=tmp_path)
-        again = told(remote, "archive", *url, "--archive", archive, cwd=tmp_path)
-        folded = told(remote, "compact", "--archive", archive, "--snapshot", snapshot, cwd=tmp_path)
-        audited = told(remote, "audit", "--archive", archive, *url, cwd=tmp_path)
-        drawn = told(remote, "report", "--archive", archive, "--out", out, cwd=tmp_path)
-        played = told(remote, "replay", "--archive", archive, "--url", other.url, *only, cwd=tmp_path)
+        first = told(remote, "archive", *url, "--archive", archive, "--batch-facts", "400")
+        again = told(remote, "archive", *url, "--archive", archive)
+        folded = told(remote, "compact", "--archive", archive, "--snapshot", snapshot)
+        audited = told(remote, "audit", "--archive", archive, *url)
+        drawn = told(remote, "report", "--archive", archive, "--out", out)
+        played = told(remote, "replay", "--archive", archive, "--url", other.url, *only)
 
     assert (600, 2) == (first["facts"], first["batches"])
     assert (0, 600) == (again["facts"], again["serial"])
