@@ -86,7 +86,7 @@ def archive(
         facts=writer.facts,
         rows=writer.rows,
         bytes=writer.bytes,
-        serial=0 if last is None else last.last_serial,
+        serial=writer.serial,
         epoch=1 if last is None else last.epoch,
         digest="" if last is None else last.digest,
         merged=writer.merged,
@@ -128,8 +128,7 @@ class _Job:
         self._writer = BatchWriter(
             self._spark, self._store, origin, before, self._daemon, self._tell, self._at
         )
-        first = 0 if before is None else before.last_serial
-        self._tell("archiving", 0, max(0, status["serial"] - first))
+        self._tell("archiving", 0, max(0, status["serial"] - self._writer.serial))
         if before is None:
             self._begin_trimmed(status)
         return self._writer
@@ -208,7 +207,7 @@ class _Job:
         head = self._daemon.extent(limit=1, compacted="true")["head"]
         while not stopped():
             due = time.monotonic() + every_seconds
-            since = 0 if self._writer.before is None else self._writer.before.last_serial
+            since = self._writer.serial
             found = self._daemon.extent(since=since, limit=batch_facts, compacted="true")
             upto = found["serial"] if follow else min(found["serial"], head)
             if upto > since:

@@ -58,6 +58,11 @@ class BatchWriter:
         self._unmerged = 0
         self._tidy_ms = now_ms()
 
+    @property
+    def serial(self) -> int:
+        """Where the archive ends."""
+        return 0 if self.before is None else self.before.last_serial
+
     def __call__(self, rows: "DataFrame", batch: int) -> None:
         """One micro-batch; its number is Spark's, which begins anew with each run."""
         self.write(rows, None)

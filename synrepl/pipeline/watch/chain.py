@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from synrepl.pipeline.watch.lines import Active, Again, Gap, Line, Repaired, Restart, Stall
+from synrepl.pipeline.watch.lines import Active, Again, Elsewhere, Gap, Line, Repaired, Restart, Stall
 
 __all__ = ["Chain", "Hole", "Rules", "Run", "advance", "deadline_ms", "runs_of", "silence"]
 
@@ -206,17 +206,7 @@ def _followed(chain: Chain, run: Run, stream: str, writer: str) -> tuple[Chain, 
     if run.epoch > chain.epoch:
         # What was beyond is void: nobody will send it.
         holes = tuple(hole for hole in chain.holes if hole.upto <= run.prev_token)
-        restart = Restart(
-            at_ms=run.first_ms,
-            stream=stream,
-            writer=writer,
-            epoch=run.epoch,
-            after_token=at,
-            prev_token=run.prev_token,
-            token=run.first_token,
-            serial=run.serial,
-        )
-        return msgspec.structs.replace(moved, holes=holes), [restart]
+        return msgspec.structs.replace(moved, holes=holes), [_elsewhere(Restart, run, at, stream, writer)]
     if run.prev_token > at:
         gap = Gap(
             at_ms=run.first_ms,
@@ -231,7 +221,12 @@ def _followed(chain: Chain, run: Run, stream: str, writer: str) -> tuple[Chain, 
         return msgspec.structs.replace(moved, holes=(*chain.holes, hole)[-MOST_HOLES:]), [gap]
     if any(_without(hole.parts, run) != hole.parts for hole in chain.holes):
         return _filled(chain, run, stream, writer)
-    again = Again(
+    return moved, [_elsewhere(Again, run, at, stream, writer)]
+
+
+def _elsewhere(kind: type[Elsewhere], run: Run, at: int, stream: str, writer: str) -> Elsewhere:
+    """The writer had come to `at`, and this run goes on from somewhere else."""
+    return kind(
         at_ms=run.first_ms,
         stream=stream,
         writer=writer,
@@ -241,7 +236,6 @@ def _followed(chain: Chain, run: Run, stream: str, writer: str) -> tuple[Chain, 
         token=run.first_token,
         serial=run.serial,
     )
-    return moved, [again]
 
 
 def _filled(chain: Chain, run: Run, stream: str, writer: str) -> tuple[Chain, list[Line]]:

@@ -10,6 +10,7 @@ __all__ = [
     "Active",
     "Again",
     "Count",
+    "Elsewhere",
     "Gap",
     "Hot",
     "KeyCount",
@@ -40,8 +41,8 @@ class Turn(Line, frozen=True, kw_only=True):
     serial: int
 
 
-class Restart(Line, frozen=True, kw_only=True):
-    """In a new epoch a writer goes on elsewhere than where it was seen to be (`after_token`)."""
+class Elsewhere(Line, frozen=True, kw_only=True):
+    """A writer goes on elsewhere than where it was seen to be (`after_token`)."""
 
     stream: str
     writer: str
@@ -50,6 +51,10 @@ class Restart(Line, frozen=True, kw_only=True):
     prev_token: int
     token: int
     serial: int
+
+
+class Restart(Elsewhere, frozen=True, kw_only=True):
+    """It does so in a new epoch."""
 
 
 class Gap(Line, frozen=True, kw_only=True):
@@ -78,16 +83,8 @@ class Repaired(Line, frozen=True, kw_only=True):
     serial: int
 
 
-class Again(Line, frozen=True, kw_only=True):
-    """A writer went back, in the same epoch, to tokens that it had passed (`after_token`): it is broken."""
-
-    stream: str
-    writer: str
-    epoch: int
-    after_token: int
-    prev_token: int
-    token: int
-    serial: int
+class Again(Elsewhere, frozen=True, kw_only=True):
+    """It does so in the same epoch, at tokens that it had passed: it is broken."""
 
 
 class Active(Line, frozen=True, kw_only=True):

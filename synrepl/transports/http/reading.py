@@ -102,7 +102,9 @@ class Reading:
     async def pushed(self, group: Sequence[Fact]) -> Page:
         """What is wanted of a group that was committed just now; nothing that is wanted came before it."""
         chosen = self._wanted.chosen
-        facts = [fact for fact in group if chosen.passes(fact.stream, fact.writer)]
+        facts = group
+        if not chosen.is_open:
+            facts = [fact for fact in group if chosen.passes(fact.stream, fact.writer)]
         receipts = await self._receipts(group[-1].serial)
         self.check()
         self.after = group[-1].serial
