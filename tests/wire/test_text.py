@@ -1,0 +1,30 @@
+"""Text of peers must not be able to move the cursor, clear the screen or begin a line of its own."""
+
+import pytest
+
+from synrepl.wire.text import printable
+
+CASES = [
+    ("worker1", "worker1"),
+    ("Zürich 日本", "Zürich 日本"),
+    ("\x1b]0;pwned\x07", "\\x1b]0;pwned\\x07"),
+    ("a\nFORGED", "a\\nFORGED"),
+    ("a\r\tb", "a\\r\\tb"),
+    ("\x9b2J", "\\x9b2J"),
+    ("abc\u202ecba", "abc\\u202ecba"),
+    ("\u2028", "\\u2028"),
+    ("\ud800", "\\ud800"),
+    ("\x00", "\\x00"),
+]
+
+
+@pytest.mark.parametrize(("text", "shown"), CASES)
+def test_what_a_terminal_would_obey_is_shown_as_an_escape(text: str, shown: str) -> None:
+    """Names, addresses and refusals of strangers reach logs and `synrepl status`."""
+    assert shown == printable(text)
+
+
+def test_a_long_text_is_cut() -> None:
+    """A name of 60 kB must not fill a screen."""
+    assert "x" * 200 + "..." == printable("x" * 60_000)
+    assert "xxx..." == printable("xxxx", limit=3)
