@@ -275,7 +275,7 @@ CASES: Final[dict[str, Told]] = {
         unknown,
     ),
     "no_rights": Told(
-        "Its `--secret-file` is missing or another one, or its line in the primary's `--replica-keys-file`.",
+        "Its `--secret-file` is missing or another one, or its line in the primary's `--keys-file`.",
         "It asks again, seldom. Mend the secret, and restart it to have it asked at once.",
         no_rights,
     ),

@@ -74,9 +74,13 @@ class Asking:
         else:
             self._connection = http.client.HTTPConnection(parts.hostname, port, timeout=timeout)
 
-    def get_json(self, path: str) -> Any:
-        """Ask, and read all of the answer. Raises `Unreachable` and `Refused`."""
-        return self._json(self._ask("GET", path, None))
+    def get_json(self, path: str, *, reader: str | None = None) -> Any:
+        """Ask, and read all of the answer. Raises `Unreachable` and `Refused`.
+
+        Under the name `reader` the daemon keeps what comes after the facts that are asked about.
+        """
+        more = {} if reader is None else {"Synrepl-Reader": reader}
+        return self._json(self._ask("GET", path, None, more))
 
     def get_lines(self, path: str) -> tuple[http.client.HTTPMessage, Iterator[bytes]]:
         """Ask, and give the head of the answer and its lines as they come. Raises `Unreachable`, also where

@@ -9,13 +9,14 @@ from twisted.logger import Logger
 
 from synrepl.config import Settings
 from synrepl.errors import StorageError
+from synrepl.ports.access import Keyring
 from synrepl.ports.history import Place
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
 from synrepl.replication.files import Files
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.relay import Keys, LeaseTerms, Relays
+from synrepl.replication.relay import LeaseTerms, Relays
 from synrepl.replication.retention import Retention, keys_of
 from synrepl.replication.roles import REPLICA, Claim, ReadOnlyHere, Roles
 from synrepl.storage import Leftovers, Log, ReactorThread
@@ -51,6 +52,7 @@ class Copies:
         publisher: Publisher,
         table: StreamTable,
         metrics: Metrics,
+        keys: Keyring,
         address: Callable[[], Address],
         changed: Callable[[], None] = lambda: None,
     ) -> None:
@@ -58,6 +60,7 @@ class Copies:
         self._reactor = reactor
         self._log = log
         self._metrics = metrics
+        self._keys = keys
         self._address = address
         self._ephemeral = [stream.name for stream in table if stream.ephemeral]
         self._role_changed = changed
@@ -86,7 +89,7 @@ class Copies:
             reactor,
             instance=settings.instance_name,
             server_name=settings.server_name,
-            keys=Keys(settings.secret, settings.replica_keys),
+            keys=keys,
             terms=_terms(settings),
             heartbeat_seconds=settings.heartbeat_seconds,
             role=lambda: self.roles.role,
@@ -256,8 +259,8 @@ class Copies:
     def _secret_of(self, address: Address) -> str | None:
         """What a daemon that is told something wants to be shown: a replica with a secret of its own that."""
         told = next((one for one in self.relays.leases.all() if one.address == str(address)), None)
-        of_its_own = None if told is None else self._settings.replica_keys.get(told.name)
-        return self._settings.secret if of_its_own is None else of_its_own
+        key = None if told is None else self._keys.of(told.name)
+        return self._settings.secret if key is None else key.secret
 
     def _others(self) -> Sequence[Address]:
         """All daemons that are known here."""

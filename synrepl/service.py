@@ -60,6 +60,7 @@ class Daemon(Service):
     ) -> None:
         self.settings = settings
         self.table = table if table is not None else StreamTable.default()
+        self.keyring = settings.keyring()
         self.metrics = Metrics(CollectorRegistry())
         self.ports: list[IListeningPort] = []
         self.ready: Deferred[None] = Deferred()
@@ -164,6 +165,7 @@ class Daemon(Service):
             publisher=self.publisher,
             table=self.table,
             metrics=self.metrics,
+            keys=self.keyring,
             address=self._own_address,
             changed=self._role_changed,
         )
@@ -280,19 +282,24 @@ class Daemon(Service):
             max_file=settings.max_file_bytes,
             relaying=self.passing,
             refuses_stale=settings.refuse_stale_reads,
-            replica_secrets=settings.replica_keys.values(),
             roles=self.copies.roles,
             relays=self.copies.relays,
             metrics=self.metrics,
             clock=self._reactor,
             instance=settings.instance_name,
             server_name=settings.server_name,
-            secret=settings.secret,
+            keys=self.keyring,
+            hosts=self._hosts(),
             dialect=settings.dialect,
             max_body=settings.max_body_bytes,
         )
         port = await self._open(settings.http, site)
         self._logger.info("http: listening at {address}", address=_address(port))
+
+    def _hosts(self) -> list[str]:
+        """Names with dots by which clients may reach this daemon over HTTP."""
+        advertised = [self.settings.advertise] if self.settings.advertise else []
+        return [*(self.settings.allowed_hosts or ()), *advertised]
 
     def _relays(self) -> Relays:
         assert self.copies is not None

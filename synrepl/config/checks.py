@@ -38,7 +38,7 @@ class Checked(Protocol):
     @property
     def redis_writes(self) -> Sequence[Any]: ...
     @property
-    def replica_keys(self) -> Mapping[str, str]: ...
+    def keys(self) -> Sequence[Any]: ...
     @property
     def secret(self) -> str | None: ...
     @property
@@ -104,7 +104,7 @@ def _check_open(built: Checked) -> None:
     if built.insecure:
         return
     for_replicas = built.dialect is not None and serving(built.dialect).relays
-    is_guarded = for_replicas and (built.secret is not None or built.replica_keys)
+    is_guarded = for_replicas and (built.secret is not None or built.keys)
     for description in built.listen:
         if not is_loopback(description) and not is_guarded:
             raise ConfigError(
@@ -112,7 +112,7 @@ def _check_open(built: Checked) -> None:
                 f" protocol has no guard: {_fix(description)}, or say --insecure; replicas alone can be"
                 " served with --dialect native and a --secret-file"
             )
-    if built.secret is None and not built.replica_keys and not is_loopback(built.http):
+    if built.secret is None and not built.keys and not is_loopback(built.http):
         raise ConfigError(
             f"--http {built.http} can be reached from other machines without a secret:"
             f" {_fix(built.http)}, name a --secret-file, or say --insecure"

@@ -1,13 +1,13 @@
 """What is read from files: settings, and secrets."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from synrepl import asking
 from synrepl.config.near import suggestion
 from synrepl.errors import ConfigError
+from synrepl.ports.access import ALL_RIGHTS, Key, Right
 
 __all__ = ["read_file", "read_keys", "read_secret"]
 
@@ -42,23 +42,64 @@ def read_secret(path: Path, warnings: list[str]) -> str:
     return secret
 
 
-def read_keys(path: Path, warnings: list[str]) -> Mapping[str, str]:
+def read_keys(path: Path, warnings: list[str]) -> tuple[Key, ...]:
+    """The keys of a file with a line ``name secret [rights [streams]]`` for each peer. Raises `ConfigError`.
+
+    No message shows what stands in a line: it may be a secret.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot read the secret file {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read the keys file {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"the secret file {path} is not text") from error
+        raise ConfigError(f"the keys file {path} is not text") from error
     _warn_if_public(path, warnings)
-    keys: dict[str, str] = {}
+    keys: dict[str, Key] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        if len(words) != 2 or words[0] in keys:
-            raise ConfigError(f"{path}, line {number}: expected the name of a replica, and its secret, once")
-        keys[words[0]] = words[1]
-    return MappingProxyType(keys)
+        where = f"{path}, line {number}"
+        if not 2 <= len(words) <= 4:
+            raise ConfigError(f"{where}: expected a name, a secret, and perhaps rights and streams")
+        name, secret, rights, streams = [*words, "", ""][:4]
+        if name in keys:
+            raise ConfigError(f"{where}: a second key for the same name")
+        if not (name.isprintable() and secret.isascii() and secret.isprintable()):
+            raise ConfigError(f"{where}: a name and a secret are made of plain characters")
+        if any(secret == one.secret for one in keys.values()):
+            raise ConfigError(
+                f"{where}: another key has the same secret, so that nobody could tell them apart"
+            )
+        keys[name] = Key(
+            name=name, secret=secret, rights=_rights(rights, where), streams=_streams(streams, where)
+        )
+    return tuple(keys.values())
+
+
+def _rights(text: str, where: str) -> frozenset[Right]:
+    if text in ("", "-"):
+        return frozenset({Right.READ, Right.WRITE, Right.REPLICATE})
+    if text == "all":
+        return ALL_RIGHTS
+    found = set()
+    for word in text.split(","):
+        if word not in list(Right):
+            known = ", ".join(Right)
+            raise ConfigError(f"{where}: the third word is all, or rights with commas between: {known}")
+        found.add(Right(word))
+    if Right.REPLICATE in found:
+        found.add(Right.READ)
+    return frozenset(found)
+
+
+def _streams(text: str, where: str) -> frozenset[str] | None:
+    if text in ("", "-"):
+        return None
+    names = text.split(",")
+    if not all(names):
+        raise ConfigError(f"{where}: the fourth word is names of streams with commas between")
+    return frozenset(names)
 
 
 def _warn_if_public(path: Path, warnings: list[str]) -> None:

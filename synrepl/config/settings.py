@@ -14,6 +14,7 @@ from synrepl.config.declaring import Setting, setting
 from synrepl.config.files import read_file, read_keys, read_secret
 from synrepl.config.near import suggestion
 from synrepl.errors import ConfigError
+from synrepl.ports.access import Key, Keyring
 from synrepl.wire.dialect import Dialect
 
 if TYPE_CHECKING:
@@ -178,12 +179,19 @@ class Settings:
         parse=values.file_name,
         metavar="PATH",
     )
-    replica_keys_file: Path | None = setting(  # noqa: RUF009  # gives a field
+    keys_file: Path | None = setting(  # noqa: RUF009  # gives a field
         None,
-        "A file with a line `name secret` for each replica that has a secret of its own; the others show the"
-        " shared one.",
+        "A file with a line `name secret [rights [streams]]` for each peer that has a key of its own; the"
+        " others show the shared secret. Rights: read, write, replicate, administer.",
         parse=values.file_name,
         metavar="PATH",
+    )
+    allowed_hosts: tuple[str, ...] | None = setting(
+        None,
+        "Names with dots under which clients reach the HTTP API, with commas between; needed only without any"
+        " secret: requests for other names are refused (DNS rebinding).",
+        parse=values.names,
+        metavar="NAMES",
     )
     instance_map: Mapping[str, str] = setting(
         MappingProxyType({}),
@@ -232,7 +240,7 @@ class Settings:
         64 * values.MIB, "The longest body of an HTTP request.", parse=values.size, metavar="BYTES"
     )
     secret: str | None = dataclasses.field(default=None, repr=False)
-    replica_keys: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
+    keys: tuple[Key, ...] = dataclasses.field(default=(), repr=False)
     warnings: tuple[str, ...] = dataclasses.field(default=(), repr=False)
 
     @classmethod
@@ -257,8 +265,8 @@ class Settings:
         warnings: list[str] = []
         if found["secret_file"] is not None:
             found["secret"] = read_secret(found["secret_file"], warnings)
-        if found["replica_keys_file"] is not None:
-            found["replica_keys"] = read_keys(found["replica_keys_file"], warnings)
+        if found["keys_file"] is not None:
+            found["keys"] = read_keys(found["keys_file"], warnings)
         built = cls(**found, warnings=tuple(warnings))
         built = dataclasses.replace(
             built,
@@ -269,6 +277,10 @@ class Settings:
         )
         check(built)
         return built
+
+    def keyring(self) -> Keyring:
+        """The secrets that peers may show to this daemon."""
+        return Keyring(self.secret, self.keys)
 
     @property
     def database_path(self) -> Path:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from twisted.internet import error
-from twisted.internet.address import IPv4Address
+from twisted.internet.address import UNIXAddress
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClientEndpoint, ITransport
 from twisted.python.failure import Failure
@@ -77,11 +77,11 @@ class MemoryTransport:
         self._reading = True
         self.peer.carry()
 
-    def getPeer(self) -> IPv4Address:
-        return IPv4Address("TCP", self.peer._name, 0)
+    def getPeer(self) -> UNIXAddress:
+        return UNIXAddress(self.peer._name)
 
-    def getHost(self) -> IPv4Address:
-        return IPv4Address("TCP", self._name, 0)
+    def getHost(self) -> UNIXAddress:
+        return UNIXAddress(self._name)
 
     # -- the link's side -----------------------------------------------------------------------------------
 

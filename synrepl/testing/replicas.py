@@ -11,12 +11,13 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from synrepl.errors import NotConnected
+from synrepl.ports.access import Keyring
 from synrepl.ports.history import Place
 from synrepl.ports.interfaces import Appended
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.addresses import Address
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.relay import Keys, Leases, LeaseTerms, Relays
+from synrepl.replication.relay import Leases, LeaseTerms, Relays
 from synrepl.replication.replica import Replica
 from synrepl.replication.roles import Claim, Roles
 from synrepl.storage.log import Log
@@ -127,7 +128,7 @@ class FakeNode:
             clock,
             instance=self.name,
             server_name="hs",
-            keys=Keys(self._secret),
+            keys=Keyring(self._secret),
             terms=self._terms,
             role=lambda: self.roles.role,
             ready=self._not_ready,

@@ -16,6 +16,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Attached, Publisher
 from synrepl.replication.serving import serving
+from synrepl.transports.peers import is_local
 from synrepl.wire.codec import MAX_LENGTH
 from synrepl.wire.declare import CLIENT, SERVER, Command
 from synrepl.wire.dialect import Dialect
@@ -133,6 +134,11 @@ class ReplicationProtocol(LineOnlyReceiver):
         self.transport.loseConnection()
 
     # -- our side (`reader.Connection`, `follower.FollowerConnection`) -------------------------------------
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the peer is on this machine."""
+        return is_local(self.transport.getPeer())
 
     def write(self, data: bytes) -> None:
         """Send ready-made lines."""

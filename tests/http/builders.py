@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from prometheus_client import CollectorRegistry
+from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
@@ -16,6 +17,7 @@ from twisted.web.http import fromChunk
 from zope.interface import implementer
 
 from synrepl.errors import StorageError
+from synrepl.ports.access import Keyring
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.storage import ImmediateThread, Log, MemoryEngine
@@ -85,8 +87,8 @@ class Answer:
 class Talk:
     """One connection to the site."""
 
-    def __init__(self, site: Any) -> None:
-        self.transport = Transport()
+    def __init__(self, site: Any, peer: str = "127.0.0.1") -> None:
+        self.transport = Transport(peerAddress=IPv4Address("TCP", peer, 54321))
         self.protocol = site.buildProtocol(None)
         self.protocol.makeConnection(self.transport)
 
@@ -138,8 +140,10 @@ class SiteCase(SynchronousTestCase):
             logger=Logger(observer=_unheard),
         )
 
-    def make_site(self, **options: Any) -> Any:
+    def make_site(self, *, secret: str | None = None, **options: Any) -> Any:
         """A site with these options."""
+        if secret is not None:
+            options["keys"] = Keyring(secret)
         return make_site(
             log=self.log,
             publisher=self.publisher,
@@ -151,9 +155,9 @@ class SiteCase(SynchronousTestCase):
             **options,
         )
 
-    def talk(self) -> Talk:
+    def talk(self, peer: str = "127.0.0.1") -> Talk:
         """A new connection."""
-        return Talk(self.site)
+        return Talk(self.site, peer)
 
     def request(self, method: str, path: str, body: bytes = b"", *headers: str) -> bytes:
         """A request as bytes."""

@@ -1,44 +1,141 @@
-"""Who may ask: whoever shows a secret that is known here, once."""
+"""Who may ask: a peer that shows a key that is known here, once; and what that key allows."""
+
+import json
+from typing import Any
 
 import pytest
-from twisted.web.http_headers import Headers
 
-from synrepl.transports.http.authorization import Guard
+from synrepl.ports.access import ALL_RIGHTS, Key, Keyring, Right
+from tests.http.builders import SiteCase, receipt
 
-KNOWN = ("shared", ["of paris", "of oslo"])
+SHARED = "shared"
+PARIS = Key(name="paris", secret="of paris", rights=frozenset({Right.READ}))
+OSLO = Key(name="oslo", secret="of oslo", rights=ALL_RIGHTS, streams=frozenset({"receipts"}))
 
-CASES = [
-    ([], False),
-    (["Bearer shared"], True),
-    (["Bearer of paris"], True),
-    (["Bearer of oslo"], True),
-    (["Bearer of lisbon"], False),
-    (["Bearer "], False),
-    (["shared"], False),
-    (["Bearer shared", "Bearer shared"], False),
+SHOWN: list[tuple[list[str], str | None]] = [
+    ([], None),
+    (["Bearer shared"], ""),
+    (["bearer shared"], ""),
+    (["BEARER  shared "], ""),
+    (["Bearer of paris"], "paris"),
+    (["Bearer of oslo"], "oslo"),
+    (["Bearer of lisbon"], None),
+    (["Bearer "], None),
+    (["shared"], None),
+    (["Basic shared"], None),
+    (["Bearer shared", "Bearer shared"], None),
 ]
 
 
-def headers(shown: list[str]) -> Headers:
-    """What a client sends."""
-    return Headers({b"authorization": [one.encode() for one in shown]} if shown else {})
+class Authorization(SiteCase):
+    """A site with a shared secret and two keys."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.keys = Keyring(SHARED, [PARIS, OSLO])
+        self.site = self.make_site(keys=self.keys)
+
+    def asked(self, method: str, path: str, secret: str, body: bytes = b"") -> Any:
+        """What is answered to a peer that shows this secret."""
+        return self.ask(method, path, body, f"Authorization: Bearer {secret}")
+
+    def test_a_known_secret_is_wanted_once(self) -> None:
+        """The scheme has no case (RFC 9110); two headers could be read in two ways."""
+        for shown, name in SHOWN:
+            with self.subTest(shown):
+                answer = self.get("/v1/status", *[f"Authorization: {one}" for one in shown])
+
+                self.assertEqual(401 if name is None else 200, answer.status)
+
+    def test_what_is_said_without_a_key_and_with_a_wrong_one(self) -> None:
+        """One line says which, for who wonders."""
+        self.assertIn("no key was shown", self.get("/v1/status").json()["message"])
+        self.assertIn("unknown here, or was revoked", self.asked("GET", "/v1/status", "no").json()["message"])
+
+    def test_a_key_that_lacks_a_right_is_told_which(self) -> None:
+        """A key for reading can be given to a dashboard."""
+        posted = self.asked("POST", "/v1/streams/receipts/facts", "of paris", b'{"facts":[]}')
+        promoted = self.asked("POST", "/v1/promote", "of paris")
+        joined = self.asked("POST", "/v1/replicas/u/join", "of paris", b'{"name":"n","join":{}}')
+
+        self.assertEqual([403] * 3, [one.status for one in (posted, promoted, joined)])
+        self.assertEqual("no_rights", posted.json()["error"])
+        self.assertEqual("the key paris lacks the right write: add it in keys_file", posted.json()["message"])
+        self.assertIn("administer", promoted.json()["message"])
+        self.assertIn("replicate", joined.json()["message"])
+        self.assertEqual(200, self.asked("GET", "/v1/changelog", "of paris").status)
+
+    def test_a_key_sees_its_streams_alone(self) -> None:
+        """In every way in which streams are read or written."""
+        for stream in ("receipts", "push_rules"):
+            row = receipt() if stream == "receipts" else ["@ada:hs.example"]
+            fact = self.table[stream].canonical_fact(json.dumps([row]).encode())
+            self.wait(self.log.append(stream, "master", [fact]))
+        for method, path, body in [
+            ("GET", "/v1/streams/push_rules/rows", b""),
+            ("GET", "/v1/streams/push_rules/allocated", b""),
+            ("GET", "/v1/changelog?streams=receipts,push_rules", b""),
+            ("GET", "/v1/extent?streams=push_rules", b""),
+            ("GET", f"/v1/files/sha256/{'0' * 64}", b""),
+            ("POST", "/v1/streams/push_rules/facts", b'{"facts":[[["@b:hs"]]]}'),
+            ("POST", "/v1/facts", b'{"appends":[{"stream":"push_rules","facts":[[["@b:hs"]]]}]}'),
+        ]:
+            with self.subTest(path):
+                answer = self.asked(method, path, "of oslo", body)
+
+                self.assertEqual(403, answer.status, answer.body)
+                self.assertIn("may not see the stream", answer.json()["message"])
+        followed = self.asked("GET", "/v1/changelog", "of oslo").lines()
+        self.assertEqual(["receipts"], [line["stream"] for line in followed if "stream" in line])
+        self.assertEqual(["receipts"], list(self.asked("GET", "/v1/status", "of oslo").json()["streams"]))
+
+    def test_a_revoked_key_is_refused_from_then_on(self) -> None:
+        """Others go on."""
+        self.assertEqual(200, self.asked("GET", "/v1/status", "of paris").status)
+
+        self.keys.replace(Keyring(SHARED, [OSLO]))
+
+        self.assertEqual(401, self.asked("GET", "/v1/status", "of paris").status)
+        self.assertEqual(200, self.asked("GET", "/v1/status", "of oslo").status)
+
+    def test_health_and_metrics_need_no_key(self) -> None:
+        """Probes and scrapers have none."""
+        self.assertEqual([200] * 3, [self.get(path).status for path in ("/livez", "/readyz", "/metrics")])
 
 
-@pytest.mark.parametrize(("shown", "may"), CASES)
-def test_a_known_secret_is_wanted_once(shown: list[str], may: bool) -> None:
-    """The shared one, or that of any replica."""
-    assert may is Guard(*KNOWN).allows(headers(shown))
+class WithoutSecrets(SiteCase):
+    """No secret is configured: who asks may be anybody that reaches the port."""
+
+    def test_from_this_machine_everything_may_be_asked(self) -> None:
+        """A single daemon on loopback works without any set-up."""
+        self.assertEqual(200, self.post("receipts", [receipt()]).status)
+        self.assertEqual(404, self.ask("POST", "/v1/promote").status)  # this site has no copies
+
+    def test_from_another_machine_one_can_read_and_write_alone(self) -> None:
+        """The operator said --insecure; who is primary is nothing that a stranger decides."""
+        for path in ("promote", "resync", "handover", "claim", "leases", "replicas/u", "replicas/u/join"):
+            with self.subTest(path):
+                talk = self.talk(peer="192.168.0.7")
+                talk.say(self.request("POST", f"/v1/{path}", b"{}", "Host: 192.168.0.1"))
+
+                self.assertEqual(403, talk.answer().status)
+                self.assertIn("only with a secret", talk.answer().json()["message"])
 
 
-@pytest.mark.parametrize("shown", [shown for shown, _ in CASES])
-def test_without_any_secret_everybody_may_ask(shown: list[str]) -> None:
-    """Beyond loopback the settings do not allow that."""
-    assert Guard(None).allows(headers(shown))
+def test_a_keyring_tells_nothing_of_its_secrets() -> None:
+    """It may be logged."""
+    keys = Keyring("shared", [PARIS])
+
+    assert "shared" not in repr(keys)
+    assert "of paris" not in repr(PARIS)
 
 
-def test_replicas_alone_can_have_secrets() -> None:
-    """Then there is no shared one."""
-    guard = Guard(None, ["of paris"])
+@pytest.mark.parametrize(("name", "secret"), [("paris", "of paris"), ("rome", SHARED), ("", SHARED)])
+def test_a_peer_with_a_key_of_its_own_must_show_that(name: str, secret: str) -> None:
+    """So that removing it shuts out this one alone."""
+    found = Keyring(SHARED, [PARIS]).of(name)
 
-    assert guard.allows(headers(["Bearer of paris"]))
-    assert not guard.allows(headers([]))
+    assert found is not None
+    assert secret == found.secret
+    assert Keyring(None, [PARIS]).of("rome") is None
+    assert not Keyring().are_wanted

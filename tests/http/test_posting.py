@@ -229,7 +229,7 @@ class PlaceTests(SiteCase):
         shown: list[tuple[str, ...]] = [
             (),
             ("Authorization: Bearer other",),
-            ("Authorization: bearer s3cret",),
+            ("Authorization: Basic s3cret",),
             (right, right),
             ("Authorization: Bearer s3cret ü",),
         ]

@@ -143,9 +143,9 @@ class ReplicaTests(CopiesCase):
     def test_a_reader_with_a_name_is_waited_for(self) -> None:
         """What comes after what it has is kept for it, and it is not a replica."""
         self.receipts(3)
-        self.get("/v1/changelog?since=1&reader=report")
-        self.get("/v1/changelog?since=3&reader=report")
-        beyond = self.get("/v1/changelog?since=9&reader=other")
+        self.get("/v1/changelog?since=1", "Synrepl-Reader: report")
+        self.get("/v1/changelog?since=3", "Synrepl-Reader: report")
+        beyond = self.get("/v1/changelog?since=9", "Synrepl-Reader: other")
 
         (lease,) = self.relays.leases.all()
         self.assertEqual(("report", False, 3), (lease.name, lease.registered, lease.serial))

@@ -112,7 +112,7 @@ def test_a_replica_without_the_right_secret_is_told_so_and_asks_again(tmp_path: 
     (tmp_path / "primary").mkdir()
     fill(tmp_path / "primary" / "synrepl.db", 20)
     with Cluster(tmp_path) as cluster:
-        primary = cluster.add("primary", "--secret-file", str(right), "--replica-keys-file", str(keys))
+        primary = cluster.add("primary", "--secret-file", str(right), "--keys-file", str(keys))
         replica = cluster.add("replica", "--secret-file", str(right), upstream=primary.front)
         wait_until_refused(replica, "no_rights")
         assert primary.status()["leases"] == []

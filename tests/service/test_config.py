@@ -9,6 +9,7 @@ from twisted.python.usage import UsageError
 
 from synrepl.config import Settings, settings, table_for_the_manual
 from synrepl.errors import ConfigError
+from synrepl.ports.access import Key, Right
 from synrepl.replication.writes import Write
 from synrepl.tap import Options
 from synrepl.wire.dialect import LEGACY, NATIVE, Dialect
@@ -82,7 +83,14 @@ def test_a_setting_can_be_given_as_a_flag_and_in_a_file(
 def test_every_setting_is_tried_here() -> None:
     """A new one is not forgotten."""
     elsewhere = {"upstream", "secret_file", "instance_map", "table_streams", "insecure"}
-    elsewhere |= {"redis", "redis_writes", "upstream_streams", "upstream_writers", "replica_keys_file"}
+    elsewhere |= {
+        "redis",
+        "redis_writes",
+        "upstream_streams",
+        "upstream_writers",
+        "keys_file",
+        "allowed_hosts",
+    }
     elsewhere |= {"anonymous", "resync_on_fork", "refuse_stale_reads"}
 
     assert {name for name, *_ in VALUES} | elsewhere == {one.name for one in settings()}
@@ -104,22 +112,43 @@ def test_what_a_replica_wants(tmp_path: Path) -> None:
 def test_replicas_have_secrets_of_their_own(tmp_path: Path) -> None:
     """A line for each; who has none shows the shared one. With them, replicas can be served far away."""
     keys = tmp_path / "keys"
-    keys.write_text("# replicas\nr1 abc\n\nr2 def\n")
+    keys.write_text("# peers\nr1 abc\n\nr2 def replicate,administer a,b\nr3 ghi all\n")
     keys.chmod(0o600)
 
-    built = parsed("--replica-keys-file", str(keys), "--dialect", "native", "--listen", "tcp:9092")
+    built = parsed("--keys-file", str(keys), "--dialect", "native", "--listen", "tcp:9092")
 
-    assert {"r1": "abc", "r2": "def"} == built.replica_keys
+    assert [
+        Key(name="r1", secret="abc", rights=frozenset({Right.READ, Right.WRITE, Right.REPLICATE})),
+        Key(
+            name="r2",
+            secret="def",
+            rights=frozenset({Right.READ, Right.REPLICATE, Right.ADMINISTER}),
+            streams=frozenset({"a", "b"}),
+        ),
+        Key(name="r3", secret="ghi"),
+    ] == list(built.keys)
     assert "abc" not in repr(built)
+    assert "abc" not in repr(built.keys)
 
 
-def test_a_file_of_secrets_that_makes_no_sense(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("r1 hush", "a second key for the same name"),
+        ("r2 abc", "another key has the same secret"),
+        ("hush", "expected a name, a secret"),
+        ("r2 hush read a extra", "expected a name, a secret"),
+        ("r2 hush reed", "rights with commas between: read, write, replicate, administer"),
+        ("r2 hush read a,,b", "names of streams with commas between"),
+    ],
+)
+def test_a_file_of_secrets_that_makes_no_sense(tmp_path: Path, line: str, why: str) -> None:
     """It is told which line; what stands there is not."""
     keys = tmp_path / "keys"
-    keys.write_text("r1 abc\nr1 hush\n")
+    keys.write_text(f"r1 abc\n{line}\n")
 
-    with pytest.raises(ConfigError, match="line 2: expected the name of a replica") as caught:
-        Settings.build({"replica_keys_file": str(keys)})
+    with pytest.raises(ConfigError, match=f"line 2: .*{why}") as caught:
+        Settings.build({"keys_file": str(keys)})
     assert "hush" not in str(caught.value)
 
 

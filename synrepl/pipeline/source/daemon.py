@@ -46,9 +46,9 @@ class Daemon:
         self._pause = pause
         self._seconds = seconds
 
-    def get(self, path: str, **query: Any) -> Any:
-        """What it answers to this, as JSON."""
-        return self._insisting(lambda: self._asking.get_json(_path(path, query)))
+    def get(self, path: str, *, reader: str | None = None, **query: Any) -> Any:
+        """What it answers to this, as JSON; under the name `reader` it keeps what comes after."""
+        return self._insisting(lambda: self._asking.get_json(_path(path, query), reader=reader))
 
     def post(self, path: str, body: bytes) -> Any:
         """What it answers to this, which can be asked twice."""

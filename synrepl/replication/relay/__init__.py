@@ -4,7 +4,6 @@
 """
 
 from synrepl.replication.relay.leases import Leases, LeaseTerms
-from synrepl.replication.relay.proof import Keys
 from synrepl.replication.relay.refusals import REFUSALS
 from synrepl.replication.relay.relays import Relays
 from synrepl.replication.relay.states import RELAY_STATES, REPLICA_STATES
@@ -13,7 +12,6 @@ __all__ = [
     "REFUSALS",
     "RELAY_STATES",
     "REPLICA_STATES",
-    "Keys",
     "LeaseTerms",
     "Leases",
     "Relays",

@@ -3,11 +3,11 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from synrepl.ports.access import Access, Keyring
 from synrepl.ports.history import Snapshot
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.relay.leases import LeasedLog, Leases
-from synrepl.replication.relay.proof import Keys
 from synrepl.replication.ring import Ring
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import Refusal, Subscription
@@ -56,7 +56,7 @@ class IRelays(Protocol):
     clock: IClock
     instance: str
     server_name: str
-    keys: Keys
+    keys: Keyring
     heartbeat_seconds: float
     tasks: Tasks
     leases: Leases
@@ -77,10 +77,10 @@ class IRelays(Protocol):
     def wake_soon(self) -> None:
         """Let everybody look again, once this turn of the reactor is over."""
 
-    async def judge(self, uuid: str, name: str, asked: Subscription) -> Refusal | None:
+    async def judge(self, uuid: str, name: str, asked: Subscription, access: Access) -> Refusal | None:
         """Why this cannot be served, if it cannot be."""
 
-    def refuses_join(self, uuid: str, name: str, wanted: Filter) -> Refusal | None:
+    def refuses_join(self, uuid: str, name: str, wanted: Filter, access: Access) -> Refusal | None:
         """Why no copy can be given, if none can be."""
 
     def duplicate_of(self, relay: Any) -> Any:

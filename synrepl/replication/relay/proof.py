@@ -2,36 +2,12 @@
 
 import hmac
 import secrets
-from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["PRIMARY", "REPLICA", "Keys", "nonce", "proof", "proves"]
+__all__ = ["PRIMARY", "REPLICA", "nonce", "proof", "proves"]
 
 REPLICA: Final = "synrepl replica"
 PRIMARY: Final = "synrepl primary"
-
-
-class Keys:
-    """The secrets that replicas can show: one for all (`shared`), and those of single ones by `name`.
-
-    A replica with a key of its own must show that one, so that taking it away shuts this replica out alone.
-    """
-
-    def __init__(self, shared: str | None = None, by_name: Mapping[str, str] | None = None) -> None:
-        self._shared = shared
-        self._by_name = dict(by_name or {})
-
-    def __repr__(self) -> str:
-        return f"<Keys of {len(self._by_name)} replicas>"
-
-    @property
-    def are_wanted(self) -> bool:
-        """Whether anybody must prove anything."""
-        return self._shared is not None or bool(self._by_name)
-
-    def of(self, name: str) -> str | None:
-        """The secret that a replica of this name must know; None if it cannot know any."""
-        return self._by_name.get(name, self._shared)
 
 
 def nonce() -> str:

@@ -26,7 +26,7 @@ REFUSALS: Final = {
     "unknown": Kind(False, "it was dropped from the list of replicas"),
     "not_ready": Kind(True, "this daemon has no whole copy itself yet"),
     "read_only": Kind(True, "this daemon is fenced: another one is primary now"),
-    "no_rights": Kind(False, "it could not prove that it knows the secret"),
+    "no_rights": Kind(False, "it could not prove that it has a key, or its key lacks a right or a stream"),
     "filtered": Kind(False, "this daemon has only some streams or writers, and not all that it wants"),
     "bad_ack": Kind(True, "it acknowledged what it was never sent, or went back"),
     "version": Kind(False, "it speaks in a way that is not understood here"),

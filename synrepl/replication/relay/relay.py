@@ -8,6 +8,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import RemoteProtocolError
+from synrepl.ports.access import LOCAL, REMOTE, Right, access_of
 from synrepl.ports.history import BEGINNING, Place, Snapshot, Turn
 from synrepl.replication.places import said_place, standing
 from synrepl.replication.relay.asked import IRelays
@@ -51,6 +52,7 @@ from synrepl.wire.native import (
     say,
 )
 from synrepl.wire.runs import Rows
+from synrepl.wire.text import printable
 
 __all__ = ["Relay", "RelayConnection"]
 
@@ -66,6 +68,10 @@ MAX_DIGESTS: Final = 200
 
 class RelayConnection(Protocol):
     """What a relay needs of its connection."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the replica is on this machine."""
 
     def write(self, data: bytes) -> None:
         """Send these bytes. May call back `Relay.pause` before it returns."""
@@ -101,6 +107,7 @@ class Relay:
         self._log = relays.log
         self._greeting: Greeting | None = None
         self._nonce = nonce()
+        self._access = REMOTE
         self._filter = ALL
         self._encoder: BlockEncoder = KEPT
         self._turns_told = 0
@@ -188,11 +195,22 @@ class Relay:
         self._must_be("authenticating")
         greeting, keys = self._greeting, self._relays.keys
         assert greeting is not None
-        secret = keys.of(greeting.name)
+        key = keys.of(greeting.name)
+        secret = None if key is None else key.secret
         nonces = (self._nonce, greeting.nonce)
-        if keys.are_wanted and not proves(shown.proof, secret, REPLICA, nonces, greeting.uuid, greeting.name):
-            self._logger.warn("{name} could not prove that it knows the secret", name=self.name)
-            self._refuse(refusal("no_rights", "the secret is another one here, or this replica has none"))
+        if not keys.are_wanted:
+            self._access = LOCAL if self.connection.is_local else REMOTE
+        elif key is None:
+            why = f"there is no key {printable(greeting.name)} here, or it was revoked"
+            self._refuse(refusal("no_rights", why))
+            return
+        elif not proves(shown.proof, secret, REPLICA, nonces, greeting.uuid, greeting.name):
+            self._refuse(refusal("no_rights", "the proof does not fit: the secret is another one here"))
+            return
+        else:
+            self._access = access_of(key)
+        if why := self._access.lacks(Right.REPLICATE):
+            self._refuse(refusal("no_rights", why))
             return
         self.state = "ready"
         mine = proof(secret, PRIMARY, nonces, greeting.uuid, greeting.name) if secret is not None else ""
@@ -242,7 +260,7 @@ class Relay:
     async def _join(self, asked: JoinRequest) -> None:
         greeting, relays, log = self._greeting, self._relays, self._log
         assert greeting is not None
-        refused = relays.refuses_join(self.uuid, self.name, asked.filter)
+        refused = relays.refuses_join(self.uuid, self.name, asked.filter, self._access)
         if refused is None and (other := relays.duplicate_of(self)) is not None:
             refused = refusal("duplicate", f"{self.name} is connected already, and {other.state}")
         if refused is not None:
@@ -314,7 +332,7 @@ class Relay:
         greeting, relays, log = self._greeting, self._relays, self._log
         assert greeting is not None
         self.state = "catching up"
-        refused = await relays.judge(self.uuid, self.name, asked)
+        refused = await relays.judge(self.uuid, self.name, asked, self._access)
         if refused is None and (other := relays.duplicate_of(self)) is not None:
             refused = refusal("duplicate", f"{self.name} is connected already, and {other.state}")
         if self._gone:

@@ -7,12 +7,12 @@ import msgspec
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from synrepl.ports.access import Access, Keyring, Right
 from synrepl.ports.history import Turn
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.relay.asked import Feeding, ServedLog
 from synrepl.replication.relay.leases import Leases, LeaseTerms
-from synrepl.replication.relay.proof import Keys
 from synrepl.replication.relay.refusals import refusal
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import ALL, Filter
@@ -46,7 +46,7 @@ class Relays:
         *,
         instance: str,
         server_name: str,
-        keys: Keys | None = None,
+        keys: Keyring | None = None,
         terms: LeaseTerms | None = None,
         heartbeat_seconds: float = 1.0,
         role: Callable[[], str] = lambda: "primary",
@@ -61,7 +61,7 @@ class Relays:
         self.clock = clock
         self.instance = instance
         self.server_name = server_name
-        self.keys = keys if keys is not None else Keys()
+        self.keys = keys if keys is not None else Keyring()
         self.heartbeat_seconds = heartbeat_seconds
         self.role = role
         self.ready = ready
@@ -165,9 +165,11 @@ class Relays:
 
     # -- who may be served ---------------------------------------------------------------------------------
 
-    async def judge(self, uuid: str, name: str, asked: Subscription) -> Refusal | None:
+    async def judge(self, uuid: str, name: str, asked: Subscription, access: Access) -> Refusal | None:
         """Why this cannot be served, if it cannot be. The one place that decides it, for every transport."""
         log, place = self.log, asked.place
+        if (why := _forbidden(access, asked.filter)) != "":
+            return refusal("no_rights", why)
         if (why := self.ready()) != "":
             # What is here just now is not what it will be a copy of.
             return refusal("not_ready", why)
@@ -231,8 +233,10 @@ class Relays:
                     return f"it has {stream} of {writer} up to {token}, this log up to {here}"
         return None
 
-    def refuses_join(self, uuid: str, name: str, wanted: Filter) -> Refusal | None:
+    def refuses_join(self, uuid: str, name: str, wanted: Filter, access: Access) -> Refusal | None:
         """Why no copy can be given, if none can be."""
+        if (why := _forbidden(access, wanted)) != "":
+            return refusal("no_rights", why)
         if self.role() == "fenced":
             return self._refuse("read_only", "this daemon is fenced: another one is primary")
         if (why := self.ready()) != "":
@@ -330,6 +334,10 @@ class Relays:
             }
             for lease in self.leases.all()
         ]
+
+
+def _forbidden(access: Access, wanted: Filter) -> str:
+    return access.lacks(Right.REPLICATE) or access.hides(wanted.streams)
 
 
 def _began(turn: Turn) -> Standing:

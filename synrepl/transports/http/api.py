@@ -17,6 +17,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
+from synrepl.ports.access import Access, Right
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
@@ -25,10 +26,11 @@ from synrepl.streams import jsontext
 from synrepl.streams.declare import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.answers import INTERNAL, Refused, as_refused, ours, synapse
-from synrepl.transports.http.authorization import Guard
+from synrepl.transports.http.authorization import Guard, check_right, check_streams
 from synrepl.transports.http.gauges import refresh
 from synrepl.transports.http.intact import HEADER, content_digest, is_intact, is_wanted
-from synrepl.transports.http.parameters import integers, word
+from synrepl.transports.http.origins import check_content_type
+from synrepl.transports.http.parameters import integers, reader_of
 from synrepl.transports.http.posting import read_body, read_facts
 from synrepl.transports.http.rows import Rows
 from synrepl.transports.http.waiting import Waiting, read_your_writes
@@ -49,6 +51,8 @@ __all__ = ["Api", "IRelaying"]
 
 JSON: Final = b"application/json"
 MAX_SERIALS: Final = 1_000
+UNAUTHORIZED: Final = 401
+FILES: Final = "files"
 NO_COPIES: Final = Refused(404, "not_found", "this log has no copies")
 CATCH_UP: Final = "/_synapse/replication/get_repl_stream_updates/"
 
@@ -142,7 +146,7 @@ class Api:
             )
             return msgspec.json.encode(appended)
 
-        return await self._answer(request, answer)
+        return await self._answer(request, answer, right=Right.WRITE, stream=stream)
 
     @app.route("/v1/facts", methods=["POST"])
     async def post_all(self, request: Any) -> bytes | None:
@@ -161,26 +165,31 @@ class Api:
                 files=self._described_files,
                 clock=self._clock,
                 instance=self._instance,
+                access=request.access,
             )
 
-        return await self._answer(request, answer)
+        return await self._answer(request, answer, right=Right.WRITE)
 
     # -- rows out ------------------------------------------------------------------------------------------
 
     @app.route("/v1/streams/<stream>/rows", methods=["GET"])
     async def get_rows(self, request: Any, stream: str) -> bytes | None:
         """A page of one writer's rows, in the newest shape."""
-        return await self._answer(request, lambda: self._fresh(lambda: self._rows.page(request, stream)))
+        return await self._answer(
+            request, lambda: self._fresh(lambda: self._rows.page(request, stream)), stream=stream
+        )
 
     @app.route("/v1/streams/<stream>/allocated", methods=["GET"])
     async def get_allocated(self, request: Any, stream: str) -> bytes | None:
         """How far there is anything to wait for."""
-        return await self._answer(request, lambda: self._rows.allocated(request, stream))
+        return await self._answer(request, lambda: self._rows.allocated(request, stream), stream=stream)
 
     @app.route(CATCH_UP + "<stream>/<txn_id>", methods=["GET"])
     async def get_updates(self, request: Any, stream: str, txn_id: str) -> bytes | None:
         """What a follower missed, as Synapse answers it."""
-        return await self._answer(request, lambda: self._fresh(lambda: self._rows.updates(request, stream)))
+        return await self._answer(
+            request, lambda: self._fresh(lambda: self._rows.updates(request, stream)), stream=stream
+        )
 
     async def _fresh(self, read: Callable[[], Awaitable[bytes]]) -> bytes:
         """What a read gives, unless this daemon is to answer none while it may lack something."""
@@ -227,7 +236,7 @@ class Api:
         """Once the log is as far as is asked; whoever reads under a name has it kept."""
         self._check_fresh()
         await read_your_writes(request, self._log, self._waiting)
-        reader = word(request, "reader")
+        reader = reader_of(request)
         if reader is not None and self._relays is not None:
             await self.changelog.check(wanted)
             self._replicas.reads(reader, wanted.since, wanted.wait)
@@ -248,12 +257,14 @@ class Api:
     @app.route("/v1/files/sha256/<sha256>", methods=["PUT"])
     async def put_file(self, request: Any, sha256: str) -> bytes | None:
         """Bytes are kept, under their checksum."""
-        return await self._answer(request, lambda: self._files.put(request, sha256))
+        return await self._answer(
+            request, lambda: self._files.put(request, sha256), right=Right.WRITE, stream=FILES
+        )
 
     @app.route("/v1/files/sha256/<sha256>", methods=["GET"])
     async def get_file(self, request: Any, sha256: str) -> bytes | None:
         """Bytes by their checksum."""
-        return await self._answer(request, lambda: self._files.get(request, sha256))
+        return await self._answer(request, lambda: self._files.get(request, sha256), stream=FILES)
 
     # -- copies of this log --------------------------------------------------------------------------------
 
@@ -265,17 +276,21 @@ class Api:
     @app.route("/v1/replicas/<uuid>", methods=["POST"])
     async def post_replica(self, request: Any, uuid: str) -> bytes | None:
         """A replica asks to be served over HTTP."""
-        return await self._answer(request, lambda: self._replicas.subscribe(request, uuid))
+        return await self._answer(
+            request, lambda: self._replicas.subscribe(request, uuid), right=Right.REPLICATE
+        )
 
     @app.route("/v1/replicas/<uuid>/join", methods=["POST"])
     async def post_join(self, request: Any, uuid: str) -> bytes | None:
         """A replica asks for a copy of everything."""
-        return await self._answer(request, lambda: self._replicas.join(request, uuid))
+        return await self._answer(request, lambda: self._replicas.join(request, uuid), right=Right.REPLICATE)
 
     @app.route("/v1/replicas/<uuid>/ack", methods=["POST"])
     async def post_ack(self, request: Any, uuid: str) -> bytes | None:
         """A replica says how far it is."""
-        return await self._answer(request, lambda: self._replicas.acknowledge(request, uuid))
+        return await self._answer(
+            request, lambda: self._replicas.acknowledge(request, uuid), right=Right.REPLICATE
+        )
 
     @app.route("/v1/leases", methods=["GET"])
     async def get_leases(self, request: Any) -> bytes | None:
@@ -285,32 +300,34 @@ class Api:
     @app.route("/v1/leases", methods=["POST"])
     async def post_lease(self, request: Any) -> bytes | None:
         """A replica is expected."""
-        return await self._answer(request, lambda: self._standing.add_lease(request))
+        return await self._answer(request, lambda: self._standing.add_lease(request), right=Right.ADMINISTER)
 
     @app.route("/v1/leases/<name>", methods=["DELETE"])
     async def delete_lease(self, request: Any, name: str) -> bytes | None:
         """A replica is not waited for any more."""
-        return await self._answer(request, lambda: self._standing.drop_lease(request, name))
+        return await self._answer(
+            request, lambda: self._standing.drop_lease(request, name), right=Right.ADMINISTER
+        )
 
     @app.route("/v1/promote", methods=["POST"])
     async def post_promote(self, request: Any) -> bytes | None:
         """This replica becomes primary."""
-        return await self._answer(request, lambda: self._standing.promote(request))
+        return await self._answer(request, lambda: self._standing.promote(request), right=Right.ADMINISTER)
 
     @app.route("/v1/resync", methods=["POST"])
     async def post_resync(self, request: Any) -> bytes | None:
         """Give up what only this copy has, and join again."""
-        return await self._answer(request, lambda: self._standing.resync(request))
+        return await self._answer(request, lambda: self._standing.resync(request), right=Right.ADMINISTER)
 
     @app.route("/v1/handover", methods=["POST"])
     async def post_handover(self, request: Any) -> bytes | None:
         """Another daemon is about to become primary."""
-        return await self._answer(request, lambda: self._standing.hand_over(request))
+        return await self._answer(request, lambda: self._standing.hand_over(request), right=Right.ADMINISTER)
 
     @app.route("/v1/claim", methods=["POST"])
     async def post_claim(self, request: Any) -> bytes | None:
         """Another daemon says that it is primary."""
-        return await self._answer(request, lambda: self._standing.claim(request))
+        return await self._answer(request, lambda: self._standing.claim(request), right=Right.ADMINISTER)
 
     # -- made when it is first asked for, so that who is never asked need not have it in memory ------------
 
@@ -350,7 +367,7 @@ class Api:
         """Where it stands, for programs."""
 
         async def answer() -> bytes:
-            return jsontext.dumps(self._status()) + b"\n"
+            return jsontext.dumps(self._status(request.access)) + b"\n"
 
         return await self._answer(request, answer)
 
@@ -364,7 +381,7 @@ class Api:
 
             request.setHeader(b"content-security-policy", POLICY)
             request.setHeader(b"cache-control", b"no-store")
-            return page(self._status(), self._clock.seconds())
+            return page(self._status(request.access), self._clock.seconds())
 
         return await self._answer(request, answer, content_type=b"text/html; charset=utf-8")
 
@@ -375,7 +392,7 @@ class Api:
         async def answer() -> bytes:
             return b'{"alive":true}'
 
-        return await self._answer(request, answer, is_open=True)
+        return await self._answer(request, answer, right=None)
 
     @app.route("/readyz", methods=["GET"])
     async def get_readyz(self, request: Any) -> bytes | None:
@@ -388,7 +405,7 @@ class Api:
             request.setResponseCode(503)
             return jsontext.dumps({"ready": False, "reasons": reasons})
 
-        return await self._answer(request, answer, is_open=True)
+        return await self._answer(request, answer, right=None)
 
     @app.route("/metrics", methods=["GET"])
     async def get_metrics(self, request: Any) -> bytes | None:
@@ -405,7 +422,7 @@ class Api:
             )
             return generate_latest(self._metrics.registry)
 
-        return await self._answer(request, answer, is_open=True, content_type=CONTENT_TYPE_LATEST.encode())
+        return await self._answer(request, answer, right=None, content_type=CONTENT_TYPE_LATEST.encode())
 
     def _reasons(self) -> list[str]:
         """Why this daemon cannot do its work, the worst first."""
@@ -416,10 +433,10 @@ class Api:
                 reasons += [reason for reason, _ in part.reasons()]
         return reasons
 
-    def _status(self) -> dict[str, Any]:
+    def _status(self, access: Access) -> dict[str, Any]:
         from synrepl.replication.status import describe  # here for the same reason
 
-        return describe(
+        status = describe(
             log=self._log,
             publisher=self._publisher,
             table=self._table,
@@ -432,6 +449,12 @@ class Api:
             started_at=self._started_at,
             version=_version(),
         )
+        if access.streams is not None:
+            status["streams"] = {
+                name: known for name, known in status["streams"].items() if access.sees(name)
+            }
+            status["recent"] = [fact for fact in status["recent"] if access.sees(fact["stream"])]
+        return status
 
     # -- answering -----------------------------------------------------------------------------------------
 
@@ -462,12 +485,15 @@ class Api:
         answer: Callable[[], Awaitable[bytes | None]],
         *,
         content_type: bytes = JSON,
-        is_open: bool = False,
+        right: Right | None = Right.READ,
+        stream: str | None = None,
     ) -> bytes | None:
-        """What `answer` gives, or why not; None if it wrote by itself. What `is_open` needs no secret."""
+        """What `answer` gives, or why not; None if it wrote by itself.
+
+        A peer needs this `right`, and to see this `stream`; None: any may ask.
+        """
         try:
-            if not is_open and not self._guard.allows(request.requestHeaders):
-                raise self._unauthorized(request)
+            self._check_access(request, right, stream)
             _check_intact(request)
             body = await answer()
         except CancelledError:
@@ -484,12 +510,24 @@ class Api:
             _say_digest(request, body)
         return body
 
-    @staticmethod
-    def _unauthorized(request: Any) -> Refused:
-        if request.path.startswith(b"/_synapse/"):
-            return Refused(500, "M_UNKNOWN", "Internal server error")
-        why = "the secret is wanted, once, as Authorization: Bearer"
-        return Refused(401, "unauthorized", why, www_authenticate=b"Bearer")
+    def _check_access(self, request: Any, right: Right | None, stream: str | None) -> None:
+        """Find out what the peer may do (`request.access`). Raises `Refused` if that is not enough."""
+        try:
+            request.access = self._guard.access(request)
+        except Refused as refused:
+            if refused.status != UNAUTHORIZED:
+                raise
+            if right is None:
+                return
+            if request.path.startswith(b"/_synapse/"):
+                raise Refused(500, "M_UNKNOWN", "Internal server error") from refused
+            raise
+        if right is not None:
+            check_right(request.access, right)
+        if stream is not None:
+            check_streams(request.access, stream)
+        if request.method == b"POST":
+            check_content_type(request)
 
     @staticmethod
     def _refuse(request: Any, refused: Refused) -> bytes:

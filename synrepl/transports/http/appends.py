@@ -7,10 +7,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from twisted.internet.defer import DeferredList
 
+from synrepl.ports.access import Access
 from synrepl.ports.interfaces import Appended, IClock
 from synrepl.storage import Log
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.answers import Refused
+from synrepl.transports.http.authorization import check_streams
 from synrepl.transports.http.parameters import is_checksum
 from synrepl.transports.http.posting import Posted, check_posted, decoded, read_facts
 
@@ -39,7 +41,14 @@ _decoder: Final = msgspec.json.Decoder(_Appends)
 
 
 async def append_all(
-    body: bytes, *, log: Log, table: StreamTable, files: "Files | None", clock: IClock, instance: str
+    body: bytes,
+    *,
+    log: Log,
+    table: StreamTable,
+    files: "Files | None",
+    clock: IClock,
+    instance: str,
+    access: Access,
 ) -> bytes:
     """What each append became, when all are durable. Nothing is stored unless all rows are right.
 
@@ -54,6 +63,7 @@ async def append_all(
         appends = decoded(_decoder, await _staged(files, posted.staged)).appends
     asked: list[tuple[str, str, list[bytes], str | None]] = []
     for number, append in enumerate(appends if isinstance(appends, list) else []):
+        check_streams(access, append.stream)
         its_key = UNSET if key is UNSET else f"{key}/{number}"
         one = check_posted(Posted(append.facts, append.writer, its_key))
         facts = await read_facts(table[append.stream], one, clock)

@@ -1,24 +1,58 @@
-"""Who may ask: whoever shows the secret."""
+"""Who asks over HTTP, and what they may do."""
 
-import hmac
-from collections.abc import Iterable
+from collections.abc import Collection
+from typing import Any, Final
 
-from twisted.web.http_headers import Headers
+from synrepl.ports.access import LOCAL, REMOTE, Access, Keyring, Right, access_of
+from synrepl.transports.http.answers import Refused
+from synrepl.transports.http.origins import check_origin, check_rebinding
+from synrepl.transports.peers import is_local
 
-__all__ = ["Guard"]
+__all__ = ["Guard", "check_right", "check_streams"]
+
+SCHEME: Final = b"bearer "
 
 
 class Guard:
-    """Knows the secret, if there is one, and those of single replicas; without any everybody may ask."""
+    """Decides what the sender of a request may do, from its headers and its address.
 
-    def __init__(self, secret: str | None, of_replicas: Iterable[str] = ()) -> None:
-        secrets = [*([] if secret is None else [secret]), *of_replicas]
-        self._expected = [b"Bearer " + one.encode() for one in secrets]
+    With keys configured it must show one of them. Without any, pages of other sites and foreign names of this
+    host are refused (`origins`), and peers on other machines may only read and write. `hosts` are the names,
+    beside addresses and names without dots, under which clients may reach this daemon.
+    """
 
-    def allows(self, headers: Headers) -> bool:
-        """Whether these hold one of them, exactly once. Takes as long for a near miss as for a far one."""
-        if not self._expected:
-            return True
-        shown = headers.getRawHeaders(b"authorization") or []
-        # All are compared, so that the time tells nothing of which it was.
-        return len(shown) == 1 and sum(hmac.compare_digest(shown[0], one) for one in self._expected) > 0
+    def __init__(self, keys: Keyring, hosts: Collection[str] = ()) -> None:
+        self._keys = keys
+        self._hosts = frozenset(host.lower() for host in hosts)
+
+    def access(self, request: Any) -> Access:
+        """What this request may do. Raises `Refused`."""
+        if not self._keys.are_wanted:
+            check_rebinding(request, self._hosts)
+            check_origin(request)
+            return LOCAL if is_local(request.getClientAddress()) else REMOTE
+        shown = request.requestHeaders.getRawHeaders(b"authorization") or []
+        key = None
+        if len(shown) == 1 and shown[0][: len(SCHEME)].lower() == SCHEME:
+            key = self._keys.shown(shown[0][len(SCHEME) :].strip())
+        if key is None:
+            why = "no key was shown" if not shown else "this key is unknown here, or was revoked"
+            raise Refused(
+                401,
+                "unauthorized",
+                f"{why}: send the secret, once, as Authorization: Bearer",
+                www_authenticate=b"Bearer",
+            )
+        return access_of(key)
+
+
+def check_right(access: Access, right: Right) -> None:
+    """Raises `Refused` if the peer lacks this right."""
+    if why := access.lacks(right):
+        raise Refused(403, "no_rights", why)
+
+
+def check_streams(access: Access, *streams: str) -> None:
+    """Raises `Refused` if the peer may not see one of these streams."""
+    if why := access.hides(streams):
+        raise Refused(403, "no_rights", why)

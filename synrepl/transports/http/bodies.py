@@ -73,7 +73,7 @@ class ApiSite(Site):
 class ApiRequest(Request):
     """Refuses a body over the site's bound as soon as it knows of it, and holds nothing of such a one.
 
-    Nor does it hold the body of somebody who may not ask.
+    Nor does it hold the body of a peer that may not ask.
     """
 
     _limit = 0
@@ -87,8 +87,12 @@ class ApiRequest(Request):
 
     def gotLength(self, length: int | None) -> None:
         site: ApiSite = self.channel.site
-        self._drops = not site.guard.allows(self.requestHeaders)
-        # The channel has parsed these, and tells the request only when all of it is here.
+        # The channel knows these, and tells the request only when all of it is here.
+        self.method, self.client = self.channel._command, self.channel.getPeer()
+        try:
+            site.guard.access(self)
+        except Refused:
+            self._drops = True
         files = site.files_for(self.channel._command, self.channel._path)
         self._room = self._limit = site.max_body if files is None else site.max_file
         if length is not None and length > self._limit:

@@ -14,6 +14,7 @@ __all__ = [
     "is_checksum",
     "is_word",
     "names",
+    "reader_of",
     "seconds",
     "text",
     "token_as_synapse",
@@ -22,6 +23,7 @@ __all__ = [
 
 MAX_TOKEN: Final = 2**63 - 1
 MAX_WORD: Final = 255
+READER_HEADER: Final = "Synrepl-Reader"
 
 _integer: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _seconds: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
@@ -51,6 +53,22 @@ def word(request: Any, name: str) -> str | None:
 
 
 BAD_WORD: Final = f"a writer is one word, without control characters, of at most {MAX_WORD} characters"
+
+
+def reader_of(request: Any) -> str | None:
+    """The name under which the log is kept for this reader; None if it gives none.
+
+    It makes a lease, and GET from a web page must change nothing: no page can send this header.
+    """
+    if text(request, "reader") is not None:
+        _refuse("the name of a reader is sent in the header Synrepl-Reader, not in the query")
+    shown = request.requestHeaders.getRawHeaders(READER_HEADER) or []
+    if not shown:
+        return None
+    name = shown[0].decode("utf-8", "replace") if isinstance(shown[0], bytes) else shown[0]
+    if len(shown) > 1 or not is_word(name):
+        _refuse(f"Synrepl-Reader is one word, once, of at most {MAX_WORD} printable characters")
+    return str(name)
 
 
 def is_word(name: str) -> bool:

@@ -78,7 +78,8 @@ class Replicas:
         asked = read_said(SubscribeAsked, request, MAX_BODY)
         name = _name(asked.name, uuid)
         relays = self._relays
-        refused = await relays.judge(uuid, name, asked.subscription) or relays.duplicate(uuid, name)
+        refused = await relays.judge(uuid, name, asked.subscription, request.access)
+        refused = refused or relays.duplicate(uuid, name)
         if refused is not None:
             raise _refused(refused)
         serial = asked.subscription.place.serial
@@ -99,7 +100,8 @@ class Replicas:
         asked = read_said(JoinAsked, request, MAX_BODY)
         name = _name(asked.name, uuid)
         relays = self._relays
-        refused = relays.refuses_join(uuid, name, asked.join.filter) or relays.duplicate(uuid, name)
+        refused = relays.refuses_join(uuid, name, asked.join.filter, request.access)
+        refused = refused or relays.duplicate(uuid, name)
         if refused is not None:
             raise _refused(refused)
         begins = await copy_begins(

@@ -1,10 +1,11 @@
 """The site of a daemon, ready to listen with."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
 from twisted.web.server import Site
 
+from synrepl.ports.access import Keyring
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
@@ -38,7 +39,8 @@ def make_site(
     clock: IClock,
     instance: str,
     server_name: str,
-    secret: str | None = None,
+    keys: Keyring | None = None,
+    hosts: Collection[str] = (),
     dialect: Dialect | None = None,
     max_body: int = MAX_BODY,
     started_at: float | None = None,
@@ -48,14 +50,13 @@ def make_site(
     roles: "Roles | None" = None,
     relays: "Relays | None" = None,
     refuses_stale: bool = False,
-    replica_secrets: Iterable[str] = (),
 ) -> Site:
     """A site to listen with, over a log that has been started, what is `bringing` facts into it, and its
     `copies`, if any: what role this daemon has in them (`roles`), and who is served (`relays`).
 
-    With a `secret`, or `replica_secrets`, ``/v1``, ``/_synapse`` and ``/status`` want one of them as
-    ``Authorization: Bearer``. `dialect` is
-    the release to whose shape catch-up is cut; None for the newest. `max_body` is in bytes, `started_at` in
+    With `keys`, ``/v1``, ``/_synapse`` and ``/status`` want one of them as ``Authorization: Bearer``. Without
+    any, `hosts` are the names with dots under which clients may reach it. `dialect` is the release to whose
+    shape catch-up is cut; None for the newest. `max_body` is in bytes, `started_at` in
     the clock's seconds (None: now). `clock` is the reactor, outside of tests. `files` were started; one may
     have `max_file` bytes. `relaying` takes facts that are posted to a replica. One that
     `refuses_stale` reads answers none while it may lack too much.
@@ -63,7 +64,9 @@ def make_site(
     # Klein imports the reactor, which only who calls this has chosen.
     from synrepl.transports.http.api import Api
 
-    guard = Guard(secret, replica_secrets)
+    guard = Guard(
+        keys if keys is not None else Keyring(), [server_name.rpartition(":")[0] or server_name, *hosts]
+    )
     api = Api(
         log=log,
         publisher=publisher,

@@ -6,6 +6,7 @@ import msgspec
 
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.answers import Refused
+from synrepl.transports.http.authorization import check_streams
 from synrepl.transports.http.parameters import (
     BAD_WORD,
     MAX_TOKEN,
@@ -58,12 +59,18 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_wanted(request: Any, table: StreamTable) -> Wanted:
-    """What the query of this request says. Raises `Refused`, or `UnknownStream` by this table."""
+    """What the query of this request says; unless it names streams, all that the peer may see.
+
+    Raises `Refused`, or `UnknownStream` by this table.
+    """
     streams, writers = names(request, "streams"), names(request, "writers")
     for name in sorted(streams or ()):
         _ = table[name]
+        check_streams(request.access, name)
     if not all(map(is_word, writers or ())):
         raise Refused(400, "bad_writer", BAD_WORD)
+    if streams is None:
+        streams = request.access.streams
     limit = integer(request, "limit", -1, lowest=1)
     epoch = integer(request, "epoch", -1)
     return Wanted(

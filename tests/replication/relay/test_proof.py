@@ -2,7 +2,7 @@
 
 import pytest
 
-from synrepl.replication.relay.proof import PRIMARY, REPLICA, Keys, proof, proves
+from synrepl.replication.relay.proof import PRIMARY, REPLICA, proof, proves
 from synrepl.wire.native import Greeting, Known, Proof, read
 from tests.replication.worlds import World
 
@@ -21,16 +21,6 @@ def test_a_proof_is_of_everything_that_was_said() -> None:
     assert not proves(shown, "other", REPLICA, NONCES, "u", "n")
     assert not proves(shown, None, REPLICA, NONCES, "u", "n")
     assert not proves("ü", "secret", REPLICA, NONCES, "u", "n")
-
-
-def test_a_replica_with_a_key_of_its_own_must_show_that() -> None:
-    """So that taking it away shuts out this one alone."""
-    keys = Keys("shared", {"b": "own"})
-
-    assert ("own", "shared", True) == (keys.of("b"), keys.of("c"), keys.are_wanted)
-    assert Keys(None, {"b": "own"}).of("c") is None
-    assert not Keys().are_wanted
-    assert "own" not in repr(keys)
 
 
 @pytest.mark.parametrize(

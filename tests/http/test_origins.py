@@ -1,0 +1,109 @@
+"""A web page on the same machine can reach loopback: it must neither write here nor read."""
+
+from tests.http.builders import SiteCase
+
+BODY = b'{"facts":[[["!r:hs","m.read","@a:hs","$e",null,{"ts":1}]]]}'
+FACTS = "/v1/streams/receipts/facts"
+
+
+class CrossSiteRequests(SiteCase):
+    """Without a secret, as on loopback by default. Headers are those that browsers send."""
+
+    def refused(self, code: str, method: str, path: str, *headers: str, body: bytes = b"") -> None:
+        """It is refused with this code, and nothing was stored."""
+        answer = self.ask(method, path, body, *headers)
+
+        self.assertEqual(code, answer.json()["error"], answer.body)
+        self.assertEqual(415 if code == "content_type" else 403, answer.status)
+        self.assertEqual(0, self.log.serial)
+
+    def test_a_page_of_another_site_cannot_post(self) -> None:
+        """A form or fetch() without a preflight: text/plain, urlencoded, multipart."""
+        self.refused(
+            "foreign_origin",
+            "POST",
+            FACTS,
+            "Origin: https://evil.example",
+            "Sec-Fetch-Site: cross-site",
+            "Content-Type: text/plain",
+            body=BODY,
+        )
+
+    def test_a_page_of_another_port_of_this_machine_cannot_post(self) -> None:
+        """Another program's page on localhost is another origin, though the same site."""
+        self.refused("foreign_origin", "POST", FACTS, "Origin: http://localhost:3000", body=BODY)
+        self.refused("foreign_origin", "POST", FACTS, "Sec-Fetch-Site: same-site", body=BODY)
+
+    def test_a_page_without_an_origin_cannot_post(self) -> None:
+        """A sandboxed frame, or a file, says null."""
+        self.refused("foreign_origin", "POST", FACTS, "Origin: null", body=BODY)
+
+    def test_an_image_of_another_site_is_not_answered(self) -> None:
+        """<img src="http://localhost:9093/v1/changelog">."""
+        self.refused(
+            "foreign_origin", "GET", "/v1/changelog", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: no-cors"
+        )
+
+    def test_a_name_that_was_rebound_to_loopback_reads_nothing(self) -> None:
+        """To the browser evil.example is the page's own origin, so that the page may read the answers."""
+        for path in ("/v1/status", "/status", "/v1/changelog", "/metrics", "/readyz", "/livez"):
+            with self.subTest(path):
+                self.refused("foreign_host", "GET", path, "Host: evil.example:9093")
+
+    def test_a_body_that_is_not_json_by_its_type_is_refused(self) -> None:
+        """No page can send application/json without asking first, by OPTIONS, which is refused."""
+        for kind in ("text/plain", "multipart/form-data; boundary=x", "x"):
+            with self.subTest(kind):
+                self.refused("content_type", "POST", FACTS, f"Content-Type: {kind}", body=BODY)
+        form = "Content-Type: application/x-www-form-urlencoded"
+        for browser in ("Sec-Fetch-Site: none", "Origin: http://localhost", "Referer: http://localhost/"):
+            with self.subTest(browser):
+                self.refused("content_type", "POST", FACTS, form, browser, body=BODY)
+        self.assertEqual(405, self.ask("OPTIONS", FACTS).status)
+
+    def test_nothing_is_changed_by_get(self) -> None:
+        """A lease takes a header that no page can send."""
+        answer = self.get("/v1/changelog?reader=page")
+
+        self.assertEqual(400, answer.status)
+        self.assertIn("Synrepl-Reader", answer.json()["message"])
+
+    def test_what_people_and_programs_send_is_answered(self) -> None:
+        """curl, a worker of Synapse, a container's name, our own page, a link to it."""
+        for headers in [
+            ("Host: 127.0.0.1:9093",),
+            ("Host: [::1]:9093",),
+            ("Host: localhost:9093",),
+            ("Host: synrepl:9093",),
+            ("Host: event_persister1",),
+            ("Host: dev.localhost",),
+            ("Host: localhost:9093", "Origin: http://localhost:9093", "Sec-Fetch-Site: same-origin"),
+            ("Host: localhost:9093", "Sec-Fetch-Site: none"),
+            ("Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: document"),
+        ]:
+            with self.subTest(headers):
+                self.assertEqual(200, self.get("/status", *headers).status)
+        for kind in (
+            "application/json",
+            "Application/JSON; charset=x",
+            "application/x-www-form-urlencoded",
+            "",
+        ):
+            said = [f"Content-Type: {kind}"] if kind else []
+            answer = self.ask("POST", FACTS, BODY, "Host: localhost", *said)
+            self.assertEqual(200, answer.status, answer.body)
+
+    def test_other_names_can_be_allowed(self) -> None:
+        """Behind a name of one's own."""
+        self.site = self.make_site(hosts=["Log.example.org"])
+
+        self.assertEqual(200, self.get("/v1/status", "Host: log.example.org:9093").status)
+        self.assertEqual(403, self.get("/v1/status", "Host: other.example.org").status)
+
+    def test_a_secret_proves_more_than_any_header(self) -> None:
+        """Who shows it may come by any name; a page cannot know it."""
+        self.site = self.make_site(secret="s3cret")
+        shown = "Authorization: Bearer s3cret"
+
+        self.assertEqual(200, self.get("/v1/status", "Host: log.example.org", shown).status)
+        self.assertEqual(401, self.get("/v1/status", "Host: log.example.org").status)
