@@ -11,6 +11,7 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.storage import Log, ReactorThread
 from synrepl.streams.table import StreamTable
+from synrepl.transports.credentials import Credentials
 
 if TYPE_CHECKING:
     from synrepl.hearing import Sources
@@ -39,6 +40,7 @@ class Bringing:
         *,
         table: StreamTable,
         metrics: Metrics,
+        credentials: Credentials,
         lost: Callable[[str], None],
     ) -> None:
         self.tables: TableSource | None = None
@@ -47,6 +49,7 @@ class Bringing:
         self._reactor = reactor
         self._table = table
         self._metrics = metrics
+        self._credentials = credentials
         self._lost = lost
         self._log: Log | None = None
         self._wakeups: Wakeups | None = None
@@ -165,6 +168,7 @@ class Bringing:
             metrics=self._metrics,
             writing=self._writing,
             tables=[one.stream for one in self._followed_tables() if not one.only],
+            credentials=self._credentials,
             lost=self._lost,
         )
         self.sources.start()

@@ -6,7 +6,6 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import clientFromString, serverFromString
 from twisted.internet.interfaces import IListeningPort, IStreamClientEndpoint, IStreamServerEndpoint
 
 from synrepl.errors import ConfigError
@@ -14,6 +13,7 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.catchup import NoCatchUp
 from synrepl.replication.follower import Follower
 from synrepl.replication.publisher import Publisher
+from synrepl.transports.endpoints import client_endpoint, server_endpoint
 from synrepl.transports.http.client import HttpCatchUp
 from synrepl.transports.redis.address import SCHEMES, RedisAddress
 from synrepl.transports.tcp import FollowerFactory, PublisherFactory
@@ -144,7 +144,7 @@ def connect(
         metrics=metrics,
         keepalive=keepalive,
     )
-    target = clientFromString(reactor, endpoint) if isinstance(endpoint, str) else endpoint
+    target = client_endpoint(reactor, endpoint) if isinstance(endpoint, str) else endpoint
     return FollowerService(factory, follower, target)
 
 
@@ -166,5 +166,5 @@ def serve(
         metrics=publisher.metrics,
         keepalive=keepalive,
     )
-    target = serverFromString(reactor, endpoint) if isinstance(endpoint, str) else endpoint
+    target = server_endpoint(reactor, endpoint) if isinstance(endpoint, str) else endpoint
     return PublisherService(factory, target)

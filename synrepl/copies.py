@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
-from twisted.internet.endpoints import clientFromString
 from twisted.logger import Logger
 
 from synrepl.config import Settings
@@ -22,6 +21,8 @@ from synrepl.replication.roles import REPLICA, Claim, ReadOnlyHere, Roles
 from synrepl.storage import Leftovers, Log, ReactorThread
 from synrepl.storage.files import FileQueue, FileStore
 from synrepl.streams.table import StreamTable
+from synrepl.transports.credentials import Credentials
+from synrepl.transports.endpoints import client_endpoint
 from synrepl.wire.filter import Filter
 from synrepl.wire.session import Keepalive
 
@@ -53,6 +54,7 @@ class Copies:
         table: StreamTable,
         metrics: Metrics,
         keys: Keyring,
+        credentials: Credentials,
         address: Callable[[], Address],
         changed: Callable[[], None] = lambda: None,
     ) -> None:
@@ -61,6 +63,7 @@ class Copies:
         self._log = log
         self._metrics = metrics
         self._keys = keys
+        self._credentials = credentials
         self._address = address
         self._ephemeral = [stream.name for stream in table if stream.ephemeral]
         self._role_changed = changed
@@ -166,7 +169,7 @@ class Copies:
         if url:
             from synrepl.transports.http.files_client import HttpFiles
 
-            self._fetching = HttpFiles(self._reactor, url, secret=self._settings.secret)
+            self._fetching = HttpFiles(self._reactor, url, secret=self._credentials)
         await self.files.fetch_from(self._fetching)
         if former is not None:
             await former.stop()
@@ -229,7 +232,7 @@ class Copies:
             return HttpUpstream(
                 self._reactor,
                 where=where,
-                secret=settings.secret,
+                secret=self._credentials,
                 expected_server=settings.server_name,
                 registered=not settings.anonymous,
                 address=lambda: str(self._address()),
@@ -238,11 +241,11 @@ class Copies:
         from synrepl.transports.native import NativeUpstream
 
         return NativeUpstream(
-            clientFromString(self._reactor, where.native),  # type: ignore[no-untyped-call]
+            client_endpoint(self._reactor, where.native),
             self._reactor,
             self._metrics,
             where=where,
-            secret=settings.secret,
+            secret=self._credentials,
             expected_server=settings.server_name,
             registered=not settings.anonymous,
             address=lambda: str(self._address()),
@@ -260,7 +263,7 @@ class Copies:
         """What a daemon that is told something wants to be shown: a replica with a secret of its own that."""
         told = next((one for one in self.relays.leases.all() if one.address == str(address)), None)
         key = None if told is None else self._keys.of(told.name)
-        return self._settings.secret if key is None else key.secret
+        return self._credentials.secret if key is None or key.secret is None else key.secret
 
     def _others(self) -> Sequence[Address]:
         """All daemons that are known here."""

@@ -10,6 +10,7 @@ from synrepl.errors import NotConnected
 from synrepl.replication.roles import REPLICA
 from synrepl.storage import Log
 from synrepl.streams.declare import Stream
+from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.answers import Refused
 
 if TYPE_CHECKING:
@@ -22,11 +23,11 @@ __all__ = ["Passing"]
 class Passing:
     """Passes facts on while this daemon is a replica (`api.IRelaying`)."""
 
-    def __init__(self, log: Log, reactor: Any, copies: Copies, secret: str | None) -> None:
+    def __init__(self, log: Log, reactor: Any, copies: Copies, credentials: Credentials) -> None:
         self._log = log
         self._reactor = reactor
         self._copies = copies
-        self._secret = secret
+        self._credentials = credentials
         self._made: Relaying | None = None
 
     @property
@@ -58,7 +59,7 @@ class Passing:
             self._made = Relaying(
                 self._log,
                 self._reactor,
-                lambda url: HttpAppender(self._reactor, url, secret=self._secret),
+                lambda url: HttpAppender(self._reactor, url, secret=self._credentials),
                 lambda: self._copies.roles.primary.http or None,
                 is_active=lambda: self.is_active,
                 file_here=self._copies.files.here,

@@ -1,12 +1,11 @@
 """The daemon: everything built from the settings, started in order, stopped in order."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import serverFromString
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IListeningPort, IProtocolFactory
 from twisted.internet.task import deferLater
@@ -14,8 +13,9 @@ from twisted.logger import Logger
 
 from synrepl.bringing import Bringing
 from synrepl.config import Settings
+from synrepl.config import settings as all_settings
 from synrepl.copies import Copies
-from synrepl.errors import ReplicationError, StorageError
+from synrepl.errors import ConfigError, ReplicationError, StorageError
 from synrepl.passing import Passing
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
@@ -27,10 +27,15 @@ from synrepl.replication.roles import PRIMARY, REPLICA
 from synrepl.storage import Log, ReactorThread, engine_for
 from synrepl.streams.declare import Stream
 from synrepl.streams.table import StreamTable
+from synrepl.transports.endpoints import server_endpoint
 from synrepl.transports.http.server import make_site
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.session import Keepalive
+
+if TYPE_CHECKING:
+    from synrepl.transports.http.bodies import ApiSite
+    from synrepl.transports.tls import ServerTls
 
 __all__ = ["Daemon"]
 
@@ -61,6 +66,7 @@ class Daemon(Service):
         self.settings = settings
         self.table = table if table is not None else StreamTable.default()
         self.keyring = settings.keyring()
+        self.credentials = settings.credentials()
         self.metrics = Metrics(CollectorRegistry())
         self.ports: list[IListeningPort] = []
         self.ready: Deferred[None] = Deferred()
@@ -75,6 +81,8 @@ class Daemon(Service):
         self._tasks = Tasks(self._logger, "daemon")
         self._starting: Deferred[None] | None = None
         self._factories: list[PublisherFactory] = []
+        self._site: ApiSite | None = None
+        self._tls: list[ServerTls] = []
 
     def startService(self) -> None:
         super().startService()
@@ -122,7 +130,12 @@ class Daemon(Service):
         except StorageError as error:
             raise _CannotStart(f"the log: {error}") from error
         self.bringing = Bringing(
-            self.settings, reactor, table=self.table, metrics=self.metrics, lost=self._history_lost
+            self.settings,
+            reactor,
+            table=self.table,
+            metrics=self.metrics,
+            credentials=self.credentials,
+            lost=self._history_lost,
         )
         log = Log(
             engine,
@@ -166,13 +179,14 @@ class Daemon(Service):
             table=self.table,
             metrics=self.metrics,
             keys=self.keyring,
+            credentials=self.credentials,
             address=self._own_address,
             changed=self._role_changed,
         )
         self.log.on_replaced(self._history_replaced)
         self.log.on_turned(self._epoch_began)
         self.log.on_replaced(self.copies.files.rebuild)
-        self.passing = Passing(self.log, self._reactor, self.copies, self.settings.secret)
+        self.passing = Passing(self.log, self._reactor, self.copies, self.credentials)
         await self.copies.start()
         if self.copies.roles.role == PRIMARY:
             # Here, so that what is wrong with them is said before anybody is served.
@@ -272,7 +286,7 @@ class Daemon(Service):
                 address=_address(port),
                 dialect=dialect,
             )
-        site = make_site(
+        site = self._site = make_site(
             log=self.log,
             publisher=self.publisher,
             table=self.table,
@@ -307,11 +321,40 @@ class Daemon(Service):
 
     async def _open(self, description: str, factory: IProtocolFactory) -> IListeningPort:
         try:
-            port: IListeningPort = await serverFromString(self._reactor, description).listen(factory)
+            endpoint = server_endpoint(self._reactor, description)
+            port: IListeningPort = await endpoint.listen(factory)
         except (CannotListenError, OSError) as error:
             raise _CannotStart(f"cannot listen at {description}: {_reason(error)}") from error
         self.ports.append(port)
+        if (tls := getattr(endpoint, "tls", None)) is not None:
+            self._tls.append(tls)
         return port
+
+    # -- while it runs -------------------------------------------------------------------------------------
+
+    def reload(self, fresh: Settings) -> None:
+        """Take secrets, keys and certificates as they are now, and let go of peers that have lost theirs.
+
+        Everything else wants a restart, and is named in the log.
+        """
+        self.keyring.replace(fresh.keyring())
+        self.credentials.replace(fresh.credentials())
+        for tls in self._tls:
+            try:
+                tls.reload()
+            except ConfigError as error:
+                self._logger.error("the old certificates stay in use: {why}", why=str(error))
+        if self.copies is not None:
+            self.copies.relays.recheck()
+        if self._site is not None:
+            self._site.recheck()
+        for warning in fresh.warnings:
+            self._logger.warn("{warning}", warning=warning)
+        later = [one.flag for one in all_settings() if _differs(one.name, self.settings, fresh)]
+        self._logger.info(
+            "reloaded secrets, keys, certificates and log files{later}",
+            later=f"; a restart is needed for --{', --'.join(later)}" if later else "",
+        )
 
     def _key_of(self, stream: str, row: bytes) -> Any:
         declared: Stream[Any] | None = self.table.get(stream)
@@ -363,6 +406,13 @@ class Daemon(Service):
     def _unsent_bytes(self) -> int:
         """Bytes that wait in the transports of followers."""
         return sum(_unsent(protocol.transport) for protocol in self._protocols())
+
+
+RELOADED: Final = frozenset({"secret_file", "keys_file", "ca_file", "certificate_file", "private_key_file"})
+
+
+def _differs(name: str, before: Settings, after: Settings) -> bool:
+    return name not in RELOADED and bool(getattr(before, name) != getattr(after, name))
 
 
 class _CannotStart(Exception):

@@ -112,19 +112,17 @@ def tail(
 
 def _endpoint(target: str) -> str:
     """TARGET as an endpoint string that Twisted understands."""
-    from twisted.internet.endpoints import clientFromString
+    from synrepl.transports.endpoints import check_client
 
     if found := re.fullmatch(r"\[([0-9a-fA-F:.]+)\]:(\d+)", target):
         target = f"tcp:{found[1].replace(':', chr(92) + ':')}:{found[2]}"
     elif re.fullmatch(r"[\w.-]+:\d+", target) and not re.match(r"(tcp|unix|tls|ssl):", target):
         target = f"tcp:{target}"
     try:
-        clientFromString(None, target)
-    except Exception as error:  # parsers of endpoints, plugins among them, raise whatever they like
-        why = " ".join(str(error).split()) or type(error).__name__
+        check_client(target)
+    except ConfigError as error:
         raise click.UsageError(
-            f"TARGET is host:port, an endpoint string such as tcp:host:port, or an HTTP URL,"
-            f" not {target!r} ({why})"
+            f"TARGET is host:port or an HTTP URL, or it {str(error).removeprefix('is ')}"
         ) from error
     return target
 

@@ -1,12 +1,13 @@
 """What settings must not be together. Closed by default: what can be reached from elsewhere needs a guard."""
 
-import re
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from synrepl.errors import ConfigError
 from synrepl.replication.serving import serving
+from synrepl.transports.endpoints import split
 
 if TYPE_CHECKING:
     from synrepl.wire.dialect import Dialect
@@ -17,6 +18,10 @@ __all__ = ["Checked", "check", "is_loopback"]
 class Checked(Protocol):
     """The settings that must fit together; `settings.Settings` has them."""
 
+    @property
+    def certificate_file(self) -> Path | None: ...
+    @property
+    def private_key_file(self) -> Path | None: ...
     @property
     def dialect(self) -> "Dialect | None": ...
     @property
@@ -63,6 +68,8 @@ def check(built: Checked) -> None:
             "table_streams: with `catch_up: true` the facts of a stream are heard from others: say from"
             " whom, by --redis or --follow"
         )
+    if (built.certificate_file is None) != (built.private_key_file is None):
+        raise ConfigError("--certificate-file and --private-key-file go together: name both")
     if built.timeout_seconds <= built.ping_seconds:
         raise ConfigError(
             f"--timeout-seconds is longer than --ping-seconds ({built.ping_seconds:g}) or peers time out"
@@ -74,18 +81,14 @@ def is_loopback(description: str) -> bool:
 
     Sockets that someone else opened (``systemd:``) count as open, since nothing here says how far they reach.
     """
-    kind, *rest = _split(description)
-    if kind == "haproxy" and rest:
+    kind, words, named = split(description)
+    if kind == "haproxy" and words:
         return is_loopback(description.split(":", 1)[1])
     if kind == "unix":
         return True
-    interfaces = [part.removeprefix("interface=") for part in rest if part.startswith("interface=")]
-    if not interfaces:
-        # The third positional argument of tcp, tcp6 and ssl is the interface too, but only tcp has it there.
-        interfaces = rest[1:2] if kind in ("tcp", "tcp6") and "=" not in "".join(rest[1:2]) else []
-    if not interfaces:
-        return False
-    interface = interfaces[-1].split("%")[0]
+    # The third positional argument of ssl, unlike that of tcp and tcp6, is not the interface.
+    places = words[1:2] if kind in ("tcp", "tcp6") else []
+    interface = named.get("interface", places[0] if places else "").partition("%")[0]
     if interface == "localhost":
         return True
     try:
@@ -94,9 +97,10 @@ def is_loopback(description: str) -> bool:
         return False
 
 
-def _split(description: str) -> list[str]:
-    parts = re.split(r"(?<!\\):", description)
-    return [re.sub(r"\\(.)", r"\1", part) for part in parts]
+def wants_certificates(description: str) -> bool:
+    """Whether clients of such an endpoint must show a certificate."""
+    kind, _, named = split(description)
+    return kind == "tls" and "trustRoots" in named
 
 
 def _check_open(built: Checked) -> None:
@@ -106,13 +110,14 @@ def _check_open(built: Checked) -> None:
     for_replicas = built.dialect is not None and serving(built.dialect).relays
     is_guarded = for_replicas and (built.secret is not None or built.keys)
     for description in built.listen:
-        if not is_loopback(description) and not is_guarded:
+        if not (is_loopback(description) or is_guarded or wants_certificates(description)):
             raise ConfigError(
                 f"--listen {description} can be reached from other machines, and the line"
-                f" protocol has no guard: {_fix(description)}, or say --insecure; replicas alone can be"
-                " served with --dialect native and a --secret-file"
+                f" protocol has no guard: {_fix(description)}, or say --insecure; clients can prove"
+                " themselves by certificates (tls: with trustRoots=), replicas also by a --secret-file with"
+                " --dialect native"
             )
-    if built.secret is None and not built.keys and not is_loopback(built.http):
+    if not (built.secret or built.keys or is_loopback(built.http) or wants_certificates(built.http)):
         raise ConfigError(
             f"--http {built.http} can be reached from other machines without a secret:"
             f" {_fix(built.http)}, name a --secret-file, or say --insecure"
@@ -141,7 +146,7 @@ def _check_name(built: Checked) -> None:
 
 
 def _fix(description: str) -> str:
-    kind, *rest = _split(description)
-    if kind in ("tcp", "ssl") and rest and not any(part.startswith("interface=") for part in rest):
+    kind, words, named = split(description)
+    if kind in ("tcp", "ssl", "tls") and words and "interface" not in named:
         return f"say {description}:interface=127.0.0.1"
     return "listen on 127.0.0.1"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from synrepl import asking
 from synrepl.config.near import suggestion
@@ -10,6 +10,10 @@ from synrepl.errors import ConfigError
 from synrepl.ports.access import ALL_RIGHTS, Key, Right
 
 __all__ = ["read_file", "read_keys", "read_secret"]
+
+
+CERTIFICATE: Final = "certificate"
+"""In place of a secret: the peer proves itself by a TLS certificate with its name."""
 
 
 def read_file(path: Path, known: Sequence[str]) -> dict[str, Any]:
@@ -67,12 +71,13 @@ def read_keys(path: Path, warnings: list[str]) -> tuple[Key, ...]:
             raise ConfigError(f"{where}: a second key for the same name")
         if not (name.isprintable() and secret.isascii() and secret.isprintable()):
             raise ConfigError(f"{where}: a name and a secret are made of plain characters")
-        if any(secret == one.secret for one in keys.values()):
-            raise ConfigError(
-                f"{where}: another key has the same secret, so that nobody could tell them apart"
-            )
+        if any(secret == one.secret != CERTIFICATE for one in keys.values()):
+            raise ConfigError(f"{where}: another key has the same secret; each needs its own")
         keys[name] = Key(
-            name=name, secret=secret, rights=_rights(rights, where), streams=_streams(streams, where)
+            name=name,
+            secret=None if secret == CERTIFICATE else secret,
+            rights=_rights(rights, where),
+            streams=_streams(streams, where),
         )
     return tuple(keys.values())
 

@@ -15,6 +15,7 @@ from synrepl.config.files import read_file, read_keys, read_secret
 from synrepl.config.near import suggestion
 from synrepl.errors import ConfigError
 from synrepl.ports.access import Key, Keyring
+from synrepl.transports.credentials import Credentials
 from synrepl.wire.dialect import Dialect
 
 if TYPE_CHECKING:
@@ -186,6 +187,22 @@ class Settings:
         parse=values.file_name,
         metavar="PATH",
     )
+    ca_file: Path | None = setting(  # noqa: RUF009  # gives a field
+        None,
+        "Certificates, in PEM, of the CAs that https:// peers must be signed by; unless set, those of the"
+        " system.",
+        parse=values.file_name,
+        metavar="PATH",
+    )
+    certificate_file: Path | None = setting(  # noqa: RUF009  # gives a field
+        None,
+        "A certificate, in PEM, to show to https:// peers that want one.",
+        parse=values.file_name,
+        metavar="PATH",
+    )
+    private_key_file: Path | None = setting(  # noqa: RUF009  # gives a field
+        None, "The key of that certificate, in PEM.", parse=values.file_name, metavar="PATH"
+    )
     allowed_hosts: tuple[str, ...] | None = setting(
         None,
         "Names with dots under which clients reach the HTTP API, with commas between; needed only without any"
@@ -281,6 +298,17 @@ class Settings:
     def keyring(self) -> Keyring:
         """The secrets that peers may show to this daemon."""
         return Keyring(self.secret, self.keys)
+
+    def credentials(self) -> Credentials:
+        """What this daemon shows to other daemons."""
+        if not (self.ca_file or self.certificate_file):
+            return Credentials(self.secret)
+        from synrepl.transports.tls import TlsFiles
+
+        files = TlsFiles(
+            ca_file=self.ca_file, cert_file=self.certificate_file, key_file=self.private_key_file
+        )
+        return Credentials(self.secret, files)
 
     @property
     def database_path(self) -> Path:

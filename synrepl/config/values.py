@@ -10,10 +10,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from twisted.internet.endpoints import clientFromString, serverFromString
-
 from synrepl.config.near import suggestion
 from synrepl.errors import ConfigError
+from synrepl.transports.endpoints import check_client, check_server
 from synrepl.wire.dialect import Dialect
 
 if TYPE_CHECKING:
@@ -100,14 +99,7 @@ def endpoint(value: Any) -> str:
         raise ConfigError(
             f"is an endpoint string; for port {description} say tcp:{description}:interface=127.0.0.1"
         )
-    try:
-        serverFromString(_NO_REACTOR, description)  # type: ignore[no-untyped-call]
-    except Exception as error:  # parsers of endpoints, plugins among them, raise whatever they like
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(
-            f"is a Twisted server endpoint string such as tcp:9092:interface=127.0.0.1,"
-            f" not {description!r} ({why})"
-        ) from error
+    check_server(description)
     return description
 
 
@@ -125,13 +117,7 @@ def client_endpoints(value: Any) -> tuple[str, ...]:
     if not isinstance(several, (list, tuple)):
         raise ConfigError(f"is a client endpoint string, or a list of them, not {value!r}")
     for description in map(text, several):
-        try:
-            clientFromString(_NO_REACTOR, description)  # type: ignore[no-untyped-call]
-        except Exception as error:  # parsers of endpoints, plugins among them, raise whatever they like
-            why = " ".join(str(error).split()) or type(error).__name__
-            raise ConfigError(
-                f"is a Twisted client endpoint string such as tcp:localhost:9092, not {description!r} ({why})"
-            ) from error
+        check_client(description)
     return tuple(several)
 
 
@@ -281,10 +267,3 @@ def redis_writes(value: Any) -> "tuple[Write, ...]":
 def maybe_database(value: Any) -> str | None:
     """A database, or none."""
     return None if value is None else database(value)
-
-
-class _NoReactor:
-    """Stands in for the reactor while an endpoint string is only checked."""
-
-
-_NO_REACTOR: Final = _NoReactor()

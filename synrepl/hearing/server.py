@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from twisted.internet.endpoints import clientFromString
 from twisted.internet.interfaces import IStreamClientEndpoint
 
 from synrepl.config import Settings
 from synrepl.hearing.source import PATIENCE_SECONDS, Source, Trouble
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower import Event, Follower
+from synrepl.transports.endpoints import client_endpoint
 from synrepl.transports.tcp import FollowerFactory
 from synrepl.wire.dialect import CURRENT
 from synrepl.wire.session import Keepalive
@@ -27,7 +27,7 @@ class FromServer(Source):
     ) -> None:
         super().__init__(follower, reactor)
         self.endpoint = endpoint
-        self._target: IStreamClientEndpoint = clientFromString(reactor, endpoint)  # type: ignore[no-untyped-call]
+        self._target: IStreamClientEndpoint = client_endpoint(reactor, endpoint)
         self._why = "no answer yet"
         self._since = self.began
         self._factory = FollowerFactory(

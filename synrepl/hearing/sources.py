@@ -20,6 +20,7 @@ from synrepl.replication.writes import Writing
 from synrepl.storage import Log, ReactorThread
 from synrepl.storage.databases import Database
 from synrepl.streams.table import StreamTable
+from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.client import HttpCatchUp
 from synrepl.wire.dialect import NEWEST
 
@@ -47,6 +48,7 @@ class Sources:
         metrics: Metrics,
         writing: Writing,
         tables: Collection[str],
+        credentials: Credentials,
         lost: Callable[[str], None],
     ) -> None:
         self._settings = settings
@@ -57,7 +59,7 @@ class Sources:
         self._writing = writing
         # All facts of these come from there in the order of ids, which nobody must get ahead of.
         self._tables = frozenset(tables)
-        self._http = HttpCatchUp(reactor, None, secret=settings.secret, instance_map=settings.instance_map)
+        self._http = HttpCatchUp(reactor, None, secret=credentials, instance_map=settings.instance_map)
         self._database = self._from_database()
         self.intake = Intake(log, table, reactor, lost=lost)
         self.stalls = Stalls(log, table, reactor)

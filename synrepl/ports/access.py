@@ -27,10 +27,13 @@ ALL_RIGHTS: Final = frozenset(Right)
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the keys file. `streams` are all it may see or write (None: every stream)."""
+    """One line of the keys file. `streams` are all it may see or write (None: every stream).
+
+    With a `secret` of None the peer proves itself by a TLS certificate with this common name.
+    """
 
     name: str
-    secret: str
+    secret: str | None
     rights: frozenset[Right] = ALL_RIGHTS
     streams: frozenset[str] | None = None
 
@@ -111,9 +114,20 @@ class Keyring:
         found = None
         for key in [*([] if self._shared is None else [self._shared]), *self._by_name.values()]:
             # All are compared, so that the time does not tell which one it was.
-            if hmac.compare_digest(secret, key.secret.encode()) and found is None:
+            expected = b"" if key.secret is None else key.secret.encode()
+            if hmac.compare_digest(secret, expected) and expected and found is None:
                 found = key
         return found
+
+    def certified(self, name: str) -> "Access | None":
+        """What a peer may do whose TLS certificate has this common name; None if it needs another proof.
+
+        Without any key that is a certificate, and without a secret, the CA alone decides who may do all.
+        """
+        if not self.are_wanted:
+            return Access(name=name, is_proven=True)
+        key = self._by_name.get(name)
+        return None if key is None or key.secret is not None else access_of(key)
 
     def replace(self, other: "Keyring") -> None:
         """Take the keys of `other`; those that are missing there are revoked."""

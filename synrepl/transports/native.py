@@ -34,6 +34,7 @@ from synrepl.replication.replica.conversation import (
     Subscribed,
 )
 from synrepl.streams.entries import read_facts
+from synrepl.transports.credentials import Credentials
 from synrepl.wire import native
 from synrepl.wire.blocks import BlockReader, Payload
 from synrepl.wire.commands import Error, Ping, Server
@@ -312,7 +313,7 @@ class NativeUpstream:
         metrics: Metrics,
         *,
         where: Address,
-        secret: str | None = None,
+        secret: str | Credentials | None = None,
         expected_server: str | None = None,
         registered: bool = True,
         address: Callable[[], str] = lambda: "",
@@ -322,7 +323,7 @@ class NativeUpstream:
         self._endpoint = endpoint
         self._clock = clock
         self._metrics = metrics
-        self._secret = secret
+        self._credentials = Credentials.of(secret)
         self._expected_server = expected_server
         self._registered = registered
         self._address = address
@@ -342,7 +343,9 @@ class NativeUpstream:
         except Exception as error:
             raise NotConnected(f"{self.where} cannot be reached: {error}") from error
         greeting: Deferred[None] = Deferred.fromCoroutine(
-            connection.greet(uuid, name, self._secret, self._address(), registered=self._registered)
+            connection.greet(
+                uuid, name, self._credentials.secret, self._address(), registered=self._registered
+            )
         )
         greeting.addTimeout(CONNECT_SECONDS, self._clock)  # type: ignore[arg-type]
         try:

@@ -1,11 +1,11 @@
-"""Where a peer is: on this machine, or on another one."""
+"""Who a peer is, as far as its connection tells: where it is, and whom its certificate names."""
 
 from ipaddress import ip_address
 from typing import Any
 
 from twisted.internet.address import UNIXAddress
 
-__all__ = ["is_local"]
+__all__ = ["certified_name", "is_local"]
 
 
 def is_local(address: Any) -> bool:
@@ -17,3 +17,14 @@ def is_local(address: Any) -> bool:
     except ValueError:
         return False
     return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+
+
+def certified_name(transport: Any) -> str | None:
+    """The common name of the peer's certificate, which the handshake has verified; None if there is none."""
+    get = getattr(transport, "getPeerCertificate", None)
+    certificate = None if get is None else get()
+    if certificate is None:
+        return None
+    from synrepl.transports.tls import common_name
+
+    return common_name(certificate)

@@ -16,7 +16,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Attached, Publisher
 from synrepl.replication.serving import serving
-from synrepl.transports.peers import is_local
+from synrepl.transports.peers import certified_name, is_local
 from synrepl.wire.codec import MAX_LENGTH
 from synrepl.wire.declare import CLIENT, SERVER, Command
 from synrepl.wire.dialect import Dialect
@@ -139,6 +139,11 @@ class ReplicationProtocol(LineOnlyReceiver):
     def is_local(self) -> bool:
         """Whether the peer is on this machine."""
         return is_local(self.transport.getPeer())
+
+    @property
+    def certified_name(self) -> str | None:
+        """The common name of the peer's TLS certificate; None if it showed none."""
+        return certified_name(self.transport)
 
     def write(self, data: bytes) -> None:
         """Send ready-made lines."""

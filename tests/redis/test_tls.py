@@ -13,7 +13,7 @@ from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 
 from synrepl.transports.redis.address import RedisAddress
-from tests.redis.certificates import Authority
+from tests.certificates import Authority
 from tests.redis.test_link import stopped
 from tests.redis.worlds import RealWorld, Recorder, World, rdata
 

@@ -13,6 +13,7 @@ from synrepl.ports.access import Key, Right
 from synrepl.replication.writes import Write
 from synrepl.tap import Options
 from synrepl.wire.dialect import LEGACY, NATIVE, Dialect
+from tests.certificates import Authority
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -90,6 +91,9 @@ def test_every_setting_is_tried_here() -> None:
         "upstream_writers",
         "keys_file",
         "allowed_hosts",
+        "ca_file",
+        "certificate_file",
+        "private_key_file",
     }
     elsewhere |= {"anonymous", "resync_on_fork", "refuse_stale_reads"}
 
@@ -307,6 +311,24 @@ def test_the_map_of_instances_is_for_the_file_only(tmp_path: Path) -> None:
         parsed("--instance-map", "w1")
 
 
+def certified(folder: Path) -> None:
+    """Makes c.pem and k.pem, and ca.pem that signed them."""
+    authority = Authority(folder, "ca")
+    for path, name in zip(authority.sign("localhost"), ("c.pem", "k.pem"), strict=True):
+        path.rename(folder / name)
+
+
+def test_certificates_of_clients_are_a_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the line protocol, which has no other, and of HTTP."""
+    monkeypatch.chdir(tmp_path)
+    certified(tmp_path)
+    endpoint = "tls:9092:certificate=c.pem:privateKey=k.pem:trustRoots=ca.pem"
+
+    assert Settings.build({"listen": endpoint, "http": endpoint}).listen == (endpoint,)
+    with pytest.raises(ConfigError, match="--private-key-file go together"):
+        Settings.build({"certificate_file": "c.pem"})
+
+
 OPEN, CLOSED = "tcp:9092", "tcp:9092:interface=127.0.0.1"
 
 
@@ -322,6 +344,8 @@ OPEN, CLOSED = "tcp:9092", "tcp:9092:interface=127.0.0.1"
         ("haproxy:tcp:9092:interface=127.0.0.1", True),
         (OPEN, False),
         ("tcp6:9092", False),
+        ("tls:9092:interface=127.0.0.1:certificate=c.pem:privateKey=k.pem", True),
+        ("tls:9092:certificate=c.pem:privateKey=k.pem", False),
         ("tcp:9092:interface=0.0.0.0", False),
         ("tcp:9092:interface=10.0.0.1", False),
         ("tcp:9092:interface=127.evil.example", False),
@@ -329,8 +353,12 @@ OPEN, CLOSED = "tcp:9092", "tcp:9092:interface=127.0.0.1"
         ("haproxy:tcp:9092", False),
     ],
 )
-def test_closed_by_default(endpoint: str, is_loopback: bool, tmp_path: Path) -> None:
+def test_closed_by_default(
+    endpoint: str, is_loopback: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing beyond this machine without a guard or a word; the secret guards HTTP only."""
+    monkeypatch.chdir(tmp_path)
+    certified(tmp_path)
     secret = tmp_path / "secret"
     secret.write_text("s3cret")
     secret.chmod(0o600)

@@ -8,7 +8,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.access import LOCAL, REMOTE, Right, access_of
+from synrepl.ports.access import LOCAL, REMOTE, Access, Key, Right, access_of
 from synrepl.ports.history import BEGINNING, Place, Snapshot, Turn
 from synrepl.replication.places import said_place, standing
 from synrepl.replication.relay.asked import IRelays
@@ -73,6 +73,10 @@ class RelayConnection(Protocol):
     def is_local(self) -> bool:
         """Whether the replica is on this machine."""
 
+    @property
+    def certified_name(self) -> str | None:
+        """The common name of the replica's TLS certificate; None if it showed none."""
+
     def write(self, data: bytes) -> None:
         """Send these bytes. May call back `Relay.pause` before it returns."""
 
@@ -108,6 +112,7 @@ class Relay:
         self._greeting: Greeting | None = None
         self._nonce = nonce()
         self._access = REMOTE
+        self._key: Key | None = None
         self._filter = ALL
         self._encoder: BlockEncoder = KEPT
         self._turns_told = 0
@@ -188,8 +193,22 @@ class Relay:
         self._greeting = greeting
         self.uuid, self.name = greeting.uuid, greeting.name or greeting.uuid
         self.state = "authenticating"
-        known = Known(nonce=self._nonce, proof=self._relays.keys.are_wanted)
+        known = Known(nonce=self._nonce, proof=self._certified is None and self._relays.keys.are_wanted)
         self.connection.send(Challenge(said=say(known)))
+
+    @property
+    def has_lost_key(self) -> bool:
+        """Whether the key that it proved to have is not the one that is wanted now."""
+        keys, greeting = self._relays.keys, self._greeting
+        if self._key is not None and greeting is not None:
+            return self._key != keys.of(greeting.name)
+        return keys.are_wanted and self._access != self._certified
+
+    @property
+    def _certified(self) -> Access | None:
+        """What the replica's TLS certificate lets it do; None if it must prove a secret."""
+        name = self.connection.certified_name
+        return None if name is None else self._relays.keys.certified(name)
 
     def _auth(self, shown: Proof) -> None:
         self._must_be("authenticating")
@@ -198,7 +217,9 @@ class Relay:
         key = keys.of(greeting.name)
         secret = None if key is None else key.secret
         nonces = (self._nonce, greeting.nonce)
-        if not keys.are_wanted:
+        if (certified := self._certified) is not None:
+            self._access = certified
+        elif not keys.are_wanted:
             self._access = LOCAL if self.connection.is_local else REMOTE
         elif key is None:
             why = f"there is no key {printable(greeting.name)} here, or it was revoked"
@@ -208,7 +229,7 @@ class Relay:
             self._refuse(refusal("no_rights", "the proof does not fit: the secret is another one here"))
             return
         else:
-            self._access = access_of(key)
+            self._access, self._key = access_of(key), key
         if why := self._access.lacks(Right.REPLICATE):
             self._refuse(refusal("no_rights", why))
             return

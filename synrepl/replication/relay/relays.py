@@ -112,6 +112,12 @@ class Relays:
             if relay.uuid == uuid and relay.is_known:
                 relay.connection.fail(why)
 
+    def recheck(self) -> None:
+        """Close the connections of replicas whose key was revoked or changed."""
+        for relay in list(self.connected):
+            if relay.is_known and relay.has_lost_key:
+                relay.connection.fail("its key was revoked or changed")
+
     def close(self, why: str) -> None:
         """Tell every replica ERROR, and close."""
         for relay in list(self.connected):

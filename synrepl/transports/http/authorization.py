@@ -6,7 +6,8 @@ from typing import Any, Final
 from synrepl.ports.access import LOCAL, REMOTE, Access, Keyring, Right, access_of
 from synrepl.transports.http.answers import Refused
 from synrepl.transports.http.origins import check_origin, check_rebinding
-from synrepl.transports.peers import is_local
+from synrepl.transports.peers import certified_name, is_local
+from synrepl.wire.text import printable
 
 __all__ = ["Guard", "check_right", "check_streams"]
 
@@ -27,6 +28,9 @@ class Guard:
 
     def access(self, request: Any) -> Access:
         """What this request may do. Raises `Refused`."""
+        name = certified_name(request.channel.transport)
+        if name is not None and (certified := self._keys.certified(name)) is not None:
+            return certified
         if not self._keys.are_wanted:
             check_rebinding(request, self._hosts)
             check_origin(request)
@@ -37,6 +41,8 @@ class Guard:
             key = self._keys.shown(shown[0][len(SCHEME) :].strip())
         if key is None:
             why = "no key was shown" if not shown else "this key is unknown here, or was revoked"
+            if name is not None and not shown:
+                why = f"the certificate of {printable(name)} is not in keys_file, or was revoked"
             raise Refused(
                 401,
                 "unauthorized",

@@ -45,11 +45,20 @@ class ApiSite(Site):
         super().__init__(
             resource, requestFactory=ApiRequest, reactor=clock, parsePOSTFormSubmission=False, logPath=None
         )
+        self.admitted: set[ApiRequest] = set()
         self.clock = clock
         self.guard = guard
         self.max_body = max_body
         self.files = files
         self.max_file = max_file
+
+    def recheck(self) -> None:
+        """End the requests of peers whose key was revoked while they are answered."""
+        for request in list(self.admitted):
+            try:
+                self.guard.access(request)
+            except Refused:
+                request.channel.transport.abortConnection()
 
     def log(self, request: Any) -> None:
         """No access log: there are metrics for that."""
@@ -82,6 +91,7 @@ class ApiRequest(Request):
     _drops = False
     _is_refused = False
     _linger: Any = None
+    _admitted: "set[ApiRequest]" = set()
     channel: Any
     content: Any
 
@@ -93,6 +103,9 @@ class ApiRequest(Request):
             site.guard.access(self)
         except Refused:
             self._drops = True
+        else:
+            self._admitted = site.admitted
+            site.admitted.add(self)
         files = site.files_for(self.channel._command, self.channel._path)
         self._room = self._limit = site.max_body if files is None else site.max_file
         if length is not None and length > self._limit:
@@ -140,7 +153,12 @@ class ApiRequest(Request):
             self.channel.transport.abortConnection()
         return reason
 
+    def finish(self) -> None:
+        self._admitted.discard(self)
+        super().finish()
+
     def connectionLost(self, reason: Failure) -> None:
+        self._admitted.discard(self)
         if self._linger is not None and self._linger.active():
             self._linger.cancel()
         super().connectionLost(reason)

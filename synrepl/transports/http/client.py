@@ -14,6 +14,7 @@ import msgspec
 
 from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.replication.catchup import Missed, NowhereToFetch
+from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.appending import HttpAppender
 from synrepl.transports.http.refusals import (
     AheadOfLog,
@@ -59,7 +60,7 @@ class HttpCatchUp:
         reactor: Any,
         base_url: str | None,
         *,
-        secret: str | None = None,
+        secret: str | Credentials | None = None,
         instance_map: Mapping[str, str] | None = None,
         timeout: float = 60.0,
         max_bytes: int = 256 * MIB,

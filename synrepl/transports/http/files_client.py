@@ -10,8 +10,17 @@ from twisted.web.iweb import IBodyProducer
 from zope.interface import implementer
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
+from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.refusals import as_refusal
-from synrepl.transports.http.requests import MAX_ERROR_BYTES, abort, is_whole, public, reason
+from synrepl.transports.http.requests import (
+    MAX_ERROR_BYTES,
+    abort,
+    is_whole,
+    make_client,
+    public,
+    reason,
+    unreachable,
+)
 
 __all__ = ["HttpFiles"]
 
@@ -36,7 +45,7 @@ class HttpFiles:
         reactor: Any,
         base_url: str,
         *,
-        secret: str | None = None,
+        secret: str | Credentials | None = None,
         timeout: float = 60.0,
         silence: float = 30.0,
         max_bytes: int = MAX_FILE,
@@ -44,7 +53,7 @@ class HttpFiles:
     ) -> None:
         self._reactor = reactor
         self._base_url = base_url.rstrip("/")
-        self._headers = {} if secret is None else {"authorization": [f"Bearer {secret}"]}
+        self._credentials = Credentials.of(secret)
         self._timeout = timeout
         self._silence = silence
         self._max_bytes = max_bytes
@@ -91,7 +100,7 @@ class HttpFiles:
         """Bring a file there; returns when it is kept."""
         url = public(f"{self._base_url}/v1/files/sha256/{sha256}?hops={hops}")
         body = _Body(size, read)
-        response = await self._answer(self._request("PUT", url, self._headers, body), url, body)
+        response = await self._answer(self._request("PUT", url, self._credentials.headers, body), url, body)
         chunks = _Chunks(self._reactor, self._silence)
         response.deliverBody(chunks)
         try:
@@ -106,7 +115,7 @@ class HttpFiles:
             await self._pool.closeCachedConnections()
 
     async def _begun(self, url: str, offset: int) -> Any:
-        headers = dict(self._headers)
+        headers = self._credentials.headers
         if offset:
             headers["range"] = [f"bytes={offset}-"]
         return await self._answer(self._request("GET", url, headers, None), url, None)
@@ -136,17 +145,13 @@ class HttpFiles:
         except ReplicationError:
             raise
         except Exception as error:
-            raise NotConnected(f"{url} cannot be reached: {reason(error)}") from error
+            raise NotConnected(unreachable(self._credentials, url, error)) from error
         finally:
             watch.stop()
 
     def _treq(self) -> Any:
         if self._client is None:
-            from treq.client import HTTPClient
-            from twisted.web.client import Agent, HTTPConnectionPool
-
-            self._pool = HTTPConnectionPool(self._reactor)
-            self._client = HTTPClient(Agent(self._reactor, connectTimeout=10.0, pool=self._pool))
+            self._client, self._pool = make_client(self._reactor, self._credentials)
         return self._client
 
 

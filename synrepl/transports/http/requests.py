@@ -13,6 +13,7 @@ from twisted.python.failure import Failure
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.ports.interfaces import IClock
+from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.intact import HEADER, WANTED, content_digest, is_intact
 from synrepl.transports.http.refusals import as_refusal
 
@@ -27,8 +28,10 @@ __all__ = [
     "decoded",
     "each",
     "is_whole",
+    "make_client",
     "public",
     "reason",
+    "unreachable",
 ]
 
 T = TypeVar("T")
@@ -64,7 +67,7 @@ class Daemon:
         self,
         reactor: Any,
         base_url: str,
-        secret: str | None = None,
+        secret: str | Credentials | None = None,
         *,
         timeout: float = 60.0,
         client: Any = None,
@@ -81,9 +84,9 @@ class Daemon:
 class Http:
     """Makes requests over a few connections that are kept, and turns every failure into one of ours."""
 
-    def __init__(self, reactor: Any, secret: str | None, timeout: float, client: Any) -> None:
+    def __init__(self, reactor: Any, secret: str | Credentials | None, timeout: float, client: Any) -> None:
         self._reactor = reactor
-        self._headers = {} if secret is None else {"authorization": [f"Bearer {secret}"]}
+        self._credentials = Credentials.of(secret)
         self._timeout = timeout
         self._client = client
         self._pool: Any = None
@@ -118,7 +121,7 @@ class Http:
         return await _intact(await self._get(method, url, body, host), max_bytes, public(url))
 
     async def _get(self, method: str, url: str, body: bytes | None, host: str | None = None) -> Any:
-        headers: dict[str, list[str]] = {**self._headers, WANTED: ["sha-256=1"]}
+        headers: dict[str, list[str]] = {**self._credentials.headers, WANTED: ["sha-256=1"]}
         if host is not None:
             headers["host"] = [host]
         if body is not None:
@@ -151,15 +154,11 @@ class Http:
             raise NotConnected(f"{public(url)} has not answered within {seconds:g} seconds") from None
         except Exception as error:
             kind = NeverSent if _is_never_sent(error) else NotConnected
-            raise kind(f"{public(url)} cannot be reached: {reason(error)}") from error
+            raise kind(unreachable(self._credentials, url, error)) from error
 
     def _treq(self) -> Any:
         if self._client is None:
-            from treq.client import HTTPClient
-            from twisted.web.client import Agent, HTTPConnectionPool
-
-            self._pool = HTTPConnectionPool(self._reactor)
-            self._client = HTTPClient(Agent(self._reactor, connectTimeout=10.0, pool=self._pool))
+            self._client, self._pool = make_client(self._reactor, self._credentials)
         return self._client
 
 
@@ -167,6 +166,29 @@ def _is_never_sent(error: Exception) -> bool:
     from twisted.web._newclient import RequestNotSent
 
     return isinstance(error, ConnectError | ConnectingCancelledError | DNSLookupError | RequestNotSent)
+
+
+def make_client(reactor: Any, credentials: Credentials) -> tuple[Any, Any]:
+    """A treq client, and the pool of its connections."""
+    from treq.client import HTTPClient
+    from twisted.web.client import Agent, HTTPConnectionPool
+
+    pool = HTTPConnectionPool(reactor)
+    return HTTPClient(Agent(reactor, credentials, connectTimeout=10.0, pool=pool)), pool
+
+
+def unreachable(credentials: Credentials, url: str, error: Exception) -> str:
+    """That there was no answer, and why, in one line."""
+    why = reason(error)
+    if url.startswith("https:"):
+        from OpenSSL import SSL
+
+        found: BaseException | None = error
+        while (reasons := getattr(found, "reasons", None)) and isinstance(reasons[0], Failure):
+            found = reasons[0].value
+        if isinstance(found, SSL.Error):
+            why = credentials.explain(urlsplit(url).hostname or "", found)
+    return f"{public(url)} cannot be reached: {why}"
 
 
 def reason(error: Exception) -> str:

@@ -3,8 +3,6 @@
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
-from twisted.web.server import Site
-
 from synrepl.ports.access import Keyring
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
@@ -50,7 +48,7 @@ def make_site(
     roles: "Roles | None" = None,
     relays: "Relays | None" = None,
     refuses_stale: bool = False,
-) -> Site:
+) -> ApiSite:
     """A site to listen with, over a log that has been started, what is `bringing` facts into it, and its
     `copies`, if any: what role this daemon has in them (`roles`), and who is served (`relays`).
 

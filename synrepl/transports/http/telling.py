@@ -8,6 +8,7 @@ from synrepl.errors import NotConnected
 from synrepl.ports.history import Place
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles import Claim
+from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.requests import Http, decoded, public
 
 __all__ = ["HttpTelling"]
@@ -19,7 +20,7 @@ TIMEOUT_SECONDS: Final = 10.0
 class HttpTelling:
     """`roles.ITellOthers`, with the secret that all daemons of a deployment share."""
 
-    def __init__(self, reactor: Any, secret: str | None, *, client: Any = None) -> None:
+    def __init__(self, reactor: Any, secret: str | Credentials | None, *, client: Any = None) -> None:
         self._http = Http(reactor, secret, TIMEOUT_SECONDS, client)
 
     async def hand_over(self, address: Address, seconds: float) -> Place:

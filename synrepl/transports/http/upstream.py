@@ -31,6 +31,7 @@ from synrepl.replication.replica import (
 from synrepl.streams.digest import checksum
 from synrepl.streams.entries import read_facts
 from synrepl.streams.facts import Fact
+from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.lines import inner
 from synrepl.transports.http.refusals import RequestRefused
 from synrepl.transports.http.replicas import Acknowledged, JoinAnswer, JoinAsked, SubscribeAsked
@@ -59,7 +60,7 @@ class HttpUpstream:
         reactor: Any,
         *,
         where: Address,
-        secret: str | None = None,
+        secret: str | Credentials | None = None,
         expected_server: str | None = None,
         registered: bool = True,
         address: Callable[[], str] = lambda: "",
@@ -112,7 +113,7 @@ class HttpConversation:
         *,
         uuid: str,
         name: str,
-        secret: str | None,
+        secret: str | Credentials | None,
         registered: bool,
         address: Callable[[], str],
         silence: float,

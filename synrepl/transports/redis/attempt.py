@@ -14,9 +14,9 @@ from twisted.python.failure import Failure
 
 from synrepl.errors import ConfigError
 from synrepl.transports.redis.connections import Connection, Lost, Publisher, Subscriber
-from synrepl.transports.redis.reasons import WITHOUT_A_WORD, Refused, place, told
+from synrepl.transports.redis.reasons import TLS_WORDS, WITHOUT_A_WORD, Refused, place, told
 from synrepl.transports.redis.roles import Link
-from synrepl.transports.redis.tls import RedisTls
+from synrepl.transports.tls import ClientTls, TlsFiles
 
 __all__ = ["Attempt"]
 
@@ -38,7 +38,7 @@ class Attempt:
         self._opened = opened
         self._last: Connection | None = None
         """What was opened last; there is one at a time."""
-        self._tls: RedisTls | None = None
+        self._tls: ClientTls | None = None
         self._where = ""
 
     async def connect(self, kind: type[Working]) -> Working:
@@ -71,7 +71,11 @@ class Attempt:
         else:
             endpoint = HostnameEndpoint(link.reactor, host, port, timeout=CONNECT_SECONDS)
             if link.address.tls:
-                self._tls = RedisTls(link.address, host)
+                address = link.address
+                files = TlsFiles(
+                    ca_file=address.ca_file, cert_file=address.cert_file, key_file=address.key_file
+                )
+                self._tls = ClientTls(files, address.server_name or host, TLS_WORDS)
                 wrapped = TLSMemoryBIOFactory(self._tls, True, wrapped, link.reactor)
         try:
             await endpoint.connect(wrapped)

@@ -7,11 +7,18 @@ from OpenSSL import SSL
 from twisted.internet import error
 from twisted.python.failure import Failure
 
-from synrepl.transports.redis.tls import tls_trouble
+from synrepl.transports.tls import TlsWords, tls_trouble
 
-__all__ = ["WITHOUT_A_WORD", "Refused", "explain", "place", "told"]
+__all__ = ["TLS_WORDS", "WITHOUT_A_WORD", "Refused", "explain", "place", "told"]
 
 WITHOUT_A_WORD: Final = "it closed the connection without a word"
+
+TLS_WORDS: Final = TlsWords(
+    peer="Redis",
+    plain="redis:// is without TLS",
+    trust="name a ca_file",
+    show="name a cert_file and a key_file",
+)
 
 _EXPLAINED: Final[tuple[tuple[str, str], ...]] = (
     ("NOAUTH", "Redis wants a password: say ?password_file=/path in its URL"),
@@ -57,7 +64,7 @@ def told(failure: Failure) -> str:
         case error.ConnectionLost():
             return "the connection was lost"
         case SSL.Error():
-            return tls_trouble(value)
+            return tls_trouble(value, TLS_WORDS)
         case error.ConnectError(osError=int(number)):
             return os.strerror(number)
     return " ".join(failure.getErrorMessage().split())[:300] or type(value).__name__

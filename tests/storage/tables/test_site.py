@@ -11,6 +11,7 @@ from synrepl.storage import ImmediateThread
 from synrepl.storage.ids.writers import create_writers
 from synrepl.storage.tables.layout import table_streams
 from synrepl.storage.tables.source import TableSource
+from synrepl.transports.credentials import Credentials
 from tests.http.builders import SiteCase
 
 PUSHERS = {"stream": "push_rules", "table": "rules", "row": ["user_id"]}
@@ -43,7 +44,12 @@ class TablesSiteTests(SiteCase):
         )
         self.addCleanup(self.source._close)
         bringing = Bringing(
-            Settings.build(), self.clock, table=self.table, metrics=self.metrics, lost=lambda stream: None
+            Settings.build(),
+            self.clock,
+            table=self.table,
+            metrics=self.metrics,
+            credentials=Credentials(),
+            lost=lambda stream: None,
         )
         bringing.tables = self.source
         self.site = self.make_site(bringing=bringing)

@@ -35,10 +35,11 @@ class Authority:
         *names: str,
         start: dt.datetime = START,
         end: dt.datetime = END,
+        common_name: str = "of a test",
     ) -> tuple[Path, Path]:
         """The files of a certificate for these names or addresses, and of its key."""
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "of a test")])
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
         certificate = (
             _builder(subject, self._name, key, start, end)
             .add_extension(x509.SubjectAlternativeName([_general(name) for name in names]), critical=False)

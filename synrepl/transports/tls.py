@@ -1,0 +1,281 @@
+"""TLS on either side: who the peer must prove to be, who we are, and in plain words why it was refused."""
+
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import msgspec
+from cryptography import x509
+from OpenSSL import SSL, crypto
+from service_identity import CertificateError, VerificationError
+from service_identity.hazmat import DNS_ID, IPAddress_ID, verify_service_identity
+from service_identity.pyopenssl import extract_patterns
+from twisted.internet.abstract import isIPAddress, isIPv6Address
+from twisted.internet.interfaces import IOpenSSLClientConnectionCreator, IOpenSSLServerConnectionCreator
+from twisted.internet.ssl import (
+    Certificate,
+    CertificateOptions,
+    KeyPair,
+    PrivateCertificate,
+    optionsForClientTLS,
+    trustRootFromCertificates,
+)
+from zope.interface import implementer
+
+from synrepl.errors import ConfigError
+
+__all__ = ["ClientTls", "ServerTls", "TlsFiles", "TlsWords", "common_name", "tls_trouble"]
+
+# The numbers of OpenSSL's X509_V_ERR.
+NOT_YET_VALID: Final = 9
+EXPIRED: Final = 10
+UNTRUSTED: Final = frozenset({2, 18, 19, 20, 21})
+OTHERS: Final = {
+    7: "the certificate was tampered with",
+    22: "the chain of certificates is too long",
+    23: "the certificate was revoked",
+    24: "a CA in the chain of certificates is none",
+    26: "the certificate is not one for servers",
+}
+
+NOT_TLS: Final = (
+    "wrong version number",
+    "packet length too long",
+    "record layer failure",
+    "http request",
+    "unexpected message",
+)
+"""What OpenSSL says of bytes that are no TLS."""
+
+_PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+
+
+class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Where certificates are, in PEM: those of the CAs that peers must be signed by, our own, and its key."""
+
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+
+class TlsWords(msgspec.Struct, frozen=True, kw_only=True):
+    """What the parts are called where the operator configures them."""
+
+    peer: str = "the server"
+    plain: str = "say tcp: in place of tls: for a listener without TLS"
+    trust: str = "name its CA with trustRoots="
+    show: str = "name one with certificate= and privateKey="
+
+
+WORDS: Final = TlsWords()
+
+
+@implementer(IOpenSSLClientConnectionCreator)
+class ClientTls:
+    """How to speak TLS on one connection to `host`. Raises ConfigError if a file that it needs is not good.
+
+    Twisted verifies, and says of most failures only that there was one. So the same questions are put once
+    more by a callback of ours, which keeps the answer: `why` is "" until the peer was refused.
+    """
+
+    def __init__(self, files: TlsFiles, host: str, words: TlsWords = WORDS) -> None:
+        self.why = ""
+        self.saw_certificate = False
+        self._ca_file = files.ca_file
+        self._words = words
+        self._name = host.partition("%")[0]
+        extra: dict[str, Any] = {}
+        client: PrivateCertificate | None = None
+        if files.cert_file is not None and files.key_file is not None:
+            first, *chain = _certificates(files.cert_file)
+            client = PrivateCertificate.fromCertificateAndKeyPair(first, _key(files.key_file, first))
+            if chain:
+                extra["extraCertChain"] = [one.original for one in chain]
+        trusted = None
+        if files.ca_file is not None:
+            trusted = trustRootFromCertificates(_certificates(files.ca_file))
+        try:
+            self._options = optionsForClientTLS(self._name, trusted, client, extraCertificateOptions=extra)  # type: ignore[no-untyped-call,unused-ignore]
+        except (SSL.Error, UnicodeError) as error:
+            raise ConfigError(f"TLS: cannot be set up for {self._name}: {error}") from error
+        is_ip = isIPAddress(self._name) or isIPv6Address(self._name)
+        ascii_name = self._name if self._name.isascii() else self._name.encode("idna").decode()
+        self._identity = IPAddress_ID(ascii_name) if is_ip else DNS_ID(ascii_name)
+
+    def clientConnectionForTLS(self, tlsProtocol: Any) -> SSL.Connection:
+        connection: SSL.Connection = self._options.clientConnectionForTLS(tlsProtocol)
+        connection.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, self._verify)
+        return connection
+
+    def _verify(
+        self, connection: SSL.Connection, certificate: crypto.X509, error: int, depth: int, ok: int
+    ) -> bool:
+        """Whether this certificate will do; `ok` is what OpenSSL says. Depth 0 has that of Redis itself."""
+        self.saw_certificate = True
+        if not ok:
+            self.why = self._trouble(certificate, error)
+            return False
+        if depth > 0:
+            return True
+        try:
+            patterns = extract_patterns(certificate)
+            verify_service_identity(patterns, [self._identity], [])
+        except VerificationError:
+            names = [_pattern_text(pattern) for pattern in patterns]
+            shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "nobody"
+            self.why = f"TLS: the certificate is for {shown}, not for {self._name}"
+            return False
+        except CertificateError as malformed:
+            self.why = f"TLS: the certificate names nobody properly: {malformed}"
+            return False
+        return True
+
+    def _trouble(self, certificate: crypto.X509, error: int) -> str:
+        hint = self._words.trust if self._ca_file is None else f"it is not in {self._ca_file}"
+        return f"TLS: {_fault(certificate, error, hint)}"
+
+    def explain(self, error: SSL.Error) -> str:
+        """Why the connection failed."""
+        return self.why or tls_trouble(error, self._words)
+
+
+@implementer(IOpenSSLServerConnectionCreator)
+class ServerTls:
+    """How to speak TLS on the connections of a listener.
+
+    With a `ca_file` clients must show a certificate that one of these CAs has signed. `reload` reads the
+    files again; connections that are open stay as they are. Raises ConfigError if a file is not good.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._context: SSL.Context
+        self._whys: WeakKeyDictionary[SSL.Connection, str] = WeakKeyDictionary()
+        self.reload()
+
+    @property
+    def wants_certificates(self) -> bool:
+        """Whether clients must prove who they are."""
+        return self._files.ca_file is not None
+
+    def reload(self) -> None:
+        """Read the files; if one is not good, go on with what was read before."""
+        files = self._files
+        assert files.cert_file is not None
+        assert files.key_file is not None
+        first, *chain = _certificates(files.cert_file)
+        extra: dict[str, Any] = {}
+        if chain:
+            extra["extraCertChain"] = [one.original for one in chain]
+        if files.ca_file is not None:
+            extra["trustRoot"] = trustRootFromCertificates(_certificates(files.ca_file))
+        key = _key(files.key_file, first)
+        options = CertificateOptions(privateKey=key.original, certificate=first.original, **extra)
+        try:
+            self._context = options.getContext()
+        except SSL.Error as error:
+            raise ConfigError(f"TLS: {files.cert_file} cannot be used: {error}") from error
+
+    def serverConnectionForTLS(self, tlsProtocol: Any) -> SSL.Connection:
+        connection = SSL.Connection(self._context, None)
+        if self.wants_certificates:
+            connection.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, self._verify)
+        return connection
+
+    def _verify(
+        self, connection: SSL.Connection, certificate: crypto.X509, error: int, depth: int, ok: int
+    ) -> bool:
+        if not ok:
+            hint = f"it is not in {self._files.ca_file}"
+            self._whys[connection] = (
+                f"TLS: the client's {_fault(certificate, error, hint).removeprefix('the ')}"
+            )
+        return bool(ok)
+
+    def explain(self, connection: Any, error: SSL.Error) -> str:
+        """Why this connection failed."""
+        text = _reasons(error)
+        if why := self._whys.get(connection):
+            return why
+        if "did not return a certificate" in text:
+            return "TLS: the client showed no certificate, and this listener wants one (trustRoots)"
+        if any(word in text for word in NOT_TLS):
+            return "TLS: the client does not speak it"
+        if "alert" in text and ("certificate" in text or "unknown ca" in text):
+            return f"TLS: the client refuses our certificate: {text}"
+        return f"TLS: {text or 'the client hung up during the handshake'}"
+
+
+def common_name(certificate: crypto.X509) -> str:
+    """The common name of a peer's certificate; empty if it has none."""
+    return certificate.get_subject().CN or ""
+
+
+def _fault(certificate: crypto.X509, error: int, hint: str) -> str:
+    """What is wrong with a certificate, by OpenSSL's number; `hint` says where its CA is missing."""
+    details: x509.Certificate = certificate.to_cryptography()
+    if error == EXPIRED:
+        return f"the certificate expired on {_day(details.not_valid_after_utc)}"
+    if error == NOT_YET_VALID:
+        return f"the certificate is not valid before {_day(details.not_valid_before_utc)}"
+    if error in UNTRUSTED:
+        return f"the certificate is signed by a CA that is not trusted ({hint})"
+    return OTHERS.get(error, f"the certificate is not good (OpenSSL calls it error {error})")
+
+
+def tls_trouble(error: SSL.Error, words: TlsWords = WORDS) -> str:
+    """Why TLS failed, when it was not for the certificate of the server."""
+    text = _reasons(error) or "the connection was lost"
+    if any(word in text for word in NOT_TLS):
+        return f"TLS: the peer does not speak it ({words.plain})"
+    if "certificate required" in text:
+        return f"TLS: {words.peer} wants a certificate of its clients: {words.show}"
+    if "alert" in text and ("certificate" in text or "unknown ca" in text):
+        return f"TLS: {words.peer} refuses our certificate: {text}"
+    return f"TLS: {text}"
+
+
+def _reasons(error: SSL.Error) -> str:
+    return "; ".join(str(part[-1]) for part in (error.args[0] if error.args else ()) if part)
+
+
+def _read(path: Path, what: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read the {what} {path}: {error.strerror}") from error
+
+
+def _certificates(path: Path) -> list[Certificate]:
+    blocks = _PEM.findall(_read(path, "certificates in"))
+    try:
+        found = [Certificate.loadPEM(block) for block in blocks]
+    except (crypto.Error, ValueError) as error:
+        raise ConfigError(f"{path} holds a broken certificate") from error
+    if not found:
+        raise ConfigError(f"{path} holds no certificate in PEM")
+    return found
+
+
+def _key(path: Path, certificate: Certificate) -> KeyPair:
+    data = _read(path, "key")
+    try:
+        # With a passphrase, though an empty one, OpenSSL does not ask for one at the terminal.
+        key = crypto.load_privatekey(crypto.FILETYPE_PEM, data, passphrase=b"")
+    except (crypto.Error, ValueError, TypeError) as error:
+        raise ConfigError(f"{path} holds no key in PEM that can be read without a passphrase") from error
+    private: Any = key.to_cryptography_key()
+    if private.public_key() != certificate.original.get_pubkey().to_cryptography_key():
+        raise ConfigError(f"the key in {path} does not belong to the certificate")
+    return KeyPair(key)
+
+
+def _pattern_text(pattern: Any) -> str:
+    found = pattern.pattern
+    return found.decode("ascii", "replace") if isinstance(found, bytes) else str(found)
+
+
+def _day(at: datetime) -> str:
+    return at.strftime("%Y-%m-%d")

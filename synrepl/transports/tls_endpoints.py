@@ -1,0 +1,186 @@
+"""Endpoints with TLS. A protocol is told of a connection once the handshake is done, and why it failed."""
+
+from typing import Any, Final
+
+from OpenSSL import SSL
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectError, ConnectionLost
+from twisted.internet.interfaces import (
+    IHandshakeListener,
+    IListeningPort,
+    IProtocol,
+    IProtocolFactory,
+    IStreamClientEndpoint,
+    IStreamServerEndpoint,
+)
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.logger import Logger
+from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
+from twisted.protocols.tls import TLSMemoryBIOFactory
+from twisted.python.failure import Failure
+from zope.interface import directlyProvides, implementer, providedBy
+
+from synrepl.transports.tls import ClientTls, ServerTls, TlsFiles
+from synrepl.wire.text import printable
+
+__all__ = ["TlsClientEndpoint", "TlsServerEndpoint"]
+
+HANDSHAKE_SECONDS: Final = 30.0
+
+
+class TlsFailed(ConnectError):
+    """The handshake failed; the text says why."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(string=why)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class TlsLost(ConnectionLost):
+    """TLS failed after the handshake (with TLS 1.3 a server then refuses the client); the text says why."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@implementer(IHandshakeListener)
+class _Secured(ProtocolWrapper):
+    """Stands between TLS and a protocol, which sees the connection from the end of the handshake on."""
+
+    factory: "_Securing"
+    transport: Any
+    _timer: Any = None
+    _is_made = False
+
+    def makeConnection(self, transport: Any) -> None:
+        directlyProvides(self, providedBy(transport))
+        Protocol.makeConnection(self, transport)
+        self.factory.registerProtocol(self)
+        self._timer = self.factory.clock.callLater(HANDSHAKE_SECONDS, self._too_slow)
+
+    def handshakeCompleted(self) -> None:
+        self._timer.cancel()
+        self._is_made = True
+        transport: Any = self
+        self.wrappedProtocol.makeConnection(transport)
+        self.factory.secured(self)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        if reason.check(SSL.Error):
+            why = self.factory.explain(self.transport, reason.value)
+            reason = Failure(TlsLost(why) if self._is_made else TlsFailed(why))
+        if self._is_made:
+            super().connectionLost(reason)
+            return
+        if self._timer.active():
+            self._timer.cancel()
+        self.factory.unregisterProtocol(self)
+        self.factory.failed(self, reason)
+
+    def _too_slow(self) -> None:
+        self.transport.abortConnection()
+
+
+class _Securing(WrappingFactory):
+    """Wraps the protocols of a factory."""
+
+    protocol = _Secured
+    noisy = False
+
+    def __init__(self, wrapped: IProtocolFactory, clock: Any) -> None:
+        super().__init__(wrapped)
+        self.clock = clock
+
+    def explain(self, transport: Any, error: Any) -> str:
+        """Why this connection failed."""
+        raise NotImplementedError
+
+    def secured(self, protocol: _Secured) -> None:
+        """The handshake is done."""
+
+    def failed(self, protocol: _Secured, reason: Failure) -> None:
+        """The connection was lost before that."""
+
+
+class _Clients(_Securing):
+    def __init__(self, wrapped: IProtocolFactory, clock: Any, tls: ClientTls) -> None:
+        super().__init__(wrapped, clock)
+        self._tls = tls
+        self.done: Deferred[IProtocol] = Deferred()
+
+    def explain(self, transport: Any, error: Any) -> str:
+        return self._tls.explain(error)
+
+    def secured(self, protocol: _Secured) -> None:
+        self.done.callback(protocol.wrappedProtocol)
+
+    def failed(self, protocol: _Secured, reason: Failure) -> None:
+        if not self.done.called:
+            if not reason.check(TlsFailed):
+                reason = Failure(TlsFailed("TLS: the connection was lost during the handshake"))
+            self.done.errback(reason)
+
+
+class _Servers(_Securing):
+    _logger = Logger()
+
+    def __init__(self, wrapped: IProtocolFactory, clock: Any, tls: ServerTls) -> None:
+        super().__init__(wrapped, clock)
+        self._tls = tls
+
+    def explain(self, transport: Any, error: Any) -> str:
+        return self._tls.explain(transport.getHandle(), error)
+
+    def failed(self, protocol: _Secured, reason: Failure) -> None:
+        if reason.check(TlsFailed):
+            self._logger.warn(
+                "refused {peer}: {why}",
+                peer=protocol.transport.getPeer(),
+                why=printable(str(reason.value), limit=500),
+            )
+
+
+@implementer(IStreamServerEndpoint)
+class TlsServerEndpoint:
+    """Listens where `plain` does, with TLS. `tls` can be told to read its files again."""
+
+    def __init__(self, plain: IStreamServerEndpoint, tls: ServerTls, reactor: Any) -> None:
+        self.tls = tls
+        self._plain = plain
+        self._reactor = reactor
+
+    def listen(self, factory: IProtocolFactory) -> "Deferred[IListeningPort]":
+        secured = TLSMemoryBIOFactory(
+            self.tls, False, _Servers(factory, self._reactor, self.tls), self._reactor
+        )
+        listening: Deferred[IListeningPort] = self._plain.listen(secured)
+        return listening
+
+
+@implementer(IStreamClientEndpoint)
+class TlsClientEndpoint:
+    """Connects where `plain` does, with TLS to a server whose certificate is for `host`.
+
+    The files are read anew for each connection, so that new certificates need no restart.
+    """
+
+    def __init__(self, plain: IStreamClientEndpoint, files: TlsFiles, host: str, reactor: Any) -> None:
+        self._plain = plain
+        self._files = files
+        self._host = host
+        self._reactor = reactor
+
+    def connect(self, factory: IProtocolFactory) -> "Deferred[IProtocol]":
+        return Deferred.fromCoroutine(self._connect(factory))
+
+    async def _connect(self, factory: IProtocolFactory) -> Any:
+        tls = ClientTls(self._files, self._host)
+        securing = _Clients(factory, self._reactor, tls)
+        outer: Any = await self._plain.connect(TLSMemoryBIOFactory(tls, True, securing, self._reactor))
+        try:
+            return await securing.done
+        except BaseException:
+            outer.transport.abortConnection()
+            raise
