@@ -1,18 +1,27 @@
 """What `twistd synrepl` and `twist synrepl` run: flags to settings, settings to the daemon."""
 
 import atexit
+import gc
 import os
+import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twisted.application.service import IService
+from twisted.logger import Logger
 from twisted.python import usage
+from twisted.python.logfile import BaseLogFile
 
 from synrepl.config import Settings, settings, suggestion
 from synrepl.errors import ConfigError
 
+if TYPE_CHECKING:
+    from synrepl.service import Daemon
+
 __all__ = ["Options", "makeService"]
+
+_logger = Logger(namespace="synrepl.signals")
 
 
 class Options(usage.Options):
@@ -42,6 +51,8 @@ class Options(usage.Options):
         self.listen: list[str] = []
         self.follow: list[str] = []
         self.settings: Settings | None = None
+        self._flags: dict[str, Any] = {}
+        self._file: Path | None = None
 
     def opt_listen(self, endpoint: str) -> None:
         """Where followers connect: a Twisted server endpoint string. May be repeated."""
@@ -82,10 +93,17 @@ class Options(usage.Options):
         for name in ("listen", "follow"):
             if given := getattr(self, name):
                 flags[name] = given
+        self._flags = flags
+        # Absolute, as a daemon that detaches works in another directory when it reads the file again.
+        self._file = Path(self["config"]).absolute() if self["config"] else None
         try:
-            self.settings = Settings.build(flags, file=Path(self["config"]) if self["config"] else None)
+            self.settings = self.read()
         except ConfigError as error:
             raise usage.UsageError(str(error)) from error
+
+    def read(self) -> Settings:
+        """The settings as flags and files say them now. Raises `ConfigError`."""
+        return Settings.build(self._flags, file=self._file)
 
 
 def makeService(options: Options) -> IService:
@@ -101,7 +119,33 @@ def makeService(options: Options) -> IService:
         atexit.register(_exit_in_trouble)
         reactor.callWhenRunning(reactor.stop)
 
-    return Daemon(options.settings, reactor, on_failure=failed)
+    daemon = Daemon(options.settings, reactor, on_failure=failed)
+    reactor.callWhenRunning(_handle_signals, reactor, daemon, options)
+    return daemon
+
+
+def _handle_signals(reactor: Any, daemon: "Daemon", options: Options) -> None:
+    """SIGHUP reloads; SIGUSR1 and SIGUSR2 do nothing, unless twistd has taken one to rotate its log."""
+
+    def reload(number: int, frame: Any) -> None:
+        reactor.callFromThread(_reload, daemon, options)
+
+    signal.signal(signal.SIGHUP, reload)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _reload(daemon: "Daemon", options: Options) -> None:
+    """Open log files anew (logrotate has moved them), and take what the settings say now."""
+    # Twisted keeps no list of its log files.
+    for found in gc.get_objects():
+        if isinstance(found, BaseLogFile) and not found.closed:
+            found.reopen()
+    try:
+        daemon.reload(options.read())
+    except ConfigError as error:
+        _logger.error("SIGHUP: nothing is changed: {why}", why=str(error))
 
 
 def _exit_in_trouble() -> None:
