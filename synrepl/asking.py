@@ -8,7 +8,7 @@ import http.client
 import json
 import os
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -52,9 +52,17 @@ class Refused(Exception):
 
 
 class Asking:
-    """A kept-alive connection to one daemon."""
+    """A kept-alive connection to one daemon. `clean` is applied to the JSON of every answer."""
 
-    def __init__(self, url: str, *, secret: str | None = None, timeout: float = TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        secret: str | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+        clean: Callable[[Any], Any] = lambda found: found,
+    ) -> None:
+        self._clean = clean
         parts = urlsplit(url)
         try:
             port = parts.port
@@ -130,7 +138,7 @@ class Asking:
                 self._connection.request(method, self._path + path, body, headers)
                 answer = self._connection.getresponse()
             if answer.status >= 400:
-                raise _refused(answer.status, answer.read())
+                raise _refused(answer.status, answer.read(), self._clean)
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             raise Unreachable(_why(error)) from error
@@ -151,7 +159,7 @@ class Asking:
 
     def _json(self, answer: Answer) -> Any:
         try:
-            return json.loads(answer.read())
+            return self._clean(json.loads(answer.read()))
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             raise Unreachable(_why(error)) from error
@@ -159,9 +167,9 @@ class Asking:
             raise NotADaemon(f"{self.url} does not answer as a synrepl daemon does") from error
 
 
-def _refused(status: int, body: bytes) -> Refused:
+def _refused(status: int, body: bytes, clean: Callable[[Any], Any]) -> Refused:
     try:
-        found = json.loads(body)
+        found = clean(json.loads(body))
         return Refused(status, str(found["error"]), str(found["message"]), found)
     except (ValueError, KeyError, TypeError):
         return Refused(status, "http", f"HTTP status {status}")

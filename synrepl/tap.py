@@ -3,15 +3,17 @@
 import atexit
 import gc
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from twisted.application.service import IService
-from twisted.logger import Logger
+from twisted.logger import ILogObserver, LogEvent, Logger, globalLogPublisher
 from twisted.python import usage
 from twisted.python.logfile import BaseLogFile
+from zope.interface import implementer
 
 from synrepl.config import Settings, settings, suggestion
 from synrepl.errors import ConfigError
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Options", "makeService"]
 
-_logger = Logger(namespace="synrepl.signals")
+MAX_DESCRIPTORS: Final = 65_536
+
+_logger = Logger(namespace="synrepl.process")
 
 
 class Options(usage.Options):
@@ -121,6 +125,8 @@ def makeService(options: Options) -> IService:
 
     daemon = Daemon(options.settings, reactor, on_failure=failed)
     reactor.callWhenRunning(_handle_signals, reactor, daemon, options)
+    globalLogPublisher.addObserver(_end_without_memory)
+    _raise_descriptor_limit()
     return daemon
 
 
@@ -134,6 +140,26 @@ def _handle_signals(reactor: Any, daemon: "Daemon", options: Options) -> None:
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, signal.SIG_IGN)
+
+
+@implementer(ILogObserver)
+def _end_without_memory(event: LogEvent) -> None:
+    """End at once after a MemoryError that no request was answered for: what it has interrupted is not known.
+
+    All that was acknowledged is on disk, and a supervisor starts the daemon again.
+    """
+    failure = event.get("log_failure")
+    if failure is not None and failure.check(MemoryError):
+        _logger.critical("out of memory: the daemon ends; give it more, or set a smaller --max-body-bytes")
+        _exit_in_trouble()
+
+
+def _raise_descriptor_limit() -> None:
+    """Allow as many descriptors as the system lets this user have: each connection takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _reload(daemon: "Daemon", options: Options) -> None:

@@ -11,11 +11,11 @@ from typing import Final
 import click
 import msgspec
 
-from synrepl.asking import Asking, Refused
+from synrepl.asking import Refused
 from synrepl.cli.output import Lines, OutputClosed
 from synrepl.cli.posting import BATCH, Posting
 from synrepl.cli.progress import Advance
-from synrepl.cli.trouble import EXIT_CODES, Trouble, read_secret, secret_option, url_option
+from synrepl.cli.trouble import EXIT_CODES, Trouble, connect, secret_option, url_option
 
 __all__ = ["append"]
 
@@ -39,7 +39,7 @@ def append(stream: str, url: str, writer: str | None, secret_file: Path | None, 
     durable; the serial is null for ephemeral streams. Ends at the first bad row: what came before it is
     stored.
     """
-    appending = _Appending(stream, writer, Posting(Asking(url, secret=read_secret(secret_file))))
+    appending = _Appending(stream, writer, Posting(connect(url, secret_file)))
     source = sys.stdin.buffer
     try:
         with Advance(f"appending to {stream}", _size(source)) as advance:

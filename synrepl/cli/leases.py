@@ -11,7 +11,7 @@ from rich.console import Console
 
 from synrepl.asking import Asking, Refused, Unreachable
 from synrepl.cli import standing
-from synrepl.cli.trouble import EXIT_CODES, Trouble, read_secret, secret_option, url_option
+from synrepl.cli.trouble import EXIT_CODES, Trouble, connect, secret_option, url_option
 
 __all__ = ["leases"]
 
@@ -31,7 +31,7 @@ def leases(action: str, name: str | None, url: str, secret_file: Path | None, as
     """
     if (name is None) is not (action == "list"):
         raise click.UsageError(f"{action} takes {'no name' if action == 'list' else 'the name of a replica'}")
-    answer = _ask(Asking(url, secret=read_secret(secret_file)), action, name or "")
+    answer = _ask(connect(url, secret_file), action, name or "")
     if as_json:
         click.echo(json.dumps(answer["leases"] if action == "list" else answer))
         return

@@ -12,11 +12,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from synrepl.asking import Asking, Refused
+from synrepl.asking import Refused
 from synrepl.cli.capture import Recorded, Recording, as_posted, read
 from synrepl.cli.posting import BATCH, Posting
 from synrepl.cli.progress import Advance
-from synrepl.cli.trouble import EXIT_CODES, Trouble, dialect_option, read_secret, secret_option, url_option
+from synrepl.cli.trouble import EXIT_CODES, Trouble, connect, dialect_option, secret_option, url_option
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import Dialect
 
@@ -59,7 +59,7 @@ def replay(
     the recorded tokens are not kept. A row in no known shape is told on standard error and left out, and the
     exit code is 1 at the end.
     """
-    posting = Posting(Asking(url, secret=read_secret(secret_file)))
+    posting = Posting(connect(url, secret_file))
     recording = _recording(file, dialect, connection)
     for bad in recording.bad:
         click.echo(f"{file}, line {bad.number}: left out a row of {bad.stream}: {bad.why}", err=True)

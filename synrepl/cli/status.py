@@ -14,7 +14,7 @@ from rich.text import Text
 
 from synrepl.asking import Asking, Refused, Unreachable
 from synrepl.cli import standing
-from synrepl.cli.trouble import EXIT_CODES, Trouble, read_secret, secret_option, url_option
+from synrepl.cli.trouble import EXIT_CODES, Trouble, connect, secret_option, url_option
 
 __all__ = ["ask_status", "status"]
 
@@ -55,7 +55,7 @@ def status(url: str, secret_file: Path | None, watch: bool, interval: float, as_
 
 def _watch(url: str, secret_file: Path | None, interval: float, *, as_json: bool) -> None:
     """A daemon that does not answer is told of, and asked again."""
-    asking = Asking(url, secret=read_secret(secret_file), timeout=TIMEOUT_SECONDS)
+    asking = connect(url, secret_file, timeout=TIMEOUT_SECONDS)
     console = Console(highlight=False)
     try:
         with Live(console=console, auto_refresh=False, screen=console.is_terminal and not as_json) as live:
@@ -136,7 +136,7 @@ def _sources(found: dict[str, Any]) -> list[RenderableType]:
 def ask_status(url: str, secret_file: Path | None) -> dict[str, Any]:
     """What the daemon at this address says about itself."""
     try:
-        return _ask(Asking(url, secret=read_secret(secret_file), timeout=TIMEOUT_SECONDS))
+        return _ask(connect(url, secret_file, timeout=TIMEOUT_SECONDS))
     except (Unreachable, Refused) as error:
         raise Trouble(f"{url}: {error}") from error
 

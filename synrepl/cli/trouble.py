@@ -10,10 +10,14 @@ from synrepl import asking
 from synrepl.config import suggestion
 from synrepl.errors import ConfigError
 from synrepl.wire.dialect import Dialect
+from synrepl.wire.text import printable, printable_values
 
-__all__ = ["EXIT_CODES", "Trouble", "dialect_option", "read_secret", "secret_option", "url_option"]
+__all__ = ["EXIT_CODES", "Trouble", "connect", "dialect_option", "read_secret", "secret_option", "url_option"]
 
 EXIT_CODES: Final = "Exit codes: 0 all went well, 1 there was trouble (told in one line), 2 wrong usage."
+
+MAX_LINE: Final = 2_000
+"""Characters of what is told; some of it quotes a daemon."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -24,7 +28,12 @@ class Trouble(click.ClickException):
     exit_code = 1
 
     def __init__(self, why: str) -> None:
-        super().__init__(" ".join(why.split()))
+        super().__init__(printable(" ".join(why.split()), limit=MAX_LINE))
+
+
+def connect(url: str, secret_file: Path | None, *, timeout: float = asking.TIMEOUT_SECONDS) -> asking.Asking:
+    """A connection to the daemon at `url`, whose answers are safe to show on a terminal."""
+    return asking.Asking(url, secret=read_secret(secret_file), timeout=timeout, clean=printable_values)
 
 
 def read_secret(path: Path | None) -> str | None:

@@ -41,6 +41,11 @@ class Process:
         """Its process id."""
         return self._process.pid
 
+    @property
+    def code(self) -> int | None:
+        """The exit code; None while it runs."""
+        return self._process.poll()
+
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:

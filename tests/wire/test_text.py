@@ -2,7 +2,7 @@
 
 import pytest
 
-from synrepl.wire.text import printable
+from synrepl.wire.text import printable, printable_values
 
 CASES = [
     ("worker1", "worker1"),
@@ -28,3 +28,14 @@ def test_a_long_text_is_cut() -> None:
     """A name of 60 kB must not fill a screen."""
     assert "x" * 200 + "..." == printable("x" * 60_000)
     assert "xxx..." == printable("xxxx", limit=3)
+
+
+def test_every_text_of_an_answer_is_made_safe() -> None:
+    """A status holds names, addresses and refusals of peers, at any depth."""
+    found = {"replicas": [{"name": "a\x1b[2J", "serial": 3}], "\x07": None, "long": "x" * 500}
+
+    assert {
+        "replicas": [{"name": "a\\x1b[2J", "serial": 3}],
+        "\\x07": None,
+        "long": "x" * 500,
+    } == printable_values(found)

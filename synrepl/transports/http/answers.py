@@ -1,5 +1,6 @@
 """How a request is refused: a status, a code for programs, a text for people."""
 
+import errno
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -33,7 +34,7 @@ class Refused(Exception):
 INTERNAL: Final = Refused(500, "internal", "something went wrong here; it is in the log of this daemon")
 
 
-def as_refused(error: Exception) -> Refused | None:
+def as_refused(error: BaseException) -> Refused | None:
     """How an error that is ours is told; None if it is not."""
     match error:
         case Refused():
@@ -47,6 +48,12 @@ def as_refused(error: Exception) -> Refused | None:
             return Refused(409, error.code, str(error))
         case KeyReused():
             return Refused(409, "idempotency_key_reused", str(error))
+        case MemoryError():
+            why = "there is not enough memory for this request now; try again, or send less at once"
+            return Refused(503, "out_of_memory", why, retry_after=RETRY_SECONDS)
+        case OSError(errno=errno.EMFILE | errno.ENFILE):
+            why = "the daemon has no file descriptor left; raise its limit (LimitNOFILE, ulimit -n)"
+            return Refused(503, "out_of_descriptors", why, retry_after=RETRY_SECONDS)
         case StorageError(retryable=True):
             return Refused(503, "storage_error", str(error), retry_after=RETRY_SECONDS)
         case StorageError():

@@ -500,6 +500,8 @@ class Api:
             raise
         except Exception as error:
             refused = as_refused(error)
+            if refused is not None and isinstance(error, MemoryError | OSError):
+                self._logger.error("a request was refused: {why}", why=refused)
             if refused is None:
                 self._logger.failure("{method} {path} failed", method=request.method, path=request.path)
                 refused = INTERNAL
