@@ -12,6 +12,7 @@ from twisted.logger import Logger
 from synrepl.errors import RemoteProtocolError, ReplicationError, RowError
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.tasks import Tasks
+from synrepl.replication.federation_acks import FederationAcks
 from synrepl.replication.syncing import SyncingUsers
 from synrepl.streams.table import StreamTable
 from synrepl.wire.commands import (
@@ -57,7 +58,8 @@ class Upstream:
         self.elsewhere: Callable[[str, Sequence[bytes]], Awaitable[None]] | None = None
         """Where facts go that are not added here just now; None while they are."""
         self._tasks = Tasks(self._logger)
-        self._acknowledged: dict[str, int] = {}
+        self._acks = FederationAcks(clock)
+        self._forgotten: int | None = None
         self._upward: list[Callable[[Command], None]] = []
         self._lives: dict[object, str] = {}
         self._subscribers: defaultdict[type[Command], list[Callable[[Any], None]]] = defaultdict(list)
@@ -87,12 +89,15 @@ class Upstream:
     def connection_lost(self, connection: object) -> None:
         """A follower is gone."""
         self.syncing.connection_lost(connection)
+        self._acks.connection_lost(connection)
         life = self._lives.pop(connection, None)
         if life is not None:
             self._tell_upward(ClearUserSync(instance_id=life))
 
     def received(self, connection: object, command: Command) -> None:
-        """A follower sent this. Raises RemoteProtocolError if it makes no sense."""
+        """A follower sent this. Raises RemoteProtocolError if it makes no sense, or if the follower speaks for
+        more than one connection may.
+        """
         match command:
             case UserSync():
                 self.syncing.user_sync(connection, command)
@@ -101,7 +106,7 @@ class Upstream:
             case InvalidateCache():
                 self._invalidate(command)
             case FederationAck():
-                self._acknowledge(command)
+                self._acknowledge(connection, command)
             case Error():
                 self._logger.warn("follower reports: {text}", text=command.text)
             case Name() | Ping() | Sync() | UserIp() | RemovePusher() | RemoteServerUp() | LockReleased():
@@ -155,8 +160,10 @@ class Upstream:
         except ReplicationError as error:
             self._logger.warn("a follower's INVALIDATE_CACHE was not kept: {why}", why=str(error))
 
-    def _acknowledge(self, command: FederationAck) -> None:
+    def _acknowledge(self, connection: object, command: FederationAck) -> None:
         """All federation senders have the stream up to the lowest token that any of them has."""
-        self._acknowledged[command.instance] = command.token
-        if "federation" in self._table:
-            self._log.forget("federation", min(self._acknowledged.values()))
+        self._acks.acknowledge(connection, command.instance, command.token)
+        lowest = self._acks.lowest()
+        if lowest is not None and lowest != self._forgotten and "federation" in self._table:
+            self._forgotten = lowest
+            self._log.forget("federation", lowest)

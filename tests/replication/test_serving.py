@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from synrepl.replication.federation_acks import RECONNECT_SECONDS
 from synrepl.replication.syncing import EXPIRY_SECONDS, Syncing
 from synrepl.testing import Cluster, RawPeer, raw_client
 from synrepl.wire.codec import MAX_LENGTH
@@ -284,6 +285,24 @@ class TestUpstream:
         one.settle(0.1)
 
         assert [4, 5] == held()
+
+    def test_a_federation_sender_that_reconnects_finds_what_it_lacks(self) -> None:
+        """What the others acked meanwhile is not all that it has."""
+        one = cluster()
+        append(one, "federation", *[[["p", {"n": n}]] for n in range(5)])
+        first = client(one, "FEDERATION_ACK sender1 2", name="sender1")
+        second = client(one, "FEDERATION_ACK sender2 2", name="sender2")
+
+        first.drop()
+        one.settle(1)
+        second.says("FEDERATION_ACK sender2 5")
+        one.settle(0.1)
+        assert [3, 4, 5] == [fact.token for fact in one.daemon.log.ephemeral_after("federation", 0)]
+
+        one.clock.pump([1] * (int(RECONNECT_SECONDS) + 1))
+        second.says("FEDERATION_ACK sender2 5")
+        one.settle(0.1)
+        assert [] == one.daemon.log.ephemeral_after("federation", 0)
 
     def test_commands_reach_who_subscribed(self) -> None:
         """The homeserver's own code hangs here."""
