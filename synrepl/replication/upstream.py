@@ -80,7 +80,7 @@ class Upstream:
         """Another process told this to everybody."""
         match command:
             case UserSync():
-                self.syncing.user_sync(self, command)
+                self.syncing.user_sync(None, command)
             case ClearUserSync():
                 self.syncing.clear(command)
             case _:
