@@ -23,8 +23,8 @@ EXPIRY_SECONDS: Final = 300.0
 """A worker that says nothing for so long is gone, and its users with it (facts: the TCP wire, 12)."""
 
 MAX_INSTANCES: Final = 1_000
-"""Instances that one connection may speak for. A worker speaks for one; a bridge speaks for each worker behind
-it, and the largest deployments have some hundreds."""
+"""Instances that one connection may speak for. A worker speaks for one; a bridge speaks for each worker
+behind it, and the largest deployments have some hundreds."""
 
 MAX_USERS: Final = 200_000
 """Users (with devices) that one connection may hold: twice what a large sync worker has."""
@@ -77,8 +77,8 @@ class SyncingUsers:
 
     A worker is an instance id where the release has one; else the connection itself is, and losing the
     connection ends it. An instance's users end by CLEAR_USER_SYNC, or when neither it nor the connection that
-    spoke for it last was heard for `EXPIRY_SECONDS`. The work for one command does not grow with the number of
-    users, workers or connections.
+    spoke for it last was heard for `EXPIRY_SECONDS`. The work for one command does not grow with the number
+    of users, workers or connections.
     """
 
     def __init__(self, clock: IClock) -> None:
@@ -110,9 +110,9 @@ class SyncingUsers:
     def user_sync(self, connection: object, command: UserSync) -> None:
         """USER_SYNC came in on this connection; None is the shared channel, where all processes speak.
 
-        Raises RemoteProtocolError if the connection names more instances or users than it may; all that it said
-        is dropped then. The channel has no such bound: every process of the deployment speaks there, and has
-        proved itself to the broker.
+        Raises RemoteProtocolError if the connection names more instances or users than it may; all that it
+        said is dropped then. The channel has no such bound: every process of the deployment speaks there, and
+        has proved itself to the broker.
         """
         name = command.instance_id or f"connection {id(connection)}"
         user = (command.user_id, command.device_id)

@@ -95,8 +95,8 @@ class Upstream:
             self._tell_upward(ClearUserSync(instance_id=life))
 
     def received(self, connection: object, command: Command) -> None:
-        """A follower sent this. Raises RemoteProtocolError if it makes no sense, or if the follower speaks for
-        more than one connection may.
+        """A follower sent this. Raises RemoteProtocolError if it makes no sense, or if it is more than one
+        connection may say.
         """
         match command:
             case UserSync():
