@@ -10,8 +10,8 @@ __all__ = ["MAX_NAME", "MAX_SENDERS", "MAX_WAITING", "RECONNECT_SECONDS", "Feder
 
 RECONNECT_SECONDS: Final = 300.0
 """How long the ack of a lost connection still counts. A sender that reconnects asks for what comes after its
-last ack, so that must be here; Synapse's own workers reconnect within 30 s, a restart takes a minute or two. A
-sender that was renamed or retired counts no longer after this."""
+last ack, so that must be here; Synapse's own workers reconnect within 30 s, a restart takes a minute or two.
+A sender that was renamed or retired counts no longer after this."""
 
 MAX_SENDERS: Final = 100
 """Senders that one connection may speak for. A worker speaks for one; a bridge for all senders behind it, and

@@ -1,5 +1,6 @@
 """One replica's connection: what it asks for, and what it is sent, at the speed at which it takes it."""
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
@@ -65,6 +66,9 @@ USELESS: Final = frozenset({"trimmed", "ahead", "fork", "other_history"})
 MAX_DIGESTS: Final = 200
 """Digests asked for at once; more do not fit in a line."""
 
+ANSWERED: Final = (Hello, Auth, Join, Subscribe, Digests)
+"""Commands that are answered: while the transport has no room for the answer, they wait."""
+
 
 class RelayConnection(Protocol):
     """What a relay needs of its connection."""
@@ -89,12 +93,19 @@ class RelayConnection(Protocol):
     def close(self) -> None:
         """Close, once what was written is sent."""
 
+    def pause_reading(self) -> None:
+        """Take nothing more from the peer for now."""
+
+    def resume_reading(self) -> None:
+        """Go on."""
+
 
 class Relay:
     """The primary's side of one replica.
 
     The log itself is the buffer: what is sent is read from it, or from the ring of the newest facts, just
-    when the connection has room, so that a slow replica costs no memory.
+    when the connection has room, so that a slow replica costs no memory. What it asks for is answered one by
+    one: while an answer has to wait, the connection is not read.
     """
 
     _logger = Logger()
@@ -123,6 +134,11 @@ class Relay:
         self._is_ephemeral_stale = False
         self._peers_told: list[str] = []
         self._work: Any = None
+        self._commands: deque[Command | Rows] = deque()
+        """Received, and not taken yet."""
+        self._is_taking = False
+        self._is_telling_digests = False
+        self._has_stopped_reading = False
 
     @property
     def is_known(self) -> bool:
@@ -138,26 +154,63 @@ class Relay:
 
     def received(self, commands: Sequence[Command | Rows]) -> None:
         """The replica sent these. Raises RemoteProtocolError at what makes no sense."""
-        for command in commands:
-            if self._gone or self.state == "refused":
-                return
-            match command:
-                case Hello():
-                    self._hello(read(Greeting, command.said))
-                case Auth():
-                    self._auth(read(Proof, command.said))
-                case Join():
-                    self._begin(self._join(read(JoinRequest, command.said)), "ready", "joined")
-                case Subscribe():
-                    self._begin(self._subscribe(read(Subscription, command.said)), "ready", "joined")
-                case Ack():
-                    self._ack(command)
-                case Digests():
-                    self._must_be("ready", "joined")
-                    asked = read(_Serials, b'{"serials":%b}' % command.said).serials
-                    self._relays.tasks.start(self._guarded(self._tell_digests(asked)), "telling digests")
-                case _:
-                    pass  # NAME and PING, which concern the session
+        self._commands.extend(commands)
+        self._take_commands()
+
+    def _take_commands(self) -> None:
+        """Take what was received, up to the first command that has to wait; until it has waited, read no more.
+        Raises RemoteProtocolError."""
+        if self._is_taking:
+            return
+        self._is_taking = True
+        try:
+            while self._commands and not self._must_wait(self._commands[0]):
+                self._take(self._commands.popleft())
+        except RemoteProtocolError:
+            self._commands.clear()
+            raise
+        finally:
+            self._is_taking = False
+        if bool(self._commands) is not self._has_stopped_reading:
+            self._has_stopped_reading = not self._has_stopped_reading
+            if self._has_stopped_reading:
+                self.connection.pause_reading()
+            else:
+                self.connection.resume_reading()
+
+    def _go_on(self) -> None:
+        """Take what had to wait."""
+        if self._commands:
+            try:
+                self._take_commands()
+            except RemoteProtocolError as error:
+                self.connection.fail(error.why)
+
+    def _must_wait(self, command: Command | Rows) -> bool:
+        return self._is_telling_digests or (self._paused and isinstance(command, ANSWERED))
+
+    def _take(self, command: Command | Rows) -> None:
+        """Do what the replica asks for. Raises RemoteProtocolError."""
+        if self._gone or self.state == "refused":
+            return
+        match command:
+            case Hello():
+                self._hello(read(Greeting, command.said))
+            case Auth():
+                self._auth(read(Proof, command.said))
+            case Join():
+                self._begin(self._join(read(JoinRequest, command.said)), "ready", "joined")
+            case Subscribe():
+                self._begin(self._subscribe(read(Subscription, command.said)), "ready", "joined")
+            case Ack():
+                self._ack(command)
+            case Digests():
+                self._must_be("ready", "joined")
+                asked = read(_Serials, b'{"serials":%b}' % command.said).serials
+                self._is_telling_digests = True
+                self._relays.tasks.start(self._guarded(self._tell_digests(asked)), "telling digests")
+            case _:
+                pass  # NAME and PING, which concern the session
 
     def pause(self) -> None:
         """The transport has enough for now."""
@@ -169,6 +222,7 @@ class Relay:
         room, self._room = self._room, None
         if room is not None and not room.called:
             room.callback(None)
+        self._go_on()
         if self._is_ephemeral_stale and self.state == "live":
             self._relays.wake_soon()
 
@@ -176,6 +230,7 @@ class Relay:
         """The connection has ended."""
         self._relays.detach(self)
         self._gone = True
+        self._commands.clear()
         if self.state != "refused":
             self.state, self.why = "gone", why
         if self._beat_timer is not None and self._beat_timer.active():
@@ -270,11 +325,18 @@ class Relay:
                 raise
 
     async def _tell_digests(self, serials: Sequence[int]) -> None:
-        if len(serials) > MAX_DIGESTS:
-            raise RemoteProtocolError(f"up to {MAX_DIGESTS} digests are told at once")
-        found = {str(serial): await self._log.digest_at(serial) for serial in serials}
-        if not self._gone:
+        try:
+            if len(serials) > MAX_DIGESTS:
+                raise RemoteProtocolError(f"up to {MAX_DIGESTS} digests are told at once")
+            found: dict[str, str | None] = {}
+            for serial in serials:
+                found[str(serial)] = await self._log.digest_at(serial)
+                if self._gone:
+                    return
             self.connection.send(DigestsAre(said=say(DigestsAt(found))))
+        finally:
+            self._is_telling_digests = False
+            self._go_on()
 
     # -- joining -------------------------------------------------------------------------------------------
 

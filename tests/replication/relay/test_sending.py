@@ -193,6 +193,54 @@ def test_digests_are_told_as_far_as_they_are_known() -> None:
     assert raw.is_lost
 
 
+def test_digests_are_answered_one_by_one_and_only_as_they_are_taken() -> None:
+    """62 MB of DIGESTS whose answers nobody took made 700 MB of tasks and answers, and held up every read."""
+    world = World()
+    a = world.node("a")
+    world.wrote(a, 200)
+    raw = world.raw("a")
+    raw.greet(world)
+    (link,) = a.links()
+    relay = a.relays.connected[0]
+    most = len(a.relays.tasks)
+    raw.transport.pauseProducing()
+    asked = f"DIGESTS {list(range(1, 151))}".replace("[1, ", "[1,").replace(", ", ",")
+    for _ in range(20):
+        raw.say(*[asked] * 2)
+        world.pass_(1)
+        most = max(most, len(a.relays.tasks))
+
+    assert most <= 1
+    assert not link.server._reading
+    assert link.server.most_buffered < 128 * 1024
+    assert len(relay._commands) <= 2
+    assert link.client._buffered > 5_000
+
+    raw.transport.resumeProducing()
+    world.pass_(100)
+    assert 40 == len(raw.lines("DIGESTS_ARE"))
+    assert link.server._reading
+    assert not raw.is_lost
+
+
+def test_a_replica_that_is_slow_is_heard_while_its_transport_is_full() -> None:
+    """Its ACKs and PINGs are not answered, so nothing piles up by them; unread it would look dead."""
+    world = World()
+    a = world.node("a", ring_bytes=10_000)
+    raw = subscribed(world, "a")
+    (link,) = a.links()
+    raw.transport.pauseProducing()
+    world.wrote(a, 5_000)
+    world.pass_(1)
+    relay = a.relays.connected[0]
+    assert relay._paused
+    raw.say("PING 1", f"ACK 1 {relay.sent.serial // 2} 1")
+    world.pass_(0.1)
+
+    assert relay.sent.serial // 2 == relay.acknowledged > 0
+    assert link.server._reading
+
+
 async def _digest(log: object, serial: int) -> str:
     digest: str = await log.digest_at(serial)  # type: ignore[attr-defined]
     return digest
