@@ -34,7 +34,12 @@ MAX_MARKS: Final = 7_200
 
 
 class Attached:
-    """One connected follower."""
+    """One connected follower.
+
+    A repeated REPLICATE is answered once in a turn of the reactor, and not before the transport has room:
+    an answer can be ten thousand times longer than the question. While one waits for room, the connection is
+    not read.
+    """
 
     def __init__(self, publisher: "Publisher", connection: Connection) -> None:
         self.name = ""
@@ -45,6 +50,12 @@ class Attached:
         self._connection = connection
         self._way: Serving | None = None
         self._paused = False
+        self._answered: set[str | None] = set()
+        """The streams of REPLICATE that were answered in this turn."""
+        self._asked: dict[str | None, Replicate] = {}
+        """The newest REPLICATE of each stream, of those that wait for an answer."""
+        self._turn: Any = None
+        self._has_stopped_reading = False
 
     def dialect_known(self, dialect: Dialect) -> None:
         """The follower's dialect has become known: what it may be sent is decided."""
@@ -65,9 +76,7 @@ class Attached:
                     self.name = command.name
                     upstream.received(self._connection, command)
                 case Replicate():
-                    assert self._way is not None
-                    assert self.reader is not None
-                    self._way.replicate(self.reader, command)
+                    self._replicate(command)
                 case RemoteServerUp():
                     self._publisher.relay(command, but=self)
                     upstream.received(self._connection, command)
@@ -75,6 +84,44 @@ class Attached:
                     raise AssertionError("a follower cannot send rows")
                 case _:
                     upstream.received(self._connection, command)
+        self._read_on_if_answered()
+
+    def _replicate(self, command: Replicate) -> None:
+        if self._paused or command.stream in self._answered:
+            self._asked[command.stream] = command
+        else:
+            self._answer(command)
+
+    def _answer(self, command: Replicate) -> None:
+        assert self._way is not None
+        assert self.reader is not None
+        self._answered.add(command.stream)
+        if self._turn is None:
+            self._turn = self._publisher.clock.callLater(0, self._next_turn)
+        self._way.replicate(self.reader, command)
+
+    def _next_turn(self) -> None:
+        self._turn = None
+        self._answered.clear()
+        self._answer_waiting()
+
+    def _answer_waiting(self) -> None:
+        while self._asked and not self._paused:
+            stream = next(iter(self._asked))
+            if stream in self._answered:
+                break  # the next turn will come
+            self._answer(self._asked.pop(stream))
+        self._read_on_if_answered()
+
+    def _read_on_if_answered(self) -> None:
+        """Read the connection unless a REPLICATE waits for room."""
+        stops = self._paused and bool(self._asked)
+        if stops is not self._has_stopped_reading:
+            self._has_stopped_reading = stops
+            if stops:
+                self._connection.pause_reading()
+            else:
+                self._connection.resume_reading()
 
     def pause(self) -> None:
         """The transport has enough for now."""
@@ -87,11 +134,15 @@ class Attached:
         self._paused = False
         if self.reader is not None:
             self.reader.resume()
+        self._answer_waiting()
 
     def lost(self, why: str) -> None:
         """It is gone."""
         self._publisher.detach(self)
         self._publisher.upstream.connection_lost(self._connection)
+        self._asked.clear()
+        if self._turn is not None and self._turn.active():
+            self._turn.cancel()
         if self.reader is not None:
             self.reader.stop()
 

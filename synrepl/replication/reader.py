@@ -36,6 +36,12 @@ class Connection(Protocol):
     def fail(self, why: str) -> None:
         """Send ERROR, then close."""
 
+    def pause_reading(self) -> None:
+        """Take nothing more from the peer for now."""
+
+    def resume_reading(self) -> None:
+        """Go on."""
+
 
 class Feed(Protocol):
     """What a reader needs of the publisher that feeds it."""
@@ -90,7 +96,6 @@ class Backlog:
         self.last_had = last_had
         self.announce = announce
         self.number: int | None = None
-        self.reading = False
 
 
 class Reader:
@@ -117,6 +122,8 @@ class Reader:
         self._ephemeral_sent: dict[str, int] = {}
         self._restarts_sent: dict[str, int] = {}
         self._backlogs: deque[Backlog] = deque()
+        self._page_of: Backlog | None = None
+        """The backlog that a page is being read for; one page at a time, also where it is wanted no more."""
         self._relayed: deque[Command] = deque(maxlen=MAX_RELAYED)
         self._wants_positions = False
         self._paused = False
@@ -281,12 +288,14 @@ class Reader:
         self._feed.note_demoted()
 
     def _step_backlog(self, backlog: Backlog) -> bool:
-        if backlog.reading:
+        if backlog is self._page_of:
             return False
         if backlog.number is None and not self._enter_ring(backlog):
-            backlog.reading = True
+            if self._page_of is not None:
+                return False
+            self._page_of = backlog
             self._feed.start(self._read_page(backlog), "reading the log for a follower")
-            return not backlog.reading
+            return self._page_of is None
         assert backlog.number is not None
         if backlog.number > self._feed.ring.newest:
             self._go_live(backlog)
@@ -370,11 +379,12 @@ class Reader:
             self._connection.fail("the log cannot be read just now; come again")
             raise
         finally:
-            backlog.reading = False
-        if self._gone or backlog not in self._backlogs:
+            self._page_of = None
+        if self._gone:
             return
-        self._write(self._encoder.lines(fact for fact in facts if fact.stream in backlog.streams))
-        self._backlogs.rotate(-1)  # so that a long one does not keep the short ones waiting
+        if backlog in self._backlogs:
+            self._write(self._encoder.lines(fact for fact in facts if fact.stream in backlog.streams))
+            self._backlogs.rotate(-1)  # so that a long one does not keep the short ones waiting
         self.pump()
 
     async def _find_place(self, backlog: Backlog, token: int) -> None:

@@ -35,6 +35,10 @@ __all__ = ["End", "FollowerFactory", "PublisherFactory", "ReplicationProtocol"]
 ABORT_SECONDS: Final = 25.0
 """A connection that we closed, and whose peer does not take the rest, is cut after this."""
 
+STALLED_SECONDS: Final = 300.0
+"""A client that asks and does not take the answers is read no further; after this it is closed. Its silence
+cannot tell that it is dead, as it is not read."""
+
 
 class End(Protocol):
     """Who the connection is for: a follower, or the publisher's side of one."""
@@ -79,6 +83,7 @@ class ReplicationProtocol(LineOnlyReceiver):
         self._end: End | None = None
         self._dialect_told = False
         self._reading = True
+        self._stopped_at = 0.0
         self._why = "connection lost"
         self._timer: Any = None
         self._abort: Any = None
@@ -173,6 +178,7 @@ class ReplicationProtocol(LineOnlyReceiver):
     def pause_reading(self) -> None:
         """Take nothing more from the peer for now."""
         self._reading = False
+        self._stopped_at = self._clock.seconds()
         self.transport.pauseProducing()
 
     def resume_reading(self) -> None:
@@ -222,6 +228,8 @@ class ReplicationProtocol(LineOnlyReceiver):
     def _tick(self) -> None:
         if not self._reading:
             self.session.not_listening()
+            if self.session.side is SERVER and self._clock.seconds() - self._stopped_at >= STALLED_SECONDS:
+                self.fail(f"the answers to your commands were not taken for {STALLED_SECONDS:g} seconds")
         self._do(self.session.tick())
         if not self.session.closed:
             self._arm()

@@ -20,6 +20,12 @@ class FullConnection:
     def fail(self, why: str) -> None:
         """It never does."""
 
+    def pause_reading(self) -> None:
+        """It says nothing."""
+
+    def resume_reading(self) -> None:
+        """It says nothing."""
+
 
 class StatusTests(SiteCase):
     """Honest, the worst part first, also while errors stand."""

@@ -8,6 +8,7 @@ import pytest
 from synrepl.replication.federation_acks import RECONNECT_SECONDS
 from synrepl.replication.syncing import EXPIRY_SECONDS, Syncing
 from synrepl.testing import Cluster, RawPeer, raw_client
+from synrepl.transports.tcp import STALLED_SECONDS
 from synrepl.wire.codec import MAX_LENGTH
 from synrepl.wire.commands import LockReleased, UserIp
 
@@ -326,6 +327,71 @@ class TestUpstream:
         peer = client(one, 'USER_IP @a:hs ["t","ip","ua",null,1]', "REPLICATE")
 
         assert len(peer.hears()) == 15
+
+
+class TestRepeatedReplicate:
+    """11 bytes may be answered with half a megabyte."""
+
+    def chunks(self, peer: RawPeer, one: Cluster, line: str) -> None:
+        for _ in range(100):
+            peer.says(*[line] * 1_000)
+            one.settle(0.01)
+
+    def test_repetitions_of_a_turn_are_answered_once(self) -> None:
+        """The first at once, all others together in the next turn."""
+        one = cluster()
+        peer = client(one, "NAME flood")
+
+        peer.says(*["REPLICATE"] * 1_000)
+        one.settle(0.1)
+
+        assert 2 * 15 == len([line for line in peer.hears() if line.startswith("POSITION")])
+
+    def test_the_newest_of_a_stream_is_answered(self) -> None:
+        """A follower that asks again has changed its mind."""
+        one = cluster()
+        append(one, "to_device", [["@a:hs"]], [["@b:hs"]], [["@c:hs"]])
+        peer = client(one, "REPLICATE to_device NOW", "REPLICATE to_device 0", "REPLICATE to_device 2")
+
+        assert ["POSITION to_device 3", 'RDATA to_device 3 ["@c:hs"]', "POSITION to_device 3"] == peer.hears()
+
+    @pytest.mark.parametrize("line", ["REPLICATE", "REPLICATE to_device 0", "REPLICATE ALL 0"])
+    def test_a_client_that_does_not_read_is_not_read(self, line: str) -> None:
+        """Memory stays flat; once it reads it is answered, and read again."""
+        one = cluster(ring_bytes=50_000)
+        append(one, "to_device", *[[[f"@{n:06d}{'x' * 500}:hs"]] for n in range(1000)])
+        peer = client(one, line, name="flood")
+        peer.hears()
+        (link,) = one.network.links_of("flood")
+        peer.transport.pauseProducing()
+        for number in range(2000):
+            append(one, "to_device", [[f"@{number:06d}{'x' * 500}:hs"]])
+            if not number % 20:
+                peer.says(*[line] * 1_000)
+
+        assert not link.server._reading
+        assert link.server.most_buffered < 64 * 1024 + 600 * 1024
+        assert len(one.daemon.publisher._tasks) <= 1
+        peer.transport.resumeProducing()
+        one.settle(60)
+        assert link.server._reading
+        heard = peer.hears()
+        assert any(line.startswith("POSITION to_device") for line in heard[-60:])
+
+    def test_one_that_never_takes_its_answers_is_closed(self) -> None:
+        """Unread it cannot be timed out by its silence."""
+        one = cluster()
+        peer = client(one, "REPLICATE", "PING 1", name="flood")
+        (link,) = one.network.links_of("flood")
+        peer.transport.pauseProducing()
+        append(one, "to_device", *[[[f"@{n:06d}{'x' * 500}:hs"]] for n in range(1000)])
+        peer.says("REPLICATE")
+        one.clock.pump([1] * int(STALLED_SECONDS - 5))
+        assert peer.is_connected
+
+        one.clock.pump([1] * 40)
+
+        assert not peer.is_connected
 
 
 class TestSyncing:
