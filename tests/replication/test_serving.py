@@ -382,7 +382,6 @@ class TestRepeatedReplicate:
         """Unread it cannot be timed out by its silence."""
         one = cluster()
         peer = client(one, "REPLICATE", "PING 1", name="flood")
-        (link,) = one.network.links_of("flood")
         peer.transport.pauseProducing()
         append(one, "to_device", *[[[f"@{n:06d}{'x' * 500}:hs"]] for n in range(1000)])
         peer.says("REPLICATE")

@@ -158,7 +158,7 @@ class Relay:
         self._take_commands()
 
     def _take_commands(self) -> None:
-        """Take what was received, up to the first command that has to wait; until it has waited, read no more.
+        """Take what was received, up to the first command that has to wait; while it waits, read no more.
         Raises RemoteProtocolError."""
         if self._is_taking:
             return
