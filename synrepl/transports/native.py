@@ -281,7 +281,10 @@ class UpstreamConnection(Protocol):
         """The upstream's digests there."""
         self.send(native.Digests(said=msgspec.json.encode(list(serials))))
         said: native.DigestsAt = await self._expect(native.DigestsAt)
-        return {int(serial): digest for serial, digest in said.digests.items()}
+        try:
+            return {int(serial): digest for serial, digest in said.digests.items()}
+        except ValueError as error:
+            raise RemoteProtocolError("the upstream told a digest at what is no serial") from error
 
     def send(self, command: Command) -> None:
         """Send one command."""

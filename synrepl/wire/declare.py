@@ -15,6 +15,7 @@ import msgspec
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.wire.dialect import Dialect, Release, Span, span
 from synrepl.wire.kinds import (
+    MIN_INTEGER,
     Either,
     Integer,
     JsonArray,
@@ -84,9 +85,9 @@ def word(*, since: str = "", until: str = "", default: Any = _REQUIRED, none: st
     return _field(Word() if none is None else WordOr(none), since, until, default)
 
 
-def integer(*, since: str = "", until: str = "", default: Any = _REQUIRED) -> Any:
-    """A 64-bit integer."""
-    return _field(Integer(), since, until, default)
+def integer(*, since: str = "", until: str = "", default: Any = _REQUIRED, least: int = MIN_INTEGER) -> Any:
+    """A 64-bit integer, not below `least`."""
+    return _field(Integer(least=least), since, until, default)
 
 
 def token_or(

@@ -7,6 +7,8 @@ from synrepl.wire import jsontext
 from synrepl.wire.dialect import Dialect
 
 __all__ = [
+    "MAX_INTEGER",
+    "MIN_INTEGER",
     "Either",
     "Integer",
     "JsonArray",
@@ -22,6 +24,7 @@ __all__ = [
 ]
 
 MAX_INTEGER: Final = 2**63 - 1
+MIN_INTEGER: Final = -(2**63)
 
 
 def show(data: bytes | str) -> str:
@@ -72,12 +75,17 @@ class Word(Kind):
 class Integer(Kind):
     grammar = "<{name}: integer>"
 
+    def __init__(self, *, least: int = MIN_INTEGER) -> None:
+        self._least = least
+        bounded = "" if least == MIN_INTEGER else f" of at least {least}"
+        self._must_be = f"must be a 64-bit integer{bounded}"
+
     def parse(self, data: bytes) -> Any:
         if data.isdigit() and len(data) < 19:
             return int(data)
         digits = data[1:] if data[:1] == b"-" else data
-        if not digits.isdigit() or len(digits) > 19 or abs(value := int(data)) > MAX_INTEGER:
-            raise ValueError(f"must be a 64-bit integer, not {show(data)}")
+        if not digits.isdigit() or len(digits) > 19 or not self._least <= (value := int(data)) <= MAX_INTEGER:
+            raise ValueError(f"{self._must_be}, not {show(data)}")
         return value
 
     def format(self, value: Any, dialect: Dialect) -> bytes:
@@ -88,6 +96,7 @@ class TokenOr(Integer):
     """An integer, or a word that stands for None."""
 
     def __init__(self, absent: str, *, any_case: bool) -> None:
+        super().__init__()
         self._absent = absent.encode("ascii")
         self._any_case = any_case
         self.grammar = "<{name}: integer or " + absent + ">"

@@ -23,7 +23,7 @@ it exactly so many bytes.
 In place of any answer the primary may say REFUSED, and why; after it the connection ends.
 """
 
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -32,6 +32,7 @@ from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.wire.declare import CLIENT, SERVER, Command, command, integer, json_rest, word
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.filter import ALL, Filter
+from synrepl.wire.kinds import MAX_INTEGER, MIN_INTEGER
 
 __all__ = [
     "NATIVE_COMMANDS",
@@ -47,6 +48,7 @@ __all__ = [
     "Greeting",
     "Heartbeat",
     "Hello",
+    "Int64",
     "Join",
     "Joined",
     "Joining",
@@ -54,6 +56,7 @@ __all__ = [
     "JoiningFrom",
     "JoinRequest",
     "Known",
+    "Natural64",
     "Peers",
     "Proof",
     "Refusal",
@@ -80,6 +83,12 @@ and is not sent what it does not say."""
 SINCE: Final = "999.0"
 M = TypeVar("M", bound=msgspec.Struct)
 
+Int64 = Annotated[int, msgspec.Meta(ge=MIN_INTEGER, le=MAX_INTEGER)]
+"""An integer that a database can hold. JSON has no bound of its own."""
+
+Natural64 = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)]
+"""An epoch, a serial or a count: the same, and not below 0."""
+
 
 # -- what is said in them ----------------------------------------------------------------------------------
 
@@ -87,8 +96,8 @@ M = TypeVar("M", bound=msgspec.Struct)
 class Standing(msgspec.Struct, frozen=True):
     """A place in a history."""
 
-    epoch: int
-    serial: int
+    epoch: Natural64
+    serial: Natural64
     digest: str
 
 
@@ -98,7 +107,7 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     uuid: str
     name: str
     nonce: str
-    version: int = VERSION
+    version: Int64 = VERSION
     registered: bool = True
     address: str = ""
     capabilities: tuple[str, ...] = CAPABILITIES
@@ -109,7 +118,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
     nonce: str
     proof: bool
-    version: int = VERSION
+    version: Int64 = VERSION
 
 
 class Proof(msgspec.Struct, frozen=True):
@@ -131,11 +140,11 @@ class WelcomeTo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     server_name: str
     role: str
     place: Standing
-    begin: int
+    begin: Natural64
     filter: Filter = ALL
     address: str = ""
     primary: str = ""
-    version: int = VERSION
+    version: Int64 = VERSION
     capabilities: tuple[str, ...] = CAPABILITIES
 
 
@@ -155,7 +164,7 @@ class JoiningFrom(msgspec.Struct, frozen=True, kw_only=True):
     history: str
     place: Standing
     begin: Standing
-    after: int
+    after: Natural64
     resumed: bool
 
 
@@ -175,9 +184,9 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     history: str
     place: Standing
     filter: Filter = ALL
-    clock: dict[str, dict[str, int]] = {}
+    clock: dict[str, dict[str, Int64]] = {}
     turn: Standing | None = None
-    began_ms: int = 0
+    began_ms: Int64 = 0
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -187,8 +196,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str
     retryable: bool
     moved_to: str = ""
-    epoch: int = 0
-    serial: int = 0
+    epoch: Natural64 = 0
+    serial: Natural64 = 0
 
 
 class DigestsAt(msgspec.Struct, frozen=True):
@@ -308,10 +317,10 @@ class Heartbeat(Command, frozen=True):
     `check` is the CRC-32 of the rest.
     """
 
-    epoch: int = integer()
-    serial: int = integer()
+    epoch: int = integer(least=0)
+    serial: int = integer(least=0)
     digest: str = word()
-    head: int = integer()
+    head: int = integer(least=0)
     at_ms: int = integer()
     check: str = word()
 
@@ -322,8 +331,8 @@ class Heartbeat(Command, frozen=True):
 class Ack(Command, frozen=True):
     """The replica holds everything up to here, durably; `at_ms` is that of the last HEARTBEAT it had then."""
 
-    epoch: int = integer()
-    serial: int = integer()
+    epoch: int = integer(least=0)
+    serial: int = integer(least=0)
     at_ms: int = integer()
 
     EXAMPLES = {NATIVE: "ACK 1 812 1490197665618"}

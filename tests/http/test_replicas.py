@@ -229,6 +229,22 @@ class RoleTests(CopiesCase):
         self.assertIn("http://other:9093", refused.json()["moved_to"])
 
 
+class BoundsTests(CopiesCase):
+    """What no database can hold is refused at the door."""
+
+    def test_places_beyond_64_bits_are_bad_requests(self) -> None:
+        """SQLite raised OverflowError for them: a traceback here, and 500 for the peer."""
+        for serial in (2**63, -(2**70), -1):
+            place = {"epoch": 1, "serial": serial, "digest": "d"}
+            wanted = {"join": "j", "place": place}
+            joined = self.say("POST", "/v1/replicas/u/join", name="paris", join=wanted)
+            wanted = {"history": self.log.history, "place": place}
+            asked = self.say("POST", "/v1/replicas/u", name="paris", subscription=wanted)
+
+            self.assertEqual((400, 400), (joined.status, asked.status), serial)
+            self.assertIn("join.place.serial", joined.json()["message"])
+
+
 class FollowingOverHttpTests(CopiesCase):
     """A whole replica against the site, without a socket."""
 

@@ -132,6 +132,11 @@ BAD_LINES = [
     ),
     (
         CURRENT,
+        b"FEDERATION_ACK s -9223372036854775809",
+        "cannot parse FEDERATION_ACK: token must be a 64-bit integer, not '-9223372036854775809'",
+    ),
+    (
+        CURRENT,
         b"FEDERATION_ACK s " + b"9" * 5000,
         "cannot parse FEDERATION_ACK: token must be a 64-bit integer",
     ),

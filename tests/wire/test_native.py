@@ -1,5 +1,6 @@
 """What two daemons of ours say to each other, and nobody else hears."""
 
+import msgspec
 import pytest
 
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
@@ -10,6 +11,8 @@ from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.native import (
     Challenge,
     Greeting,
+    JoinRequest,
+    Refusal,
     Standing,
     Subscription,
     native_commands,
@@ -17,6 +20,16 @@ from synrepl.wire.native import (
     say,
 )
 from synrepl.wire.session import AUTO, Session
+
+
+def len_of(integer: int) -> str:
+    return f"{integer.bit_length()} bits"
+
+
+def digits_of(integer: int) -> str:
+    """Its digits; Python writes no more than 4,300 of them."""
+    return str(integer) if integer.bit_length() < 10_000 else "1" + "0" * 5_000
+
 
 HELLO = b'HELLO {"uuid":"u","name":"replica1","nonce":"n"}'
 
@@ -80,6 +93,60 @@ def test_nonsense_is_told_as_such(said: bytes) -> None:
     """In words for the peer, never as a traceback here."""
     with pytest.raises(RemoteProtocolError, match="cannot parse Greeting"):
         read(Greeting, said)
+
+
+@pytest.mark.parametrize("integer", [2**63, -(2**63) - 1, 2**70, -(2**70), 10**400, 10**5000], ids=len_of)
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        (Standing, '{"epoch":%,"serial":1,"digest":"d"}'),
+        (Standing, '{"epoch":1,"serial":%,"digest":"d"}'),
+        (Greeting, '{"uuid":"u","name":"n","nonce":"x","version":%}'),
+        (JoinRequest, '{"join":"j","place":{"epoch":1,"serial":%,"digest":"d"}}'),
+        (Subscription, '{"history":"h","place":{"epoch":%,"serial":1,"digest":"d"}}'),
+        (
+            Subscription,
+            '{"history":"h","place":{"epoch":1,"serial":1,"digest":"d"},"clock":{"events":{"master":%}}}',
+        ),
+        (
+            Subscription,
+            '{"history":"h","place":{"epoch":1,"serial":1,"digest":"d"},'
+            '"turn":{"epoch":1,"serial":%,"digest":"d"}}',
+        ),
+        (Subscription, '{"history":"h","place":{"epoch":1,"serial":1,"digest":"d"},"began_ms":%}'),
+        (Refusal, '{"code":"c","message":"m","retryable":true,"epoch":%}'),
+    ],
+)
+def test_integers_beyond_64_bits_are_refused_at_the_door(
+    shape: type[msgspec.Struct], said: str, integer: int
+) -> None:
+    """SQLite raises OverflowError for them, deep inside."""
+    with pytest.raises(RemoteProtocolError, match=f"cannot parse {shape.__name__}"):
+        read(shape, said.replace("%", digits_of(integer)).encode())
+
+
+@pytest.mark.parametrize(
+    "said", ['{"epoch":-1,"serial":1,"digest":"d"}', '{"epoch":1,"serial":-1,"digest":"d"}']
+)
+def test_epochs_and_serials_are_never_below_zero(said: str) -> None:
+    """Nothing is there."""
+    with pytest.raises(RemoteProtocolError, match="cannot parse Standing"):
+        read(Standing, said.encode())
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"ACK -1 5 1", "cannot parse ACK: epoch must be a 64-bit integer of at least 0, not '-1'"),
+        (b"ACK 1 -5 1", "cannot parse ACK: serial must be a 64-bit integer of at least 0, not '-5'"),
+        (b"ACK 1 9223372036854775808 1", "cannot parse ACK: serial must be a 64-bit integer of at least 0"),
+        (b"ACK 1 5 9223372036854775808", "cannot parse ACK: at_ms must be a 64-bit integer, not"),
+    ],
+)
+def test_an_ack_is_bounded(line: bytes, why: str) -> None:
+    """As all integers of lines."""
+    with pytest.raises(RemoteProtocolError, match=why):
+        codec_of(NATIVE, ours=SERVER, theirs=CLIENT).parse(line)
 
 
 @pytest.mark.parametrize(

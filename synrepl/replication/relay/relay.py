@@ -40,6 +40,7 @@ from synrepl.wire.native import (
     JoiningFrom,
     JoinRequest,
     Known,
+    Natural64,
     Peers,
     Proof,
     Refusal,
@@ -206,7 +207,7 @@ class Relay:
                 self._ack(command)
             case Digests():
                 self._must_be("ready", "joined")
-                asked = read(_Serials, b'{"serials":%b}' % command.said).serials
+                asked = read(AskedSerials, b'{"serials":%b}' % command.said).serials
                 self._is_telling_digests = True
                 self._relays.tasks.start(self._guarded(self._tell_digests(asked)), "telling digests")
             case _:
@@ -594,5 +595,5 @@ class Relay:
         )
 
 
-class _Serials(msgspec.Struct):
-    serials: list[int]
+class AskedSerials(msgspec.Struct):
+    serials: list[Natural64]

@@ -1,5 +1,6 @@
 """What is sent to a replica: at its speed, and with signs of life."""
 
+import pytest
 from twisted.internet.defer import Deferred
 
 from synrepl.replication.relay import relay as relay_module
@@ -191,6 +192,20 @@ def test_digests_are_told_as_far_as_they_are_known() -> None:
     raw.say(f"DIGESTS {list(range(201))}".replace(" ", "").replace("DIGESTS", "DIGESTS "))
     world.pass_(0.2)
     assert raw.is_lost
+
+
+@pytest.mark.parametrize("serial", [2**63, -1, 2**70])
+def test_digests_of_serials_that_cannot_be_are_refused(serial: int) -> None:
+    """One line with a reason, and no traceback: the peer is wrong, not the log."""
+    world = World()
+    a = world.node("a")
+    raw = world.raw("a")
+    raw.greet(world)
+    raw.say(f"DIGESTS [{serial}]")
+    world.pass_(0.2)
+
+    assert raw.is_lost
+    assert raw.lines("ERROR")[0].startswith(b"cannot parse AskedSerials: Expected `int`")
 
 
 def test_digests_are_answered_one_by_one_and_only_as_they_are_taken() -> None:
