@@ -170,6 +170,10 @@ class ReplicationProtocol(LineOnlyReceiver):
         self._why = "closed here"
         self._lose()
 
+    def authenticated(self) -> None:
+        """The peer is a replica that has said who it is."""
+        self.session.authenticated()
+
     def established(self) -> None:
         """The first POSITION was applied."""
         if self._on_established is not None:

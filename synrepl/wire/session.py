@@ -20,7 +20,7 @@ from synrepl.wire.codec import MAX_LENGTH, Codec, codec_of
 from synrepl.wire.commands import Error, Name, Ping, Server
 from synrepl.wire.declare import BOTH, BROKER, SERVER, Command, Side, exists
 from synrepl.wire.dialect import CURRENT, LEGACY, NATIVE, NEWEST, Dialect
-from synrepl.wire.native import NATIVE_COMMANDS
+from synrepl.wire.native import NATIVE_COMMANDS, Hello
 from synrepl.wire.runs import Rows
 
 __all__ = ["AUTO", "KEEPALIVE", "Action", "Close", "Complain", "Deliver", "Keepalive", "Send", "Session"]
@@ -64,10 +64,15 @@ Action = Send | Deliver | Close | Complain
 class Keepalive(msgspec.Struct, frozen=True):
     """PING when nothing was sent for `ping_seconds`; a peer that ever sent PING and is then silent for
     `timeout_seconds` is gone. The defaults are those of every release (facts: the TCP wire, constants).
+
+    A server closes a connection that has asked for nothing for `handshake_seconds`; a peer that sends PING
+    is timed out instead, and one that asked for something and never sends PING is never timed out. A replica
+    has so long to finish HELLO and AUTH.
     """
 
     ping_seconds: float = 5.0
     timeout_seconds: float = 25.0
+    handshake_seconds: float = 30.0
 
 
 KEEPALIVE: Final = Keepalive()
@@ -102,7 +107,9 @@ class Session:
         self._expected_server = expected_server
         self._keepalive = keepalive
         self._peer_pings = False
-        self._last_sent = self._last_received = seconds()
+        self._is_introduced = side is not SERVER
+        self._must_authenticate = side is SERVER and dialect is not AUTO and _is_for_replicas(dialect)
+        self._last_sent = self._last_received = self._started = seconds()
         self._theirs = side if side is BROKER else BOTH & ~side
         self._codec = codec_of(_GUESSES[0] if dialect is AUTO else dialect, ours=side, theirs=self._theirs)
 
@@ -144,6 +151,11 @@ class Session:
         now = self._seconds()
         if self._peer_pings and now >= self._times_out_at:
             return self.fail("ping timeout")
+        if now >= self._introduced_by:
+            seconds = self._keepalive.handshake_seconds
+            if self._must_authenticate:
+                return self.fail(f"HELLO and AUTH were not finished within {seconds:g} seconds")
+            return self.fail(f"nothing was asked for within {seconds:g} seconds: say REPLICATE to follow")
         if now >= self._pings_at:
             return [Send(self.lines([self._ping()]))]
         return []
@@ -156,7 +168,12 @@ class Session:
         """When `tick` may next have something to do, in seconds on our clock."""
         if self.side is BROKER:
             return math.inf
-        return min(self._pings_at, self._times_out_at) if self._peer_pings else self._pings_at
+        deadline = min(self._pings_at, self._introduced_by)
+        return min(deadline, self._times_out_at) if self._peer_pings else deadline
+
+    def authenticated(self) -> None:
+        """The peer is a replica, and HELLO and AUTH are done."""
+        self._is_introduced = True
 
     # One sum for `tick` and `deadline`: a rounding error between them would make a driver spin.
 
@@ -167,6 +184,12 @@ class Session:
     @property
     def _times_out_at(self) -> float:
         return self._last_received + self._keepalive.timeout_seconds
+
+    @property
+    def _introduced_by(self) -> float:
+        if self._is_introduced or (self._peer_pings and not self._must_authenticate):
+            return math.inf
+        return self._started + self._keepalive.handshake_seconds
 
     def fail(self, why: str) -> list[Action]:
         """Tell the peer what is wrong, and close. Once only."""
@@ -263,6 +286,7 @@ class Session:
         if len(meanings) < len(_GUESSES) or any(other != command for _, other in meanings):
             self.dialect = codec.dialect
             self._codec = codec
+            self._must_authenticate = _is_for_replicas(codec.dialect)
         return command
 
     @staticmethod
@@ -282,9 +306,16 @@ class Session:
                     f"Wrong remote: this is {command.server_name}, expected {self._expected_server}"
                 )
             self.peer_name = command.server_name
+        elif not self._is_introduced and not self._must_authenticate and not isinstance(command, Error):
+            self._is_introduced = True
 
     def _ping(self) -> Ping:
         return Ping(text=str(int(self._seconds() * 1000)))
+
+
+def _is_for_replicas(dialect: Dialect) -> bool:
+    """Whether who speaks this dialect to a server is a replica, and must say HELLO and AUTH."""
+    return exists(Hello, dialect.release)
 
 
 def _good_lines(lines: Sequence[bytes]) -> tuple[int, str]:

@@ -11,9 +11,13 @@ from synrepl.errors import LocalProtocolError
 from synrepl.wire.codec import MAX_LENGTH
 from synrepl.wire.commands import Error, Name, Ping, Position, Rdata, Replicate, Server, UserSync
 from synrepl.wire.declare import BROKER, CLIENT, SERVER, Command, Side
-from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect
+from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
 from synrepl.wire.lines import Lines
 from synrepl.wire.session import AUTO, Action, Close, Complain, Deliver, Keepalive, Send, Session
+
+NOTHING_ASKED = "nothing was asked for within 30 seconds: say REPLICATE to follow"
+NOT_AUTHENTICATED = "HELLO and AUTH were not finished within 30 seconds"
+HELLO = b'HELLO {"uuid":"u","name":"n","nonce":"x"}'
 
 
 class Time:
@@ -198,6 +202,78 @@ class TestKeepalive:
         session = server(time=time)
         session.receive([b"REPLICATE"])
         time.now += 100_000
+        session.tick()
+
+        assert not session.closed
+
+    @pytest.mark.parametrize(
+        ("dialect", "said", "closed_at", "why"),
+        [
+            # (the listener's dialect, what is said and when, when it is closed, what the peer reads)
+            (AUTO, [], 30, NOTHING_ASKED),
+            (CURRENT, [], 30, NOTHING_ASKED),
+            (LEGACY, [], 30, NOTHING_ASKED),
+            (AUTO, [(0, b"")], 30, NOTHING_ASKED),
+            (AUTO, [(0, b"NAME x")], 30, NOTHING_ASKED),
+            (CURRENT, [(29, b"NAME x")], 30, NOTHING_ASKED),
+            (AUTO, [(1, b"ERROR oh")], 30, NOTHING_ASKED),
+            # PING alone keeps a connection as long as its time-out does.
+            (AUTO, [(0, b"PING 1")], 25, "ping timeout"),
+            (AUTO, [(20, b"PING 1")], 45, "ping timeout"),
+            (CURRENT, [(t, b"PING 1") for t in range(0, 100, 10)], 115, "ping timeout"),
+            # A person at netcat may take some time, and needs not PING.
+            (AUTO, [(0, b"REPLICATE push_rules 0")], None, ""),
+            (AUTO, [(29, b"REPLICATE push_rules 0")], None, ""),
+            (CURRENT, [(20, b"REPLICATE")], None, ""),
+            (AUTO, [(0, b"NAME x"), (1, b"REPLICATE ")], None, ""),
+            (LEGACY, [(5, b"USER_SYNC @a:hs start 1")], None, ""),
+            (AUTO, [(5, b"REMOTE_SERVER_UP far")], None, ""),
+            # Who follows and has sent PING is timed out as ever.
+            (AUTO, [(0, b"REPLICATE"), (50, b"PING 1")], 75, "ping timeout"),
+            # A replica has so long for all of its greeting.
+            (NATIVE, [], 30, NOT_AUTHENTICATED),
+            (NATIVE, [(0, b"NAME x"), (0, HELLO)], 30, NOT_AUTHENTICATED),
+            (AUTO, [(0, HELLO)], 30, NOT_AUTHENTICATED),
+            (AUTO, [(t, b"PING 1") for t in range(0, 100, 10)] + [(25, HELLO)], 30, NOT_AUTHENTICATED),
+            (NATIVE, [(t, b"PING 1") for t in range(0, 100, 10)], 30, NOT_AUTHENTICATED),
+        ],
+    )
+    def test_a_connection_that_asks_for_nothing_is_closed(
+        self, dialect: Dialect | None, said: list[tuple[int, bytes]], closed_at: int | None, why: str
+    ) -> None:
+        """5,000 of them were kept for ever."""
+        time = Time()
+        session = server(dialect, time=time)
+        start = time.now
+        actions: list[Action] = []
+        while time.now < start + 1000 and not session.closed:
+            session.receive([line for at, line in said if start + at == time.now])
+            if time.now >= session.deadline():
+                actions = session.tick()
+            if not session.closed:
+                time.now += 1
+
+        if closed_at is None:
+            assert not session.closed
+        else:
+            assert (closed_at, why) == (time.now - start, told(actions))
+
+    def test_a_replica_that_is_known_may_be_silent(self) -> None:
+        """It has its own signs of life."""
+        time = Time()
+        session = server(time=time)
+        session.receive([HELLO])
+        session.authenticated()
+        time.now += 1000
+        session.tick()
+
+        assert not session.closed
+
+    def test_a_client_waits_for_its_server_as_long_as_ever(self) -> None:
+        """Nothing is asked of a client."""
+        time = Time()
+        session = client(time=time)
+        time.now += 1000
         session.tick()
 
         assert not session.closed

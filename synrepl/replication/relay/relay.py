@@ -21,6 +21,7 @@ from synrepl.replication.relay.refusals import refusal
 from synrepl.streams.entries import line
 from synrepl.streams.facts import Fact
 from synrepl.wire.blocks import block
+from synrepl.wire.commands import Error, Name, Ping
 from synrepl.wire.declare import Command
 from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.native import (
@@ -93,6 +94,9 @@ class RelayConnection(Protocol):
 
     def close(self) -> None:
         """Close, once what was written is sent."""
+
+    def authenticated(self) -> None:
+        """The replica has said who it is, and proved it."""
 
     def pause_reading(self) -> None:
         """Take nothing more from the peer for now."""
@@ -199,6 +203,8 @@ class Relay:
                 self._hello(read(Greeting, command.said))
             case Auth():
                 self._auth(read(Proof, command.said))
+                if self.is_known:
+                    self.connection.authenticated()
             case Join():
                 self._begin(self._join(read(JoinRequest, command.said)), "ready", "joined")
             case Subscribe():
@@ -210,8 +216,11 @@ class Relay:
                 asked = read(AskedSerials, b'{"serials":%b}' % command.said).serials
                 self._is_telling_digests = True
                 self._relays.tasks.start(self._guarded(self._tell_digests(asked)), "telling digests")
+            case Name() | Ping() | Error():
+                pass  # these concern the session
             case _:
-                pass  # NAME and PING, which concern the session
+                said = type(command).__name__
+                raise RemoteProtocolError(f"{said} is not said by replicas, and only these are served here")
 
     def pause(self) -> None:
         """The transport has enough for now."""

@@ -3,6 +3,9 @@
 import pytest
 
 from synrepl.replication.relay.proof import PRIMARY, REPLICA, proof, proves
+from synrepl.testing.replicas import FakeNode
+from synrepl.transports.tcp import PublisherFactory
+from synrepl.wire.dialect import NATIVE
 from synrepl.wire.native import Greeting, Known, Proof, read
 from tests.replication.worlds import World
 
@@ -91,3 +94,82 @@ def test_nothing_is_said_to_who_is_not_known(line: str) -> None:
 
     assert raw.is_lost
     assert raw.lines("ERROR")
+
+
+def native_listener(world: World, address: str) -> FakeNode:
+    """A daemon with a secret, and a listener of it that serves replicas only."""
+    node = world.node("a", secret="right")
+    factory = PublisherFactory(
+        node.publisher,
+        server_name="hs",
+        dialect=NATIVE,
+        clock=world.clock,
+        metrics=node.metrics,
+        relays=lambda: node.relays,
+    )
+    world.network.listen(address, factory)
+    return node
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "REPLICATE",
+        'INVALIDATE_CACHE get_user_by_id ["@a:hs"]',
+        "FEDERATION_ACK s 5",
+        "USER_SYNC i @a:hs None start 1",
+        "REMOTE_SERVER_UP far",
+        'USER_IP @a:hs ["t","i","u",null,1]',
+        "CLEAR_USER_SYNC i",
+    ],
+)
+@pytest.mark.parametrize("is_known", [False, True], ids=["before", "after"])
+def test_what_followers_say_is_refused_where_only_replicas_are_served(line: str, *, is_known: bool) -> None:
+    """It was ignored in silence, whether or not the peer knew the secret."""
+    world = World()
+    node = native_listener(world, "native")
+    raw = world.raw("native")
+    if is_known:
+        raw.greet(world, secret="right")
+    raw.say(line)
+    world.pass_(0.2)
+
+    (error,) = raw.lines("ERROR")
+    assert error.endswith(b"is not said by replicas, and only these are served here")
+    assert raw.is_lost
+    assert 0 == node.log.serial
+
+
+def test_replicas_may_say_what_every_client_says_first() -> None:
+    """NAME and PING go out with the connection, before HELLO."""
+    world = World()
+    native_listener(world, "native")
+    raw = world.raw("native")
+    raw.say("NAME paris", "PING 1")
+    welcome = raw.greet(world, secret="right")
+    raw.say("NAME paris", "PING 2")
+    for _ in range(20):
+        raw.say("PING 3")
+        world.pass_(2, step=0.1)
+
+    assert welcome is not None
+    assert not raw.is_lost
+
+
+@pytest.mark.parametrize("has_said_hello", [False, True])
+def test_a_replica_that_does_not_finish_its_greeting_is_closed(*, has_said_hello: bool) -> None:
+    """Half a greeting holds a connection, and costs its peer nothing."""
+    world = World()
+    native_listener(world, "native")
+    raw = world.raw("native")
+    if has_said_hello:
+        raw.tell("HELLO", Greeting(uuid="u", name="n", nonce="x"))
+    for _ in range(29):
+        raw.say("PING 1")
+        world.pass_(1, step=0.1)
+    assert not raw.is_lost
+
+    world.pass_(2, step=0.1)
+
+    assert raw.is_lost
+    assert [b"HELLO and AUTH were not finished within 30 seconds"] == raw.lines("ERROR")

@@ -198,7 +198,7 @@ def test_digests_are_told_as_far_as_they_are_known() -> None:
 def test_digests_of_serials_that_cannot_be_are_refused(serial: int) -> None:
     """One line with a reason, and no traceback: the peer is wrong, not the log."""
     world = World()
-    a = world.node("a")
+    world.node("a")
     raw = world.raw("a")
     raw.greet(world)
     raw.say(f"DIGESTS [{serial}]")
