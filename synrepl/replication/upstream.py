@@ -11,6 +11,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import RemoteProtocolError, ReplicationError, RowError
 from synrepl.ports.interfaces import IClock, ILog
+from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.federation_acks import FederationAcks
 from synrepl.replication.syncing import SyncingUsers
@@ -58,6 +59,7 @@ class Upstream:
         self.elsewhere: Callable[[str, Sequence[bytes]], Awaitable[None]] | None = None
         """Where facts go that are not added here just now; None while they are."""
         self._tasks = Tasks(self._logger)
+        self._limited = LimitedLogger(self._logger, clock)
         self._acks = FederationAcks(clock)
         self._forgotten: int | None = None
         self._upward: list[Callable[[Command], None]] = []
@@ -108,7 +110,7 @@ class Upstream:
             case FederationAck():
                 self._acknowledge(connection, command)
             case Error():
-                self._logger.warn("follower reports: {text}", text=command.text)
+                self._limited.warn("follower reports: {text}", text=command.text)
             case Name() | Ping() | Sync() | UserIp() | RemovePusher() | RemoteServerUp() | LockReleased():
                 pass
             case _:
@@ -141,6 +143,7 @@ class Upstream:
     def stop(self) -> None:
         """Forget what is under way."""
         self.syncing.stop()
+        self._limited.stop()
         self._tasks.cancel_all()
 
     def _invalidate(self, command: InvalidateCache) -> None:
@@ -158,7 +161,7 @@ class Upstream:
             else:
                 await self._log.append("caches", self._instance, [fact])
         except ReplicationError as error:
-            self._logger.warn("a follower's INVALIDATE_CACHE was not kept: {why}", why=str(error))
+            self._limited.warn("a follower's INVALIDATE_CACHE was not kept: {why}", why=str(error))
 
     def _acknowledge(self, connection: object, command: FederationAck) -> None:
         """All federation senders have the stream up to the lowest token that any of them has."""

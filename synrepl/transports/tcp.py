@@ -13,6 +13,7 @@ from zope.interface import implementer
 
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.ports.interfaces import IClock
+from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Attached, Publisher
 from synrepl.replication.serving import serving
@@ -70,10 +71,13 @@ class ReplicationProtocol(LineOnlyReceiver):
         clock: IClock,
         metrics: Metrics,
         *,
+        logger: LimitedLogger,
         on_established: Callable[[], None] | None = None,
         on_lost: Callable[["ReplicationProtocol", Failure], None] | None = None,
     ) -> None:
         self.session = session
+        self.logger = logger
+        """For lines that the peer causes; shared by all connections of a listener."""
         self._make_end = make_end
         self._clock = clock
         self._metrics = metrics
@@ -203,7 +207,7 @@ class ReplicationProtocol(LineOnlyReceiver):
                     self._deliver(commands)
                 case Close(why):
                     self._metrics.errors_sent.inc()
-                    self._logger.warn("closing {peer}: {why}", peer=self._peer(), why=why)
+                    self.logger.warn("closing {peer}: {why}", peer=self._peer(), why=why)
                     self._why = why
                     self._lose()
 
@@ -290,6 +294,7 @@ class PublisherFactory(Factory):
     """
 
     noisy = False
+    _logger = Logger()
 
     def __init__(
         self,
@@ -303,6 +308,7 @@ class PublisherFactory(Factory):
         relays: Callable[[], "Relays"] | None = None,
     ) -> None:
         self._relays = relays
+        self._limited = LimitedLogger(self._logger, clock)
         self._publisher = publisher
         self._server_name = server_name
         self._dialect = dialect
@@ -324,10 +330,14 @@ class PublisherFactory(Factory):
             self._attach,
             self._clock,
             self._metrics,
+            logger=self._limited,
             on_lost=lambda lost, reason: self.protocols.discard(lost),
         )
         protocol.factory = self
         return protocol
+
+    def stopFactory(self) -> None:
+        self._limited.stop()
 
     def _attach(self, protocol: ReplicationProtocol) -> End:
         self.protocols.add(protocol)
@@ -337,6 +347,7 @@ class PublisherFactory(Factory):
         """Tell every follower ERROR, and close."""
         for protocol in list(self.protocols):
             protocol.fail(why)
+        self._limited.stop()
 
 
 class _FollowerEnd:
@@ -375,6 +386,7 @@ class FollowerFactory(ReconnectingClientFactory):
     jitter = 0.3
     noisy = False
     protocol_class: type[ReplicationProtocol] = ReplicationProtocol
+    _logger = Logger()
 
     def __init__(
         self,
@@ -393,6 +405,7 @@ class FollowerFactory(ReconnectingClientFactory):
         self._expected_server = expected_server
         self._metrics = metrics
         self._keepalive = keepalive
+        self._limited = LimitedLogger(self._logger, clock)
         self._connector: EndpointConnector | None = None
         self.current: ReplicationProtocol | None = None
 
@@ -415,6 +428,7 @@ class FollowerFactory(ReconnectingClientFactory):
             lambda made: _FollowerEnd(self._follower, made),
             self.clock,
             self._metrics,
+            logger=self._limited,
             on_established=self.resetDelay,
             on_lost=self._lost,
         )
@@ -433,6 +447,7 @@ class FollowerFactory(ReconnectingClientFactory):
             self._connector.stopConnecting()
         if self.current is not None:
             self.current.close()
+        self._limited.stop()
 
     def clientConnectionFailed(self, connector: Any, reason: Failure) -> None:
         self._follower.unreachable(reason.getErrorMessage())

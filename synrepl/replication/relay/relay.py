@@ -6,11 +6,11 @@ from typing import Any, Final, Protocol
 
 import msgspec
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.logger import Logger
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.access import LOCAL, REMOTE, Access, Key, Right, access_of
 from synrepl.ports.history import BEGINNING, Place, Snapshot, Turn
+from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.replication.places import said_place, standing
 from synrepl.replication.relay.asked import IRelays
 from synrepl.replication.relay.beginning import Welcoming, copy_begins
@@ -73,7 +73,9 @@ ANSWERED: Final = (Hello, Auth, Join, Subscribe, Digests)
 
 
 class RelayConnection(Protocol):
-    """What a relay needs of its connection."""
+    """What a relay needs of its connection. `logger` is for lines that the peer causes."""
+
+    logger: LimitedLogger
 
     @property
     def is_local(self) -> bool:
@@ -113,10 +115,9 @@ class Relay:
     one: while an answer has to wait, the connection is not read.
     """
 
-    _logger = Logger()
-
     def __init__(self, relays: IRelays, connection: RelayConnection) -> None:
         self.connection = connection
+        self._logger = connection.logger
         self.uuid = ""
         self.name = ""
         self.state = "greeting"

@@ -1,0 +1,86 @@
+"""Log lines that peers cause, no more than a few a minute of each kind."""
+
+from typing import Any, Final
+
+from twisted.logger import Logger, LogLevel
+
+from synrepl.ports.interfaces import IClock
+
+__all__ = ["MAX_LINES", "WINDOW_SECONDS", "LimitedLogger"]
+
+MAX_LINES: Final = 10
+WINDOW_SECONDS: Final = 60.0
+
+
+class _Window:
+    """The lines of one kind since `started`, in seconds; `last` is the one left out last."""
+
+    __slots__ = ("last", "left_out", "level", "started", "written")
+
+    def __init__(self, started: float, level: Any) -> None:
+        self.started = started
+        self.level = level
+        self.written = 0
+        self.left_out = 0
+        self.last: dict[str, Any] = {}
+
+
+class LimitedLogger:
+    """Writes up to `MAX_LINES` lines of a kind in `WINDOW_SECONDS`, then one line that says how many were
+    left out. The format of a line is its kind.
+
+    A peer that does the same wrong again and again cannot fill the disk with it.
+    """
+
+    def __init__(self, logger: Logger, clock: IClock) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._windows: dict[str, _Window] = {}
+        self._timer: Any = None
+
+    def info(self, format: str, **fields: Any) -> None:
+        """Write a line that is no cause for concern."""
+        self._write(LogLevel.info, format, fields)
+
+    def warn(self, format: str, **fields: Any) -> None:
+        """Write a line that an operator should look at."""
+        self._write(LogLevel.warn, format, fields)
+
+    def flush(self) -> None:
+        """Say now what was left out, and begin a new window."""
+        for kind, window in list(self._windows.items()):
+            self._end(kind, window)
+
+    def stop(self) -> None:
+        """Say what was left out, and wait for nothing more."""
+        self.flush()
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        self._timer = None
+
+    def _write(self, level: Any, kind: str, fields: dict[str, Any]) -> None:
+        now = self._clock.seconds()
+        window = self._windows.get(kind)
+        if window is not None and now >= window.started + WINDOW_SECONDS:
+            self._end(kind, window)
+            window = None
+        if window is None:
+            window = self._windows[kind] = _Window(now, level)
+        if window.written < MAX_LINES:
+            window.written += 1
+            self._logger.emit(level, kind, **fields)
+            return
+        window.left_out += 1
+        window.last = fields
+        if self._timer is None:
+            self._timer = self._clock.callLater(WINDOW_SECONDS, self._end_all)
+
+    def _end_all(self) -> None:
+        self._timer = None
+        self.flush()
+
+    def _end(self, kind: str, window: _Window) -> None:
+        del self._windows[kind]
+        if window.left_out:
+            more = f"{window.left_out} more like it in the last minute, the last one: {kind}"
+            self._logger.emit(window.level, more, **window.last)

@@ -1,0 +1,63 @@
+"""What a listener bears: many connections, many bad lines, and text that is not for terminals."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from twisted.logger import capturedLogs, formatEvent
+
+from synrepl.ports.limited_logger import MAX_LINES, WINDOW_SECONDS
+from synrepl.testing import Cluster, RawPeer, raw_client
+from synrepl.transports.tcp import PublisherFactory
+from synrepl.wire.session import AUTO
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """What is logged meanwhile."""
+    lines: list[str] = []
+    with capturedLogs() as events:
+        yield lines
+    lines += [formatEvent(event) for event in events]
+
+
+def listener(one: Cluster, address: str, **options: Any) -> PublisherFactory:
+    daemon = one.daemon
+    factory = PublisherFactory(
+        daemon.publisher, server_name="hs", dialect=AUTO, clock=one.clock, metrics=daemon.metrics, **options
+    )
+    one.network.listen(address, factory)
+    return factory
+
+
+def connect(one: Cluster, address: str = "daemon", name: str = "raw") -> RawPeer:
+    peer = raw_client(one.network, address, name)
+    one.settle(0.05)
+    return peer
+
+
+def test_bad_lines_of_many_connections_are_few_lines_of_the_log() -> None:
+    """15,425 of them were 15,425: a peer wrote the log at will."""
+    one = Cluster()
+    with logged() as lines:
+        for number in range(200):
+            peer = connect(one, name=f"raw{number}")
+            peer.says(*["FOO bar"] * 5)
+            one.settle(0.01)
+        one.clock.pump([1] * int(WINDOW_SECONDS))
+
+    assert len(lines) <= 2 * (MAX_LINES + 1)
+    assert "more like it in the last minute, the last one: closing IPv4Address" in lines[-1]
+
+
+def test_the_farewell_says_how_many_were_closed() -> None:
+    """A shutdown with thousands of workers is no reason for thousands of lines."""
+    one = Cluster()
+    factory = listener(one, "many")
+    for _ in range(30):
+        connect(one, "many")
+    with logged() as lines:
+        factory.close("server shutting down")
+
+    assert MAX_LINES + 1 == len(lines)
+    assert lines[-1].startswith(f"{30 - MAX_LINES} more like it")
