@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from twisted.internet import defer
 from twisted.internet.interfaces import IAddress, IPushProducer, IStreamClientEndpoint
 from twisted.internet.protocol import Factory, ReconnectingClientFactory, connectionDone
+from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.logger import Logger
 from twisted.protocols.basic import LineOnlyReceiver
 from twisted.python.failure import Failure
@@ -39,6 +40,11 @@ ABORT_SECONDS: Final = 25.0
 STALLED_SECONDS: Final = 300.0
 """A client that asks and does not take the answers is read no further; after this it is closed. Its silence
 cannot tell that it is dead, as it is not read."""
+
+
+MAX_CONNECTIONS: Final = 10_000
+"""Connections of one listener: far more than the largest deployment has workers, and few enough to leave file
+descriptors and memory (some 3 kB each) for the rest of the daemon."""
 
 
 class End(Protocol):
@@ -290,7 +296,7 @@ class _ServedEnd:
 
 class PublisherFactory(Factory):
     """Serves followers, and replicas if there are `relays` for them. `dialect` None is found out, connection
-    by connection.
+    by connection. Beyond `max_connections` a new one gets an ERROR line and is closed.
     """
 
     noisy = False
@@ -306,8 +312,10 @@ class PublisherFactory(Factory):
         metrics: Metrics,
         keepalive: Keepalive = KEEPALIVE,
         relays: Callable[[], "Relays"] | None = None,
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self._relays = relays
+        self._max_connections = max_connections
         self._limited = LimitedLogger(self._logger, clock)
         self._publisher = publisher
         self._server_name = server_name
@@ -317,7 +325,9 @@ class PublisherFactory(Factory):
         self._keepalive = keepalive
         self.protocols: set[ReplicationProtocol] = set()
 
-    def buildProtocol(self, addr: IAddress | None) -> ReplicationProtocol:
+    def buildProtocol(self, addr: IAddress | None) -> TwistedProtocol:
+        if len(self.protocols) >= self._max_connections:
+            return self._turn_away(addr)
         session = Session(
             SERVER,
             self._dialect,
@@ -336,6 +346,14 @@ class PublisherFactory(Factory):
         protocol.factory = self
         return protocol
 
+    def _turn_away(self, addr: IAddress | None) -> "_Turned":
+        why = f"this listener has {self._max_connections} connections, which is its bound: try again later"
+        self._metrics.errors_sent.inc()
+        self._limited.warn("turning {peer} away: {why}", peer=str(addr), why=why)
+        turned = _Turned(why)
+        turned.factory = self
+        return turned
+
     def stopFactory(self) -> None:
         self._limited.stop()
 
@@ -348,6 +366,25 @@ class PublisherFactory(Factory):
         for protocol in list(self.protocols):
             protocol.fail(why)
         self._limited.stop()
+
+
+class _Turned(TwistedProtocol):
+    """A connection for which there is no room."""
+
+    transport: Any
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def connectionMade(self) -> None:
+        self.transport.write(f"ERROR {self._why}\n".encode())
+        self.transport.loseConnection()
+
+    def dataReceived(self, data: bytes) -> None:
+        """Whatever it says is too much."""
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """It was never counted."""
 
 
 class _FollowerEnd:

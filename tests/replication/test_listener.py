@@ -36,6 +36,31 @@ def connect(one: Cluster, address: str = "daemon", name: str = "raw") -> RawPeer
     return peer
 
 
+def test_beyond_its_bound_a_listener_turns_connections_away() -> None:
+    """They are told why, those that are there notice nothing, and a place that is free is given again."""
+    one = Cluster()
+    listener(one, "small", max_connections=3)
+    peers = [connect(one, "small") for _ in range(3)]
+
+    with logged() as lines:
+        more = [connect(one, "small") for _ in range(50)]
+
+    assert all(peer.is_connected for peer in peers)
+    assert not any(peer.is_connected for peer in more)
+    why = "this listener has 3 connections, which is its bound: try again later"
+    assert [f"ERROR {why}"] == more[0].hears()
+    assert MAX_LINES == len(lines)
+    assert lines[0].startswith("turning ")
+    assert lines[0].endswith(why)
+
+    peers[0].drop()
+    one.settle(0.1)
+    again = connect(one, "small")
+    again.says("REPLICATE")
+    one.settle(0.1)
+    assert "POSITION" in again.hears()[-1]
+
+
 def test_bad_lines_of_many_connections_are_few_lines_of_the_log() -> None:
     """15,425 of them were 15,425: a peer wrote the log at will."""
     one = Cluster()
