@@ -41,7 +41,8 @@ from synrepl.wire.commands import Error, Ping, Server
 from synrepl.wire.declare import CLIENT, Command
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.native import Standing, read, say
-from synrepl.wire.session import KEEPALIVE, Close, Deliver, Keepalive, Send, Session
+from synrepl.wire.session import KEEPALIVE, MAX_TEXT, Close, Deliver, Keepalive, Send, Session
+from synrepl.wire.text import printable
 
 __all__ = ["NativeUpstream", "UpstreamConnection"]
 
@@ -145,7 +146,7 @@ class UpstreamConnection(Protocol):
                     raise RemoteProtocolError("a HEARTBEAT was changed on its way here")
                 self._put(0, Beat(place, command.head, command.at_ms))
             case native.Refused():
-                self._put(0, RefusedByUpstream(read(native.Refusal, command.said)))
+                self._put(0, RefusedByUpstream(_shown(read(native.Refusal, command.said))))
             case native.Joining():
                 said = read(native.JoiningFrom, command.said)
                 self._put(
@@ -161,11 +162,13 @@ class UpstreamConnection(Protocol):
             case native.Challenge():
                 self._put(0, read(native.Known, command.said))
             case native.Welcome():
-                self._put(0, read(native.WelcomeTo, command.said))
+                self._put(0, _checked(read(native.WelcomeTo, command.said)))
             case native.DigestsAre():
                 self._put(0, read(native.DigestsAt, command.said))
             case native.Peers():
-                self._put(0, Peers(read(_Peers, b'{"addresses":%b}' % command.said).addresses))
+                addresses = read(_Peers, b'{"addresses":%b}' % command.said).addresses
+                _check_shown(*addresses)
+                self._put(0, Peers(addresses))
             case Error():
                 self._finish(NotConnected(f"the upstream says: {command.text}"))
             case Ping() | Server():
@@ -403,4 +406,34 @@ def _event(payload: Payload) -> Event:
             return Meta(*read_meta(payload.data))
         case "snapshot":
             return Kept(read_snapshot(payload.data))
-    raise RemoteProtocolError(f"a block of {payload.kind} is not known here")
+    raise RemoteProtocolError(f"a block of {printable(payload.kind)} is not known here")
+
+
+def _shown(refused: native.Refusal) -> native.Refusal:
+    """A refusal whose text is safe to show: it stands in the status and in the log."""
+    return msgspec.structs.replace(
+        refused,
+        code=printable(refused.code),
+        message=printable(refused.message, limit=MAX_TEXT),
+        moved_to=printable(refused.moved_to, limit=MAX_TEXT),
+    )
+
+
+def _checked(welcome: native.WelcomeTo) -> native.WelcomeTo:
+    """A welcome whose names and addresses can be shown. Raises RemoteProtocolError for others."""
+    _check_shown(
+        welcome.uuid,
+        welcome.history,
+        welcome.instance,
+        welcome.server_name,
+        welcome.role,
+        welcome.address,
+        welcome.primary,
+    )
+    return welcome
+
+
+def _check_shown(*texts: str) -> None:
+    for text in texts:
+        if len(text) > MAX_TEXT or not text.isprintable():
+            raise RemoteProtocolError(f"the upstream tells a name or address that is none: {printable(text)}")

@@ -33,6 +33,7 @@ from synrepl.wire.declare import CLIENT, SERVER, Command, command, integer, json
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.kinds import MAX_INTEGER, MIN_INTEGER
+from synrepl.wire.text import printable
 
 __all__ = [
     "NATIVE_COMMANDS",
@@ -418,4 +419,4 @@ def read(shape: type[M], said: bytes) -> M:
     try:
         return msgspec.json.decode(said, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RemoteProtocolError(f"cannot parse {shape.__name__}: {error}") from error
+        raise RemoteProtocolError(f"cannot parse {shape.__name__}: {printable(str(error))}") from error

@@ -22,11 +22,26 @@ from synrepl.wire.declare import BOTH, BROKER, SERVER, Command, Side, exists
 from synrepl.wire.dialect import CURRENT, LEGACY, NATIVE, NEWEST, Dialect
 from synrepl.wire.native import NATIVE_COMMANDS, Hello
 from synrepl.wire.runs import Rows
+from synrepl.wire.text import printable
 
-__all__ = ["AUTO", "KEEPALIVE", "Action", "Close", "Complain", "Deliver", "Keepalive", "Send", "Session"]
+__all__ = [
+    "AUTO",
+    "KEEPALIVE",
+    "MAX_TEXT",
+    "Action",
+    "Close",
+    "Complain",
+    "Deliver",
+    "Keepalive",
+    "Send",
+    "Session",
+]
 
 AUTO: Final = None
 """In place of a dialect: take the one that the peer's first decisive command belongs to."""
+
+MAX_TEXT: Final = 1_000
+"""Characters of an ERROR that are said, or shown."""
 
 # Asked in this order; the first that can mean a command has it.
 _GUESSES: Final = (LEGACY, CURRENT, NEWEST, NATIVE)
@@ -195,7 +210,7 @@ class Session:
         """Tell the peer what is wrong, and close. Once only."""
         if self.closed:
             return []
-        text = " ".join(why.split())[:1000]
+        text = _one_line(why)
         data = self.lines([Error(text=text)])
         self.closed = True
         return [Send(data), Close(text)]
@@ -236,7 +251,7 @@ class Session:
                 if commands:
                     actions.append(Deliver(commands))
                     commands = []
-                actions.append(Complain(" ".join(why.split())[:1000]))
+                actions.append(Complain(_one_line(why)))
         if commands:
             actions.append(Deliver(commands))
         return actions
@@ -246,9 +261,7 @@ class Session:
         place = 0
         while self.dialect is AUTO and place < len(lines):
             if lines[place]:
-                command = self._guess(lines[place])
-                self._note(command)
-                deliver(command)
+                deliver(self._note(self._guess(lines[place])))
             place += 1
         parse = self._codec.parse
         runs = self._codec.runs
@@ -259,9 +272,7 @@ class Session:
                 place += len(run.rows)
                 continue
             if line:
-                command = parse(line)
-                self._note(command)
-                deliver(command)
+                deliver(self._note(parse(line)))
             place += 1
 
     def _guess(self, line: bytes) -> Command:
@@ -294,20 +305,25 @@ class Session:
         """Whether it holds text that its release ignores, so that it says nothing about the release."""
         return bool(getattr(command, "ignored", None))
 
-    def _note(self, command: Command) -> None:
-        """Some commands concern the session itself. Raises RemoteProtocolError."""
+    def _note(self, command: Command) -> Command:
+        """Some commands concern the session itself. Gives the command, with text for people made printable.
+        Raises RemoteProtocolError."""
         if isinstance(command, Ping):
             self._peer_pings = True
         elif isinstance(command, Name):
-            self.peer_name = command.name
+            self.peer_name = printable(command.name)
+            return Name(name=self.peer_name)
+        elif isinstance(command, Error):
+            return Error(text=_one_line(command.text))
         elif isinstance(command, Server):
+            self.peer_name = printable(command.server_name)
             if self._expected_server is not None and command.server_name != self._expected_server:
                 raise RemoteProtocolError(
-                    f"Wrong remote: this is {command.server_name}, expected {self._expected_server}"
+                    f"Wrong remote: this is {self.peer_name}, expected {self._expected_server}"
                 )
-            self.peer_name = command.server_name
-        elif not self._is_introduced and not self._must_authenticate and not isinstance(command, Error):
+        elif not self._is_introduced and not self._must_authenticate:
             self._is_introduced = True
+        return command
 
     def _ping(self) -> Ping:
         return Ping(text=str(int(self._seconds() * 1000)))
@@ -316,6 +332,11 @@ class Session:
 def _is_for_replicas(dialect: Dialect) -> bool:
     """Whether who speaks this dialect to a server is a replica, and must say HELLO and AUTH."""
     return exists(Hello, dialect.release)
+
+
+def _one_line(text: str) -> str:
+    """`text` as one line that is safe to show: it may quote what a peer said."""
+    return printable(" ".join(text.split()), limit=MAX_TEXT)
 
 
 def _good_lines(lines: Sequence[bytes]) -> tuple[int, str]:

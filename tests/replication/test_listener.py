@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from twisted.logger import capturedLogs, formatEvent
 
 from synrepl.ports.limited_logger import MAX_LINES, WINDOW_SECONDS
@@ -86,3 +87,31 @@ def test_the_farewell_says_how_many_were_closed() -> None:
 
     assert MAX_LINES + 1 == len(lines)
     assert lines[-1].startswith(f"{30 - MAX_LINES} more like it")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NAME \x1b]0;pwn\x07",
+        "NAME a\u202eb",
+        "ERROR \x1b[2J",
+        "ERROR \x9b2J",
+        "FOO\x1b[2J x",
+        "REPLICATE \x1b[2J 5",
+        "USER_SYNC i @a:hs \x1b[2J 1",
+        "NAME " + "x" * 16_000,
+        "ERROR " + "x" * 16_000,
+    ],
+    ids=lambda line: ascii(line[:30]),
+)
+def test_nothing_that_a_peer_says_reaches_log_or_terminal_raw(line: str) -> None:
+    """An escape sequence in a log moves the cursor of who reads it, and may do worse."""
+    one = Cluster()
+    peer = connect(one)
+    with logged() as lines:
+        peer.says("NAME w", line, "FOO")
+        one.settle(0.1)
+
+    names = [follower.name for follower in one.daemon.publisher.followers]
+    assert lines
+    assert all(text.isprintable() and len(text) < 1_500 for text in [*lines, *names, *peer.hears()])

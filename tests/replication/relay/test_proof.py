@@ -1,6 +1,7 @@
 """Who may be served: both ends know the secret, and neither says it."""
 
 import pytest
+from twisted.logger import capturedLogs, formatEvent
 
 from synrepl.replication.relay.proof import PRIMARY, REPLICA, proof, proves
 from synrepl.testing.replicas import FakeNode
@@ -173,3 +174,30 @@ def test_a_replica_that_does_not_finish_its_greeting_is_closed(*, has_said_hello
 
     assert raw.is_lost
     assert [b"HELLO and AUTH were not finished within 30 seconds"] == raw.lines("ERROR")
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"name": "a\nFORGED \x1b[2J"}, "a replica's name is one word of up to 255 printable characters"),
+        ({"name": "two words"}, "a replica's name is one word of up to 255 printable characters"),
+        ({"name": "x" * 256}, "a replica's name is one word of up to 255 printable characters"),
+        ({"uuid": "\x1b[2J"}, "a replica's uuid is one word of up to 100 letters and digits"),
+        ({"uuid": "x" * 101}, "a replica's uuid is one word of up to 100 letters and digits"),
+        ({"address": "tcp:\x1b[2J:1"}, "a replica's address holds up to 1000 printable characters"),
+        ({"address": "x" * 1001}, "a replica's address holds up to 1000 printable characters"),
+    ],
+)
+def test_names_that_cannot_be_shown_are_refused(said: dict[str, str], why: str) -> None:
+    """They stood raw on terminals and in the log, and 16 kB of them in each lease."""
+    world = World()
+    a = world.node("a")
+    raw = world.raw("a")
+    with capturedLogs() as events:
+        raw.tell("HELLO", Greeting(**({"uuid": "u", "name": "n", "nonce": "x"} | said)))  # type: ignore[arg-type]
+        world.pass_(0.2)
+
+    assert (why, "version") == (raw.refusal()["message"], raw.refusal()["code"])
+    assert raw.is_lost
+    assert [] == list(a.relays.leases.all())
+    assert all(formatEvent(event).isprintable() and len(formatEvent(event)) < 500 for event in events)

@@ -1,0 +1,73 @@
+"""An upstream that tells what is not for terminals."""
+
+import json
+from typing import Any
+
+import pytest
+from twisted.logger import capturedLogs, formatEvent
+
+from synrepl.testing import raw_server
+from tests.replication.worlds import World
+
+ESC = "\x1b[2J\n\u202e"
+CHALLENGE = 'CHALLENGE {"nonce":"n","proof":false}'
+PLACE = {"epoch": 1, "serial": 0, "digest": "0" * 64}
+WELCOME = {
+    "proof": "",
+    "history": "h",
+    "uuid": "u",
+    "instance": "master",
+    "server_name": "hs",
+    "role": "primary",
+    "place": PLACE,
+    "begin": 0,
+}
+
+
+def texts(value: Any) -> list[str]:
+    """All text in it, at any depth."""
+    match value:
+        case str():
+            return [value]
+        case dict():
+            return [text for one in value.values() for text in texts(one)]
+        case list() | tuple():
+            return [text for one in value for text in texts(one)]
+    return []
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f"ERROR {ESC}".replace("\n", " ")],
+        ["REFUSED " + json.dumps({"code": ESC, "message": ESC * 5_00, "retryable": True, "moved_to": ESC})],
+        [CHALLENGE, "WELCOME " + json.dumps(WELCOME | {"role": ESC})],
+        [CHALLENGE, "WELCOME " + json.dumps(WELCOME | {"instance": ESC})],
+        [CHALLENGE, "WELCOME " + json.dumps(WELCOME | {"primary": ESC})],
+        [CHALLENGE, "WELCOME " + json.dumps(WELCOME | {"address": "x" * 5_000})],
+        [CHALLENGE, f"SERVER {ESC}".replace("\n", "")],
+        ["BLOCK \x1b[2J 0 0 e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"],
+        [CHALLENGE, "WELCOME " + json.dumps(WELCOME), "PEERS " + json.dumps([ESC])],
+        [CHALLENGE, 'DIGESTS_ARE {"digests":{"\\u001b[2J":"d"}}'],
+    ],
+    ids=lambda lines: ascii(lines[-1][:25]),
+)
+def test_nothing_of_it_reaches_status_or_log_raw(lines: list[str]) -> None:
+    """The operator of a replica reads both on a terminal."""
+    world = World()
+    peers = raw_server(world.network, "evil")
+    with capturedLogs() as events:
+        b = world.node("b", "evil")
+        for _ in range(5):
+            world.pass_(1)
+            for peer in peers:
+                if peer.is_connected:
+                    peer.says(*lines)
+        world.pass_(1)
+
+    assert peers
+    assert b.replica is not None
+    shown = (
+        texts(b.replica.describe()) + [formatEvent(event) for event in events] + list(b.log.notes.values())
+    )
+    assert all(text.isprintable() and len(text) < 8_000 for text in shown), shown
