@@ -277,6 +277,7 @@ class Daemon(Service):
                 metrics=self.metrics,
                 keepalive=keepalive,
                 relays=self._relays,
+                keys=self.keyring,
             )
             self._factories.append(factory)
             port = await self._open(description, factory)
@@ -344,6 +345,8 @@ class Daemon(Service):
                 tls.reload()
             except ConfigError as error:
                 self._logger.error("the old certificates stay in use: {why}", why=str(error))
+        for factory in self._factories:
+            factory.recheck()
         if self.copies is not None:
             self.copies.relays.recheck()
         if self._site is not None:

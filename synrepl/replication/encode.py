@@ -23,7 +23,7 @@ class Encoder:
     with a row too long for a line, is never sent in part. Where the release has the means, a POSITION
     stands for it: one that moves on (`certifies`), or one that makes the reader fetch the fact itself
     (`pulls`). `withheld` hears of a fact that this release has no way to be told of. With `writes`, only
-    facts of these streams and writers are written at all.
+    facts of these streams and writers are written at all; with `streams`, only facts of these.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class Encoder:
         certifies: bool,
         withheld: Callable[[Fact, str], None],
         writes: Collection[tuple[str, str]] | None = None,
+        streams: Collection[str] | None = None,
     ) -> None:
         self.dialect = codec.dialect
         self._codec = codec
@@ -42,7 +43,8 @@ class Encoder:
         self._streams = {
             stream.name: stream
             for stream in table.known_to(codec.dialect)
-            if writes is None or any(stream.name == name for name, _ in writes)
+            if (writes is None or any(stream.name == name for name, _ in writes))
+            and (streams is None or stream.name in streams)
         }
         self._pulls = pulls
         self._certifies = certifies

@@ -5,6 +5,8 @@ from typing import Any, Final
 
 from twisted.logger import Logger
 
+from synrepl.errors import RemoteProtocolError
+from synrepl.ports.access import LOCAL, Access, Right
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
@@ -17,12 +19,14 @@ from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from synrepl.wire.codec import codec_of
-from synrepl.wire.commands import Error, Name, RemoteServerUp, Replicate
+from synrepl.wire.commands import Error, InvalidateCache, Name, RemoteServerUp, Replicate
 from synrepl.wire.declare import BOTH, BROKER, SERVER, Command
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.runs import Rows
 
 __all__ = ["Attached", "Publisher"]
+
+CACHES: Final = "caches"
 
 MARK_SECONDS: Final = 1.0
 """How often the log's head is noted, to tell lag in seconds: that is its precision."""
@@ -41,7 +45,8 @@ class Attached:
     not read.
     """
 
-    def __init__(self, publisher: "Publisher", connection: Connection) -> None:
+    def __init__(self, publisher: "Publisher", connection: Connection, access: Access) -> None:
+        self.access = access
         self.name = ""
         self.dialect: Dialect | None = None
         self.connected_at = publisher.clock.seconds()
@@ -61,7 +66,7 @@ class Attached:
         """The follower's dialect has become known: what it may be sent is decided."""
         self.dialect = dialect
         self._way = serving(dialect)
-        self.reader = self._publisher.reader(self._connection, dialect, self._way)
+        self.reader = self._publisher.reader(self._connection, dialect, self._way, self.access.streams)
         if self._paused:
             self.reader.pause()
         self._way.start(self.reader)
@@ -79,6 +84,10 @@ class Attached:
                     self._replicate(command)
                 case RemoteServerUp():
                     self._publisher.relay(command, but=self)
+                    upstream.received(self._connection, command)
+                case InvalidateCache():
+                    if why := self.access.lacks(Right.WRITE) or self.access.hides([CACHES]):
+                        raise RemoteProtocolError(why)
                     upstream.received(self._connection, command)
                 case Rows():
                     raise AssertionError("a follower cannot send rows")
@@ -176,7 +185,7 @@ class Publisher:
         self.upstream = Upstream(log, table, clock, instance=instance)
         self.followers: list[Attached] = []
         self._brokers: list[Reader] = []
-        self._encoders: dict[Dialect, Encoder] = {}
+        self._encoders: dict[tuple[Dialect, frozenset[str] | None], Encoder] = {}
         self._tasks = Tasks(self._logger)
         self._marks: list[tuple[int, float]] = [(log.serial, clock.seconds())]
         self._pumped_at = -PUMP_SECONDS
@@ -186,9 +195,9 @@ class Publisher:
 
     # -- followers -----------------------------------------------------------------------------------------
 
-    def attach(self, connection: Connection) -> Attached:
-        """A follower has connected. Its dialect is told later, by `Attached.dialect_known`."""
-        follower = Attached(self, connection)
+    def attach(self, connection: Connection, access: Access = LOCAL) -> Attached:
+        """A follower with this access has connected. Its dialect is told later (`Attached.dialect_known`)."""
+        follower = Attached(self, connection, access)
         self.followers.append(follower)
         return follower
 
@@ -197,9 +206,11 @@ class Publisher:
         if follower in self.followers:
             self.followers.remove(follower)
 
-    def reader(self, connection: Connection, dialect: Dialect, way: Serving) -> Reader:
-        """A reader for a follower that speaks this dialect."""
-        return Reader(self, connection, self._encoder(dialect, way), linear=not way.pulls)
+    def reader(
+        self, connection: Connection, dialect: Dialect, way: Serving, streams: frozenset[str] | None = None
+    ) -> Reader:
+        """A reader for a follower that speaks this dialect, and may see these streams (None: all)."""
+        return Reader(self, connection, self._encoder(dialect, way, streams), linear=not way.pulls)
 
     def join_broker(
         self, connection: Connection, writes: Collection[tuple[str, str]], dialect: Dialect
@@ -236,15 +247,16 @@ class Publisher:
             if dialect.release in command.SPAN:
                 follower.reader.relay(command)
 
-    def _encoder(self, dialect: Dialect, way: Serving) -> Encoder:
-        encoder = self._encoders.get(dialect)
+    def _encoder(self, dialect: Dialect, way: Serving, streams: frozenset[str] | None) -> Encoder:
+        encoder = self._encoders.get((dialect, streams))
         if encoder is None:
-            encoder = self._encoders[dialect] = Encoder(
+            encoder = self._encoders[dialect, streams] = Encoder(
                 self.table,
                 codec_of(dialect, ours=SERVER, theirs=BOTH & ~SERVER),
                 pulls=way.pulls,
                 certifies=way.certifies,
                 withheld=self._note_withheld,
+                streams=streams,
             )
         return encoder
 

@@ -13,6 +13,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
+from synrepl.ports.access import LOCAL, Access, Keyring, Right
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
@@ -25,6 +26,7 @@ from synrepl.wire.dialect import Dialect
 from synrepl.wire.lines import Lines
 from synrepl.wire.runs import Rows
 from synrepl.wire.session import KEEPALIVE, Action, Close, Deliver, Keepalive, Send, Session
+from synrepl.wire.text import printable
 
 if TYPE_CHECKING:
     # A daemon follows nobody, and need not have it in memory.
@@ -82,6 +84,8 @@ class ReplicationProtocol(LineOnlyReceiver):
         on_lost: Callable[["ReplicationProtocol", Failure], None] | None = None,
     ) -> None:
         self.session = session
+        self.access: Access | None = LOCAL
+        """What a client may do; None if its certificate is no key."""
         self.logger = logger
         """For lines that the peer causes; shared by all connections of a listener."""
         self._make_end = make_end
@@ -268,17 +272,28 @@ class _ServedEnd:
     ) -> None:
         self._relays = relays
         self._protocol = protocol
-        self._end: Attached | Relay = publisher.attach(protocol)
+        self._end: Attached | Relay = publisher.attach(protocol, protocol.access or LOCAL)
 
     def dialect_known(self, dialect: Dialect) -> None:
         if not serving(dialect).relays:
             assert isinstance(self._end, Attached)
-            self._end.dialect_known(dialect)
+            if why := self._refusal():
+                self._protocol.fail(why)
+            else:
+                self._end.dialect_known(dialect)
         elif self._relays is None:
             self._protocol.fail("replicas are not served here")
         else:
             self._end.lost("it is a replica")
             self._end = self._relays().attach(self._protocol)
+
+    def _refusal(self) -> str:
+        """Why this follower is not served; empty if it is."""
+        protocol = self._protocol
+        if protocol.access is not None:
+            return protocol.access.lacks(Right.READ)
+        name = printable(protocol.certified_name or "")
+        return f"the certificate of {name} is not in keys_file, or was revoked"
 
     def received(self, commands: Sequence[Command | Rows]) -> None:
         if not self._protocol.session.closed:
@@ -313,8 +328,10 @@ class PublisherFactory(Factory):
         keepalive: Keepalive = KEEPALIVE,
         relays: Callable[[], "Relays"] | None = None,
         max_connections: int = MAX_CONNECTIONS,
+        keys: Keyring | None = None,
     ) -> None:
         self._relays = relays
+        self._keys = keys if keys is not None else Keyring()
         self._max_connections = max_connections
         self._limited = LimitedLogger(self._logger, clock)
         self._publisher = publisher
@@ -359,7 +376,19 @@ class PublisherFactory(Factory):
 
     def _attach(self, protocol: ReplicationProtocol) -> End:
         self.protocols.add(protocol)
+        protocol.access = self._access(protocol)
         return _ServedEnd(self._publisher, self._relays, protocol)
+
+    def _access(self, protocol: ReplicationProtocol) -> Access | None:
+        """What a follower may do: all, unless its listener wants certificates. None if its own is no key."""
+        name = protocol.certified_name
+        return LOCAL if name is None else self._keys.certified(name)
+
+    def recheck(self) -> None:
+        """Close the connections of followers whose certificate was revoked, or allows something else now."""
+        for protocol in list(self.protocols):
+            if protocol.access != self._access(protocol):
+                protocol.fail("its key was revoked or changed")
 
     def close(self, why: str) -> None:
         """Tell every follower ERROR, and close."""

@@ -73,7 +73,7 @@ def test_bad_lines_of_many_connections_are_few_lines_of_the_log() -> None:
         one.clock.pump([1] * int(WINDOW_SECONDS))
 
     assert len(lines) <= 2 * (MAX_LINES + 1)
-    assert "more like it in the last minute, the last one: closing IPv4Address" in lines[-1]
+    assert "more like it in the last minute, the last one: closing UNIXAddress" in lines[-1]
 
 
 def test_the_farewell_says_how_many_were_closed() -> None:
