@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.staging import QUICK, Stage, ask, restored  # noqa: E402  # after the path
 from synrepl.ports.history import EMPTY  # noqa: E402
+from synrepl.replication.relay.leases import MAX_LEASES  # noqa: E402
 from synrepl.replication.relay.refusals import REFUSALS  # noqa: E402
 from tests.service.processes import Daemon  # noqa: E402
 
@@ -198,6 +199,28 @@ def bad_ack(stage: Stage) -> Seen:
     )
 
 
+def too_many(stage: Stage) -> Seen:
+    """Leases were made for replicas that never came."""
+    berlin = stage.start("berlin")
+    stage.append(berlin, 20)
+    for number in range(MAX_LEASES):
+        status, answer = ask(berlin.url, "/v1/leases", {"name": f"replica{number}"})
+        if status != 200:
+            raise RuntimeError(f"no lease for replica{number}: {answer}")
+    paris = stage.replica("paris", f"tcp:{berlin.follow}", *QUICK)
+    return seen(paris, "too_many", stage, is_upstream("refused", "connecting"))
+
+
+def bad_name(stage: Stage) -> Seen:
+    """Said here by hand: no daemon of ours does it."""
+    return by_hand(
+        stage.start("berlin"),
+        'HELLO {"uuid":"u1","name":"two words","nonce":"n1"}',
+        'AUTH {"proof":""}',
+        "JOIN {}",
+    )
+
+
 def version(stage: Stage) -> Seen:
     """Said here by hand: there is one version so far."""
     return by_hand(stage.start("berlin"), 'HELLO {"uuid":"u1","name":"paris","nonce":"n1","version":0}')
@@ -209,6 +232,8 @@ def by_hand(daemon: Daemon, *lines: str) -> Seen:
     heard = b""
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         for line in lines:
+            if b"\nREFUSED" in heard:
+                break
             connection.sendall(line.encode() + b"\n")
             while b"\nREFUSED" not in heard and ANSWERS[line.split()[0]] not in heard:
                 data = connection.recv(65_536)
@@ -224,6 +249,7 @@ ANSWERS: Final = {
     "AUTH": b"WELCOME",
     "SUBSCRIBE": b"HEARTBEAT",
     "ACK": b"REFUSED",
+    "JOIN": b"REFUSED",
 }
 
 CASES: Final[dict[str, Told]] = {
@@ -289,6 +315,19 @@ CASES: Final[dict[str, Told]] = {
         " do not do this; provoked by hand.",
         "It connects again.",
         bad_ack,
+    ),
+    "too_many": Told(
+        "Leases were made for more readers than a daemon keeps the log for: replicas that never came, or"
+        " names that somebody made up.",
+        "It asks again, and is served once a lease has ended. `synrepl leases list` shows them all; end those"
+        " that nobody needs with `synrepl leases drop NAME`.",
+        too_many,
+    ),
+    "bad_name": Told(
+        "Its name has a space, control characters or more than 255 characters, or its uuid or its address"
+        " cannot be one. Provoked by hand.",
+        "It asks again, seldom. Give it another name (`--replica-name`), or another address (`--advertise`).",
+        bad_name,
     ),
     "version": Told(
         "It does not say who it is as daemons do. There is one version so far; provoked by hand.",

@@ -1,11 +1,13 @@
 """What this daemon says about itself: the worst part first, and answers even while errors stand."""
 
+from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.replication.publisher import Publisher
 from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
+from synrepl.wire.text import printable
 
 __all__ = [
     "STATES",
@@ -28,6 +30,9 @@ STATES: Final = {
     "serving": "facts are taken, by a replica for its primary, and sent",
 }
 """The words that `state` can be, the worst first."""
+
+SHOWN: Final = 200
+"""Replicas and leases that are shown, those that are worst off first; the others are counted."""
 
 RECENT: Final = 20
 """How many of the newest facts are shown."""
@@ -159,7 +164,7 @@ def describe(
         "uuid": log.uuid,
         "lag_rows": max(rows, default=0),
         "lag_seconds": round(max(seconds, default=0.0), 3),
-        **(copies.describe() if copies is not None else NO_COPIES),
+        **_bounded(copies.describe() if copies is not None else NO_COPIES),
         "files": files.describe() if files is not None else None,
         "followers": followers,
         "streams": _streams(log, table),
@@ -168,6 +173,15 @@ def describe(
         "version": version,
         "uptime_seconds": round(now - started_at, 3),
     }
+
+
+def _bounded(told: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with up to `SHOWN` replicas and leases, and how many more there are."""
+    shown = dict(told)
+    for what in ("replicas", "leases"):
+        shown[what] = told[what][:SHOWN]
+        shown[f"more_{what}"] = len(told[what]) - len(shown[what])
+    return shown
 
 
 def _troubles(
@@ -210,7 +224,7 @@ def _followers(publisher: Publisher, now: float) -> list[dict[str, Any]]:
         reader = follower.reader
         described.append(
             {
-                "name": follower.name,
+                "name": printable(follower.name),
                 "dialect": None if follower.dialect is None else follower.dialect.name,
                 "connected_seconds": round(now - follower.connected_at, 3),
                 "behind": reader is not None and reader.is_behind,

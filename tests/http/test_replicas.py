@@ -1,16 +1,20 @@
 """What operators and replicas ask over HTTP: copies, leases, who is primary."""
 
 import json
+import time
 from typing import Any
 
 from treq.testing import StubTreq
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synrepl.ports.history import EMPTY
 from synrepl.replication.addresses import Address
 from synrepl.replication.relay import Relays
+from synrepl.replication.relay.leases import MAX_ANONYMOUS
 from synrepl.replication.replica import Replica
 from synrepl.replication.roles import Claim, Roles
+from synrepl.replication.status import NO_COPIES, SHOWN
 from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.transports.http.upstream import HttpUpstream
 from synrepl.wire.filter import Filter
@@ -35,6 +39,34 @@ class Stale:
 
     def reasons(self) -> list[tuple[str, float]]:
         return [("stale: this copy may lack what is older than 61 seconds", 0.0)]
+
+
+class Described(Stale):
+    """What a primary with such relays says of its copies."""
+
+    def __init__(self, relays: Relays) -> None:
+        self._relays = relays
+
+    def describe(self) -> dict[str, Any]:
+        return NO_COPIES | {
+            "replicas": self._relays.describe(),
+            "leases": self._relays.describe_leases(),
+        }
+
+    def state(self) -> str:
+        return ""
+
+    def reasons(self) -> list[tuple[str, float]]:
+        return []
+
+    def troubles(self) -> list[tuple[str, float]]:
+        return []
+
+    def lag_seconds(self) -> float:
+        return 0.0
+
+    def lag_rows(self) -> int:
+        return 0
 
 
 class CopiesCase(SiteCase):
@@ -133,6 +165,10 @@ class ReplicaTests(CopiesCase):
             ("/v1/replicas/nobody/ack", {"epoch": 1, "serial": 1}, 409),
             ("/v1/replicas/u1/ack", {"serial": "x"}, 400),
             ("/v1/replicas/u1", {"name": "two words", "subscription": {}}, 400),
+            ("/v1/replicas/u1/join", {"name": "x\x1b", "join": {}}, 400),
+            ("/v1/replicas/u1/join", {"name": "x", "join": {}, "address": "tcp:a\n"}, 400),
+            ("/v1/replicas/u1/join", {"name": "x", "join": {}, "address": "x" * 1001}, 400),
+            (f"/v1/replicas/{'u' * 101}/join", {"name": "x", "join": {}}, 400),
             ("/v1/leases", {"name": "two words"}, 400),
             ("/v1/handover", {"seconds": -1}, 400),
             ("/v1/promote", {"forse": True}, 400),
@@ -150,6 +186,65 @@ class ReplicaTests(CopiesCase):
         (lease,) = self.relays.leases.all()
         self.assertEqual(("report", False, 3), (lease.name, lease.registered, lease.serial))
         self.assertEqual(409, beyond.status)
+
+    def test_readers_beyond_the_bound_are_refused_and_those_before_are_not(self) -> None:
+        """Anybody can name himself in a URL, and the log is held back for each."""
+        self.receipts(3)
+        for number in range(MAX_ANONYMOUS):
+            self.relays.leases.make(f"reader:r{number}", f"r{number}", registered=False, serial=1)
+
+        refused = self.get("/v1/changelog?since=1&reader=late")
+        again = self.get("/v1/changelog?since=3&reader=r7")
+        nameless = self.get("/v1/changelog?since=1")
+
+        self.assertEqual((429, "too_many", True), (refused.status, *self.said(refused)))
+        self.assertEqual([200, 200], [again.status, nameless.status])
+        self.assertEqual(200, self.subscribe().status)
+
+    def said(self, answer: Answer) -> tuple[str, bool]:
+        """The code of a refusal, and whether the same may work later."""
+        told = answer.json()
+        return told["error"], told["retryable"]
+
+    def test_status_shows_some_leases_and_counts_the_rest(self) -> None:
+        """`/v1/leases` has all of them."""
+        for number in range(SHOWN + 7):
+            self.relays.leases.make(f"u{number}", f"n{number}", registered=True, serial=0)
+        copies = Described(self.relays)
+        self.site = self.make_site(roles=self.roles, relays=self.relays, copies=copies)
+
+        told = self.get("/v1/status").json()
+        page = self.get("/status").body.decode()
+
+        self.assertEqual([SHOWN, SHOWN], [len(told[what]) for what in ("replicas", "leases")])
+        self.assertEqual([7, 7], [told[f"more_{what}"] for what in ("replicas", "leases")])
+        self.assertIn("7 more", page)
+        self.assertEqual(SHOWN + 7, len(self.get("/v1/leases").json()["leases"]))
+
+    def test_ten_thousand_leases_are_described_in_time_that_grows_with_their_number(self) -> None:
+        """A scrape of Prometheus must not stop the daemon: each lease is looked at a few times, not once for
+        each other one."""
+        for number in range(10_000):
+            self.relays.leases.make(f"u{number}", f"n{number}", registered=True, serial=0)
+            self.relays.asked_over_http(f"u{number}", 60.0)
+        began = time.thread_time()
+
+        self.relays.describe()
+        self.relays.describe_leases()
+        self.relays.peers(but="u1")
+        self.wait(Deferred.fromCoroutine(self.relays.leases.check()))
+
+        # A tenth of a second here; 9 seconds while each looked through all others.
+        self.assertLess(time.thread_time() - began, 2.0)
+
+    def test_readers_that_are_gone_are_forgotten(self) -> None:
+        """Each new name would be looked through for ever."""
+        for number in range(100):
+            self.relays.asked_over_http(f"u{number}", 15.0)
+        self.clock.advance(16)
+        self.relays.asked_over_http("late", 15.0)
+
+        self.assertEqual({"late"}, self.relays.present())
 
     def test_without_copies_there_is_nothing_there(self) -> None:
         """As in a program that serves a log of its own."""

@@ -67,6 +67,8 @@ class StatusTests(SiteCase):
                 "upstream": None,
                 "replicas": [],
                 "leases": [],
+                "more_replicas": 0,
+                "more_leases": 0,
                 "followers": [],
                 "tables": [],
                 "writers": [],

@@ -55,7 +55,7 @@ async def _goes_on(log: ServedLog, join: str, place: Place) -> bool:
     begin = rest.partition("/")[0]
     if history != log.history or begin != str(log.begin.serial):
         return False
-    if place.serial > log.serial:
+    if not 0 <= place.serial <= log.serial:
         return False
     return place.serial == 0 or await log.digest_at(place.serial) == place.digest
 

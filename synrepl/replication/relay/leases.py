@@ -1,6 +1,8 @@
 """Who still needs which part of the log, and for how long that is kept for them."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
+from math import ceil
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -9,8 +11,21 @@ from twisted.logger import Logger
 from synrepl.ports.history import Lease
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
+from synrepl.wire.names import MAX_NAME, is_address
+from synrepl.wire.text import printable
 
-__all__ = ["LeaseTerms", "LeasedLog", "Leases"]
+__all__ = ["MAX_ANONYMOUS", "MAX_ENDED", "MAX_LEASES", "LeaseTerms", "LeasedLog", "Leases"]
+
+MAX_ANONYMOUS: Final = 1_000
+"""Leases of anonymous readers that stand at once. Replicas keep the rest of `MAX_LEASES` to themselves."""
+MAX_LEASES: Final = 2_000
+"""Leases that stand at once. An excess is refused; no lease is dropped to make room for another."""
+MAX_ENDED: Final = 1_000
+"""Leases that ended and are still shown. Of more, those that ended first are forgotten."""
+MAX_LOOKS: Final = 50
+"""Serials whose distance from the head is asked of the log in one check."""
+SPARE: Final = 100
+"""How many more there may be before they are sorted: once for so many, not once for each."""
 
 CHECK_SECONDS: Final = 5.0
 SAVE_SECONDS: Final = 1.0
@@ -23,6 +38,7 @@ FORGET_SECONDS: Final = 24 * 3600.0
 """How long an anonymous reader's lease that ended is still shown."""
 
 DROPPED: Final = "dropped by an operator"
+END_SOME: Final = "wait until some end, or end them with `synrepl leases drop NAME`"
 
 
 class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +85,11 @@ class Leases:
         self._log = log
         self._clock = clock
         self._present = present
-        self._leases = dict(log.leases)
+        self._leases: dict[str, Lease] = {}
+        self._by_name: dict[str, dict[str, None]] = {}
+        self._standing = 0
+        self._anonymous = 0
+        self._addresses: list[tuple[str, str]] | None = None
         self._bytes: dict[str, int] = {}
         self._warned: set[str] = set()
         self._unsaved: set[str] = set()
@@ -82,6 +102,7 @@ class Leases:
         self._heard_seconds = min(HEARD_SECONDS, shortest / 10)
         self._heard: set[str] = set()
         self._saved_at = clock.seconds()
+        self.reload()
         self._check_timer: Any = clock.callLater(self._check_seconds, self._check)
 
     def stop(self) -> None:
@@ -94,12 +115,35 @@ class Leases:
 
     def reload(self) -> None:
         """The log was replaced by another copy."""
-        self._leases = dict(self._log.leases)
+        self._leases, self._by_name = {}, {}
+        self._standing = self._anonymous = 0
+        for lease in self._log.leases.values():
+            # Releases before 26.11 took names of any characters.
+            self._set(msgspec.structs.replace(lease, name=printable(lease.name, limit=MAX_NAME)))
 
     # -- who has one ---------------------------------------------------------------------------------------
 
     def __getitem__(self, uuid: str) -> Lease | None:
         return self._leases.get(uuid)
+
+    def refuses(self, uuid: str, *, registered: bool) -> str:
+        """Why no lease can be made for this reader; empty if one can. A reader that has one keeps it."""
+        known = self._leases.get(uuid)
+        if known is not None and known.ended_ms is None:
+            return ""
+        if self._standing >= MAX_LEASES:
+            return f"{self._standing} leases stand, of {MAX_LEASES} that may; {END_SOME}"
+        if not registered and self._anonymous >= MAX_ANONYMOUS:
+            return f"{self._anonymous} anonymous leases stand, of {MAX_ANONYMOUS} that may; {END_SOME}"
+        return ""
+
+    def addresses(self) -> Sequence[tuple[str, str]]:
+        """The address and the uuid of each replica with a lease that stands, in order of address."""
+        if self._addresses is None:
+            self._addresses = sorted(
+                (lease.address, lease.uuid) for lease in self._leases.values() if _serves(lease)
+            )
+        return self._addresses
 
     def all(self) -> list[Lease]:
         """Every lease, ended ones included, those that hold most back first."""
@@ -110,13 +154,15 @@ class Leases:
         return min((lease.serial for lease in self._leases.values() if lease.ended_ms is None), default=None)
 
     def make(self, uuid: str, name: str, *, registered: bool, serial: int, address: str = "") -> Lease:
-        """A reader has come, and needs what is beyond this serial."""
+        """A reader has come, and needs what is beyond this serial.
+
+        The caller has asked `refuses`. An address that cannot be one is not kept.
+        """
         known = self._leases.get(uuid)
         now = self._now_ms()
-        for expected in [one for one in self._leases.values() if one.name == name and one.seen_ms is None]:
+        for expected in [one for one in self._named(name) if one.seen_ms is None]:
             # It has come.
-            del self._leases[expected.uuid]
-            self._dropped.add(expected.uuid)
+            self._forget(expected.uuid)
         lease = Lease(
             uuid=uuid,
             name=name,
@@ -124,7 +170,7 @@ class Leases:
             serial=serial,
             made_ms=now if known is None else known.made_ms,
             seen_ms=now,
-            address=address or (known.address if known is not None else ""),
+            address=(address if is_address(address) else "") or (known.address if known is not None else ""),
         )
         self._put(lease)
         return lease
@@ -152,7 +198,7 @@ class Leases:
             if fresh.serial > lease.serial:
                 self._put(fresh)
             else:
-                self._leases[uuid] = fresh
+                self._set(fresh)
                 self._heard.add(uuid)
 
     def seen(self, uuid: str) -> None:
@@ -170,8 +216,11 @@ class Leases:
 
     def find(self, name: str) -> Lease | None:
         """The lease of a reader, by uuid or by name."""
-        by_name = [lease for lease in self._leases.values() if lease.name == name]
+        by_name = self._named(name)
         return self._leases.get(name) or (by_name[0] if len(by_name) == 1 else None)
+
+    def _named(self, name: str) -> list[Lease]:
+        return [self._leases[uuid] for uuid in self._by_name.get(name, ())]
 
     def is_dropped(self, uuid: str) -> bool:
         """Whether an operator dropped this reader."""
@@ -183,6 +232,15 @@ class Leases:
         if lease.ended_ms is None:
             self._logger.warn("the lease of {name} has ended: {reason}", name=lease.name, reason=reason)
             self._put(msgspec.structs.replace(lease, ended_ms=self._now_ms(), reason=reason))
+            if len(self._leases) - self._standing > MAX_ENDED + SPARE:
+                self._forget_first_ended()
+
+    def _forget_first_ended(self) -> None:
+        """Forget all but `MAX_ENDED` of those that ended; a replica that was dropped is forgotten last."""
+        ended = [lease for lease in self._leases.values() if lease.ended_ms is not None]
+        ended.sort(key=lambda one: (one.registered and one.reason == DROPPED, one.ended_ms))
+        for lease in ended[: len(ended) - MAX_ENDED]:
+            self._forget(lease.uuid)
 
     # -- time and bytes ------------------------------------------------------------------------------------
 
@@ -190,11 +248,12 @@ class Leases:
         """About how much of the log this lease holds back, as of the last look."""
         return self._bytes.get(uuid, 0)
 
-    def share(self, lease: Lease) -> float:
-        """How much of its time or of its bytes is used, the larger; 1 ends it."""
+    def share(self, lease: Lease, present: Collection[str]) -> float:
+        """How much of its time or of its bytes is used, the larger; 1 ends it. `present` are the readers that
+        are connected."""
         if lease.ended_ms is not None:
             return 1.0
-        away = 0.0 if lease.uuid in self._present() else self._away(lease)
+        away = 0.0 if lease.uuid in present else self._away(lease)
         return max(away / self.terms.seconds(lease), self.held_bytes(lease.uuid) / self.terms.bytes)
 
     def _away(self, lease: Lease) -> float:
@@ -209,13 +268,16 @@ class Leases:
         """End what has run out, and warn of what soon will."""
         if self._heard and self._clock.seconds() - self._saved_at >= self._heard_seconds:
             self._save_soon()
+        sizes = await self._sizes()
+        present = self._present()
         for lease in list(self._leases.values()):
             if lease.ended_ms is not None:
                 self._forget_old(lease)
                 continue
-            behind = lease.serial < self._log.serial
-            self._bytes[lease.uuid] = await self._log.size(lease.serial) if behind else 0
-            share = self.share(lease)
+            if (size := sizes.get(lease.serial)) is None:
+                continue  # it moved, or was made, while the sizes were looked up: the next check knows
+            self._bytes[lease.uuid] = size
+            share = self.share(lease, present)
             if share >= 1:
                 self.end(lease, self._why_ended(lease))
             elif share >= WARN_AT and lease.uuid not in self._warned:
@@ -229,6 +291,26 @@ class Leases:
             elif share < WARN_AT:
                 self._warned.discard(lease.uuid)
 
+    async def _sizes(self) -> dict[int, int]:
+        """About how many bytes of the log lie beyond each serial that a lease stands at.
+
+        The log is asked about `MAX_LOOKS` times at most, as each time takes the thread that writes. The bytes
+        between two of these serials are taken to be spread evenly.
+        """
+        head = self._log.serial
+        serials = sorted({lease.serial for lease in self._leases.values() if lease.ended_ms is None})
+        behind = serials[: bisect_left(serials, head)]
+        step = max(1, ceil(len(behind) / MAX_LOOKS))
+        looked = [*behind[::step], head]
+        known = [0 if serial >= head else await self._log.size(serial) for serial in looked]
+        sizes = dict.fromkeys(serials, 0)
+        for serial in behind:
+            place = bisect_right(looked, serial)
+            first, last = looked[place - 1], looked[place]
+            part = (serial - first) / (last - first)
+            sizes[serial] = round(known[place - 1] + part * (known[place] - known[place - 1]))
+        return sizes
+
     def _why_ended(self, lease: Lease) -> str:
         held = self.held_bytes(lease.uuid)
         if held / self.terms.bytes >= self._away(lease) / self.terms.seconds(lease):
@@ -238,14 +320,46 @@ class Leases:
     def _forget_old(self, lease: Lease) -> None:
         assert lease.ended_ms is not None
         if not lease.registered and self._now_ms() - lease.ended_ms > FORGET_SECONDS * 1000:
-            del self._leases[lease.uuid]
-            self._dropped.add(lease.uuid)
-            self._save_soon()
+            self._forget(lease.uuid)
 
-    # -- on disk -------------------------------------------------------------------------------------------
+    # -- in memory, the one place that changes it; and on disk ---------------------------------------------
+
+    def _set(self, lease: Lease) -> None:
+        before = self._leases.get(lease.uuid)
+        self._leases[lease.uuid] = lease
+        self._by_name.setdefault(lease.name, {})[lease.uuid] = None
+        self._count(lease, 1)
+        if before is not None:
+            self._count(before, -1)
+            if before.name != lease.name:
+                self._unname(before)
+        if before is None or (before.address, _serves(before)) != (lease.address, _serves(lease)):
+            self._addresses = None
+
+    def _forget(self, uuid: str) -> None:
+        lease = self._leases.pop(uuid)
+        self._count(lease, -1)
+        self._unname(lease)
+        self._addresses = None
+        self._bytes.pop(uuid, None)
+        self._warned.discard(uuid)
+        self._dropped.add(uuid)
+        self._save_soon()
+
+    def _count(self, lease: Lease, by: int) -> None:
+        if lease.ended_ms is None:
+            self._standing += by
+            self._anonymous += by * (not lease.registered)
+
+    def _unname(self, lease: Lease) -> None:
+        uuids = self._by_name[lease.name]
+        del uuids[lease.uuid]
+        if not uuids:
+            del self._by_name[lease.name]
 
     def _put(self, lease: Lease) -> None:
-        self._leases[lease.uuid] = lease
+        self._set(lease)
+        self._dropped.discard(lease.uuid)
         self._unsaved.add(lease.uuid)
         self._save_soon()
 
@@ -273,3 +387,7 @@ class Leases:
 
     def _now_ms(self) -> int:
         return int(self._clock.seconds() * 1000)
+
+
+def _serves(lease: Lease) -> bool:
+    return lease.registered and lease.ended_ms is None and bool(lease.address)

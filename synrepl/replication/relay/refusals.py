@@ -29,6 +29,8 @@ REFUSALS: Final = {
     "no_rights": Kind(False, "it could not prove that it has a key, or its key lacks a right or a stream"),
     "filtered": Kind(False, "this daemon has only some streams or writers, and not all that it wants"),
     "bad_ack": Kind(True, "it acknowledged what it was never sent, or went back"),
+    "too_many": Kind(True, "as many leases stand as may; each holds back a part of the log"),
+    "bad_name": Kind(False, "its uuid, its name or its address is none that a replica may have"),
     "version": Kind(False, "it speaks in a way that is not understood here"),
 }
 """By code."""

@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synrepl.ports.access import Access, Keyring, Right
-from synrepl.ports.history import Turn
+from synrepl.ports.history import Lease, Turn
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.relay.asked import Feeding, ServedLog
@@ -16,7 +16,9 @@ from synrepl.replication.relay.leases import Leases, LeaseTerms
 from synrepl.replication.relay.refusals import refusal
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import ALL, Filter
+from synrepl.wire.names import identity_error
 from synrepl.wire.native import Refusal, Standing, Subscription
+from synrepl.wire.text import printable
 
 if TYPE_CHECKING:
     from synrepl.replication.relay.relay import Relay, RelayConnection
@@ -99,8 +101,8 @@ class Relays:
     def present(self) -> set[str]:
         """The uuids of all readers that are there just now."""
         now = self.clock.seconds()
-        asking = {uuid for uuid, until in self._http_readers.items() if until > now}
-        return {relay.uuid for relay in self.connected if relay.is_known} | asking
+        self._http_readers = {uuid: until for uuid, until in self._http_readers.items() if until > now}
+        return {relay.uuid for relay in self.connected if relay.is_known} | self._http_readers.keys()
 
     def asked_over_http(self, uuid: str, seconds: float) -> None:
         """A reader over HTTP was heard of; it counts as there for so long."""
@@ -171,18 +173,21 @@ class Relays:
 
     # -- who may be served ---------------------------------------------------------------------------------
 
-    async def judge(self, uuid: str, name: str, asked: Subscription, access: Access) -> Refusal | None:
+    async def judge(
+        self, uuid: str, name: str, asked: Subscription, access: Access, *, registered: bool = True
+    ) -> Refusal | None:
         """Why this cannot be served, if it cannot be. The one place that decides it, for every transport."""
         log, place = self.log, asked.place
+        if (unfit := self.unfit(uuid, name)) is not None:
+            return unfit
         if (why := _forbidden(access, asked.filter)) != "":
             return refusal("no_rights", why)
         if (why := self.ready()) != "":
             # What is here just now is not what it will be a copy of.
             return refusal("not_ready", why)
         if asked.history != log.history:
-            return refusal(
-                "other_history", f"{name} is a copy of the log {asked.history}, this one is {log.history}"
-            )
+            why = f"{name} is a copy of the log {printable(asked.history)}, this one is {log.history}"
+            return refusal("other_history", why)
         if place.epoch > log.epoch:
             self.heard_epoch(place.epoch, name)
             return self._refuse(
@@ -223,7 +228,17 @@ class Relays:
             return self._refuse("fork", f"the histories differ at serial {place.serial}")
         if (late := self._ahead(asked.clock)) is not None:
             return self._refuse("ahead", late)
-        return None
+        return self.too_many(uuid, registered=registered)
+
+    def unfit(self, uuid: str, name: str, address: str = "") -> Refusal | None:
+        """Why a replica cannot be known by these, if it cannot be."""
+        why = identity_error(uuid, name, address)
+        return refusal("bad_name", why) if why else None
+
+    def too_many(self, uuid: str, *, registered: bool = True) -> Refusal | None:
+        """Why no lease can be made for this reader, if none can be."""
+        why = self.leases.refuses(uuid, registered=registered)
+        return refusal("too_many", why) if why else None
 
     def _refuse(self, code: str, message: str) -> Refusal:
         # Who follows a replica goes on doing so: only a fenced daemon sends its replicas away.
@@ -236,11 +251,16 @@ class Relays:
             for writer, token in writers.items():
                 here = reached.get(writer, 0)
                 if token > here:
-                    return f"it has {stream} of {writer} up to {token}, this log up to {here}"
+                    what = f"{printable(stream)} of {printable(writer)}"
+                    return f"it has {what} up to {token}, this log up to {here}"
         return None
 
-    def refuses_join(self, uuid: str, name: str, wanted: Filter, access: Access) -> Refusal | None:
+    def refuses_join(
+        self, uuid: str, name: str, wanted: Filter, access: Access, *, registered: bool = True
+    ) -> Refusal | None:
         """Why no copy can be given, if none can be."""
+        if (unfit := self.unfit(uuid, name)) is not None:
+            return unfit
         if (why := _forbidden(access, wanted)) != "":
             return refusal("no_rights", why)
         if self.role() == "fenced":
@@ -251,7 +271,7 @@ class Relays:
             return refusal("unknown", f"{name} was dropped from the list of replicas")
         if not wanted.within(self.filter()):
             return refusal("filtered", "this daemon has only some streams or writers, and not all of these")
-        return None
+        return self.too_many(uuid, registered=registered)
 
     def duplicate_of(self, relay: "Relay") -> "Relay | None":
         """The other, living connection of the same replica."""
@@ -266,11 +286,8 @@ class Relays:
 
     def peers(self, *, but: str) -> list[str]:
         """Where the replicas are, but for this one."""
-        return sorted(
-            lease.address
-            for lease in self.leases.all()
-            if lease.registered and lease.ended_ms is None and lease.address and lease.uuid != but
-        )[:MAX_PEERS]
+        found = self.leases.addresses()[: MAX_PEERS + 1]
+        return [address for address, uuid in found if uuid != but][:MAX_PEERS]
 
     def duplicate(self, uuid: str, name: str) -> Refusal | None:
         """Why this cannot be served over HTTP, if the same replica is connected natively, and alive."""
@@ -289,16 +306,17 @@ class Relays:
     def describe(self) -> list[dict[str, Any]]:
         """Every replica ever known, those that are worst off first."""
         relays = {relay.uuid: relay for relay in self.connected if relay.is_known}
-        described = [self._describe(lease.uuid, relays.get(lease.uuid)) for lease in self.leases.all()]
+        present = self.present()
+        described = [
+            self._describe(lease, relays.get(lease.uuid), is_there=lease.uuid in present)
+            for lease in self.leases.all()
+        ]
         order = ["ended", "lost", "behind", "never seen", "live", "idle"]
         described.sort(key=lambda one: (order.index(one["state"]), -one["lag_rows"]))
         return described
 
-    def _describe(self, uuid: str, relay: "Relay | None") -> dict[str, Any]:
-        lease = self.leases[uuid]
-        assert lease is not None
+    def _describe(self, lease: Lease, relay: "Relay | None", *, is_there: bool) -> dict[str, Any]:
         lag_rows = max(0, self.log.serial - lease.serial)
-        is_there = relay is not None or uuid in self.present()
         if lease.ended_ms is not None:
             state = "ended"
         elif lease.seen_ms is None:
@@ -310,7 +328,7 @@ class Relays:
         else:
             state = "idle" if self.log.head_age() > IDLE_SECONDS else "live"
         return {
-            "uuid": uuid,
+            "uuid": lease.uuid,
             "name": lease.name,
             "state": state,
             "registered": lease.registered,
@@ -326,6 +344,7 @@ class Relays:
 
     def describe_leases(self) -> list[dict[str, Any]]:
         """Every lease, those that hold most back first."""
+        present = self.present()
         return [
             {
                 "uuid": lease.uuid,
@@ -333,7 +352,7 @@ class Relays:
                 "registered": lease.registered,
                 "serial": lease.serial,
                 "held_bytes": self.leases.held_bytes(lease.uuid),
-                "used": round(self.leases.share(lease), 4),
+                "used": round(self.leases.share(lease, present), 4),
                 "ends_after_seconds": self.leases.terms.seconds(lease),
                 "ended": None if lease.ended_ms is None else lease.ended_ms / 1000,
                 "reason": lease.reason,

@@ -4,6 +4,7 @@ import re
 from typing import Any, Final, NoReturn
 
 from synrepl.transports.http.answers import Refused
+from synrepl.wire.names import MAX_NAME, is_name
 
 __all__ = [
     "MAX_TOKEN",
@@ -22,7 +23,6 @@ __all__ = [
 ]
 
 MAX_TOKEN: Final = 2**63 - 1
-MAX_WORD: Final = 255
 READER_HEADER: Final = "Synrepl-Reader"
 
 _integer: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
@@ -52,7 +52,7 @@ def word(request: Any, name: str) -> str | None:
     return given
 
 
-BAD_WORD: Final = f"a writer is one word, without control characters, of at most {MAX_WORD} characters"
+BAD_WORD: Final = f"a writer is one word, without control characters, of at most {MAX_NAME} characters"
 
 
 def reader_of(request: Any) -> str | None:
@@ -67,13 +67,13 @@ def reader_of(request: Any) -> str | None:
         return None
     name = shown[0].decode("utf-8", "replace") if isinstance(shown[0], bytes) else shown[0]
     if len(shown) > 1 or not is_word(name):
-        _refuse(f"Synrepl-Reader is one word, once, of at most {MAX_WORD} printable characters")
+        _refuse(f"Synrepl-Reader is one word, once, of at most {MAX_NAME} printable characters")
     return str(name)
 
 
 def is_word(name: str) -> bool:
     """Whether this can be the name of an instance."""
-    return 0 < len(name) <= MAX_WORD and name.isprintable() and " " not in name
+    return is_name(name)
 
 
 def integer(request: Any, name: str, default: int, *, lowest: int = 0, highest: int = MAX_TOKEN) -> int:

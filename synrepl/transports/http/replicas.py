@@ -13,7 +13,7 @@ from synrepl.transports.http.answers import Refused
 from synrepl.transports.http.posting import read_said
 from synrepl.wire.native import JoinRequest, Refusal, Standing, Subscription, WelcomeTo
 
-__all__ = ["Acknowledged", "JoinAnswer", "JoinAsked", "Replicas", "SubscribeAsked"]
+__all__ = ["Acknowledged", "JoinAnswer", "JoinAsked", "Replicas", "SubscribeAsked", "refused_over_http"]
 
 MAX_BODY: Final = 4 * 1024 * 1024
 
@@ -21,7 +21,6 @@ PRESENT_SECONDS: Final = 15.0
 """A replica that has said nothing for so long counts as gone."""
 
 READER: Final = "reader:"
-GOOD: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
 
 
 class SubscribeAsked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -76,16 +75,16 @@ class Replicas:
     async def subscribe(self, request: Any, uuid: str) -> bytes:
         """``POST /v1/replicas/<uuid>``: may this be served? From then on a lease holds what it lacks."""
         asked = read_said(SubscribeAsked, request, MAX_BODY)
-        name = _name(asked.name, uuid)
+        name = self._name(asked, uuid)
         relays = self._relays
-        refused = await relays.judge(uuid, name, asked.subscription, request.access)
+        refused = await relays.judge(
+            uuid, name, asked.subscription, request.access, registered=asked.registered
+        )
         refused = refused or relays.duplicate(uuid, name)
         if refused is not None:
-            raise _refused(refused)
+            raise refused_over_http(refused)
         serial = asked.subscription.place.serial
-        relays.leases.make(
-            uuid, name, registered=asked.registered, serial=serial, address=asked.address[:1000]
-        )
+        relays.leases.make(uuid, name, registered=asked.registered, serial=serial, address=asked.address)
         relays.asked_over_http(uuid, PRESENT_SECONDS)
         place = self._relays.log.place
         return msgspec.json.encode(
@@ -98,14 +97,16 @@ class Replicas:
     async def join(self, request: Any, uuid: str) -> bytes:
         """``POST /v1/replicas/<uuid>/join``: which facts a copy has, and what stands beside them."""
         asked = read_said(JoinAsked, request, MAX_BODY)
-        name = _name(asked.name, uuid)
+        name = self._name(asked, uuid)
         relays = self._relays
-        refused = relays.refuses_join(uuid, name, asked.join.filter, request.access)
+        refused = relays.refuses_join(
+            uuid, name, asked.join.filter, request.access, registered=asked.registered
+        )
         refused = refused or relays.duplicate(uuid, name)
         if refused is not None:
-            raise _refused(refused)
+            raise refused_over_http(refused)
         begins = await copy_begins(
-            relays, uuid, name, asked.join, registered=asked.registered, address=asked.address[:1000]
+            relays, uuid, name, asked.join, registered=asked.registered, address=asked.address
         )
         relays.asked_over_http(uuid, PRESENT_SECONDS)
         snapshot: Snapshot | None = begins.snapshot
@@ -123,11 +124,13 @@ class Replicas:
 
     def reads(self, reader: str, since: int, wait: float) -> None:
         """Somebody who reads the changelog under a name holds everything up to `since`: what comes after it
-        is kept for him, for a while."""
+        is kept for him, for a while. Raises `Refused` where that is one lease too many."""
         uuid = f"{READER}{reader}"
         relays = self._relays
         lease = relays.leases[uuid]
         if lease is None or lease.ended_ms is not None or since < lease.serial:
+            if (refused := relays.too_many(uuid, registered=False)) is not None:
+                raise refused_over_http(refused, status=429)
             relays.leases.make(uuid, reader, registered=False, serial=since)
         else:
             relays.leases.moved(uuid, since)
@@ -147,15 +150,13 @@ class Replicas:
         relays.leases.moved(uuid, said.serial)
         return msgspec.json.encode({"serial": relays.log.serial, "peers": relays.peers(but=uuid)})
 
-
-def _name(name: str, uuid: str) -> str:
-    if not 0 < len(uuid) <= 100 or not set(uuid) <= GOOD:
-        raise Refused(400, "bad_request", "a replica's uuid is one word of letters and digits")
-    if len(name) > 255 or not name.isprintable() or " " in name:
-        raise Refused(400, "bad_request", "a replica's name is one word")
-    return name or uuid
+    def _name(self, asked: SubscribeAsked | JoinAsked, uuid: str) -> str:
+        if (unfit := self._relays.unfit(uuid, asked.name, asked.address)) is not None:
+            raise refused_over_http(unfit, status=400)
+        return asked.name or uuid
 
 
-def _refused(refused: Refusal) -> Refused:
+def refused_over_http(refused: Refusal, *, status: int = 409) -> Refused:
+    """A refusal of a replica as the answer to its request."""
     more = {name: value for name, value in msgspec.to_builtins(refused).items() if name != "message"}
-    return Refused(409, refused.code, refused.message, more=more)
+    return Refused(status, refused.code, refused.message, more=more)

@@ -1,29 +1,40 @@
 """Leases of a log that is not there, on a clock of ours: what is kept of them, and when."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pytest
 from twisted.internet.task import Clock
 
 from synrepl.ports.history import Lease
-from synrepl.replication.relay.leases import Leases, LeaseTerms
+from synrepl.replication.relay.leases import (
+    MAX_ANONYMOUS,
+    MAX_ENDED,
+    MAX_LEASES,
+    MAX_LOOKS,
+    SPARE,
+    Leases,
+    LeaseTerms,
+)
 
 
 class FakeLog:
-    """Counts what is kept."""
+    """Counts what is kept. Each fact has 10 bytes."""
 
     serial = 100
-    leases: Mapping[str, Lease] = {}
 
-    def __init__(self) -> None:
+    def __init__(self, *leases: Lease) -> None:
+        self.leases: Mapping[str, Lease] = {lease.uuid: lease for lease in leases}
         self.kept: list[Lease] = []
+        self.dropped: list[str] = []
+        self.sized: list[int] = []
 
     async def keep_leases(self, changed: Sequence[Lease], dropped: Sequence[str] = ()) -> None:
         self.kept += changed
+        self.dropped += dropped
 
-    def size(self, after: int) -> Any:
-        raise AssertionError("nobody is behind")
+    async def size(self, after: int) -> int:
+        self.sized.append(after)
+        return 10 * (self.serial - after)
 
 
 @pytest.fixture
@@ -68,3 +79,117 @@ def test_an_idle_reader_costs_no_commit_a_second(leases: Leases, log: FakeLog, c
     lease = leases["r"]
     assert lease is not None
     assert 60_000 == lease.seen_ms
+
+
+def stored(count: int, *, registered: bool = True) -> list[Lease]:
+    """Leases as an older release left them on disk."""
+    return [
+        Lease(uuid=f"u{n}", name=f"n{n}", registered=registered, serial=n % 100, made_ms=0, seen_ms=0)
+        for n in range(count)
+    ]
+
+
+def anonymous(leases: Leases, count: int) -> None:
+    for number in range(count):
+        leases.make(f"a{number}", f"a{number}", registered=False, serial=100)
+
+
+def test_anonymous_readers_leave_room_for_replicas(leases: Leases) -> None:
+    """Anybody can name himself in a URL; a replica must get its lease all the same."""
+    anonymous(leases, MAX_ANONYMOUS)
+
+    assert "1000 anonymous leases stand" in leases.refuses("late", registered=False)
+    assert "" == leases.refuses("late", registered=True)
+
+
+def test_a_reader_that_has_a_lease_keeps_it(leases: Leases) -> None:
+    """An excess is refused; nobody loses what he has to it."""
+    anonymous(leases, MAX_ANONYMOUS)
+
+    assert "" == leases.refuses("a0", registered=False)
+    assert leases["a0"] is not None
+
+
+def test_all_leases_together_are_bounded(log: FakeLog, clock: Clock) -> None:
+    """Each takes memory, a place in every answer, and a share of each check."""
+    leases = Leases(FakeLog(*stored(MAX_LEASES)), clock, LeaseTerms(), present=list)
+
+    assert "leases drop" in leases.refuses("late", registered=True)
+    leases.drop("n7")
+    assert "" == leases.refuses("late", registered=True)
+
+
+def test_leases_that_ended_are_forgotten_beyond_a_bound(clock: Clock) -> None:
+    """Those that ended first; a replica that an operator dropped must go on being refused."""
+    log = FakeLog(*stored(MAX_ENDED + SPARE + 1, registered=False))
+    leases = Leases(log, clock, LeaseTerms(), present=list)
+    leases.make("r", "replica", registered=True, serial=99)
+    leases.drop("replica")
+    for lease in log.leases.values():
+        clock.advance(0.001)
+        leases.end(lease, "too late")
+    clock.advance(1)
+
+    assert leases.is_dropped("r")
+    assert MAX_ENDED <= len(leases.all()) <= MAX_ENDED + SPARE
+    assert leases["u0"] is None
+    assert "u0" in log.dropped
+
+
+def test_a_check_asks_the_log_a_bounded_number_of_times(clock: Clock) -> None:
+    """Each question takes the thread that commits."""
+    log = FakeLog(*stored(1000))
+    leases = Leases(log, clock, LeaseTerms(), present=list)
+    clock.advance(5)
+
+    assert 0 < len(log.sized) <= MAX_LOOKS
+    assert [1000, 630, 10] == [leases.held_bytes(uuid) for uuid in ("u0", "u37", "u99")]
+
+
+def test_a_replica_that_was_expected_under_its_own_uuid_stays_on_disk(
+    leases: Leases, log: FakeLog, clock: Clock
+) -> None:
+    """The lease that waited for it gives way to the one that it makes, which has the same uuid."""
+    leases.add("e", "expected")
+    leases.make("e", "expected", registered=True, serial=100)
+    clock.advance(1)
+
+    assert "e" not in log.dropped
+    assert "e" == log.kept[-1].uuid
+
+
+def test_replicas_are_found_by_the_name_they_have_now(leases: Leases) -> None:
+    """A replica was renamed, and another one took its name."""
+    leases.make("r", "berlin", registered=True, serial=99)
+    leases.make("s", "replica", registered=True, serial=99)
+
+    found = [leases.find(name) for name in ("berlin", "replica", "r", "rome")]
+
+    assert ["r", "s", "r", None] == [one and one.uuid for one in found]
+
+
+def test_addresses_are_those_of_replicas_that_are_served(leases: Leases) -> None:
+    """Whoever becomes primary tells them; nobody else is to be told."""
+    leases.make("r", "replica", registered=True, serial=99, address="tcp:b -")
+    leases.make("s", "second", registered=True, serial=99, address="tcp:a -")
+    leases.make("t", "third", registered=False, serial=99, address="tcp:c -")
+    before = list(leases.addresses())
+    leases.drop("s")
+
+    assert [("tcp:a -", "s"), ("tcp:b -", "r")] == before
+    assert [("tcp:b -", "r")] == leases.addresses()
+
+
+@pytest.mark.parametrize("address", ["x" * 1001, "tcp:a\n", "\x1b[2J"])
+def test_an_address_that_cannot_be_one_is_not_kept(leases: Leases, address: str) -> None:
+    """It would be told to other replicas, and shown to operators."""
+    assert "" == leases.make("r", "replica", registered=True, serial=99, address=address).address
+
+
+def test_names_that_an_older_release_kept_are_safe_to_show(clock: Clock) -> None:
+    """They may hold escape sequences."""
+    bad = Lease(uuid="u", name="a\x1b[2J", registered=True, serial=1, made_ms=0)
+
+    assert ["a\\x1b[2J"] == [
+        one.name for one in Leases(FakeLog(bad), clock, LeaseTerms(), present=list).all()
+    ]

@@ -3,10 +3,11 @@
 import pytest
 
 from synrepl.replication.relay import REFUSALS, LeaseTerms
+from synrepl.replication.relay.leases import MAX_LEASES
 from synrepl.replication.retention import keys_of
 from synrepl.testing.replicas import FakeNode
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import JoinRequest, Standing, WelcomeTo
+from synrepl.wire.native import Greeting, JoinRequest, Proof, Standing, Subscription, WelcomeTo
 from tests.replication.worlds import RawReplica, World
 
 PINNED = "raw-uuid"
@@ -278,6 +279,40 @@ def test_a_useless_lease_ends_with_the_refusal() -> None:
 
     check(world, a, raw, "fork")
     assert a.leases.lowest() is None
+
+
+@pytest.mark.parametrize("word", ["JOIN", "SUBSCRIBE"])
+def test_too_many(word: str) -> None:
+    """Each lease holds back a part of the log: an excess is refused, and who has one keeps it."""
+    world = World()
+    a = world.node("a")
+    for number in range(MAX_LEASES):
+        a.leases.make(f"u{number}", f"n{number}", registered=True, serial=0)
+    raw, welcome = known(world, a)
+    if word == "JOIN":
+        raw.tell("JOIN", JoinRequest())
+    else:
+        raw.subscribe(world, welcome)
+
+    check(world, a, raw, "too_many")
+
+
+@pytest.mark.parametrize("greeting", [{"name": "x\x1b[2J"}, {"name": "x" * 8000}, {"uuid": "two words"}])
+@pytest.mark.parametrize("word", ["JOIN", "SUBSCRIBE"])
+def test_bad_name(word: str, greeting: dict[str, str]) -> None:
+    """It would be shown to operators, and kept."""
+    world = World()
+    a = world.node("a")
+    raw = world.raw("a")
+    said = {"uuid": PINNED, "name": "raw"} | greeting
+    raw.tell("HELLO", Greeting(uuid=said["uuid"], name=said["name"], nonce="n"))
+    raw.tell("AUTH", Proof())
+    place = Standing(1, 0, a.log.digest)
+    asked = JoinRequest() if word == "JOIN" else Subscription(history=a.log.history, place=place)
+    raw.tell(word, asked)
+
+    check(world, a, raw, "bad_name")
+    assert [] == a.leases.all()
 
 
 def test_every_refusal_is_tested_here() -> None:

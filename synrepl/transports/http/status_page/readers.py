@@ -12,7 +12,7 @@ from synrepl.transports.http.status_page.words import address, ago, lag
 __all__ = ["followers", "leases", "replicas"]
 
 SHOWN: Final = 100
-"""Rows of a table at most; the JSON has all of them."""
+"""Rows of a table at most; `synrepl leases list` and ``GET /v1/leases`` have all of them."""
 OPEN: Final = 25
 """More rows than these are folded away."""
 
@@ -33,10 +33,12 @@ def replicas(status: Mapping[str, Any], now: float) -> Markup:
     if not found:
         return Markup()
     counts = {state: sum(one["state"] == state for one in found) for state in KINDS}
+    beyond = status.get("more_replicas", 0)
     told = ", ".join(f"{count:,} {state}" for state, count in counts.items() if count)
+    told += f", {beyond:,} more" if beyond else ""
     words = facts((state, REPLICA_STATES[state]) for state, count in counts.items() if count)
     rows = [_replica(one, now) for one in found[:SHOWN]]
-    shown = table(REPLICA, rows, beyond=len(found) - SHOWN)
+    shown = table(REPLICA, rows, beyond=len(found) + beyond - len(rows))
     folded = details(told, shown, name="replicas") if len(found) > OPEN else shown
     legend = details("what the states mean", words, name="replica-states")
     return section("Replicas", folded, legend, note="" if len(found) > OPEN else told, is_wide=True)
@@ -66,9 +68,11 @@ def leases(status: Mapping[str, Any], now: float) -> Markup:
     if not found:
         return Markup()
     rows = [_lease(one, now) for one in found[:SHOWN]]
-    shown = table(LEASE, rows, beyond=len(found) - SHOWN)
+    beyond = status.get("more_leases", 0)
+    shown = table(LEASE, rows, beyond=len(found) + beyond - len(rows))
     ended = sum(one["ended"] is not None for one in found)
     told = counted(len(found) - ended, "lease") + (f", {ended} ended" if ended else "")
+    told += f", {beyond:,} more" if beyond else ""
     note = "The log is kept from the serial of the lease on, within bytes and time."
     folded = details(told, shown, name="leases") if len(found) > OPEN else shown
     return section("Leases", folded, note=note, is_wide=True)
