@@ -15,12 +15,17 @@ if TYPE_CHECKING:
     # A daemon has none, and need not have all that makes them in memory.
     from synrepl.caches import CacheInfo, CacheRegistry
 
-__all__ = ["Metrics"]
+__all__ = ["OTHERS", "POSITION_WRITERS", "Metrics"]
+
+POSITION_WRITERS: Final = 100
+"""Writers of one stream that have a series of their own."""
+OTHERS: Final = "(others)"
+"""The label of all further ones."""
 
 
 class Metrics:
     """Built once a process and handed down. Labels come from closed sets, never from users, rooms or peers'
-    names.
+    names; writers, which name themselves, are bounded (`POSITION_WRITERS`).
 
     A counter's name gets ``_total``; all begin with ``synrepl_``.
     """
@@ -29,7 +34,12 @@ class Metrics:
         counter = partial(Counter, namespace="synrepl", registry=registry)
         gauge = partial(Gauge, namespace="synrepl", registry=registry)
         self.registry = registry
-        self.position = gauge("stream_position", "Token reached.", ["stream", "writer"])
+        self.position = gauge(
+            "stream_position",
+            f"Token reached. Of a stream with more writers than {POSITION_WRITERS}, the others share the"
+            f" writer {OTHERS}: the highest token that any of them has reached.",
+            ["stream", "writer"],
+        )
         self.lag_seconds = gauge(
             "replication_lag_seconds",
             "How long ago the one furthest behind (this process or one of its followers) had everything.",

@@ -4,6 +4,7 @@ import json
 from hashlib import sha256
 from typing import Any
 
+from synrepl.transports.http.posting import MAX_WRITERS
 from tests.http.builders import receipt
 from tests.http.files_builders import FilesSiteCase
 
@@ -108,3 +109,41 @@ class AppendsTests(FilesSiteCase):
             (b"{", 400, "bad_json"),
         ):
             self.assertEqual(code, self.told(said, status)["error"])
+
+    def test_new_writers_of_a_stream_are_bounded(self) -> None:
+        """Each would be told to every follower, and shown to Prometheus, for ever."""
+        many = [append("receipts", receipt(), writer=f"w{number}") for number in range(MAX_WRITERS)]
+        self.told({"appends": many})
+
+        refused = self.told({"appends": [append("receipts", receipt(), writer="late")]}, 409)
+
+        self.assertEqual("too_many_writers", refused["error"])
+        self.assertIn("late would be one more", refused["message"])
+        self.assertEqual(MAX_WRITERS, len(self.log.positions("receipts")))
+
+    def test_writers_that_a_stream_has_go_on(self) -> None:
+        """And so do the daemon itself, and other streams."""
+        many = [append("receipts", receipt(), writer=f"w{number}") for number in range(MAX_WRITERS)]
+        self.told({"appends": many})
+
+        self.told(
+            {
+                "appends": [
+                    append("receipts", receipt(), writer="w7"),
+                    append("receipts", receipt()),
+                    append("receipts", receipt(), writer=self.instance),
+                    append("push_rules", ["@a:b"], writer="late"),
+                ]
+            }
+        )
+
+        self.assertEqual(MAX_WRITERS + 4, len(self.held()))
+
+    def test_one_request_brings_no_more_writers_than_many(self) -> None:
+        """They are counted within it, and nothing of it is kept."""
+        many = [append("receipts", receipt(), writer=f"w{number}") for number in range(MAX_WRITERS + 1)]
+
+        refused = self.told({"appends": many}, 409)
+
+        self.assertEqual("too_many_writers", refused["error"])
+        self.assertEqual([], self.held())

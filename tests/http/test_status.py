@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from synrepl.ports.metrics import POSITION_WRITERS
 from synrepl.replication.status import STATES
 from synrepl.wire.declare import Command
 from synrepl.wire.dialect import CURRENT
@@ -135,6 +136,20 @@ class StatusTests(SiteCase):
     def test_readyz_is_ready(self) -> None:
         """A load balancer sends traffic on this word."""
         self.assertEqual({"ready": True}, self.get("/readyz").json())
+
+    def test_metrics_show_the_first_writers_and_the_rest_together(self) -> None:
+        """Writers name themselves; a scrape must not grow with them. The highest token of the rest shows
+        whether any of them still writes."""
+        for number in range(POSITION_WRITERS + 7):
+            self.receipts(1, writer=f"w{number}")
+        self.receipts(1, writer="(others)")
+
+        text = self.get("/metrics").body.decode()
+
+        series = [line for line in text.splitlines() if line.startswith("synrepl_stream_position{")]
+        self.assertEqual(POSITION_WRITERS + 1, len(series))
+        self.assertIn('synrepl_stream_position{stream="receipts",writer="w0"} 1.0', series)
+        self.assertIn('synrepl_stream_position{stream="receipts",writer="(others)"} 108.0', series)
 
     def test_metrics_are_fresh_when_scraped(self) -> None:
         """Positions and lag are read when they are asked for, not when they change."""

@@ -14,7 +14,7 @@ from synrepl.streams.table import StreamTable
 from synrepl.transports.http.answers import Refused
 from synrepl.transports.http.authorization import check_streams
 from synrepl.transports.http.parameters import is_checksum
-from synrepl.transports.http.posting import Posted, check_posted, decoded, read_facts
+from synrepl.transports.http.posting import Posted, check_posted, check_writer, decoded, read_facts
 
 if TYPE_CHECKING:
     from synrepl.replication.files import Files
@@ -62,12 +62,17 @@ async def append_all(
     if isinstance(posted.staged, str):
         appends = decoded(_decoder, await _staged(files, posted.staged)).appends
     asked: list[tuple[str, str, list[bytes], str | None]] = []
+    writers: dict[str, set[str]] = {}
     for number, append in enumerate(appends if isinstance(appends, list) else []):
         check_streams(access, append.stream)
         its_key = UNSET if key is UNSET else f"{key}/{number}"
         one = check_posted(Posted(append.facts, append.writer, its_key))
+        if (known := writers.get(append.stream)) is None:
+            known = writers[append.stream] = set(log.positions(append.stream))
+        check_writer(one, append.stream, known, instance)
         facts = await read_facts(table[append.stream], one, clock)
         writer = append.writer if isinstance(append.writer, str) else instance
+        known.add(writer)
         asked.append((append.stream, writer, facts, its_key if isinstance(its_key, str) else None))
     # All at once: they wait for the same commit.
     answers: list[Any] = await DeferredList(

@@ -1,10 +1,11 @@
 """The numbers that are only worth knowing when somebody looks."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from synrepl.ports.metrics import Metrics
+from synrepl.ports.metrics import OTHERS, POSITION_WRITERS, Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay import REPLICA_STATES
 from synrepl.storage import Log
@@ -26,7 +27,7 @@ def refresh(
     """Set the gauges that show where things stand now: positions, and how far this daemon and its followers
     are."""
     for stream, positions in log.clock().items():
-        for writer, token in positions.items():
+        for writer, token in _folded(positions):
             metrics.position.labels(stream, writer).set(token)
     readers = [follower.reader for follower in publisher.followers if follower.reader is not None]
     parts = [part for part in (bringing, copies) if part is not None]
@@ -45,6 +46,19 @@ def refresh(
     waiting = getattr(publisher, "send_buffer_bytes", None)
     if waiting is not None:
         metrics.send_buffer.set(waiting() if callable(waiting) else waiting)
+
+
+def _folded(positions: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """Where the first writers of a stream are, and the highest position of all others together.
+
+    The first are those that the log names first, so that a series goes on while this daemon runs.
+    """
+    own = [writer for writer in islice(positions, POSITION_WRITERS) if writer != OTHERS]
+    for writer in own:
+        yield writer, positions[writer]
+    if len(own) < len(positions):
+        shown = frozenset(own)
+        yield OTHERS, max(token for writer, token in positions.items() if writer not in shown)
 
 
 def _refresh_copies(metrics: Metrics, told: Mapping[str, Any]) -> None:

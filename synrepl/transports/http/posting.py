@@ -1,5 +1,6 @@
 """The body of a POST of facts: from bytes to facts that can be kept, or to what is wrong with it."""
 
+from collections.abc import Collection
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -12,7 +13,16 @@ from synrepl.streams.declare import Stream
 from synrepl.transports.http.answers import Refused
 from synrepl.transports.http.parameters import BAD_WORD, is_word
 
-__all__ = ["Posted", "check_posted", "decoded", "read_body", "read_facts", "read_said"]
+__all__ = [
+    "MAX_WRITERS",
+    "Posted",
+    "check_posted",
+    "check_writer",
+    "decoded",
+    "read_body",
+    "read_facts",
+    "read_said",
+]
 
 T = TypeVar("T")
 
@@ -20,6 +30,9 @@ FACTS_AT_ONCE: Final = 1_000
 """Facts checked before the reactor gets its turn again: some five milliseconds of work."""
 
 MAX_KEY: Final = 255
+
+MAX_WRITERS: Final = 1_000
+"""Writers of one stream that posts may bring about. Each is told to every follower, and stays for good."""
 
 
 class Posted(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,6 +71,21 @@ def check_posted(posted: Posted) -> Posted:
     if key is not UNSET and not (0 < len(key) <= MAX_KEY and key.isprintable()):
         raise Refused(400, "bad_request", f"idempotency_key has 1 to {MAX_KEY} printable characters")
     return posted
+
+
+def check_writer(posted: Posted, stream: str, known: Collection[str], instance: str) -> None:
+    """Raises `Refused` if these facts would give a stream one writer too many.
+
+    `known` are the writers that the stream has. This daemon's own `instance` may always write.
+    """
+    writer = posted.writer
+    if writer is UNSET or writer == instance or writer in known or len(known) < MAX_WRITERS:
+        return
+    why = (
+        f"{stream} has {len(known)} writers, and posts may name {MAX_WRITERS}; {writer} would be one more."
+        " Post under a name that the stream has, or without a writer; a process keeps its name over restarts"
+    )
+    raise Refused(409, "too_many_writers", why)
 
 
 async def read_facts(stream: Stream[Any], posted: Posted, clock: IClock) -> list[bytes]:
