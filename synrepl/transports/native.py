@@ -18,7 +18,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.addresses import Address
 from synrepl.replication.places import said_place
-from synrepl.replication.relay.meta import read_meta, read_snapshot
+from synrepl.replication.relay.meta import SnapshotReader, read_meta
 from synrepl.replication.relay.proof import PRIMARY, REPLICA, nonce, proof, proves
 from synrepl.replication.replica.conversation import (
     Beat,
@@ -52,6 +52,9 @@ CONNECT_SECONDS: Final = 30.0
 HELD_BYTES: Final = 4 * 1024 * 1024
 """Of blocks that wait to be taken; then the connection is read no further."""
 
+EVENT_BYTES: Final = 256
+"""What an event counts at least: heartbeats and empty blocks wait in memory too."""
+
 
 class UpstreamConnection(Protocol):
     """One conversation (`replica.IConversation`)."""
@@ -75,6 +78,7 @@ class UpstreamConnection(Protocol):
         self._metrics = metrics
         self._silence = keepalive.timeout_seconds
         self._reader = BlockReader()
+        self._snapshot = SnapshotReader()
         self._events: deque[tuple[int, Any]] = deque()
         self._held = 0
         self._is_paused = False
@@ -107,7 +111,9 @@ class UpstreamConnection(Protocol):
                     continue
                 self._lines(lines)
                 lines = []
-                self._put(len(found.data), _event(found))
+                event = self._event(found)
+                if event is not None:
+                    self._put(len(found.data), event)
             self._lines(lines)
         except RemoteProtocolError as error:
             self._do(self.session.fail(error.why))
@@ -193,7 +199,15 @@ class UpstreamConnection(Protocol):
 
     # -- events --------------------------------------------------------------------------------------------
 
+    def _event(self, payload: Payload) -> Event | None:
+        """What a block says; None for a part of a snapshot that goes on."""
+        if payload.kind == "snapshot":
+            snapshot = self._snapshot.feed(payload.data)
+            return None if snapshot is None else Kept(snapshot)
+        return _event(payload)
+
     def _put(self, size: int, event: Any) -> None:
+        size = max(size, EVENT_BYTES)
         self._events.append((size, event))
         self._held += size
         if self._held > HELD_BYTES and not self._is_paused:
@@ -404,8 +418,6 @@ def _event(payload: Payload) -> Event:
             return Ephemeral(read_facts(payload.data), is_all=True)
         case "meta":
             return Meta(*read_meta(payload.data))
-        case "snapshot":
-            return Kept(read_snapshot(payload.data))
     raise RemoteProtocolError(f"a block of {printable(payload.kind)} is not known here")
 
 

@@ -1,5 +1,7 @@
 """Many bytes behind one line that says how many."""
 
+import time
+import tracemalloc
 from hashlib import sha256
 from itertools import pairwise
 
@@ -8,15 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.wire.blocks import MAX_BLOCK, BlockReader, Payload, block
+from synrepl.wire import blocks as blocks_module
+from synrepl.wire.blocks import (
+    COUNTED_BYTES,
+    MAX_BLOCK,
+    MAX_HELD,
+    MAX_LINES,
+    BlockReader,
+    Payload,
+    block,
+    blocks,
+)
 from synrepl.wire.codec import MAX_LENGTH
 
 STREAM = b"SERVER hs\n" + block("facts", 2, b"one\ntwo\n") + block("held", 0, b"") + b"PING 5\n"
 FOUND = [b"SERVER hs", Payload("facts", 2, b"one\ntwo\n"), Payload("held", 0, b""), b"PING 5"]
 
 
-def announced(size: int, *, digest: str = "0" * 64) -> bytes:
-    return f"BLOCK facts 1 {size} {digest}\n".encode()
+def announced(size: int, *, digest: str = "0" * 64, lines: int = 1, kind: str = "facts") -> bytes:
+    return f"BLOCK {kind} {lines} {size} {digest}\n".encode()
 
 
 def test_lines_and_blocks_come_out_in_order() -> None:
@@ -82,3 +94,86 @@ def test_the_checksum_is_that_of_the_bytes() -> None:
     assert [Payload("facts", 1, data)] == BlockReader().feed(
         announced(len(data), digest=sha256(data).hexdigest()) + data
     )
+
+
+@pytest.mark.parametrize("lines", [-1, MAX_LINES + 1])
+def test_a_block_of_so_many_lines_is_refused(lines: int) -> None:
+    """Each line becomes objects, which are many times as large as a short line."""
+    with pytest.raises(RemoteProtocolError, match="a block holds up to 65536 lines"):
+        BlockReader().feed(announced(100, lines=lines))
+
+
+def test_all_that_is_held_may_be_larger_than_a_page() -> None:
+    """It cannot be parted: it says which writers began anew."""
+    with pytest.raises(RemoteProtocolError, match="a block holds up to"):
+        BlockReader().feed(announced(MAX_HELD + 1, kind="held"))
+    assert [] == BlockReader().feed(announced(MAX_HELD, kind="held"))
+
+
+def test_a_large_block_with_more_lines_than_it_says_is_refused() -> None:
+    """Before anybody makes objects of them."""
+    data = b"\n" * (COUNTED_BYTES + 1)
+
+    with pytest.raises(RemoteProtocolError, match="has more lines than it says"):
+        BlockReader().feed(block("facts", 7, data))
+
+
+def test_of_a_block_only_what_has_arrived_takes_memory() -> None:
+    """Whoever announces much must send much."""
+    reader = BlockReader()
+    tracemalloc.start()
+    try:
+        reader.feed(announced(MAX_BLOCK))
+        for _ in range(32):
+            reader.feed(b"x" * 65_536)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 5 * 2**20
+
+
+def test_a_block_in_parts_is_put_together_without_a_second_copy() -> None:
+    """The largest ones are as large as all else that a replica has in memory."""
+    data = b"x" * 2**24 + b"\n"
+    parts = [block("facts", 1, data)[place : place + 65_536] for place in range(0, len(data) + 90, 65_536)]
+    reader = BlockReader()
+    tracemalloc.start()
+    try:
+        found = [one for part in parts for one in reader.feed(part)]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert [Payload("facts", 1, data)] == found
+    assert peak < 1.5 * len(data)
+
+
+@pytest.mark.parametrize("flood", [b"\n", b"HEARTBEAT 1 2 d 3 4 c\n"])
+def test_a_flood_of_short_lines_is_cut_in_time_that_grows_with_its_length(flood: bytes) -> None:
+    """Not with its square: a peer that does this must not take a core (4 s for 8 MiB of line ends)."""
+    data = flood * (65_536 // len(flood))
+    reader = BlockReader()
+    began = time.thread_time()
+    for _ in range(128):
+        reader.feed(data)
+
+    assert time.thread_time() - began < 1.5
+
+
+def test_empty_lines_say_nothing() -> None:
+    """They are left out before anybody looks at them."""
+    assert [b"PING 1"] == BlockReader().feed(b"\n\nPING 1\n\n\n")
+
+
+@given(st.lists(st.binary(max_size=9).map(lambda line: line.replace(b"\n", b"") + b"\n")))
+def test_lines_go_into_as_many_blocks_as_they_need(lines: list[bytes]) -> None:
+    """None larger than it may be, unless one line alone is; and nothing of them changes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks_module, "BLOCK_BYTES", 12)
+        found = BlockReader().feed(blocks("facts", lines))
+
+    payloads = [one for one in found if isinstance(one, Payload)]
+    assert b"".join(lines) == b"".join(one.data for one in payloads)
+    assert len(lines) == sum(one.lines for one in payloads)
+    assert all(len(one.data) <= 12 for one in payloads)

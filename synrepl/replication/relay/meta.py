@@ -1,15 +1,26 @@
 """What stands beside the facts, as lines of JSON in a block."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import Appended, Place, Receipt, Snapshot, Turn
-from synrepl.wire.blocks import block
+from synrepl.wire.blocks import block, blocks
 
-__all__ = ["meta_block", "read_meta", "read_snapshot", "snapshot_block", "snapshot_lines"]
+__all__ = [
+    "MAX_SNAPSHOT",
+    "SnapshotReader",
+    "meta_block",
+    "read_meta",
+    "read_snapshot",
+    "snapshot_block",
+    "snapshot_lines",
+]
+
+MAX_SNAPSHOT: Final = 256 * 1024 * 1024
+"""Bytes of all that stands beside a snapshot's facts: a line for each receipt of the last day, mostly."""
 
 
 class _Receipt(msgspec.Struct):
@@ -36,24 +47,25 @@ _decoder: Final = msgspec.json.Decoder(_Line)
 
 
 def meta_block(turns: Sequence[Turn] = (), receipts: Sequence[Receipt] = ()) -> bytes:
-    """A block of turns and receipts, as they come."""
-    return _block("meta", [*(_Line(turn=turn) for turn in turns), *map(_receipt, receipts)])
+    """Blocks of turns and receipts, as they come."""
+    lines = (*(_Line(turn=turn) for turn in turns), *map(_receipt, receipts))
+    return blocks("meta", (_encode(line) + b"\n" for line in lines)) or block("meta", 0, b"")
 
 
 def snapshot_block(snapshot: Snapshot) -> bytes:
-    """A block of all that stands beside a snapshot's facts."""
-    texts = snapshot_lines(snapshot)
-    return block("snapshot", len(texts), b"".join(texts))
+    """Blocks of all that stands beside a snapshot's facts; where it ends, `SnapshotReader` knows."""
+    return blocks("snapshot", snapshot_lines(snapshot))
 
 
 def snapshot_lines(snapshot: Snapshot) -> list[bytes]:
-    """All that stands beside a snapshot's facts, as lines."""
-    lines = [_Line(place=snapshot.place), _Line(begin=snapshot.begin)]
+    """All that stands beside a snapshot's facts, as lines. The place comes last: then all is there."""
+    lines = [_Line(begin=snapshot.begin)]
     lines += [_Line(turn=turn) for turn in snapshot.turns]
     lines += [
         _Line(position=(stream, writer, token)) for (stream, writer), token in snapshot.positions.items()
     ]
     lines += map(_receipt, snapshot.receipts)
+    lines.append(_Line(place=snapshot.place))
     return [_encode(line) + b"\n" for line in lines]
 
 
@@ -65,7 +77,31 @@ def read_meta(data: bytes) -> tuple[list[Turn], list[Receipt]]:
 
 def read_snapshot(data: bytes) -> Snapshot:
     """What stands beside a snapshot's facts."""
-    lines = _lines(data)
+    return _snapshot(_lines(data))
+
+
+class SnapshotReader:
+    """Puts a snapshot together from its blocks, one after the other."""
+
+    def __init__(self) -> None:
+        self._lines: list[_Line] = []
+        self._room = MAX_SNAPSHOT
+
+    def feed(self, data: bytes) -> Snapshot | None:
+        """One more block: the snapshot, once its place has come. Raises RemoteProtocolError at what makes no
+        sense, and where there is too much of it."""
+        self._room -= len(data)
+        if self._room < 0:
+            raise RemoteProtocolError(f"what stands beside a snapshot's facts has up to {MAX_SNAPSHOT} bytes")
+        lines = _lines(data)
+        self._lines += lines
+        if not any(line.place for line in lines):
+            return None
+        gathered, self._lines, self._room = self._lines, [], MAX_SNAPSHOT
+        return _snapshot(gathered)
+
+
+def _snapshot(lines: Sequence[_Line]) -> Snapshot:
     places = [line.place for line in lines if line.place]
     begins = [line.begin for line in lines if line.begin]
     if len(places) != 1 or len(begins) != 1:
@@ -98,11 +134,6 @@ def _given(line: _Line) -> Receipt:
     assert told is not None
     appended = Appended(told.epoch, told.first_serial, told.tokens)
     return Receipt(told.key, told.request, appended, told.at_ms)
-
-
-def _block(kind: str, lines: Iterable[_Line]) -> bytes:
-    texts = [_encode(line) + b"\n" for line in lines]
-    return block(kind, len(texts), b"".join(texts))
 
 
 def _lines(data: bytes) -> list[_Line]:

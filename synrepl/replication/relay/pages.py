@@ -5,16 +5,15 @@ from typing import Final
 
 from synrepl.streams.entries import line
 from synrepl.streams.facts import Fact
-from synrepl.wire.blocks import block
+from synrepl.wire.blocks import blocks
 from synrepl.wire.filter import ALL, Filter
 
 __all__ = ["EPHEMERAL", "KEPT", "BlockEncoder", "facts_block"]
 
 
 def facts_block(kind: str, facts: Iterable[Fact]) -> bytes:
-    """A block of facts; nothing at all when there is none."""
-    lines = [line(fact) for fact in facts]
-    return block(kind, len(lines), b"".join(lines)) if lines else b""
+    """Blocks of facts; nothing at all when there is none."""
+    return blocks(kind, map(line, facts))
 
 
 class BlockEncoder:

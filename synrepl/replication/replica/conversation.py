@@ -1,7 +1,7 @@
 """What a replica and its upstream say to each other, whatever carries it."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -9,7 +9,9 @@ from synrepl.errors import ReplicationError
 from synrepl.ports.history import Place, Receipt, Snapshot, Turn
 from synrepl.replication.addresses import Address
 from synrepl.streams.facts import Fact
+from synrepl.wire.names import is_address
 from synrepl.wire.native import JoinRequest, Refusal, Subscription, WelcomeTo
+from synrepl.wire.text import printable
 
 __all__ = [
     "Beat",
@@ -28,10 +30,20 @@ __all__ = [
 ]
 
 
+MAX_MESSAGE: Final = 1_000
+"""Characters of a refusal that are shown."""
+
+
 class RefusedByUpstream(ReplicationError):
-    """The upstream cannot do what was asked; `refusal` says why."""
+    """The upstream cannot do what was asked; `refusal` says why, in words that are safe to show."""
 
     def __init__(self, refusal: Refusal) -> None:
+        refusal = msgspec.structs.replace(
+            refusal,
+            code=printable(refusal.code),
+            message=printable(refusal.message, limit=MAX_MESSAGE),
+            moved_to=refusal.moved_to if is_address(refusal.moved_to) else "",
+        )
         super().__init__(f"{refusal.code}: {refusal.message}")
         self.refusal = refusal
         self.retryable = refusal.retryable

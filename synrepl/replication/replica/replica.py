@@ -31,7 +31,9 @@ from synrepl.replication.replica.states import STATES
 from synrepl.replication.replica.taking import Taking
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.wire.filter import ALL, Filter
+from synrepl.wire.names import MAX_ADDRESS, is_address
 from synrepl.wire.native import Refusal, Standing, Subscription, WelcomeTo, say
+from synrepl.wire.text import printable
 
 __all__ = ["Replica"]
 
@@ -40,6 +42,8 @@ FLUSH_FACTS: Final = 8_000
 
 FIRST_RETRY_SECONDS: Final = 0.2
 MAX_RETRY_SECONDS: Final = 10.0
+MAX_PEERS: Final = 100
+"""Addresses of other replicas that are remembered; an upstream tells 50."""
 MAX_CLOCK_BYTES: Final = 8_000
 """A vector clock larger than this would not fit in a line; the digest says the same."""
 
@@ -282,7 +286,8 @@ class Replica:
                 self._set("live")
 
     async def _note_peers(self, addresses: Sequence[str]) -> None:
-        told = msgspec.json.encode(list(addresses)).decode()
+        known = [address for address in addresses[:MAX_PEERS] if is_address(address)]
+        told = msgspec.json.encode(known).decode()
         if told != self._log.notes.get("peers"):
             await self._log.note(peers=told)
 
@@ -382,8 +387,8 @@ class Replica:
             "heard_seconds_ago": None if self._heard_at is None else round(now - self._heard_at, 3),
             "serial": self.head,
             "epoch": self._beat.place.epoch if self._beat else welcome.place.epoch if welcome else None,
-            "instance": None if welcome is None else welcome.instance,
-            "primary": str(self.primary),
+            "instance": None if welcome is None else printable(welcome.instance),
+            "primary": printable(str(self.primary), limit=MAX_ADDRESS),
             "refusal": None if self.refusal is None else msgspec.to_builtins(self.refusal),
             "join": None if self.progress is None else self.progress.describe(now),
             "only_here": list(self.kept_leftovers),

@@ -6,7 +6,15 @@ from hypothesis import strategies as st
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import Appended, Place, Receipt, Snapshot, Turn
-from synrepl.replication.relay.meta import meta_block, read_meta, read_snapshot, snapshot_block
+from synrepl.replication.relay import meta as meta_module
+from synrepl.replication.relay.meta import (
+    SnapshotReader,
+    meta_block,
+    read_meta,
+    read_snapshot,
+    snapshot_block,
+)
+from synrepl.wire import blocks as blocks_module
 from synrepl.wire.blocks import BlockReader, Payload
 
 numbers = st.integers(0, 2**63 - 1)
@@ -60,3 +68,40 @@ def test_what_makes_no_sense_is_told_as_such(data: bytes) -> None:
     """A snapshot has one place and one beginning, for one."""
     with pytest.raises(RemoteProtocolError):
         read_snapshot(data)
+
+
+def receipt(number: int) -> Receipt:
+    return Receipt(f"key{number}", "0" * 64, Appended(1, number, [number]), 0)
+
+
+SNAPSHOT = Snapshot(
+    place=Place(1, 9, "d"),
+    begin=Place(1, 0, "e"),
+    turns=[],
+    positions={("receipts", "w"): 9},
+    receipts=[receipt(number) for number in range(1, 10)],
+)
+
+
+def test_a_large_snapshot_goes_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A day's receipts are more than a block holds; all is there when the place has come."""
+    monkeypatch.setattr(blocks_module, "BLOCK_BYTES", 300)
+    payloads = [one for one in BlockReader().feed(snapshot_block(SNAPSHOT)) if isinstance(one, Payload)]
+    reader = SnapshotReader()
+
+    found = [reader.feed(one.data) for one in payloads]
+
+    assert len(payloads) > 3
+    assert [None] * (len(payloads) - 1) + [SNAPSHOT] == found
+
+
+def test_a_snapshot_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is held in memory until it is whole."""
+    monkeypatch.setattr(meta_module, "MAX_SNAPSHOT", 1_000)
+    reader = SnapshotReader()
+    data = b'{"position":["receipts","w",1]}\n' * 10
+    for _ in range(3):
+        assert reader.feed(data) is None
+
+    with pytest.raises(RemoteProtocolError, match="up to 1000 bytes"):
+        reader.feed(data)
