@@ -1,6 +1,7 @@
 """JOIN: a copy is made beside what is here, and takes its place in one step when it is whole."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import ge
 from typing import Final
 
 import msgspec
@@ -22,13 +23,18 @@ from synrepl.replication.replica.conversation import (
 )
 from synrepl.replication.replica.log import ICopy, ReplicaLog
 from synrepl.replication.replica.taking import Taking
+from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import JoinRequest
 
-__all__ = ["Joining", "Progress"]
+__all__ = ["Joining", "Progress", "UntrueCopy"]
 
 COMMIT_FACTS: Final = 8_000
 """Facts of a snapshot that are committed together; few commits are fast, many lose less to a cut."""
+
+
+class UntrueCopy(RemoteProtocolError):
+    """The upstream sends other facts than it announced, so that nothing that is staged of them is of use."""
 
 
 class Noted(msgspec.Struct, frozen=True):
@@ -82,6 +88,7 @@ class Joining:
         self._tell = tell
         self._copy: ICopy
         self._begin: Place | None = None
+        self._announced = 0
         self._progress = Progress(0, 0, clock.seconds(), 0)
 
     @property
@@ -105,6 +112,11 @@ class Joining:
                 joining=None,
             )
             await self._log.adopt_copy(self._copy)
+        except UntrueCopy:
+            await self._log.drop_copy(self._copy)
+            # It has come no further, so that the next attempts are further apart.
+            self._progress.done = self._progress.began_at
+            raise
         except Exception:
             await self._copy.close()
             raise
@@ -141,6 +153,7 @@ class Joining:
             )
             await self._note(noted)
         self._begin = begins.begin if self._wanted.is_open else None
+        self._announced = begins.place.serial
         at_serial = self._copy.place.serial
         total = max(begins.place.serial, at_serial)
         self._progress = Progress(at_serial, total, self._clock.seconds(), at_serial)
@@ -193,6 +206,8 @@ class Joining:
         waiting: list[Facts] = []
         try:
             snapshot = await self._take_facts(waiting)
+        except UntrueCopy:
+            raise
         except (NotConnected, RemoteProtocolError):
             # What came is good for the next attempt; over a bad link that may be all that ever comes at once.
             await self._add(waiting)
@@ -211,12 +226,13 @@ class Joining:
 
     async def _take_facts(self, waiting: list[Facts]) -> Snapshot:
         """Take facts; those of them that are not in the copy yet are in `waiting`."""
-        count = 0
+        count, reached = 0, self._copy.place.serial
         while True:
             event = await self._conversation.next()
             match event:
                 case Facts(facts):
                     if facts:
+                        reached = self._checked(facts, reached)
                         waiting.append(event)
                         count += len(facts)
                     if count >= COMMIT_FACTS:
@@ -230,6 +246,18 @@ class Joining:
                     pass
                 case _:
                     raise RemoteProtocolError(f"{type(event).__name__} came in the middle of a snapshot")
+
+    def _checked(self, facts: Sequence[Fact], after: int) -> int:
+        """The last serial of these facts. Raises `UntrueCopy` unless they are among those announced, and each
+        comes once: that bounds what is staged."""
+        serials = [fact.serial for fact in facts]
+        if serials[0] <= after or any(map(ge, serials, serials[1:])):
+            raise UntrueCopy(f"facts of the copy came twice, or out of order, after serial {after}")
+        if serials[-1] > self._announced:
+            raise UntrueCopy(
+                f"the copy was announced up to serial {self._announced}, and serial {serials[-1]} came"
+            )
+        return serials[-1]
 
     async def _add(self, waiting: list[Facts]) -> None:
         facts = [fact for event in waiting for fact in event.facts]

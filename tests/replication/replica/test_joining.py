@@ -5,10 +5,12 @@ import pytest
 from synrepl.ports.history import Snapshot
 from synrepl.replication.relay import LeaseTerms
 from synrepl.replication.relay import relay as relay_module
+from synrepl.replication.relay.pages import facts_block
 from synrepl.replication.relay.relay import Relay
 from synrepl.replication.replica import joining as joining_module
 from synrepl.replication.retention import keys_of
 from synrepl.streams.digest import verify
+from synrepl.streams.facts import Fact
 from synrepl.testing.replicas import FakeNode
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import JoinedAt, Standing
@@ -268,6 +270,42 @@ def test_a_snapshot_that_lacks_something_is_not_adopted(monkeypatch: pytest.Monk
     assert b.replica is not None
     assert not b.replica.is_whole
     assert "disconnected" == b.replica.state
+
+
+@pytest.mark.parametrize(
+    ("serials", "why"),
+    [
+        ([1, 2, 3, 3], "out of order, after serial 3"),
+        ([1, 2, 1, 2], "out of order, after serial 2"),
+        ([*range(1, FACTS + 2)], f"announced up to serial {FACTS}, and serial {FACTS + 1} came"),
+    ],
+    ids=["twice", "again", "beyond"],
+)
+def test_a_snapshot_without_an_end_is_not_staged(
+    monkeypatch: pytest.MonkeyPatch, serials: list[int], why: str
+) -> None:
+    """It said where it ends, so that what it takes of the disk is bounded; what came of it is dropped."""
+
+    async def lying(relay: Relay, snapshot: Snapshot) -> bool:
+        facts = [Fact(serial, 1, "to_device", "master", 0, serial, b"[]", 0, "d") for serial in serials]
+        for fact in facts:
+            relay.connection.write(facts_block("facts", [fact]))
+        return True
+
+    monkeypatch.setattr(Relay, "_send_snapshot_facts", lying)
+    world, _, b, _ = built(wanted=Filter.of(streams=("to_device",)))
+    world.start(b)
+    replica = b.replica
+    assert replica is not None
+    reasons = set()
+    for _ in range(50):
+        world.pass_(0.1)
+        reasons.add(replica.why)
+
+    assert any(why in reason for reason in reasons)
+    assert "disconnected" == replica.state
+    assert b.engine.staged is None
+    assert not replica.is_whole
 
 
 def test_a_copy_that_ends_elsewhere_is_not_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
