@@ -7,10 +7,14 @@ from treq.testing import StringStubbingResource, StubTreq
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, fail
 from twisted.internet.error import ConnectionRefusedError as NobodyThere
 from twisted.internet.error import TimeoutError as NeverConnected
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.client import ResponseFailed
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.ports.history import EMPTY
+from synrepl.transports.http import requests
 from synrepl.transports.http.client import (
     AheadOfLog,
     Answering,
@@ -23,6 +27,7 @@ from synrepl.transports.http.client import (
     RequestRefused,
     Trimmed,
 )
+from synrepl.transports.http.requests import Lines
 from tests.http.builders import SiteCase, receipt
 
 URL = "http://ada:pass@hs.example:9093"
@@ -247,3 +252,35 @@ class Misbehaving(SiteCase):
         changelog = HttpChangelog(self.clock, URL, client=client)
 
         self.failureResultOf(ensureDeferred(changelog.digests([1])), RemoteProtocolError)
+
+
+class LinesTests(SynchronousTestCase):
+    """What a server sends, cut into lines."""
+
+    def lines(self) -> tuple[Lines, StringTransport]:
+        """The receiver of a body, and its connection."""
+        lines, transport = Lines(), StringTransport()
+        lines.makeConnection(transport)
+        return lines, transport
+
+    def test_a_line_without_an_end_is_the_servers_fault(self) -> None:
+        """It is told as what it is, and held no longer."""
+        self.patch(requests, "MAX_LINE_BYTES", 1_000)
+        lines, transport = self.lines()
+        for _ in range(11):
+            lines.dataReceived(b"x" * 100)
+        lines.connectionLost(Failure(ResponseFailed([])))
+
+        self.assertTrue(transport.disconnecting or transport.disconnected)
+        self.assertEqual([], lines.rest)
+        with self.assertRaisesRegex(RemoteProtocolError, "a line of more than 1000 bytes"):
+            lines.check_whole(URL)
+
+    def test_empty_lines_wait_as_others_do(self) -> None:
+        """Each takes its place in memory, so that a flood of them stops the reading too."""
+        lines, transport = self.lines()
+        lines.dataReceived(b"\n" * 65_536)
+
+        self.assertEqual("paused", transport.producerState)
+        self.assertEqual(65_536, len(lines.take_all()))
+        self.assertEqual("producing", transport.producerState)

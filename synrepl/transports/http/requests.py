@@ -16,6 +16,8 @@ from synrepl.ports.interfaces import IClock
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.intact import HEADER, WANTED, content_digest, is_intact
 from synrepl.transports.http.refusals import as_refusal
+from synrepl.wire.blocks import MAX_HELD
+from synrepl.wire.text import printable
 
 __all__ = [
     "MAX_ERROR_BYTES",
@@ -37,9 +39,12 @@ __all__ = [
 T = TypeVar("T")
 
 MIB: Final = 1024 * 1024
+LINE_BYTES: Final = 64
+"""What a line counts beside its text: empty ones wait in memory too."""
 HELD_BYTES: Final = MIB
 """Lines of a changelog that wait for whoever reads them before the connection is read no further."""
-MAX_LINE_BYTES: Final = 256 * MIB
+MAX_LINE_BYTES: Final = MAX_HELD
+"""In a line of a changelog, as in a block: one fact of the largest size, or all that nobody keeps."""
 MAX_ERROR_BYTES: Final = 64 * 1024
 
 
@@ -51,7 +56,7 @@ def decoded(shape: type[T], body: bytes, url: str) -> T:
     try:
         return msgspec.json.decode(body, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RemoteProtocolError(f"{url} gave a wrong answer: {error}") from error
+        raise RemoteProtocolError(f"{url} gave a wrong answer: {printable(str(error))}") from error
 
 
 def public(url: str) -> str:
@@ -196,7 +201,7 @@ def reason(error: Exception) -> str:
     reasons = getattr(error, "reasons", None)
     if reasons and isinstance(reasons[0], Failure):
         return reason(reasons[0].value) if isinstance(reasons[0].value, Exception) else str(reasons[0])
-    return " ".join(str(error).split()) or type(error).__name__
+    return printable(" ".join(str(error).split()), limit=1_000) or type(error).__name__
 
 
 async def _intact(response: Any, max_bytes: int, url: str) -> bytes:
@@ -251,6 +256,7 @@ class Lines(Protocol):
         self.end: Failure | None = None
         self.rest: list[bytes] = []
         self._rest_bytes = 0
+        self._is_too_long = False
         self._lines: deque[bytes] = deque()
         self._held = 0
         self._is_paused = False
@@ -266,13 +272,15 @@ class Lines(Protocol):
         if others:
             *lines, last = b"".join(self.rest), *others
             self._lines += lines
-            self._held += sum(map(len, lines))
+            self._held += sum(map(len, lines)) + LINE_BYTES * len(lines)
             self.rest, self._rest_bytes = [last] if last else [], len(last)
         if self._held > HELD_BYTES and not self._is_paused:
             self._is_paused = True
             assert self.transport is not None
             self.transport.pauseProducing()  # type: ignore[attr-defined]
         if self._rest_bytes > MAX_LINE_BYTES:
+            self._is_too_long, self._is_stopped = True, True
+            self.rest.clear()
             abort(self.transport)
         self._wake()
 
@@ -285,7 +293,7 @@ class Lines(Protocol):
         if not self._lines:
             return None
         text = self._lines.popleft()
-        self._held -= len(text)
+        self._held -= len(text) + LINE_BYTES
         if self._is_paused and self._held <= HELD_BYTES // 2 and self.end is None:
             self._is_paused = False
             assert self.transport is not None
@@ -319,8 +327,11 @@ class Lines(Protocol):
         return True
 
     def check_whole(self, url: str) -> None:
-        """Raises `NotConnected` unless it came to its proper end."""
+        """Raises `NotConnected` unless it came to its proper end; `RemoteProtocolError` after a line that was
+        too long."""
         assert self.end is not None
+        if self._is_too_long:
+            raise RemoteProtocolError(f"{url} gave a line of more than {MAX_LINE_BYTES} bytes")
         if not is_whole(self.end) or self.rest:
             raise NotConnected(f"{url} broke off: {reason(self.end.value)}")  # type: ignore[arg-type]
 

@@ -14,7 +14,7 @@ from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
 from synrepl.replication.places import said_place
 from synrepl.replication.relay import REFUSALS
-from synrepl.replication.relay.meta import read_meta, read_snapshot
+from synrepl.replication.relay.meta import MAX_SNAPSHOT, read_meta, read_snapshot
 from synrepl.replication.replica import (
     Beat,
     Ephemeral,
@@ -42,7 +42,9 @@ from synrepl.wire.native import JoinRequest, Refusal, Standing, Subscription, We
 
 __all__ = ["HttpConversation", "HttpUpstream"]
 
-MAX_ANSWER: Final = 256 * 1024 * 1024
+MAX_ANSWER: Final = 1024 * 1024
+MAX_JOIN_ANSWER: Final = MAX_SNAPSHOT + MAX_ANSWER
+"""Bytes: what stands beside a snapshot's facts is in it as a text."""
 TIMEOUT_SECONDS: Final = 30.0
 HEARTBEAT_SECONDS: Final = 1.0
 ACK_SECONDS: Final = 1.0
@@ -205,17 +207,18 @@ class HttpConversation:
         except ReplicationError as error:
             self._put(error)
 
-    async def _ask(self, method: str, path: str, asked: Any, shape: Any) -> Any:
+    async def _ask(self, method: str, path: str, asked: Any, shape: Any, *, most: int = MAX_ANSWER) -> Any:
         url = self._url + path
         body = None if asked is None else msgspec.json.encode(asked)
         try:
-            return decoded(shape, await self._http.whole(method, url, body, MAX_ANSWER), public(url))
+            return decoded(shape, await self._http.whole(method, url, body, most), public(url))
         except RequestRefused as error:
             raise _as_refused(error) from error
 
     async def _join(self, asked: JoinRequest) -> None:
         said = JoinAsked(name=self._name, join=asked, registered=self._registered, address=self._address())
-        answer: JoinAnswer = await self._ask("POST", f"/v1/replicas/{self._uuid}/join", said, JoinAnswer)
+        path = f"/v1/replicas/{self._uuid}/join"
+        answer: JoinAnswer = await self._ask("POST", path, said, JoinAnswer, most=MAX_JOIN_ANSWER)
         place, begin = said_place(answer.place), said_place(answer.begin)
         self._put(JoinBegins(answer.join, answer.history, place, begin, answer.resumed))
         if answer.snapshot is None:
