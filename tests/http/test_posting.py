@@ -55,6 +55,16 @@ BAD: list[tuple[str, str, bytes, int, str, str]] = [
 class PostingTests(SiteCase):
     """A writer that speaks HTTP."""
 
+    def test_a_fact_that_no_replica_could_be_sent_is_refused(self) -> None:
+        """Rows grow where fields are filled in, so that the bound of the body alone does not do."""
+        with patch("synrepl.transports.http.posting.MAX_FACT", 200):
+            refused = self.post("receipts", [receipt()], [receipt()] * 5)
+            small = self.post("receipts", [receipt()])
+
+        self.assertEqual((413, "too_large"), (refused.status, refused.json()["error"]))
+        self.assertIn("fact 1 would be kept in", refused.json()["message"])
+        self.assertEqual(200, small.status)
+
     def test_the_answer_says_what_the_facts_became(self) -> None:
         """A writer tells its own readers which token to wait for."""
         answer = self.post("receipts", [receipt()], [receipt("@bob:hs.example"), receipt()])

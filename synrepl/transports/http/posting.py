@@ -12,6 +12,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.streams.declare import Stream
 from synrepl.transports.http.answers import Refused
 from synrepl.transports.http.parameters import BAD_WORD, is_word
+from synrepl.wire.blocks import MAX_FACT
 
 __all__ = [
     "MAX_WRITERS",
@@ -89,16 +90,21 @@ def check_writer(posted: Posted, stream: str, known: Collection[str], instance: 
 
 
 async def read_facts(stream: Stream[Any], posted: Posted, clock: IClock) -> list[bytes]:
-    """The facts in canonical form. Raises `Refused` for the first row that is not one."""
+    """The facts in canonical form. Raises `Refused` for the first row that is not one, and for a fact that is
+    too large to be sent to replicas."""
     facts: list[bytes] = []
     for raw in posted.facts:
         if len(facts) % FACTS_AT_ONCE == FACTS_AT_ONCE - 1:
             await deferLater(clock, 0)  # type: ignore[arg-type]
         try:
-            facts.append(stream.canonical_fact(bytes(raw)))
+            fact = stream.canonical_fact(bytes(raw))
         except RowError as error:
             why = f"fact {len(facts)}, row {error.index}: {error.why}"
             raise Refused(400, "bad_row", why) from error
+        if len(fact) > MAX_FACT:
+            why = f"fact {len(facts)} would be kept in {len(fact)} bytes; one fact may have {MAX_FACT}"
+            raise Refused(413, "too_large", why)
+        facts.append(fact)
     return facts
 
 
