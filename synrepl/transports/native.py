@@ -103,6 +103,7 @@ class UpstreamConnection(Protocol):
         self._heard = self._clock.seconds()
         if self._end is not None:
             return
+        wrong: str | None = None
         try:
             lines: list[bytes] = []
             for found in self._reader.feed(data):
@@ -116,8 +117,11 @@ class UpstreamConnection(Protocol):
                     self._put(len(found.data), event)
             self._lines(lines)
         except RemoteProtocolError as error:
-            self._do(self.session.fail(error.why))
-            self._finish(error)
+            wrong = error.why
+        if wrong is not None:
+            # A new error, raised in no context: the traceback of the first one holds the whole block.
+            self._do(self.session.fail(wrong))
+            self._finish(RemoteProtocolError(wrong))
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if self.is_open:
@@ -229,6 +233,8 @@ class UpstreamConnection(Protocol):
     def _finish(self, error: Exception) -> None:
         if self._end is None:
             self._end = error
+            # What is unfinished will not be finished, and may be large.
+            self._reader, self._snapshot = BlockReader(), SnapshotReader()
         self._wake()
 
     def _wake(self) -> None:

@@ -14,7 +14,7 @@ from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
 from synrepl.replication.places import said_place
 from synrepl.replication.relay import REFUSALS
-from synrepl.replication.relay.meta import MAX_SNAPSHOT, read_meta, read_snapshot
+from synrepl.replication.relay.meta import read_meta, read_snapshot
 from synrepl.replication.replica import (
     Beat,
     Ephemeral,
@@ -43,7 +43,7 @@ from synrepl.wire.native import JoinRequest, Refusal, Standing, Subscription, We
 __all__ = ["HttpConversation", "HttpUpstream"]
 
 MAX_ANSWER: Final = 1024 * 1024
-MAX_JOIN_ANSWER: Final = MAX_SNAPSHOT + MAX_ANSWER
+MAX_JOIN_ANSWER: Final = 256 * 1024 * 1024
 """Bytes: what stands beside a snapshot's facts is in it as a text."""
 TIMEOUT_SECONDS: Final = 30.0
 HEARTBEAT_SECONDS: Final = 1.0

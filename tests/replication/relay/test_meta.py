@@ -97,11 +97,11 @@ def test_a_large_snapshot_goes_in_several_blocks(monkeypatch: pytest.MonkeyPatch
 
 def test_a_snapshot_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is held in memory until it is whole."""
-    monkeypatch.setattr(meta_module, "MAX_SNAPSHOT", 1_000)
+    monkeypatch.setattr(meta_module, "MAX_SNAPSHOT", 10_000)
     reader = SnapshotReader()
     data = b'{"position":["receipts","w",1]}\n' * 10
     for _ in range(3):
         assert reader.feed(data) is None
 
-    with pytest.raises(RemoteProtocolError, match="up to 1000 bytes"):
+    with pytest.raises(RemoteProtocolError, match="more than 10000 bytes"):
         reader.feed(data)
