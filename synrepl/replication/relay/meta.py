@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 MAX_SNAPSHOT: Final = 640 * 1024 * 1024
-"""Bytes of memory for all that stands beside a snapshot's facts: 1.3 million receipts of the last day, mostly."""
+"""Bytes of memory for all that stands beside a snapshot's facts: 1.3 million receipts of a day, mostly."""
 LINE_BYTES: Final = 300
 """What a line takes in memory beside its text."""
 
