@@ -8,7 +8,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError, StorageError
+from synrepl.errors import RemoteProtocolError, ReplicationError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
@@ -42,6 +42,8 @@ FLUSH_FACTS: Final = 8_000
 
 FIRST_RETRY_SECONDS: Final = 0.2
 MAX_RETRY_SECONDS: Final = 10.0
+MAX_WHY: Final = 1_000
+"""Characters of what is wrong that are shown."""
 MAX_PEERS: Final = 100
 """Addresses of other replicas that are remembered; an upstream tells 50."""
 MAX_CLOCK_BYTES: Final = 8_000
@@ -147,12 +149,11 @@ class Replica:
                     conversation.close()
             except RefusedByUpstream as error:
                 await self._refused(error.refusal)
-            except (NotConnected, RemoteProtocolError, StorageError) as error:
-                self._set("disconnected", str(error))
             except CancelledError:
                 raise
             except ReplicationError as error:
-                self._set("disconnected", str(error))
+                # Errors quote what the upstream said.
+                self._set("disconnected", printable(str(error), limit=MAX_WHY))
             await self._pause()
 
     async def _pause(self) -> None:

@@ -12,6 +12,7 @@ from synrepl.transports.native import HELD_BYTES, UpstreamConnection
 from synrepl.wire.blocks import block
 from synrepl.wire.native import Refusal, heartbeat_check
 from synrepl.wire.session import KEEPALIVE
+from tests.replication.worlds import World
 
 HEARTBEAT = f"HEARTBEAT 1 0 d 0 0 {heartbeat_check(1, 0, 'd', 0, 0)}\n".encode()
 
@@ -52,6 +53,18 @@ def test_a_refusal_is_safe_to_show() -> None:
     assert str(error).isprintable()
     assert len(str(error)) < 1_100
     assert ("x\\n", "") == (error.refusal.code, error.refusal.moved_to)
+
+
+def test_what_an_upstream_says_at_its_end_is_safe_to_show() -> None:
+    """Its ERROR stands in the log and in the status of the replica."""
+    world = World(corrupt=lambda data: data.replace(b"WELCOME ", b"ERROR \x1b[2J "))
+    world.node("a")
+    b = world.node("b", "a")
+    world.pass_(1)
+
+    assert b.replica is not None
+    assert "the upstream says: \\x1b[2J" in b.replica.why
+    assert b.replica.why.isprintable()
 
 
 def test_an_unknown_block_is_named_in_words_that_are_safe_to_show() -> None:
