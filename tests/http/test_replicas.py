@@ -193,8 +193,8 @@ class ReplicaTests(CopiesCase):
         for number in range(MAX_ANONYMOUS):
             self.relays.leases.make(f"reader:r{number}", f"r{number}", registered=False, serial=1)
 
-        refused = self.get("/v1/changelog?since=1&reader=late")
-        again = self.get("/v1/changelog?since=3&reader=r7")
+        refused = self.get("/v1/changelog?since=1", "Synrepl-Reader: late")
+        again = self.get("/v1/changelog?since=3", "Synrepl-Reader: r7")
         nameless = self.get("/v1/changelog?since=1")
 
         self.assertEqual((429, "too_many", True), (refused.status, *self.said(refused)))

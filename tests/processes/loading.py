@@ -9,8 +9,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
 
 import msgspec
@@ -38,6 +39,7 @@ __all__ = [
 
 LONG: Final = os.environ.get("SYNREPL_LONG") == "1"
 MIB: Final = 1024 * 1024
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 PATIENCE_SECONDS: Final = 600.0 if LONG else 60.0
 
 PIPE_BYTES: Final = 4096
@@ -106,10 +108,12 @@ class Asker:
     def __exit__(self, *error: object) -> None:
         self._connection.close()
 
-    def ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = NO_HEADERS
+    ) -> bytes:
         """One question. Raises `Unanswered` and `Refused`."""
         try:
-            self._connection.request(method, path, body)
+            self._connection.request(method, path, body, headers)
             if self._connection.sock is not None:
                 self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             answer = self._connection.getresponse()

@@ -83,7 +83,7 @@ def test_readers_with_a_new_name_each(tmp_path: Path) -> None:
         asker.post("receipts", [made_rows("receipts", 1)])
         for number in range(READERS):
             try:
-                asker.ask("GET", f"/v1/changelog?reader=r{number}&limit=1")
+                asker.ask("GET", "/v1/changelog?limit=1", None, {"Synrepl-Reader": f"r{number}"})
                 code = 200
             except Refused as refused:
                 code = refused.status

@@ -1,6 +1,5 @@
 """One replica's connection: what it asks for, and what it is sent, at the speed at which it takes it."""
 
-import string
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
@@ -25,6 +24,7 @@ from synrepl.wire.blocks import block
 from synrepl.wire.commands import Error, Name, Ping
 from synrepl.wire.declare import Command
 from synrepl.wire.filter import ALL, Filter
+from synrepl.wire.names import identity_error
 from synrepl.wire.native import (
     Ack,
     Auth,
@@ -69,10 +69,6 @@ USELESS: Final = frozenset({"trimmed", "ahead", "fork", "other_history"})
 MAX_DIGESTS: Final = 200
 """Digests asked for at once; more do not fit in a line."""
 
-MAX_UUID: Final = 100
-MAX_NAME: Final = 255
-MAX_ADDRESS: Final = 1_000
-UUID_CHARACTERS: Final = frozenset(string.ascii_letters + string.digits + "-_.:")
 
 ANSWERED: Final = (Hello, Auth, Join, Subscribe, Digests)
 """Commands that are answered: while the transport has no room for the answer, they wait."""
@@ -263,8 +259,8 @@ class Relay:
         if greeting.version < 1 or not greeting.uuid or not greeting.nonce:
             self._refuse(refusal("version", "it does not say who it is as daemons do"))
             return
-        if why := _ill_named(greeting):
-            self._refuse(refusal("version", why))
+        if why := identity_error(greeting.uuid, greeting.name, greeting.address):
+            self._refuse(refusal("bad_name", why))
             return
         self._greeting = greeting
         self.uuid, self.name = greeting.uuid, greeting.name or greeting.uuid
@@ -613,17 +609,6 @@ class Relay:
                 epoch=sent.epoch, serial=sent.serial, digest=sent.digest, head=head, at_ms=at_ms, check=check
             )
         )
-
-
-def _ill_named(greeting: Greeting) -> str:
-    """Why names in a greeting cannot be kept and shown; empty if they can be. The rules are those of HTTP."""
-    if len(greeting.uuid) > MAX_UUID or not set(greeting.uuid) <= UUID_CHARACTERS:
-        return f"a replica's uuid is one word of up to {MAX_UUID} letters and digits"
-    if len(greeting.name) > MAX_NAME or not greeting.name.isprintable() or " " in greeting.name:
-        return f"a replica's name is one word of up to {MAX_NAME} printable characters"
-    if len(greeting.address) > MAX_ADDRESS or not greeting.address.isprintable():
-        return f"a replica's address holds up to {MAX_ADDRESS} printable characters"
-    return ""
 
 
 class AskedSerials(msgspec.Struct):

@@ -10,6 +10,7 @@ from synrepl.replication.roles import CannotPromote, Claim, Roles
 from synrepl.streams import jsontext
 from synrepl.transports.http.answers import Refused
 from synrepl.transports.http.posting import read_said
+from synrepl.transports.http.replicas import refused_over_http
 
 __all__ = ["Standing"]
 
@@ -87,13 +88,15 @@ class Standing:
         One that was dropped before is let in again.
         """
         asked = read_said(_Lease, request, MAX_BODY)
-        if not asked.name or not asked.name.isprintable() or len(asked.name) > 255 or " " in asked.name:
-            raise Refused(400, "bad_request", "a replica's name is one word")
-        leases = self._leases
+        leases, relays = self._leases, self._relays
+        if (unfit := relays.unfit(asked.uuid or "expected", asked.name)) is not None or not asked.name:
+            raise Refused(400, "bad_request", "a name is wanted" if unfit is None else unfit.message)
         known = leases.find(asked.uuid or asked.name)
         if known is not None and known.ended_ms is None:
             raise Refused(409, "known", f"{asked.name} has a lease already")
         uuid = known.uuid if known is not None else asked.uuid or f"expected-{uuid4()}"
+        if (refused := relays.too_many(uuid)) is not None:
+            raise refused_over_http(refused, status=429)
         lease = leases.add(uuid, asked.name)
         await leases.save()
         return jsontext.dumps({"uuid": lease.uuid, "name": lease.name, "serial": lease.serial})
