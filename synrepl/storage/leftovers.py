@@ -8,6 +8,7 @@ from typing import BinaryIO
 
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import IThread
+from synrepl.storage.private import create_private
 from synrepl.streams.entries import lines
 from synrepl.streams.facts import Fact
 
@@ -55,7 +56,7 @@ class Leftovers:
 
 def _open(path: Path) -> BinaryIO:
     try:
-        return path.open("wb")
+        return create_private(path)
     except OSError as error:
         raise _failed(path, error) from error
 

@@ -1,5 +1,6 @@
 """What only this copy had, in a file."""
 
+import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -64,3 +65,15 @@ def test_the_same_again_replaces_the_file(tmp_path: Path) -> None:
     kept(tmp_path / "log", FACTS)
 
     assert 1 == len(list(tmp_path.iterdir()))
+
+
+def test_only_the_owner_can_read_them(tmp_path: Path) -> None:
+    """They hold what users told; a secret guards that everywhere else."""
+    before = os.umask(0)
+    try:
+        path = kept(tmp_path / "log", FACTS)
+    finally:
+        os.umask(before)
+
+    assert path is not None
+    assert 0o600 == path.stat().st_mode & 0o777
