@@ -77,9 +77,9 @@ replaces anything, since the stream's rows have no keys."""
 class IEngine(Protocol):
     """Where facts are kept. Synchronous; called from two threads, each of which does one thing at a time.
 
-    The writing thread calls everything but `read`, `read_tokens`, `digest_at` and `receipts_between`, which
-    the reading thread calls meanwhile. `close` is called when no read is going on. Every method may raise
-    `StorageError`.
+    The writing thread calls everything but `read`, `read_tokens`, `digest_at`, `receipts_between` and
+    `check`, which the reading thread calls meanwhile. `close` is called when no read is going on. Every
+    method may raise `StorageError`.
 
     A log that has no history yet is given one when it is opened first: its notes (`notes`) are then
     ``uuid``, that of this copy, and ``history``, that of the log and of all its copies; both are random.
@@ -90,6 +90,13 @@ class IEngine(Protocol):
 
     def head(self) -> Head:
         """Where the log stands now; asked when a commit failed and nobody knows what became of it."""
+
+    def check(self) -> None:
+        """Raise `StorageError` unless a restart would find this log where it is, as this process left it.
+
+        Called every few seconds. Once it finds that the log is not this process's own any more (somebody else
+        writes to it, or it was deleted), it and all that writes fail until the next `open`.
+        """
 
     def commit(
         self, facts: Sequence[Fact], receipts: Sequence[Receipt], *, upto: Place | None = None

@@ -37,6 +37,7 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
         """Make or migrate the tables, check the head, count this boot, and say where the log stands."""
         if self._is_open:
             raise StorageError(op="open", why=f"{self.name} is open already")
+        self._kept, self._tried = (0, ""), None
         with self._telling("open"):
             self._take()
         self._is_open = True
@@ -45,16 +46,42 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
                 database = self._writing("open")
                 with self._transaction(database):
                     self._migrate(database)
-                    self._identify(database)
                     self._recall(database)
                     self._check_head(database)
+                    self._check_recorded(database)
+                    self._identify(database)
                     self._execute(database, "UPDATE meta SET value = value + 1 WHERE key = 'boots'")
-            head = self.head()
+                head = self.head()
+                self._opened(database)
             self._boots = head.boots
             return head
         except BaseException:
             self.close()
             raise
+
+    def _check_recorded(self, database: Any) -> None:
+        """Refuse a log that is an older copy of itself, where that can be told; within a transaction."""
+
+    def _opened(self, database: Any) -> None:
+        """The log is open, and this start is counted."""
+
+    def check(self) -> None:
+        """Raise `StorageError` unless a restart would find this log, as this process knows it."""
+        with self._telling("check"):
+            if self._lost is not None:
+                raise self._lost
+            database = self._reader("check")
+            boots = self._execute(database, "SELECT value FROM meta WHERE key = 'boots'").fetchone()
+            if self._boots is not None and boots != (self._boots,):
+                raise self._lose(
+                    "check",
+                    "another process has opened this log",
+                    "find out which other program has the database and stop it, then restart this daemon",
+                )
+            self._look(database)
+
+    def _look(self, database: Any) -> None:
+        """What else there is to be checked."""
 
     def close(self) -> None:
         """Let go of the database. Harmless when repeated."""
@@ -86,6 +113,7 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
             places: Places | None = None
             with self._transaction(database):
                 serial, digest, _ = self._last(database)
+                self._check_alone("commit", serial, digest)
                 if upto is None:
                     check_follow(facts, serial, digest)
                 else:
@@ -102,12 +130,14 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
                 )
                 if receipts:
                     self._add_receipts(database, receipts)
+                if upto is not None:
+                    self._tried = (upto.serial, upto.digest)
+                elif facts:
+                    self._tried = (facts[-1].serial, facts[-1].digest)
         if places is not None:
             self._places = places
-        if upto is not None:
-            self._kept = (upto.serial, upto.digest)
-        elif facts:
-            self._kept = (facts[-1].serial, facts[-1].digest)
+        if self._tried is not None:
+            self._kept, self._tried = self._tried, None
 
     def _filled(
         self, database: Any, facts: Sequence[Fact], upto: Place, serial: int, digest: str

@@ -77,6 +77,10 @@ class MemoryEngine:
             self._notes.setdefault(name, str(uuid4()))
         return self.head()
 
+    def check(self) -> None:
+        """What is in memory is where it was."""
+        self._check("check")
+
     def head(self) -> Head:
         """Where the log stands now."""
         self._check("head")

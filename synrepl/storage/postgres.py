@@ -85,8 +85,6 @@ class PostgresEngine(SQLEngine):
         self._reads: Connection | None = None
         # The server's number for the connection that has, or had, the lock.
         self._backend: int | None = None
-        # Why this log is not ours any more.
-        self._lost: StorageError | None = None
 
     def __repr__(self) -> str:
         return f"<PostgresEngine {self.name}>"
@@ -112,8 +110,6 @@ class PostgresEngine(SQLEngine):
         self._reads = self._writes = None
 
     def _writing(self, op: str) -> "Connection":
-        if self._lost is not None:
-            raise self._lost
         if self._writes is None or not is_alive(self._writes):
             if self._writes is not None:
                 self._writes.close()

@@ -1,10 +1,10 @@
-"""Why a log takes an append never, however often it is asked."""
+"""Permanent append failures."""
 
 from typing import Final
 
 from synrepl.errors import StorageError
 
-__all__ = ["FROM_TABLE", "GivenElsewhere", "KeyReused"]
+__all__ = ["FROM_TABLE", "GivenElsewhere", "KeyReused", "LogLost"]
 
 FROM_TABLE: Final = "its facts come from the homeserver's table"
 """Why nothing is appended to a stream whose facts are rows of a table."""
@@ -36,3 +36,10 @@ class GivenElsewhere(StorageError):
             tried=False,
         )
         self.code = "table_backed" if is_table else "brought_elsewhere"
+
+
+class LogLost(StorageError):
+    """The database is not this process's log any more; nothing is written to it until a restart.
+
+    Somebody else has written to it, or it was deleted or replaced.
+    """

@@ -13,8 +13,8 @@ import msgspec
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Head
 from synrepl.storage.places import Places, load_places
+from synrepl.storage.refusals import LogLost
 from synrepl.storage.voids import Voids
-from synrepl.streams.digest import EMPTY
 from synrepl.streams.facts import Fact
 
 __all__ = ["COLUMNS", "DAMAGED", "Row", "SQLBase", "facts_of", "in_runs", "marks", "row_of"]
@@ -53,7 +53,11 @@ class SQLBase(ABC):
         self._is_open = False
         # What this process knows, for when a connection is lost: which start it is, what is surely kept.
         self._boots: int | None = None
-        self._kept = (0, EMPTY)
+        # Where this process left the log (no digest: not known), and where it tried to bring it.
+        self._kept = (0, "")
+        self._tried: tuple[int, str] | None = None
+        # Why this log is not ours any more.
+        self._lost: StorageError | None = None
         self._voids = Voids()
         # None while nobody knows: a transaction that changes them may have been kept, or not.
         self._places: Places | None = None
@@ -114,7 +118,27 @@ class SQLBase(ABC):
 
     def _writer(self, op: str) -> Any:
         self._check_open(op)
+        if self._lost is not None:
+            raise self._lost
         return self._writing(op)
+
+    def _lose(self, op: str, why: str, hint: str) -> LogLost:
+        """Write nothing any more; gives the reason, to be raised."""
+        # Asking again helps, once the daemon was restarted.
+        lost = LogLost(op=op, why=f"{self.name}: {why}", hint=hint, retryable=True, tried=False)
+        self._lost = lost
+        return lost
+
+    def _check_alone(self, op: str, serial: int, digest: str) -> None:
+        """Refuse, for good, to go on in a log that somebody else has written to."""
+        found, (kept, known) = (serial, digest), self._kept
+        if known and self._boots is not None and found not in (self._kept, self._tried):
+            raise self._lose(
+                op,
+                f"somebody else writes to this log: it is at serial {serial}, this process left it at {kept}",
+                "find out which other program has the database and stop it, then restart this daemon",
+            )
+        self._kept, self._tried = found, None
 
     def _reader(self, op: str = "read") -> Any:
         self._check_open(op)
@@ -141,12 +165,12 @@ class SQLBase(ABC):
             places.rows(),
         )
 
-    def _last(self, database: Any) -> tuple[int, str, int]:
+    def _last(self, database: Any, places: Places | None = None) -> tuple[int, str, int]:
         """Serial, digest and epoch of where the log stands."""
         found = self._execute(
             database, "SELECT serial, digest, epoch FROM facts ORDER BY serial DESC LIMIT 1"
         ).fetchone()
-        floor = self._known_places(database).floor
+        floor = (places or self._known_places(database)).floor
         if found is not None and found[0] >= floor.serial:
             last: tuple[int, str, int] = found
             return last

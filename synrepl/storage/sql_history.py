@@ -42,7 +42,7 @@ class SQLHistory(SQLReceipts):
                 ).fetchone()[0]
                 allocated[stream] = token if found is None else max(token, found)
             begin = self._known_places(database).begin
-        self._kept = (serial, digest)
+            self._check_alone("head", serial, digest)
         return Head(
             epoch=max(meta["epoch"], epoch),
             serial=serial,
@@ -75,13 +75,16 @@ class SQLHistory(SQLReceipts):
         """The digest there, if it is known."""
         with self._telling("digest_at"):
             database = self._reader("digest_at")
-            # Facts first: what is trimmed meanwhile is told by the places then.
-            found = self._execute(database, "SELECT digest FROM facts WHERE serial = ?", (serial,)).fetchone()
-            if found is not None:
-                return str(found[0])
-            places = load_places(
-                self._execute(database, "SELECT name, epoch, serial, digest FROM places").fetchall()
-            )
+            return self._digest_at(database, serial)
+
+    def _digest_at(self, database: Any, serial: int) -> str | None:
+        # Facts first: what is trimmed meanwhile is told by the places then.
+        found = self._execute(database, "SELECT digest FROM facts WHERE serial = ?", (serial,)).fetchone()
+        if found is not None:
+            return str(found[0])
+        places = load_places(
+            self._execute(database, "SELECT name, epoch, serial, digest FROM places").fetchall()
+        )
         for place in (places.begin, places.floor):
             if place.serial == serial:
                 return place.digest or None
@@ -123,6 +126,7 @@ class SQLHistory(SQLReceipts):
                     database, "UPDATE meta SET value = ? WHERE key = 'epoch'", (snapshot.place.epoch,)
                 )
                 self._store_places(database, places)
+                self._tried = (snapshot.place.serial, snapshot.place.digest)
         return self.head()
 
     def _check_restorable(self, database: Any, snapshot: Snapshot) -> None:

@@ -12,20 +12,29 @@ turned on for a file that has tables); older files use the room again, and shrin
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from twisted.logger import Logger
+
 from synrepl.errors import StorageError
+from synrepl.ports.history import Place, Receipt
 from synrepl.ports.interfaces import Head
 from synrepl.storage import swapping
 from synrepl.storage.engine import DAMAGED, Row, SQLEngine
-from synrepl.storage.lock import FileLock
+from synrepl.storage.lock import DatabaseFile
+from synrepl.storage.places import load_places
 from synrepl.storage.schema import MIGRATIONS, migrate
+from synrepl.storage.state_file import StateFile, Summary
+from synrepl.streams.facts import Fact
 
 __all__ = ["SQLiteEngine"]
+
+_log = Logger(namespace="synrepl.storage")
 
 HINTS = {
     "SQLITE_BUSY": "another program holds the database; end it",
@@ -40,6 +49,9 @@ HINTS = {
 
 RETRYABLE = {"SQLITE_BUSY", "SQLITE_FULL", "SQLITE_IOERR"}
 
+STATE: Final = ".state"
+"""What follows the name of a log's file in that of the one that says how far the log has come."""
+
 STAGED: Final = ".joining"
 """What follows the name of a log's file in that of the one in which a copy is made."""
 
@@ -50,8 +62,8 @@ RELEASED_PAGES: Final = 2048
 class SQLiteEngine(SQLEngine):
     """An `IEngine` over the file at `path`, made when it is missing, its directory not.
 
-    One process at a time: `<path>.lock` is held while it is open. A `staged` one is guarded by the lock of
-    the log that it is staged for, and syncs only now and then.
+    One process at a time holds the file while it is open (`DatabaseFile`). A `staged` one syncs only now and
+    then. Beside the others `<path>.state` says how far the log has come.
     """
 
     KIND = "file"
@@ -60,27 +72,38 @@ class SQLiteEngine(SQLEngine):
     def __init__(self, path: str | os.PathLike[str], *, staged: bool = False) -> None:
         super().__init__(os.fspath(path))
         self._path = Path(path)
-        self._lock = None if staged else FileLock(Path(f"{os.fspath(path)}.lock"))
+        self._is_staging = staged
+        self._file = DatabaseFile(path, note=not staged)
+        self._state: StateFile | None = None
+        self._summary: Summary | None = None
+        self._recorded_version: int | None = None
         self._writes: sqlite3.Connection | None = None
         self._reads: sqlite3.Connection | None = None
 
     def _take(self) -> None:
+        self._lost = None
+        self._path = self._file.path
         if not self._path.parent.is_dir():
             raise StorageError(
                 op="open",
                 why=f"there is no directory {self._path.parent}",
                 hint="make it, or name another place for the database",
             )
-        if self._lock is not None:
-            self._lock.acquire()
-        elif not self._path.exists():
+        is_new = not self._path.exists()
+        if not self._is_staging:
+            self._state = StateFile(self._path.with_name(self._path.name + STATE))
+            if is_new:
+                # Before an empty one is made in its place.
+                self._check_summary(Summary())
+        elif is_new:
             # Of a file that is gone.
             swapping.remove(self._path)
+        self._file.acquire()
 
     def _let_go(self) -> None:
         self._disconnect()
-        if self._lock is not None:
-            self._lock.release()
+        # After SQLite: closing any descriptor of the file takes SQLite's locks away.
+        self._file.release()
 
     def _disconnect(self) -> None:
         # The writer goes last: the last connection to leave takes the WAL back into the file.
@@ -88,6 +111,87 @@ class SQLiteEngine(SQLEngine):
             if database is not None:
                 database.close()
         self._reads = self._writes = None
+        self._recorded_version = None
+        self._file.forget_wal()
+
+    def close(self) -> None:
+        """Let go of the database. Harmless when repeated."""
+        if self._is_open and self._boots is not None and self._lost is None:
+            # What is noted may lag behind; a log that cannot be read any more is closed all the same.
+            with suppress(StorageError), self._telling("close"):
+                self._check_file("close")
+                self._record(self._writing("close"))
+        super().close()
+
+    # What a restart would find
+
+    def _check_file(self, op: str) -> None:
+        """Refuse, for good, to go on once the file is not at its path any more."""
+        missing = self._file.missing()
+        if missing:
+            raise self._lose(
+                op,
+                f"{missing} was deleted or replaced while the log was open: what was acknowledged since then"
+                " may be gone",
+                "stop the daemon, then restore the log from a copy, or join again as a replica",
+            )
+
+    def commit(
+        self, facts: Sequence[Fact], receipts: Sequence[Receipt], *, upto: Place | None = None
+    ) -> None:
+        """Keep all of these or none, in one synced transaction of a file that the next start will find."""
+        super().commit(facts, receipts, upto=upto)
+        self._check_file("commit")
+
+    def _look(self, database: sqlite3.Connection) -> None:
+        self._check_file("check")
+        version = self._execute(database, "PRAGMA data_version").fetchone()[0]
+        # While nothing was committed nothing is written.
+        if version != self._recorded_version:
+            try:
+                self._record(database)
+                self._recorded_version = version
+            except StorageError as error:
+                _log.warn("{error}", error=str(error))
+
+    def _summarize(self, database: sqlite3.Connection) -> Summary:
+        notes = dict(self._execute(database, "SELECT name, value FROM notes").fetchall())
+        meta = dict(self._execute(database, "SELECT key, value FROM meta").fetchall())
+        places = load_places(self._execute(database, "SELECT name, epoch, serial, digest FROM places"))
+        serial, digest, epoch = self._last(database, places)
+        return Summary(
+            history=notes.get("history", ""),
+            uuid=notes.get("uuid", ""),
+            server_name=notes.get("server_name", ""),
+            boots=meta["boots"],
+            epoch=max(meta["epoch"], epoch),
+            serial=serial,
+            digest=digest,
+        )
+
+    def _record(self, database: sqlite3.Connection) -> None:
+        """Note how far the log has come, if it has come further."""
+        self._summary = self._summarize(database)
+        if self._state is not None:
+            self._state.write(self._summary)
+
+    def _opened(self, database: sqlite3.Connection) -> None:
+        self._check_file("open")
+        self._record(database)
+
+    def _check_recorded(self, database: sqlite3.Connection) -> None:
+        found = self._summarize(database)
+        self._check_summary(found, partial(self._digest_at, database))
+
+    def _check_summary(self, found: Summary, digest_at: Callable[[int], str | None] = lambda _: None) -> None:
+        """Refuse a log that is not the one last seen here, or has lost a part of it."""
+        recorded = [] if self._state is None else self._state.read()
+        for one in recorded:
+            if found.follows(one) and digest_at(one.serial) in (None, one.digest):
+                return
+        if recorded:
+            assert self._state is not None
+            raise self._state.refusal(found, recorded[0], self.name)
 
     def _migrate(self, database: sqlite3.Connection) -> None:
         database.execute("CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID")
@@ -95,11 +199,13 @@ class SQLiteEngine(SQLEngine):
 
     def _writing(self, op: str) -> sqlite3.Connection:
         if self._writes is None:
-            self._writes = _connect(self._path, "FULL" if self._lock is not None else "NORMAL")
+            self._writes = _connect(self._path, "NORMAL" if self._is_staging else "FULL")
         return self._writes
 
     def _reading(self, op: str) -> sqlite3.Connection:
         if self._reads is None:
+            # SQLite would open whatever is at the path by now.
+            self._check_file(op)
             self._reads = sqlite3.connect(
                 f"file:{quote(os.fspath(self._path.absolute()))}?mode=ro",
                 uri=True,
@@ -186,19 +292,39 @@ class SQLiteEngine(SQLEngine):
         log would be taken for its own. While that cannot be done, as when another program reads this file,
         this log goes on as it was.
         """
+        assert isinstance(staged, SQLiteEngine)
+        assert self._state is not None
         with swapping.telling("adopt_staged", self._path):
-            swapping.seal(self._staged_path)
-            self._disconnect()
-            swapping.seal(self._path)
-            swapping.replace(self._staged_path, self._path)
+            fresh = DatabaseFile(self._staged_path, note=False)
+            fresh.acquire()
+            try:
+                swapping.seal(self._staged_path)
+                # Whichever of the two logs a start finds after a kill, it is the right one.
+                self._state.write(self._summarize(self._writing("adopt_staged")), adopting=staged._summary)
+                self._disconnect()
+                swapping.seal(self._path)
+                swapping.replace(self._staged_path, self._path)
+            except BaseException:
+                fresh.release()
+                raise
+        # The lock on the new file was taken before it came here, so that nobody can get in between.
+        self._file.become(fresh)
+        self._boots, self._kept = None, (0, "")
         try:
             with swapping.telling("adopt_staged", self._path):
                 swapping.sync_directory(self._path)
-            return self.head()
+            head = self.head()
+            self._check_file("adopt_staged")
         except BaseException:
             # It is the other log now: nobody may go on as if it was not.
             self.close()
             raise
+        try:
+            self._record(self._writing("adopt_staged"))
+        except StorageError as error:
+            # What is noted fits this log as well.
+            _log.warn("{error}", error=str(error))
+        return head
 
 
 def _connect(path: Path, synchronous: str) -> sqlite3.Connection:

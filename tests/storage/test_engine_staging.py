@@ -229,7 +229,7 @@ class SQLiteTests(OverSQLite, Contract):
         engine.adopt_staged()
         engine.close()
 
-        self.assertEqual(["synrepl.db", "synrepl.db.lock"], self.files())
+        self.assertEqual(["synrepl.db", "synrepl.db.lock", "synrepl.db.state"], self.files())
         with closing(sqlite3.connect(self.path)) as database:
             self.assertEqual(("ok",), database.execute("PRAGMA integrity_check").fetchone())
 

@@ -13,7 +13,7 @@ from typing import Final
 from synrepl.errors import StorageError
 from synrepl.ports.files import DiskFull
 from synrepl.storage.files.disk import make_directory
-from synrepl.storage.lock import FileLock
+from synrepl.storage.lock import DatabaseFile
 from synrepl.storage.sqlite import HINTS, RETRYABLE
 
 __all__ = ["Tables"]
@@ -52,12 +52,12 @@ VERSION: Final = 1
 class Tables:
     """The file at `path`, made with the directory that it is in when there is something to keep.
 
-    One process at a time: `<path>.lock` is held while it is open.
+    One process at a time holds it while it is open (`DatabaseFile`).
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = FileLock(path.with_name(path.name + ".lock"))
+        self._file = DatabaseFile(path)
         self._database: sqlite3.Connection | None = None
 
     @contextmanager
@@ -90,10 +90,10 @@ class Tables:
         database, self._database = self._database, None
         if database is not None:
             database.close()
-            self._lock.release()
+            self._file.release()
 
     def _open(self) -> sqlite3.Connection:
-        self._lock.acquire()
+        self._file.acquire()
         try:
             try:
                 return self._opened()
@@ -103,9 +103,12 @@ class Tables:
                 for ending in ("-wal", "-shm"):
                     self._path.with_name(self._path.name + ending).unlink(missing_ok=True)
                 self._path.replace(self._path.with_name(self._path.name + ".bad"))
+                # The lock is on the file that was put aside.
+                self._file.release()
+                self._file.acquire()
                 return self._opened()
         except BaseException:
-            self._lock.release()
+            self._file.release()
             raise
 
     def _opened(self) -> sqlite3.Connection:
