@@ -218,6 +218,11 @@ class SQLiteEngine(SQLEngine):
     def _telling(self, op: str, stream: str = "") -> Iterator[None]:
         try:
             yield
+        except OverflowError as error:
+            # Python's numbers have no end; peers may send any.
+            raise StorageError(
+                op=op, why=f"{self.name}: a number has more than 64 bits", stream=stream
+            ) from error
         except sqlite3.Error as error:
             name = getattr(error, "sqlite_errorname", "")
             base = "_".join(name.split("_")[:2])

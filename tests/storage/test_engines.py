@@ -4,13 +4,14 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import astuple
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import Extent
+from synrepl.ports.history import Extent, Lease
 from synrepl.ports.interfaces import Appended, IEngine, Receipt
 from synrepl.storage import sql_reading
 from synrepl.storage.schema import MIGRATIONS
@@ -120,6 +121,35 @@ class Contract(Case):
             some,
         )
         self.assertEqual(Extent(serial=4), nothing)
+
+    def test_a_number_over_64_bits_is_refused_or_beyond_the_log(self) -> None:
+        """A peer may send any number; a fault of ours in answer would end its connection with a traceback."""
+        engine = self.again()
+        engine.open()
+        facts = facts_after(None, ("events", "w1", 0, 2**70))
+        for number in (2**63, -(2**70)):
+            attempts: tuple[Callable[[], object], ...] = (
+                lambda number=number: engine.digest_at(number),  # type: ignore[misc]
+                lambda number=number: engine.receipts_between(number, 2**70),  # type: ignore[misc]
+                lambda number=number: engine.read(after=0, upto=number, limit=number),  # type: ignore[misc]
+                lambda number=number: engine.read_tokens(  # type: ignore[misc]
+                    stream="events", writer=None, after=number, upto=2**70, serial=number, limit=9
+                ),
+                lambda number=number: engine.held("events", number),  # type: ignore[misc]
+                lambda number=number: engine.size(number),  # type: ignore[misc]
+                lambda number=number: engine.forget_receipts(number),  # type: ignore[misc]
+                lambda number=number: engine.keep_leases(  # type: ignore[misc]
+                    [Lease(uuid="u", name="", registered=False, serial=number, made_ms=number)]
+                ),
+                lambda: engine.commit(facts, []),
+            )
+            for attempt in attempts:
+                try:
+                    attempt()
+                except StorageError as error:
+                    self.assertFalse(error.retryable)
+
+        self.assertIn(engine.head().serial, (0, 1))
 
     def test_each_open_counts_as_one_boot(self) -> None:
         """Tokens of ephemeral streams begin again with each start; the count is what makes that visible."""

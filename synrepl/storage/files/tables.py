@@ -139,7 +139,7 @@ class Tables:
     def _telling(self, op: str) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OverflowError, OSError) as error:
             base = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
             kind = DiskFull if base == "SQLITE_FULL" else StorageError
             raise kind(
