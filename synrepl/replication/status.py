@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 STATES: Final = {
-    "failing": "facts cannot be made durable just now; what is kept is still sent",
+    "failing": "facts cannot be made durable, or what is kept cannot be read, just now; what can be is sent",
     "stopped": "this replica's history has parted from its upstream's: an operator must decide (resync)",
     "fenced": "another daemon is primary; this one takes no facts",
     "joining": "this replica has no whole copy yet",
@@ -43,7 +43,10 @@ class DescribedLog(ILog, Protocol):
 
     @property
     def healthy(self) -> tuple[bool, str]:
-        """Whether appends can be expected to work; if not, why."""
+        """Whether the log can be expected to work; if not, why."""
+
+    def failing_since(self) -> float:
+        """When it was last known to work, if it is not healthy."""
 
     def head_age(self) -> float:
         """Seconds since a group was last committed, or since the start."""
@@ -142,7 +145,7 @@ def describe(
     it hears or follows, and of its followers'.
     """
     now = clock.seconds()
-    errors = _errors(log, now)
+    errors = _errors(log)
     state = "failing" if errors else copies.state() if copies is not None else ""
     for what, since in _troubles(bringing, copies, files):
         errors.append({"what": what, "since": round(since, 3)})
@@ -211,10 +214,10 @@ def _recent(publisher: Publisher) -> list[dict[str, Any]]:
     ]
 
 
-def _errors(log: DescribedLog, now: float) -> list[dict[str, Any]]:
+def _errors(log: DescribedLog) -> list[dict[str, Any]]:
     """What is wrong, the worst first. `since` is when it was last known to be right, in Unix seconds."""
     is_healthy, why = log.healthy
-    return [] if is_healthy else [{"what": f"log: {why}", "since": round(now - log.head_age(), 3)}]
+    return [] if is_healthy else [{"what": f"log: {why}", "since": round(log.failing_since(), 3)}]
 
 
 def _followers(publisher: Publisher, now: float) -> list[dict[str, Any]]:

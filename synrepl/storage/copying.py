@@ -11,6 +11,8 @@ from synrepl.errors import StorageError
 from synrepl.ports.history import Lease, Place, Receipt, Snapshot, Turn
 from synrepl.ports.interfaces import Head, IEngine, IThread, KeysOf
 from synrepl.storage.groups import Standing
+from synrepl.storage.health import Probe, ReadHealth
+from synrepl.storage.refusals import InvalidValue
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 
@@ -45,6 +47,7 @@ class Copying:
     _writing: IThread
     _reading: IThread
     _standing: Standing
+    _reads: ReadHealth
     _is_writing: bool
     _is_open: bool
 
@@ -70,6 +73,10 @@ class Copying:
         raise NotImplementedError
 
     def _end_turn(self) -> None:
+        raise NotImplementedError
+
+    def _read_failed(self, kind: str, error: StorageError, probe: Probe | None) -> None:
+        """The log could not be read; `probe` tries the same again."""
         raise NotImplementedError
 
     def _begin_life(self, head: Head) -> None:
@@ -116,11 +123,11 @@ class Copying:
 
     def digest_at(self, serial: int) -> Awaitable[str | None]:
         """The digest there, if it is known."""
-        return self._read(partial(self._engine.digest_at, serial))
+        return self._read("digest_at", partial(self._engine.digest_at, serial))
 
     def receipts_between(self, after: int, upto: int) -> Awaitable[list[Receipt]]:
         """The receipts of appends whose first serial is there."""
-        return self._read(partial(self._engine.receipts_between, after, upto))
+        return self._read("receipts_between", partial(self._engine.receipts_between, after, upto))
 
     @property
     def receipts_upto(self) -> int:
@@ -129,11 +136,11 @@ class Copying:
 
     def size(self, after: int) -> Awaitable[int]:
         """About how many bytes the facts beyond this serial take."""
-        return self._writing.run(partial(self._engine.size, after))
+        return self._checked("size", self._writing, partial(self._engine.size, after))
 
     def snapshot(self) -> Awaitable[Snapshot]:
         """What stands beside the facts, as of one moment between two commits."""
-        return self._writing.run(self._engine.snapshot)
+        return self._checked("snapshot", self._writing, self._engine.snapshot)
 
     # -- small things kept beside it -----------------------------------------------------------------------
 
@@ -175,7 +182,13 @@ class Copying:
         """`IEngine.trim`: a slice. Gives where the log begins now."""
 
         async def work() -> Place:
-            begin = await self._writing.run(partial(self._engine.trim, upto, keys, limit))
+            try:
+                begin = await self._writing.run(partial(self._engine.trim, upto, keys, limit))
+            except StorageError as error:
+                # Not to be tried again from here: a lease may need the facts by then.
+                self._read_failed("trim", error, None)
+                raise
+            self._reads.worked("trim")
             self._standing.begin = begin
             return begin
 
@@ -331,16 +344,33 @@ class Copying:
         for told in whom:
             told()
 
-    def _read(self, work: Callable[[], T]) -> Awaitable[T]:
+    def _read(self, kind: str, work: Callable[[], T]) -> "Deferred[T]":
         """Do this in the reading thread, once nobody replaces what there is to read."""
-        return self._reading.run(work) if self._swapping is None else self._read_later(work)
+        return self._checked(kind, self._reading, work)
 
-    async def _read_later(self, work: Callable[[], T]) -> T:
-        while self._swapping is not None:
+    def _checked(self, kind: str, thread: IThread, work: Callable[[], T]) -> "Deferred[T]":
+        """Read so, in this thread. A failure makes the log unhealthy until the same read works."""
+
+        def probe() -> "Deferred[T]":
+            return Deferred.fromCoroutine(self._read_now(thread, work))
+
+        async def read() -> T:
+            try:
+                return await probe()
+            except InvalidValue:
+                raise
+            except StorageError as error:
+                self._read_failed(kind, error, probe)
+                raise
+
+        return Deferred.fromCoroutine(read())
+
+    async def _read_now(self, thread: IThread, work: Callable[[], T]) -> T:
+        while self._swapping is not None and thread is self._reading:
             waiter: Deferred[None] = Deferred()
             self._swapping.append(waiter)
             await waiter
-        return await self._reading.run(work)
+        return await thread.run(work)
 
 
 class Copy:

@@ -208,7 +208,7 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
 
     def adopt_staged(self) -> Head:
         """Replace all of this log by the staged one, in one step that survives a power cut."""
-        self._check_open("adopt_staged")
+        self._writer("adopt_staged")
         with self._telling("adopt_staged"):
             if not self._is_staged():
                 raise StorageError(op="adopt_staged", why="nothing is staged")

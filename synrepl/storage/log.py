@@ -15,7 +15,8 @@ from synrepl.ports.tasks import Tasks
 from synrepl.storage.copying import Copying
 from synrepl.storage.ephemeral import EphemeralStream, KeyOf
 from synrepl.storage.groups import Group, Request, Standing, checksum, form
-from synrepl.storage.refusals import FROM_TABLE, GivenElsewhere, KeyReused
+from synrepl.storage.health import Probe, ReadHealth
+from synrepl.storage.refusals import FROM_TABLE, GivenElsewhere, KeyReused, LogLost
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.wire.filter import ALL, Filter
 
@@ -103,6 +104,9 @@ class Log(Copying):
         self._boots = 0
         self._is_open = False
         self._trouble = ""
+        self._lost: LogLost | None = None
+        self._reads = ReadHealth(clock.seconds)
+        self._is_looking = False
         self._committed_at = 0.0
         self._timers: dict[str, Any] = {}
 
@@ -124,10 +128,13 @@ class Log(Copying):
         self._committed_at = self._clock.seconds()
         self._is_open = True
         self._later("forget", FORGET_EVERY_SECONDS, self._forget_receipts)
+        self._later("look", self._reads.next_seconds, self._look_now)
 
     def _begin_life(self, head: Head) -> None:
         """Stand where the engine says; what is ephemeral begins anew."""
         self._doubted = None
+        self._trouble = ""
+        self._reads.clear()
         self._standing.take(head)
         self._boots = head.boots
         self._ephemeral = {
@@ -186,10 +193,17 @@ class Log(Copying):
 
     @property
     def healthy(self) -> tuple[bool, str]:
-        """Whether appends can be expected to work; if not, why: the last commit's failure."""
+        """Whether the log can be expected to work; if not, why: the log is not ours any more, the last commit
+        failed, or a read fails.
+        """
         if not self._is_open:
             return False, "the log is not open"
-        return not self._trouble, self._trouble
+        why = self._trouble or self._reads.why
+        return not why, why
+
+    def failing_since(self) -> float:
+        """When it was last known to work, if it is not healthy; in seconds of the clock."""
+        return self._committed_at if self._trouble else self._reads.since
 
     def head_age(self) -> float:
         """Seconds since a group was last committed, or since the start."""
@@ -331,6 +345,8 @@ class Log(Copying):
     def _refusal(self, stream: str, writer: str) -> StorageError | None:
         if not self._is_open:
             return _refused(stream, "the log is not open", retryable=True)
+        if self._lost is not None:
+            return self._lost
         if stream not in self._names or writer not in self._names:
             for name in (stream, writer):
                 if name.split() != [name] or not _is_text(name):
@@ -375,7 +391,9 @@ class Log(Copying):
     ) -> Awaitable[tuple[list[Fact], int]]:
         """`IEngine.read`, in the reading thread; nothing that watchers have not seen yet."""
         upto = min(upto, self.serial)
-        return self._read(partial(self._engine.read, after=after, upto=upto, limit=limit, wanted=wanted))
+        return self._read(
+            "read", partial(self._engine.read, after=after, upto=upto, limit=limit, wanted=wanted)
+        )
 
     def read_text(
         self,
@@ -387,7 +405,9 @@ class Log(Copying):
     ) -> Awaitable[tuple[bytes, int]]:
         """`IEngine.read_text`, likewise."""
         upto = min(upto, self.serial)
-        return self._read(partial(self._engine.read_text, after=after, upto=upto, limit=limit, wanted=wanted))
+        return self._read(
+            "read_text", partial(self._engine.read_text, after=after, upto=upto, limit=limit, wanted=wanted)
+        )
 
     def extent(
         self,
@@ -399,7 +419,9 @@ class Log(Copying):
     ) -> Awaitable[Extent]:
         """`IEngine.extent`, likewise."""
         upto = min(upto, self.serial)
-        return self._read(partial(self._engine.extent, after=after, upto=upto, limit=limit, wanted=wanted))
+        return self._read(
+            "extent", partial(self._engine.extent, after=after, upto=upto, limit=limit, wanted=wanted)
+        )
 
     def read_tokens(
         self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int
@@ -409,6 +431,7 @@ class Log(Copying):
         if held is not None:
             return succeed(held.read_tokens(writer=writer, after=after, upto=upto, limit=limit))
         return self._read(
+            "read_tokens",
             partial(
                 self._engine.read_tokens,
                 stream=stream,
@@ -417,7 +440,7 @@ class Log(Copying):
                 upto=upto,
                 serial=min(serial, self.serial),
                 limit=limit,
-            )
+            ),
         )
 
     def ephemeral_after(self, stream: str, after: int) -> list[Fact]:
@@ -497,6 +520,10 @@ class Log(Copying):
             group, error, is_known = None, _as_storage_error(unexpected), True
         if error is not None:
             self._trouble = str(error)
+            if isinstance(error, LogLost):
+                self._lose(error)
+                # What it became, if anything, is in a database that is not ours any more.
+                is_known = True
             if group is not None and not is_known:
                 self._doubted = group
                 error = StorageError(
@@ -554,6 +581,10 @@ class Log(Copying):
             head: Head = await self._writing.run(self._engine.head)
         except Exception as error:
             failure = _as_storage_error(error)
+            if isinstance(failure, LogLost):
+                self._lose(failure)
+                self._doubted = None
+                return failure
             self._trouble = f"nobody knows where the log stands: {failure}"
             self._later("doubt", RETRY_SECONDS, self._write_soon)
             return failure
@@ -562,13 +593,24 @@ class Log(Copying):
             self._logger.info("{count} facts were kept after all", count=len(group.facts))
             self._adopt(group)
         elif head.digest != group.before:
-            self._logger.critical(
-                "the log was written by someone else: serial {found}, not {expected}",
-                found=head.serial,
-                expected=self._standing.serial,
+            lost = LogLost(
+                op="append",
+                why=f"somebody else writes to this log: it is at serial {head.serial}, this process left it"
+                f" at {self._standing.serial}",
+                hint="find out which other program has the database and stop it, then restart this daemon",
+                retryable=True,
+                tried=False,
             )
-            self._standing.take(head)
+            self._lose(lost)
+            return lost
         return None
+
+    def _lose(self, lost: LogLost) -> None:
+        """Take no facts any more, for good."""
+        if self._lost is None:
+            self._lost = lost
+            self._logger.critical("no more appends: {why}", why=str(lost))
+        self._trouble = str(self._lost)
 
     def _fail_queue(self, failure: StorageError) -> None:
         """Fail what waits: it cannot be given serials as long as nobody knows which are taken."""
@@ -588,6 +630,9 @@ class Log(Copying):
         if group.facts:
             self._trouble = ""
             self._committed_at = self._clock.seconds()
+            if self._reads.probes:
+                # A database that takes facts again may be read again.
+                self._look_soon(0)
             self._standing.advance(group.facts)
             if group.receipts:
                 self._standing.receipts_upto = self._standing.serial
@@ -611,6 +656,56 @@ class Log(Copying):
                 waiter.callback(answer)
             elif answer is not None:
                 waiter.errback(answer)
+
+    # Whether it can be read, and is ours
+
+    def _read_failed(self, kind: str, error: StorageError, probe: Probe | None) -> None:
+        if not self._is_open:
+            return
+        if isinstance(error, LogLost):
+            self._lose(error)
+            return
+        was_well = not self._reads.why
+        self._reads.failed(kind, error, probe)
+        if was_well and self._reads.why:
+            self._logger.error("the log cannot be read: {why}", why=self._reads.why)
+        self._look_soon(self._reads.next_seconds)
+
+    def _look_soon(self, seconds: float) -> None:
+        due = self._timers.get("look")
+        if due is not None and due.active() and due.getTime() > self._clock.seconds() + seconds:
+            due.cancel()
+        if not self._is_looking:
+            self._later("look", seconds, self._look_now)
+
+    def _look_now(self) -> None:
+        self._tasks.start(self._look(), "looking at the log")
+
+    async def _look(self) -> None:
+        """Try again what failed, and whether a restart would find this log."""
+        self._is_looking = True
+        was_well = not self._reads.why
+        try:
+            for kind, probe in self._reads.probes:
+                await self._try_again(kind, probe)
+            if "check" not in dict(self._reads.probes):
+                await self._read("check", self._engine.check)
+        except StorageError:
+            # It is noted where it was read.
+            pass
+        finally:
+            self._is_looking = False
+            if not was_well and not self._reads.why:
+                self._logger.info("the log can be read again")
+            self._later("look", self._reads.next_seconds, self._look_now)
+
+    async def _try_again(self, kind: str, probe: Probe) -> None:
+        try:
+            await probe()
+        except StorageError as error:
+            self._read_failed(kind, error, probe)
+        else:
+            self._reads.worked(kind)
 
     # Time
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from synrepl.errors import StorageError
 from synrepl.storage.engine import DAMAGED
+from synrepl.storage.refusals import InvalidValue
 
 if TYPE_CHECKING:
     import psycopg
@@ -43,6 +44,7 @@ HINTS: Final = {
     "25006": "it is a standby, or read only; name the primary",
     "28": "check the user, and its password in the pgpass file",
     "3D000": "make the database, or name another one",
+    "42P01": "a table is not there, or not any more: stop the daemon, and restore it from a backup",
     "42501": "the user needs CREATE on the database, or a schema synrepl of its own; to join as a replica"
     " also a schema synrepl_joining",
     "53": "the server has run out of something; free some",
@@ -54,6 +56,9 @@ HINTS: Final = {
     "XX002": DAMAGED.format(database="database"),
 }
 """What a person can do, by SQLSTATE or how it begins."""
+
+OUT_OF_RANGE: Final = "22003"
+"""A number that is too large."""
 
 RETRYABLE: Final = {"08", "25006", "40", "53", "55", "57", "58"}
 
@@ -103,6 +108,8 @@ class PostgresAddress:
             why = " ".join(str(error).split()) or type(error).__name__
             if self._password:
                 why = why.replace(self._password, "***")
+            if state == OUT_OF_RANGE or (not state and isinstance(error, _psycopg().DataError)):
+                raise InvalidValue(op=op, why=why, stream=stream) from error
             raise StorageError(
                 op=op,
                 why=f"{self.name}: {why}",

@@ -4,7 +4,7 @@ from typing import Final
 
 from synrepl.errors import StorageError
 
-__all__ = ["FROM_TABLE", "GivenElsewhere", "KeyReused", "LogLost"]
+__all__ = ["FROM_TABLE", "GivenElsewhere", "KeyReused", "InvalidValue", "LogLost"]
 
 FROM_TABLE: Final = "its facts come from the homeserver's table"
 """Why nothing is appended to a stream whose facts are rows of a table."""
@@ -36,6 +36,10 @@ class GivenElsewhere(StorageError):
             tried=False,
         )
         self.code = "table_backed" if is_table else "brought_elsewhere"
+
+
+class InvalidValue(StorageError):
+    """No database can hold a value that was asked for or given: the caller's mistake, not the log's."""
 
 
 class LogLost(StorageError):

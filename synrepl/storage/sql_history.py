@@ -42,7 +42,8 @@ class SQLHistory(SQLReceipts):
                 ).fetchone()[0]
                 allocated[stream] = token if found is None else max(token, found)
             begin = self._known_places(database).begin
-            self._check_alone("head", serial, digest)
+        # Whoever asks after a failed commit judges what this says; the next commit builds on it.
+        self._kept, self._tried = (serial, digest), None
         return Head(
             epoch=max(meta["epoch"], epoch),
             serial=serial,
@@ -126,7 +127,6 @@ class SQLHistory(SQLReceipts):
                     database, "UPDATE meta SET value = ? WHERE key = 'epoch'", (snapshot.place.epoch,)
                 )
                 self._store_places(database, places)
-                self._tried = (snapshot.place.serial, snapshot.place.digest)
         return self.head()
 
     def _check_restorable(self, database: Any, snapshot: Snapshot) -> None:

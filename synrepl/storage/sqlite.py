@@ -28,6 +28,7 @@ from synrepl.storage import swapping
 from synrepl.storage.engine import DAMAGED, Row, SQLEngine
 from synrepl.storage.lock import DatabaseFile
 from synrepl.storage.places import load_places
+from synrepl.storage.refusals import InvalidValue
 from synrepl.storage.schema import MIGRATIONS, migrate
 from synrepl.storage.state_file import StateFile, Summary
 from synrepl.streams.facts import Fact
@@ -219,10 +220,10 @@ class SQLiteEngine(SQLEngine):
         try:
             yield
         except OverflowError as error:
-            # Python's numbers have no end; peers may send any.
-            raise StorageError(
-                op=op, why=f"{self.name}: a number has more than 64 bits", stream=stream
-            ) from error
+            # Python's integers have no bound; peers may send any.
+            raise InvalidValue(op=op, why="a number has more than 64 bits", stream=stream) from error
+        except UnicodeEncodeError as error:
+            raise InvalidValue(op=op, why="a text is not Unicode", stream=stream) from error
         except sqlite3.Error as error:
             name = getattr(error, "sqlite_errorname", "")
             base = "_".join(name.split("_")[:2])

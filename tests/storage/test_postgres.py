@@ -463,6 +463,46 @@ class LostConnectionTests(PostgresCase):
         self.wait(log.stop())
         self.assertEqual(3, self.opened().head().boots)
 
+    def test_a_log_whose_tables_are_gone_is_unhealthy_before_anybody_asks(self) -> None:
+        """Somebody has dropped the schema: there is nothing to restart into."""
+        log = self.log_over(self.again())
+        self.append(log, "events", "w1", A)
+        self.execute("DROP SCHEMA synrepl CASCADE")
+
+        self.clock.advance(6)
+
+        is_healthy, why = log.healthy
+        self.assertFalse(is_healthy)
+        self.assertIn("stop the daemon, and restore it from a backup", why)
+        self.failureResultOf(log.append("events", "w1", [B]), StorageError)
+
+    def test_a_process_that_takes_over_is_noticed_before_anybody_writes(self) -> None:
+        """It has counted its start; readers here would go on with a log that is not told any more."""
+        log = self.log_over(self.again())
+        self.append(log, "events", "w1", A)
+        self.execute("UPDATE synrepl.meta SET value = value + 1 WHERE key = 'boots'")
+
+        self.clock.advance(6)
+
+        self.assertIn("another process has opened this log", log.healthy[1])
+        self.failureResultOf(log.append("events", "w1", [B]), StorageError)
+        self.assertEqual([1], [fact.serial for fact in self.kept()])
+
+    def test_a_server_that_is_away_is_told_once_it_stays_away(self) -> None:
+        """And forgotten as soon as it is back."""
+        with PostgresServer() as server:
+            self.url = server.new_database()
+            log = self.started(self.again())
+            server.stop()
+            self.clock.advance(6)
+            self.assertEqual((True, ""), log.healthy)
+            self.clock.advance(2)
+            self.assertFalse(log.healthy[0])
+            server.start()
+            self.clock.advance(2)
+            self.assertEqual((True, ""), log.healthy)
+            self.wait(log.stop())
+
     def test_a_database_that_lost_what_was_acknowledged_is_not_gone_on_with(self) -> None:
         """After a failover to a server that was behind, going on would give the same serials twice."""
         engine = self.opened()
