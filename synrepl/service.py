@@ -148,6 +148,7 @@ class Daemon(Service):
             unordered=[stream.name for stream in self.table if not stream.ordered],
             told_by_all=[stream.name for stream in self.table if stream.told_by_all],
             refuses=self.bringing.refusal,
+            server_name=self.settings.server_name,
             logger=Logger(namespace="synrepl.storage"),
         )
         try:

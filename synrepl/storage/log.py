@@ -32,6 +32,8 @@ MAX_NAME_BYTES = 1024
 """Of a stream, a writer, an idempotency key. Two of them must fit in PostgreSQL's entry of an index."""
 EPHEMERAL_RECEIPTS = 10_000
 """How many such answers are remembered for ephemeral streams."""
+UNNAMED = "localhost"
+"""The server name of a daemon that was given none. It is not kept: a real one may be given later."""
 
 
 class Log(Copying):
@@ -46,6 +48,8 @@ class Log(Copying):
     each stream, without one it is the homeserver's table. `refuses` says why nothing can be appended to a
     stream by a writer, if that is so just now. Of the `unordered` streams lower tokens may be
     adopted after higher ones; any writer may tell the facts of the others in those `told_by_all`.
+
+    The log is of one homeserver, `server_name`, from when it is first opened with a name.
 
     The engine and both threads are the log's own from `start` to `stop`.
     """
@@ -63,6 +67,7 @@ class Log(Copying):
         unordered: Collection[str] = (),
         told_by_all: Collection[str] = (),
         refuses: Callable[[str, str], str] = lambda stream, writer: "",
+        server_name: str = "",
         max_pending_bytes: int = 64 * MIB,
         max_batch_bytes: int = 4 * MIB,
         max_ephemeral_bytes: int = 8 * MIB,
@@ -97,6 +102,7 @@ class Log(Copying):
         self._unordered = frozenset(unordered)
         self._told_by_all = frozenset(told_by_all)
         self._refuses = refuses
+        self._server_name = server_name
         self.sealed: Callable[[str], StorageError] | None = None
         """Why nothing is added here just now but by `follow`, told of a stream; None while it is."""
         self._names: set[str] = set()
@@ -115,10 +121,15 @@ class Log(Copying):
     async def start(self) -> None:
         """Open the engine and take up where it stands.
 
-        When it cannot be opened (`StorageError`), both threads are ended.
+        When it cannot be opened, or is of another homeserver (`StorageError`), both threads are ended.
         """
         try:
             head = await self._load(self._engine.open)
+            try:
+                await self._check_server_name()
+            except BaseException:
+                await self._writing.run(self._engine.close)
+                raise
         except BaseException:
             # Threads left running would keep alive a process that wants to end because of this.
             await self._reading.stop()
@@ -129,6 +140,20 @@ class Log(Copying):
         self._is_open = True
         self._later("forget", FORGET_EVERY_SECONDS, self._forget_receipts)
         self._later("look", self._reads.next_seconds, self._look_now)
+
+    async def _check_server_name(self) -> None:
+        """Refuse a log of another homeserver; keep the name with one that has none."""
+        mine, known = self._server_name, self._notes.get("server_name")
+        if known is None:
+            if mine not in ("", UNNAMED):
+                await self._note({"server_name": mine})
+        elif mine not in ("", known):
+            raise StorageError(
+                op="open",
+                why=f"this log is of {known}, not of {mine}",
+                hint=f"say --server-name {known}, or name another database",
+                tried=False,
+            )
 
     def _begin_life(self, head: Head) -> None:
         """Stand where the engine says; what is ephemeral begins anew."""

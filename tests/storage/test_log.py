@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from twisted.internet.defer import Deferred
 from twisted.logger import formatEvent
 
+from synrepl.config import settings
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Appended
 from synrepl.storage import KeyReused, Log, MemoryEngine, SQLiteEngine
+from synrepl.storage.log import UNNAMED
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 from tests.storage.builders import DISK_FULL, NOW, LogCase, facts_after, rows, tokens
@@ -554,6 +556,43 @@ class LifeTests(LogCase):
         for answer in answers:
             self.failureResultOf(answer, StorageError)
         self.assertEqual([], self.clock.getDelayedCalls())
+
+    def test_a_log_is_of_one_homeserver(self) -> None:
+        """A typo in the configuration must not mix the facts of two of them."""
+        engine = MemoryEngine()
+        self.wait(self.started(engine).stop())
+        # One without a name, as all of earlier releases are, takes the first real one it is given.
+        self.wait(self.started(engine, server_name=UNNAMED).stop())
+        (setting,) = (setting for setting in settings() if setting.name == "server_name")
+        self.assertEqual(UNNAMED, setting.default)
+        named = self.started(engine, server_name="example.org")
+        self.assertEqual("example.org", named.notes["server_name"])
+        self.wait(named.stop())
+
+        for other in ("other.org", UNNAMED):
+            log = self.log(engine, server_name=other)
+            error = self.failureResultOf(Deferred.fromCoroutine(log.start()), StorageError).value
+            self.assertEqual(
+                f"open failed: this log is of example.org, not of {other}"
+                " (say --server-name example.org, or name another database)",
+                str(error),
+            )
+            self.failureResultOf(self.thread.run(lambda: None), StorageError)
+
+        log = self.started(engine, server_name="example.org")
+        self.append(log, "events", "w1", A)
+
+    def test_a_copy_is_of_the_homeserver_of_the_daemon_that_has_it(self) -> None:
+        """After a JOIN, and after a restored snapshot, which both end so."""
+        engine = MemoryEngine()
+        log = self.started(engine, server_name="example.org")
+
+        async def adopt() -> None:
+            await log.adopt_copy(await log.copy())
+
+        self.wait(adopt())
+
+        self.assertEqual("example.org", engine.notes()["server_name"])
 
     def test_a_log_that_cannot_be_opened_ends_its_threads(self) -> None:
         """Or the process that wants to end because of it would hang."""
