@@ -202,7 +202,7 @@ def restored(stage: Stage) -> Daemon:
     stage.wait_until(paris, lambda status: status["serial"] == 225, "all of it")
     berlin.terminate()
     database.write_bytes(backup)
-    for name in ("synrepl.db-wal", "synrepl.db-shm"):
+    for name in ("synrepl.db-wal", "synrepl.db-shm", "synrepl.db.state"):
         database.with_name(name).unlink(missing_ok=True)
     stage.start("berlin", at=berlin)
     return paris

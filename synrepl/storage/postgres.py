@@ -209,6 +209,9 @@ class PostgresEngine(SQLEngine):
             self.name,
         )
 
+    # No state file: the server keeps the log and all that identifies it together, and a backup of it is restored
+    # by whoever runs the server. What a reconnect finds is checked against what this process knows.
+
     def _telling(self, op: str, stream: str = "") -> Any:
         return self._address.telling(op, stream)
 

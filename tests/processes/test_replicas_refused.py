@@ -17,7 +17,7 @@ def copy_log(member: Member, to: Path) -> None:
 
 def restore(member: Member, backup: Path) -> None:
     """Put the backup in its place."""
-    for path in member.folder.glob("synrepl.db-*"):
+    for path in (*member.folder.glob("synrepl.db-*"), member.folder / "synrepl.db.state"):
         path.unlink()
     shutil.copyfile(backup, member.database)
 
