@@ -74,7 +74,8 @@ class DatabaseFile:
         self._note: FileLock | None = None
         self._descriptor: int | None = None
         self._identity: Identity | None = None
-        self._watched: dict[Path, Identity] = {}
+        # By paths as texts: they are looked at after each commit.
+        self._watched: dict[str, Identity] = {}
 
     @property
     def path(self) -> Path:
@@ -99,7 +100,7 @@ class DatabaseFile:
             raise
         assert self._identity is not None
         # Absolute: the process may change its directory.
-        self._watched = {path.absolute(): self._identity}
+        self._watched = {str(path.absolute()): self._identity}
 
     def _take(self, path: Path) -> None:
         with _held_lock:
@@ -141,14 +142,14 @@ class DatabaseFile:
         """
         if len(self._watched) == 1:
             (path,) = self._watched
-            wal = path.with_name(f"{path.name}-wal")
+            wal = f"{path}-wal"
             found = _stat(wal)
             if found is not None:
                 self._watched[wal] = _identity(found)
         for path, identity in self._watched.items():
             found = _stat(path)
-            if found is None or _identity(found) != identity:
-                return str(path)
+            if found is None or (found.st_dev, found.st_ino) != identity:
+                return path
         return ""
 
     def forget_wal(self) -> None:
@@ -194,10 +195,10 @@ def _identity(found: os.stat_result) -> Identity:
     return found.st_dev, found.st_ino
 
 
-def _stat(path: Path) -> os.stat_result | None:
+def _stat(path: Path | str) -> os.stat_result | None:
     """What is there; None if nothing is."""
     try:
-        return path.stat()
+        return os.stat(path)  # noqa: PTH116  # a Path takes as long again
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

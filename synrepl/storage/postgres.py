@@ -209,8 +209,8 @@ class PostgresEngine(SQLEngine):
             self.name,
         )
 
-    # No state file: the server keeps the log and all that identifies it together, and a backup of it is restored
-    # by whoever runs the server. What a reconnect finds is checked against what this process knows.
+    # No state file: the server keeps the log and all that identifies it together, so that no part can be lost
+    # alone. What a new connection finds is compared with what this process knows.
 
     def _telling(self, op: str, stream: str = "") -> Any:
         return self._address.telling(op, stream)
