@@ -5,10 +5,12 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from synrepl.storage import SQLiteEngine
 from synrepl.streams.digest import EMPTY, verify
-from tests.storage.builders import LogCase
+from tests.storage.builders import LogCase, facts_after
 
 ROOT = Path(__file__).parents[2]
 KILLS = int(os.environ.get("SYNREPL_KILLS", "5"))
@@ -18,10 +20,10 @@ KILLS = int(os.environ.get("SYNREPL_KILLS", "5"))
 class KillTests(LogCase):
     """A real process over a real file."""
 
-    def acknowledged(self, path: Path, count: int) -> list[list[bytes]]:
+    def acknowledged(self, path: Path, count: int, program: str = "writer") -> list[list[bytes]]:
         """Run the process, kill it after `count` answers, and give all the answers it gave."""
         child = subprocess.Popen(
-            [sys.executable, "-m", "tests.storage.writer_process", str(path)],
+            [sys.executable, "-m", f"tests.storage.{program}_process", str(path)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=ROOT,
@@ -59,3 +61,84 @@ class KillTests(LogCase):
                     self.assertEqual(writer.decode(), fact.writer)
                 self.assertEqual(int(token), facts[int(serial) - 1].token)
         self.assertGreater(len(told), KILLS)
+
+    def test_the_next_start_works_wherever_a_life_is_cut_off(self) -> None:
+        """What is noted beside the log must fit it while it is opened, closed, and replaced by a copy."""
+        path = self.directory() / "synrepl.db"
+        last = 0
+
+        for kill in range(4 * KILLS):
+            told = self.acknowledged(path, random.randint(0, 12) if kill else 1, "life")
+            # The kill falls anywhere in what the process does next.
+            last = max([last, *(int(line[0]) for line in told)])
+            engine = SQLiteEngine(path)
+            head = engine.open()
+            facts, _ = engine.read(after=0, upto=head.serial, limit=10**9)
+            engine.close()
+
+            self.assertGreaterEqual(head.serial, last)
+            self.assertEqual(list(range(1, head.serial + 1)), [fact.serial for fact in facts])
+            self.assertIsNone(verify(facts, EMPTY))
+
+    def test_each_moment_of_a_life_leaves_a_log_that_opens(self) -> None:
+        """All states of the directory in between are opened as the next process would open them."""
+        folder = self.directory() / "log"
+        folder.mkdir()
+        path = folder / "synrepl.db"
+        facts = facts_after(None, *(("events", "w1", n - 1, n) for n in range(1, 7)))
+        states: list[tuple[Path, int]] = []
+        seen: set[object] = set()
+        durable = 0
+
+        def look() -> None:
+            files = frozenset((one.name, *_signature(one)) for one in folder.iterdir())
+            if files not in seen:
+                seen.add(files)
+                states.append((self.directory() / "state", durable))
+                # In another process: who closes a file here loses SQLite's locks on it.
+                subprocess.run(["cp", "-a", folder, states[-1][0]], check=True)
+
+        def trace(frame: FrameType, event: str, arg: object) -> Any:
+            if "synrepl/storage" not in frame.f_code.co_filename:
+                return None
+            look()
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            for life in range(2):
+                engine = SQLiteEngine(path)
+                engine.open()
+                for fact in facts[3 * life : 3 * life + 3]:
+                    engine.commit([fact], [])
+                    durable = fact.serial
+                engine.check()
+                copy = engine.staging()
+                copy.open()
+                copy.commit(facts[:durable], [])
+                copy.close()
+                engine.adopt_staged()
+                engine.check()
+                engine.close()
+        finally:
+            sys.settrace(before)
+        look()
+
+        for state, serial in states:
+            for _ in range(2):
+                engine = SQLiteEngine(state / "synrepl.db")
+                head = engine.open()
+                found, _ = engine.read(after=0, upto=head.serial, limit=10**9)
+                engine.close()
+                self.assertGreaterEqual(head.serial, serial)
+                self.assertEqual(facts[: head.serial], found)
+        self.assertGreater(len(states), 50)
+
+
+def _signature(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return (0, 0)
+    return found.st_size, found.st_mtime_ns
