@@ -16,7 +16,7 @@ from synrepl.storage.copying import Copying
 from synrepl.storage.ephemeral import EphemeralStream, KeyOf
 from synrepl.storage.groups import Group, Request, Standing, checksum, form
 from synrepl.storage.health import Probe, ReadHealth
-from synrepl.storage.refusals import FROM_TABLE, GivenElsewhere, KeyReused, LogLost
+from synrepl.storage.refusals import FROM_TABLE, GivenElsewhere, InvalidValue, KeyReused, LogLost
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.wire.filter import ALL, Filter
 
@@ -544,7 +544,8 @@ class Log(Copying):
             # The thread itself failed, so that nothing was tried.
             group, error, is_known = None, _as_storage_error(unexpected), True
         if error is not None:
-            self._trouble = str(error)
+            if not isinstance(error, InvalidValue):
+                self._trouble = str(error)
             if isinstance(error, LogLost):
                 self._lose(error)
                 # What it became, if anything, is in a database that is not ours any more.

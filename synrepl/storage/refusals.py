@@ -1,4 +1,4 @@
-"""Permanent append failures."""
+"""Failures of the log that trying again does not mend."""
 
 from typing import Final
 

@@ -158,6 +158,14 @@ class ReadTests(HealthCase):
 
         self.check_well()
 
+    def test_an_append_that_no_database_can_hold_is_not_the_logs_fault(self) -> None:
+        """It fails, and all others go on."""
+        self.engine.fail_next(InvalidValue(op="commit", why="too large"))
+
+        self.failureResultOf(self.health.append("events", "w1", [A]), InvalidValue)
+
+        self.check_well()
+
     def test_an_idle_log_is_looked_at(self) -> None:
         """Nobody may be reading when it is damaged."""
         self.engine.check = self.fail_once  # type: ignore[method-assign]
