@@ -12,7 +12,7 @@ from synrepl.ports.history import Lease, Place, Receipt, Snapshot, Turn
 from synrepl.ports.interfaces import Head, IEngine, IThread, KeysOf
 from synrepl.storage.groups import Standing
 from synrepl.storage.health import Probe, ReadHealth
-from synrepl.storage.refusals import InvalidValue
+from synrepl.storage.refusals import InvalidValue, LogLost
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 
@@ -50,6 +50,7 @@ class Copying:
     _reads: ReadHealth
     _is_writing: bool
     _is_open: bool
+    _lost: LogLost | None
 
     def __init__(self) -> None:
         self._notes: dict[str, str] = {}
@@ -285,6 +286,8 @@ class Copying:
             try:
                 if asked.called:
                     raise _cancelled()
+                if self._lost is not None:
+                    raise self._lost
                 if self._unsure is not None:
                     head = await self._writing.run(self._engine.head)
                     (digest, kept), self._unsure = self._unsure, None

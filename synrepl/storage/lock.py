@@ -140,13 +140,15 @@ class DatabaseFile:
 
         The write-ahead log beside the file counts as a part of it from when it is first seen.
         """
-        if len(self._watched) == 1:
-            (path,) = self._watched
+        watched = self._watched
+        if len(watched) == 1:
+            (path,) = watched
             wal = f"{path}-wal"
             found = _stat(wal)
             if found is not None:
-                self._watched[wal] = _identity(found)
-        for path, identity in self._watched.items():
+                # Not changed in place: two threads look at it.
+                watched = self._watched = {**watched, wal: _identity(found)}
+        for path, identity in watched.items():
             found = _stat(path)
             if found is None or (found.st_dev, found.st_ino) != identity:
                 return path
@@ -154,8 +156,7 @@ class DatabaseFile:
 
     def forget_wal(self) -> None:
         """SQLite has closed the file: the next write-ahead log is another one."""
-        for path in list(self._watched)[1:]:
-            del self._watched[path]
+        self._watched = dict(list(self._watched.items())[:1])
 
     def become(self, staged: "DatabaseFile") -> None:
         """The file held by `staged` has been moved to this one's path: hold that one from now on."""

@@ -124,7 +124,8 @@ class SQLBase(ABC):
 
     def _lose(self, op: str, why: str, hint: str) -> LogLost:
         """Write nothing any more; gives the reason, to be raised."""
-        # Asking again helps, once the daemon was restarted.
+        # Asking again helps once the daemon was restarted. Nobody need find out what became of an attempt: if
+        # it was kept, it is in a log that is not ours.
         lost = LogLost(op=op, why=f"{self.name}: {why}", hint=hint, retryable=True, tried=False)
         self._lost = lost
         return lost

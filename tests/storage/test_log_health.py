@@ -288,6 +288,8 @@ class LostTests(HealthCase):
 
         self.assertIs(LOST, self.failureResultOf(self.health.append("events", "w1", [A])).value)
         self.assertIs(LOST, self.failureResultOf(self.health.adopt("events", [("w1", 99, A)])).value)
+        turning = Deferred.fromCoroutine(self.health.next_epoch("promoted"))
+        self.assertIs(LOST, self.failureResultOf(turning).value)
         self.pass_seconds(60)
 
         self.check_unwell("somebody else writes to it")
