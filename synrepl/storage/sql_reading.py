@@ -4,6 +4,7 @@ from typing import Any
 
 from synrepl.ports.history import Extent
 from synrepl.storage.paging import take_rows
+from synrepl.storage.refusals import InvalidValue
 from synrepl.storage.sql_base import COLUMNS, SQLBase, facts_of, marks
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import ALL, Filter
@@ -13,6 +14,9 @@ __all__ = ["SQLReading"]
 LOOKED_AT_ONCE = 50_000
 """Serials one read looks through for facts of the streams or writers wanted, so that no read takes very long.
 """
+
+NAMES_AT_ONCE = 10_000
+"""Streams, or writers, that one read may name: every database takes twice as many values in a statement."""
 
 TEXT_SERIALS = 5_000
 """Serials of a text: a megabyte or so, which a processor's caches hold; larger ones cost more a fact."""
@@ -124,6 +128,9 @@ class SQLReading(SQLBase):
         where, values = "serial > ? AND serial <= ?", list[object]()
         for column, names in ((self.UNINDEXED_STREAM, wanted.streams), ("writer", wanted.writers)):
             if names is not None:
+                if len(names) > NAMES_AT_ONCE:
+                    why = f"{len(names)} names are more than {NAMES_AT_ONCE} in one filter"
+                    raise InvalidValue(op="read", why=why)
                 upto = min(upto, after + LOOKED_AT_ONCE)
                 where += f" AND {column} IN ({marks(names)})" if names else " AND false"
                 values += names

@@ -14,6 +14,7 @@ from synrepl.errors import StorageError
 from synrepl.ports.history import Extent, Lease
 from synrepl.ports.interfaces import Appended, IEngine, Receipt
 from synrepl.storage import sql_reading
+from synrepl.storage.refusals import InvalidValue
 from synrepl.storage.schema import MIGRATIONS
 from synrepl.streams.digest import EMPTY
 from synrepl.wire.filter import Filter
@@ -121,6 +122,22 @@ class Contract(Case):
             some,
         )
         self.assertEqual(Extent(serial=4), nothing)
+
+    def test_a_filter_of_very_many_names_is_the_callers_mistake(self) -> None:
+        """A statement takes so many values; a peer that names more must not look like a broken database."""
+        engine = self.again()
+        engine.open()
+        engine.commit(facts_after(None, ("s7", "w1", 0, 1)), [])
+        names = [f"s{number}" for number in range(70_000)]
+
+        for streams, writers in ((names, None), (None, names)):
+            try:
+                engine.read(after=0, upto=9, limit=9, wanted=Filter.of(streams=streams, writers=writers))
+            except StorageError as error:
+                self.assertIsInstance(error, InvalidValue)
+                self.assertIn("70000 names", str(error))
+        wanted = Filter.of(streams=names[:10_000], writers=[*names[:9_999], "w1"])
+        self.assertEqual(1, len(engine.read(after=0, upto=9, limit=9, wanted=wanted)[0]))
 
     def test_a_number_over_64_bits_is_refused_or_beyond_the_log(self) -> None:
         """A peer may send any number; a fault of ours in answer would end its connection with a traceback."""
