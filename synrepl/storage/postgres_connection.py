@@ -103,6 +103,8 @@ class PostgresAddress:
         """Say `StorageError`, with a hint, where PostgreSQL says something of its own."""
         try:
             yield
+        except UnicodeEncodeError as error:
+            raise InvalidValue(op=op, why="a text is not Unicode", stream=stream) from error
         except _psycopg().Error as error:
             state = error.sqlstate or ("08" if isinstance(error, _psycopg().OperationalError) else "")
             why = " ".join(str(error).split()) or type(error).__name__

@@ -139,6 +139,22 @@ class Contract(Case):
         wanted = Filter.of(streams=names[:10_000], writers=[*names[:9_999], "w1"])
         self.assertEqual(1, len(engine.read(after=0, upto=9, limit=9, wanted=wanted)[0]))
 
+    def test_a_name_that_is_no_text_is_the_callers_mistake(self) -> None:
+        """Half a surrogate pair comes out of JSON as easily as any name does."""
+        engine = self.again()
+        engine.open()
+        engine.commit(facts_after(None, ("events", "w1", 0, 1)), [])
+
+        for name in ("\ud800", "a\0b"):
+            for read in (
+                lambda name=name: engine.read(after=0, upto=9, limit=9, wanted=Filter.of(streams={name})),
+                lambda name=name: engine.held(name, 1),
+            ):
+                try:
+                    self.assertIn(read(), ([], ([], 1)))
+                except StorageError as error:
+                    self.assertIsInstance(error, InvalidValue)
+
     def test_a_number_over_64_bits_is_refused_or_beyond_the_log(self) -> None:
         """A peer may send any number; a fault of ours in answer would end its connection with a traceback."""
         engine = self.again()
