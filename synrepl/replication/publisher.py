@@ -142,9 +142,10 @@ class Attached:
     def resume(self) -> None:
         """The transport can take more."""
         self._paused = False
+        # First: a reader that is behind fills the transport again at once.
+        self._answer_waiting()
         if self.reader is not None:
             self.reader.resume()
-        self._answer_waiting()
 
     def lost(self, why: str) -> None:
         """It is gone."""

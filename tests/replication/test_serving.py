@@ -378,6 +378,33 @@ class TestRepeatedReplicate:
         heard = peer.hears()
         assert any(line.startswith("POSITION to_device") for line in heard[-60:])
 
+    def test_a_follower_far_behind_is_read_whenever_it_has_taken_something(self) -> None:
+        """A long backlog fills the transport again at once; until its end nothing would be heard of it."""
+        one = cluster(ring_bytes=50_000)
+        append(one, "push_rules", [["@a:hs"]])
+        for start in range(0, 10_000, 500):
+            append(one, "to_device", *[[[f"@{n:06d}{'x' * 500}:hs"]] for n in range(start, start + 500)])
+        peer = client(one, name="slow")
+        (link,) = one.network.links_of("slow")
+        peer.transport.pauseProducing()
+        peer.says("REPLICATE to_device 0")
+        one.settle(1)
+        peer.says("REPLICATE push_rules 0")
+        one.settle(1)
+        assert not link.server._reading
+
+        peer.transport.resumeProducing()
+        for _ in range(100):
+            if link.server._reading:
+                break
+            one.clock.advance(0.001)
+        heard = peer.hears()
+
+        assert link.server._reading
+        assert not any(line.startswith("POSITION to_device") for line in heard)
+        one.settle(20)
+        assert {"POSITION push_rules 1", "POSITION to_device 10000"} <= set(peer.hears())
+
     def test_one_that_never_takes_its_answers_is_closed(self) -> None:
         """Unread it cannot be timed out by its silence."""
         one = cluster()

@@ -232,10 +232,10 @@ class Relay:
     def resume(self) -> None:
         """The transport can take more."""
         self._paused = False
+        self._go_on()
         room, self._room = self._room, None
         if room is not None and not room.called:
             room.callback(None)
-        self._go_on()
         if self._is_ephemeral_stale and self.state == "live":
             self._relays.wake_soon()
 
