@@ -50,10 +50,10 @@ CONNECT_SECONDS: Final = 30.0
 """For the greeting too."""
 
 HELD_BYTES: Final = 4 * 1024 * 1024
-"""Of blocks that wait to be taken; then the connection is read no further."""
+"""Of blocks and lines that wait to be taken; then the connection is read no further."""
 
-EVENT_BYTES: Final = 256
-"""What an event counts at least: heartbeats and empty blocks wait in memory too."""
+EVENT_BYTES: Final = 500
+"""What an event costs besides its block: many of them have none."""
 
 
 class UpstreamConnection(Protocol):
@@ -211,7 +211,7 @@ class UpstreamConnection(Protocol):
         return _event(payload)
 
     def _put(self, size: int, event: Any) -> None:
-        size = max(size, EVENT_BYTES)
+        size += EVENT_BYTES
         self._events.append((size, event))
         self._held += size
         if self._held > HELD_BYTES and not self._is_paused:

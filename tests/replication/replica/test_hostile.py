@@ -4,9 +4,16 @@ import json
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
 from twisted.logger import capturedLogs, formatEvent
 
+from synrepl.ports.metrics import Metrics
 from synrepl.testing import raw_server
+from synrepl.transports.native import UpstreamConnection
+from synrepl.wire.native import heartbeat_check
+from synrepl.wire.session import KEEPALIVE
 from tests.replication.worlds import World
 
 ESC = "\x1b[2J\n\u202e"
@@ -70,3 +77,25 @@ def test_nothing_of_it_reaches_status_or_log_raw(lines: list[str]) -> None:
     logged = [formatEvent(event) for event in events]
     shown = [*texts(b.replica.describe()), *logged, *b.log.notes.values()]
     assert all(text.isprintable() and len(text) < 8_000 for text in shown), shown
+
+
+def test_heartbeats_that_nobody_takes_stop_the_reading() -> None:
+    """They hold no facts, so that they cost nothing by the bound of these; 10 MB of lines were 60 MB here."""
+    connection = UpstreamConnection(
+        Clock(), Metrics(CollectorRegistry()), name="b", expected_server=None, keepalive=KEEPALIVE
+    )
+    transport = StringTransport()
+    connection.makeConnection(transport)
+    check = heartbeat_check(1, 5, "d", 5, 1)
+    connection.dataReceived(b"HEARTBEAT 1 5 d 5 1 %b\n" % check.encode() * 100)
+    assert "producing" == transport.producerState
+
+    connection.dataReceived(b"HEARTBEAT 1 5 d 5 1 %b\n" % check.encode() * 50_000)
+    assert "paused" == transport.producerState
+    taken = 0
+    while connection.ready() is not None:
+        taken += 1
+
+    assert 50_100 == taken
+    assert "producing" == transport.producerState
+    connection.connectionLost()
