@@ -80,7 +80,7 @@ def test_nothing_of_it_reaches_status_or_log_raw(lines: list[str]) -> None:
 
 
 def test_heartbeats_that_nobody_takes_stop_the_reading() -> None:
-    """They hold no facts, so that they cost nothing by the bound of these; 10 MB of lines were 60 MB here."""
+    """Only the bytes of blocks were counted, and a HEARTBEAT has none."""
     connection = UpstreamConnection(
         Clock(), Metrics(CollectorRegistry()), name="b", expected_server=None, keepalive=KEEPALIVE
     )
