@@ -115,7 +115,7 @@ class Leases:
 
     def reload(self) -> None:
         """The log was replaced by another copy."""
-        self._leases, self._by_name = {}, {}
+        self._leases, self._by_name, self._addresses = {}, {}, None
         self._standing = self._anonymous = 0
         for lease in self._log.leases.values():
             # Releases before 26.11 took names of any characters.
@@ -359,7 +359,6 @@ class Leases:
 
     def _put(self, lease: Lease) -> None:
         self._set(lease)
-        self._dropped.discard(lease.uuid)
         self._unsaved.add(lease.uuid)
         self._save_soon()
 
@@ -375,7 +374,8 @@ class Leases:
         """Keep on disk what has changed."""
         unsaved, self._unsaved, self._heard = self._unsaved | self._heard, set(), set()
         self._saved_at = self._clock.seconds()
-        dropped, self._dropped = self._dropped, set()
+        # A reader that has come back since has a lease again.
+        dropped, self._dropped = self._dropped - self._leases.keys(), set()
         changed = [self._leases[uuid] for uuid in unsaved if uuid in self._leases]
         if changed or dropped:
             try:

@@ -180,6 +180,18 @@ def test_addresses_are_those_of_replicas_that_are_served(leases: Leases) -> None
     assert [("tcp:b -", "r")] == leases.addresses()
 
 
+def test_addresses_are_gone_with_the_leases_of_a_log_that_was_replaced(leases: Leases, log: FakeLog) -> None:
+    """Another copy took its place, which knows none of them."""
+    leases.make("r", "replica", registered=True, serial=99, address="tcp:b -")
+    before = len(leases.addresses())
+    log.leases = {}
+    leases.reload()
+
+    assert [1, 0] == [before, len(leases.addresses())]
+    assert leases.find("replica") is None
+    assert "" == leases.refuses("late", registered=False)
+
+
 @pytest.mark.parametrize("address", ["x" * 1001, "tcp:a\n", "\x1b[2J"])
 def test_an_address_that_cannot_be_one_is_not_kept(leases: Leases, address: str) -> None:
     """It would be told to other replicas, and shown to operators."""
