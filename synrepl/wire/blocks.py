@@ -1,6 +1,5 @@
 """Blocks: many bytes behind one line that says how many."""
 
-from collections.abc import Iterable
 from hashlib import sha256
 from typing import Any, Final, cast
 
@@ -59,20 +58,25 @@ def block(kind: str, lines: int, data: bytes) -> bytes:
     return b"BLOCK %b %d %d %b\n%b" % (kind.encode(), lines, len(data), checksum, data)
 
 
-def blocks(kind: str, lines: Iterable[bytes]) -> bytes:
+def blocks(kind: str, lines: list[bytes]) -> bytes:
     """Blocks of these lines, each with its line end; nothing where there is no line."""
+    if not lines:
+        return b""
+    data = b"".join(lines)
+    # A page of the log, mostly.
+    if len(data) <= BLOCK_BYTES:
+        return block(kind, len(lines), data)
     parts: list[bytes] = []
     together: list[bytes] = []
     size = 0
     for line in lines:
-        if together and (size + len(line) > BLOCK_BYTES or len(together) == MAX_LINES):
+        if together and size + len(line) > BLOCK_BYTES:
             parts.append(block(kind, len(together), b"".join(together)))
             together, size = [], 0
         together.append(line)
         size += len(line)
-    if together:
-        parts.append(block(kind, len(together), b"".join(together)))
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    parts.append(block(kind, len(together), b"".join(together)))
+    return b"".join(parts)
 
 
 class BlockReader:

@@ -51,7 +51,7 @@ _decoder: Final = msgspec.json.Decoder(_Line)
 def meta_block(turns: Sequence[Turn] = (), receipts: Sequence[Receipt] = ()) -> bytes:
     """Blocks of turns and receipts, as they come."""
     lines = (*(_Line(turn=turn) for turn in turns), *map(_receipt, receipts))
-    return blocks("meta", (_encode(line) + b"\n" for line in lines)) or block("meta", 0, b"")
+    return blocks("meta", [_encode(line) + b"\n" for line in lines]) or block("meta", 0, b"")
 
 
 def snapshot_block(snapshot: Snapshot) -> bytes:

@@ -13,7 +13,7 @@ __all__ = ["EPHEMERAL", "KEPT", "BlockEncoder", "facts_block"]
 
 def facts_block(kind: str, facts: Iterable[Fact]) -> bytes:
     """Blocks of facts; nothing at all when there is none."""
-    return blocks(kind, map(line, facts))
+    return blocks(kind, list(map(line, facts)))
 
 
 class BlockEncoder:
