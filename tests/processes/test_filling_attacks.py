@@ -238,12 +238,12 @@ def changed_block() -> Iterator[bytes]:
         yield bytes(MIB)
 
 
-ROWS: Final = b"[" + b'["@a:hs"],' * (6 * MIB) + b'["@a:hs"]]'
+ROWS: Final = b"[" + b'["@a:hs"],' * (3 * MIB) + b'["@a:hs"]]'
 LARGE: Final = line(Fact(1, 1, "push_rules", "master", 0, 1, ROWS, 0, "d" * 64))
 
 
 def true_block() -> Iterator[bytes]:
-    """A fact of about the largest size, with the right checksum; then a serial that was not announced."""
+    """A fact of 27 MiB, with the right checksum; then a serial that was not announced."""
     yield f"BLOCK facts 1 {len(LARGE)} {sha256(LARGE).hexdigest()}\n".encode()
     for place in range(0, len(LARGE), MIB):
         yield LARGE[place : place + MIB]
@@ -268,7 +268,7 @@ def endless_copy() -> Iterator[bytes]:
         (heartbeats, 30 * MIB),
         (too_large_a_block, 30 * MIB),
         (changed_block, MAX_BLOCK + 40 * MIB),
-        (true_block, 3 * MAX_BLOCK),
+        (true_block, 2 * MAX_BLOCK),
         (endless_copy, 40 * MIB),
     ],
     ids=lambda one: getattr(one, "__name__", ""),
