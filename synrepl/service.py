@@ -29,7 +29,8 @@ from synrepl.streams.declare import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.transports.endpoints import server_endpoint
 from synrepl.transports.http.server import make_site
-from synrepl.transports.tcp import PublisherFactory
+from synrepl.transports.limits import LimitedFactory, connections_of
+from synrepl.transports.tcp import MAX_CONNECTIONS, PublisherFactory
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.session import Keepalive
 
@@ -269,6 +270,7 @@ class Daemon(Service):
         assert self.publisher is not None
         assert self.copies is not None
         keepalive = Keepalive(ping_seconds=settings.ping_seconds, timeout_seconds=settings.timeout_seconds)
+        most = connections_of(len(settings.listen) + 1, MAX_CONNECTIONS)
         for description in settings.listen:
             factory = PublisherFactory(
                 self.publisher,
@@ -279,6 +281,7 @@ class Daemon(Service):
                 keepalive=keepalive,
                 relays=self._relays,
                 keys=self.keyring,
+                max_connections=most,
             )
             self._factories.append(factory)
             port = await self._open(description, factory)
@@ -309,7 +312,7 @@ class Daemon(Service):
             dialect=settings.dialect,
             max_body=settings.max_body_bytes,
         )
-        port = await self._open(settings.http, site)
+        port = await self._open(settings.http, LimitedFactory(site, most, self._reactor))
         self._logger.info("http: listening at {address}", address=_address(port))
 
     def _hosts(self) -> list[str]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from synrepl.replication.relay import Relays
     from synrepl.replication.relay.relay import Relay
 
-__all__ = ["End", "FollowerFactory", "PublisherFactory", "ReplicationProtocol"]
+__all__ = ["MAX_CONNECTIONS", "End", "FollowerFactory", "PublisherFactory", "ReplicationProtocol"]
 
 ABORT_SECONDS: Final = 25.0
 """A connection that we closed, and whose peer does not take the rest, is cut after this."""

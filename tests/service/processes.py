@@ -17,15 +17,16 @@ TWISTD = ("-c", "from twisted.scripts.twistd import run; run()", "--nodaemon", "
 
 
 class Process:
-    """A Python program, and every line it has printed."""
+    """A Python program, and every line it has printed; `limit` is how many file descriptors it may have."""
 
-    def __init__(self, *arguments: str, cwd: Path) -> None:
+    def __init__(self, *arguments: str, cwd: Path, limit: int | None = None) -> None:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         self.lines: list[str] = []
         self._is_over = False
         self._changed = threading.Condition()
+        limited = [] if limit is None else ["sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh"]
         self._process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [*limited, sys.executable, *arguments],
             cwd=cwd,
             env={**os.environ, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
@@ -96,7 +97,13 @@ class Daemon(Process):
     """``twistd synrepl`` in a folder, ready, on ports of the system's choice unless said."""
 
     def __init__(
-        self, folder: Path, *, port: int = 0, http_port: int = 0, options: tuple[str, ...] = ()
+        self,
+        folder: Path,
+        *,
+        port: int = 0,
+        http_port: int = 0,
+        options: tuple[str, ...] = (),
+        limit: int | None = None,
     ) -> None:
         super().__init__(
             *TWISTD,
@@ -106,6 +113,7 @@ class Daemon(Process):
             f"tcp:{http_port}:interface=127.0.0.1",
             *options,
             cwd=folder,
+            limit=limit,
         )
         try:
             self.wait_for("ready:")

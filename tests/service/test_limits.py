@@ -57,6 +57,28 @@ def test_without_memory_for_a_body_the_daemon_goes_on_or_ends(tmp_path: Path) ->
         resource.prlimit(daemon.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
+def test_files_can_be_opened_when_no_connection_can(tmp_path: Path) -> None:
+    """Modules, threads and files are opened late: connections leave them descriptors, and are told why."""
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon(tmp_path, limit=96))
+        kept = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=20)
+        kept.request("GET", "/livez")
+        kept.getresponse().read()
+        for address in (daemon.follow, daemon.url.removeprefix("http://")):
+            host, port = address.split(":")
+            for _ in range(60):
+                with suppress(OSError):
+                    stack.enter_context(socket.create_connection((host, int(port)), timeout=5))
+
+        for path in ("/livez", "/status", "/v1/changelog", "/metrics"):
+            kept.request("GET", path)
+            answer = kept.getresponse()
+            answer.read()
+            assert answer.status == 200, path
+        kept.close()
+        daemon.wait_for("connections, which is its bound", times=2)
+
+
 def test_at_the_limit_of_descriptors_it_says_so_and_goes_on(tmp_path: Path) -> None:
     """Connections are refused before files are: who is connected is answered in every way."""
     with ExitStack() as stack:
