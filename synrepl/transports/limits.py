@@ -46,7 +46,7 @@ class LimitedFactory(WrappingFactory):
                 most=self._most,
             )
             return None
-        return super().buildProtocol(addr)  # type: ignore[arg-type]
+        return super().buildProtocol(addr)
 
     def stopFactory(self) -> None:
         self._limited.stop()

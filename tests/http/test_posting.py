@@ -5,6 +5,7 @@ from typing import Any
 from unittest.mock import patch
 
 from synrepl.errors import StorageError
+from synrepl.transports.http.posting import MAX_WRITERS
 from tests.http.builders import BROKEN, SiteCase, Talk, receipt, typing
 
 FACTS = "/v1/streams/receipts/facts"
@@ -250,6 +251,20 @@ class PlaceTests(SiteCase):
             self.assertEqual(200, self.get(path, right).status)
         for path in ("/livez", "/readyz", "/metrics"):
             self.assertEqual(200, self.get(path).status)
+
+    def test_new_writers_of_a_stream_are_bounded(self) -> None:
+        """Each would be told to every follower, and shown to Prometheus, for ever."""
+        for number in range(MAX_WRITERS):
+            self.wait(
+                self.log.append("receipts", f"w{number}", [b"[" + json.dumps(receipt()).encode() + b"]"])
+            )
+
+        late = self.post("receipts", [receipt()], writer="late")
+
+        self.assertEqual((409, "too_many_writers"), (late.status, late.json()["error"]))
+        self.assertEqual(200, self.post("receipts", [receipt()], writer="w7").status)
+        self.assertEqual(200, self.post("receipts", [receipt()]).status)
+        self.assertEqual(200, self.post("push_rules", [["@a:b"]], writer="late").status)
 
     def test_a_post_without_the_secret_stores_nothing(self) -> None:
         """Nor is its body held."""

@@ -77,10 +77,14 @@ class IRelays(Protocol):
     def wake_soon(self) -> None:
         """Let everybody look again, once this turn of the reactor is over."""
 
-    async def judge(self, uuid: str, name: str, asked: Subscription, access: Access) -> Refusal | None:
+    async def judge(
+        self, uuid: str, name: str, asked: Subscription, access: Access, *, registered: bool = True
+    ) -> Refusal | None:
         """Why this cannot be served, if it cannot be."""
 
-    def refuses_join(self, uuid: str, name: str, wanted: Filter, access: Access) -> Refusal | None:
+    def refuses_join(
+        self, uuid: str, name: str, wanted: Filter, access: Access, *, registered: bool = True
+    ) -> Refusal | None:
         """Why no copy can be given, if none can be."""
 
     def duplicate_of(self, relay: Any) -> Any:

@@ -360,7 +360,9 @@ class Relay:
     async def _join(self, asked: JoinRequest) -> None:
         greeting, relays, log = self._greeting, self._relays, self._log
         assert greeting is not None
-        refused = relays.refuses_join(self.uuid, self.name, asked.filter, self._access)
+        refused = relays.refuses_join(
+            self.uuid, self.name, asked.filter, self._access, registered=greeting.registered
+        )
         if refused is None and (other := relays.duplicate_of(self)) is not None:
             refused = refusal("duplicate", f"{self.name} is connected already, and {other.state}")
         if refused is not None:
@@ -432,7 +434,9 @@ class Relay:
         greeting, relays, log = self._greeting, self._relays, self._log
         assert greeting is not None
         self.state = "catching up"
-        refused = await relays.judge(self.uuid, self.name, asked, self._access)
+        refused = await relays.judge(
+            self.uuid, self.name, asked, self._access, registered=greeting.registered
+        )
         if refused is None and (other := relays.duplicate_of(self)) is not None:
             refused = refusal("duplicate", f"{self.name} is connected already, and {other.state}")
         if self._gone:

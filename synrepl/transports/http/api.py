@@ -31,7 +31,7 @@ from synrepl.transports.http.gauges import refresh
 from synrepl.transports.http.intact import HEADER, content_digest, is_intact, is_wanted
 from synrepl.transports.http.origins import check_content_type
 from synrepl.transports.http.parameters import integers, reader_of
-from synrepl.transports.http.posting import read_body, read_facts
+from synrepl.transports.http.posting import check_writer, read_body, read_facts
 from synrepl.transports.http.rows import Rows
 from synrepl.transports.http.waiting import Waiting, read_your_writes
 from synrepl.wire.dialect import Dialect
@@ -137,6 +137,7 @@ class Api:
             if self._relaying is not None and self._relaying.is_active:
                 return await self._relaying.answer(request, declared, body, self._waiting)
             posted = read_body(body)
+            check_writer(posted, stream, self._log.positions(stream), self._instance)
             facts = await read_facts(declared, posted, self._clock)
             appended = await self._log.append(
                 stream,
