@@ -28,6 +28,9 @@ def read_file(path: Path, known: Sequence[str]) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
         raise ConfigError(f"{path}{where}: not YAML: {getattr(error, 'problem', None) or error}") from error
+    except (ValueError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        raise ConfigError(f"{path}: not YAML: {why}") from error
     if found is None:
         return {}
     if not isinstance(found, dict):

@@ -78,7 +78,7 @@ def positive(value: Any) -> float:
 
 def size(value: Any) -> int:
     """A number of bytes, as 1048576 or 1MiB."""
-    found = re.fullmatch(r"(\d+) ?(B|KiB|MiB|GiB|TiB)?", str(value).strip(), re.ASCII)
+    found = re.fullmatch(r"(\d{1,18}) ?(B|KiB|MiB|GiB|TiB)?", str(value).strip(), re.ASCII)
     number = int(found[1]) * UNITS[found[2] or "B"] if found else 0
     if isinstance(value, bool) or number <= 0:
         raise ConfigError(f"is a number of bytes above 0, such as 1048576 or 1MiB, not {value!r}")

@@ -266,6 +266,15 @@ class PlaceTests(SiteCase):
         self.assertEqual(200, self.post("receipts", [receipt()]).status)
         self.assertEqual(200, self.post("push_rules", [["@a:b"]], writer="late").status)
 
+    def test_a_length_of_thousands_of_digits_is_refused(self) -> None:
+        """It was an unhandled error, and the connection closed without an answer."""
+        talk = self.talk()
+        talk.say(b"POST /v1/facts HTTP/1.1\r\nHost: h\r\nContent-Length: " + b"9" * 5_000 + b"\r\n\r\n")
+
+        self.assertEqual(400, talk.answer().status)
+        self.assertTrue(talk.transport.disconnecting)
+        self.assertEqual([], self.flushLoggedErrors())
+
     def test_a_post_without_the_secret_stores_nothing(self) -> None:
         """Nor is its body held."""
         self.site = self.make_site(secret="s3cret")

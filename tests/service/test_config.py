@@ -425,3 +425,18 @@ def test_the_table_of_the_manual_has_every_setting() -> None:
 
     for one in settings():
         assert f"`{one.name}`" in table
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 3_000, "reader_bytes: " + "9" * 5_000, "reader_bytes: '" + "9" * 5_000 + "'", "? [" * 2_000],
+)
+def test_a_file_that_python_cannot_bear_is_refused_in_a_line(tmp_path: Path, text: str) -> None:
+    """It was a traceback: numbers of 5,000 digits, lists in lists in lists."""
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+
+    with pytest.raises(ConfigError) as caught:
+        Settings.build(file=path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote_to_bytes
 
 from twisted.python.failure import Failure
-from twisted.web.http import RESPONSES
+from twisted.web.http import RESPONSES, HTTPChannel
 from twisted.web.server import Request, Site
 
 from synrepl.ports.interfaces import IClock
@@ -19,8 +19,25 @@ if TYPE_CHECKING:
 
 __all__ = ["ApiRequest", "ApiSite"]
 
+MAX_DIGITS: Final = 64
+"""Of a Content-Length, spaces included: 2**63 has 19."""
+
 LINGER_SECONDS: Final = 10.0
 """How long a client that was refused may go on sending before the connection is cut under it."""
+
+
+class ApiChannel(HTTPChannel):
+    """A connection; Python raises for a length of 5,000 digits, and Twisted would close without an answer."""
+
+    def headerReceived(self, line: bytes) -> bool:
+        name, _, value = line.partition(b":")
+        if len(value) > MAX_DIGITS and name.strip().lower() == b"content-length":
+            assert self.transport is not None
+            self.transport.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+            self.loseConnection()
+            return False
+        accepted: bool = super().headerReceived(line)
+        return accepted
 
 
 class ApiSite(Site):
@@ -31,6 +48,7 @@ class ApiSite(Site):
     """
 
     displayTracebacks = False
+    protocol = ApiChannel  # type: ignore[assignment]  # the stubs know only the class that speaks HTTP/2 too
 
     def __init__(
         self,

@@ -307,7 +307,10 @@ class HttpConversation:
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
         """The upstream's digests there."""
         found = await self._changelog.digests(serials)
-        return {int(serial): digest for serial, digest in found.digests.items()}
+        try:
+            return {int(serial): digest for serial, digest in found.digests.items()}
+        except ValueError:
+            raise RemoteProtocolError(f"{self._url} tells digests of serials that are no numbers") from None
 
     # -- acknowledging -------------------------------------------------------------------------------------
 
