@@ -126,7 +126,7 @@ class Log(Copying):
         try:
             head = await self._load(self._engine.open)
             try:
-                await self._check_server_name()
+                await self._check_server_name(head)
             except BaseException:
                 await self._writing.run(self._engine.close)
                 raise
@@ -141,13 +141,17 @@ class Log(Copying):
         self._later("forget", FORGET_EVERY_SECONDS, self._forget_receipts)
         self._later("look", self._reads.next_seconds, self._look_now)
 
-    async def _check_server_name(self) -> None:
-        """Refuse a log of another homeserver; keep the name with one that has none."""
+    async def _check_server_name(self, head: Head) -> None:
+        """Refuse a log of another homeserver; keep the name with one that has none, or nothing else yet."""
         mine, known = self._server_name, self._notes.get("server_name")
-        if known is None:
-            if mine not in ("", UNNAMED):
-                await self._note({"server_name": mine})
-        elif mine not in ("", known):
+        if mine in ("", known):
+            return
+        is_empty = not head.serial and "joined" not in self._notes
+        if known is None or is_empty:
+            kept = None if mine == UNNAMED else mine
+            if kept != known:
+                await self._note({"server_name": kept})
+        else:
             raise StorageError(
                 op="open",
                 why=f"this log is of {known}, not of {mine}",

@@ -565,9 +565,13 @@ class LifeTests(LogCase):
         self.wait(self.started(engine, server_name=UNNAMED).stop())
         (setting,) = (setting for setting in settings() if setting.name == "server_name")
         self.assertEqual(UNNAMED, setting.default)
-        named = self.started(engine, server_name="example.org")
-        self.assertEqual("example.org", named.notes["server_name"])
-        self.wait(named.stop())
+        # While it is empty a wrong name costs nothing, and may be mended.
+        for name in ("example.com", UNNAMED, "example.org"):
+            named = self.started(engine, server_name=name)
+            self.assertEqual(None if name == UNNAMED else name, named.notes.get("server_name"))
+            if name == "example.org":
+                self.append(named, "events", "w1", A)
+            self.wait(named.stop())
 
         for other in ("other.org", UNNAMED):
             log = self.log(engine, server_name=other)
