@@ -4,6 +4,7 @@ Nothing on the line port can be authenticated before something was said, so each
 reach the port.
 """
 
+import re
 import socket
 import threading
 import time
@@ -214,6 +215,7 @@ def test_bad_lines_do_not_fill_the_log(tmp_path: Path) -> None:
         daemon.terminate()
         logged = daemon.lines[before:]
 
-    assert len(logged) < 60, "more than a page"
-    assert sum(map(len, logged)) < 16_384
-    assert any("490 more like it in the last minute, the last one: closing" in line for line in logged)
+    assert len(logged) < 60, logged[:100]
+    assert sum(map(len, logged)) < 16_384, logged
+    more = re.findall(r"(\d+) more like it in the last minute, the last one: closing", "\n".join(logged))
+    assert sum(map(int, more)) > 400, logged
