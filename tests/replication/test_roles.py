@@ -339,3 +339,16 @@ def test_who_was_told_by_somebody_passes_it_on() -> None:
 
     assert "c -" == str(a.roles.primary)
     assert ["fenced", "fenced", "primary"] == roles(a, b, c)
+
+
+def test_a_daemon_that_waits_to_tell_one_tells_the_others_of_a_new_epoch_at_once() -> None:
+    """Or the primary that it deposes would take facts for up to a minute more."""
+    parted = Parted()
+    world, a, b, c = parted.world()
+    parted.part(world, "a")
+    world.promote(b, force=True)
+    world.pass_(60)
+    world.promote(c, force=True)
+    world.pass_(1)
+
+    assert ["primary", "fenced", "primary"] == roles(a, b, c)

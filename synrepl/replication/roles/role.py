@@ -88,6 +88,8 @@ class Roles:
         self._is_promoting = False
         self._changing = DeferredLock()
         self._is_telling = False
+        self._tell_seconds = TELL_SECONDS
+        self._news: Deferred[None] | None = None
         self._tasks = Tasks(self._logger, "roles")
 
     @property
@@ -303,7 +305,6 @@ class Roles:
 
     async def _tell_all(self) -> None:
         """Tell everybody who is primary now, until each has heard it."""
-        pause = TELL_SECONDS
         while self.untold and (claim := self._claim()) is not None:
             for address in list(self.untold):
                 try:
@@ -327,8 +328,19 @@ class Roles:
                 self._logger.warn("who was told is not written down: {why}", why=str(error))
             self._changed()
             if self.untold:
-                await deferLater(self._clock, pause)  # type: ignore[arg-type]
-                pause = min(pause * 1.5, MAX_TELL_SECONDS)
+                await self._pause_telling()
+
+    async def _pause_telling(self) -> None:
+        """Wait until it is time to tell again, or until there is news."""
+        waiter = self._news = Deferred()
+        timer = self._clock.callLater(self._tell_seconds, waiter.callback, None)
+        self._tell_seconds = min(self._tell_seconds * 1.5, MAX_TELL_SECONDS)
+        try:
+            await waiter
+        finally:
+            self._news = None
+            if timer.active():
+                timer.cancel()
 
     def _claim(self) -> Claim | None:
         """Who is primary, as far as it is known; None if nobody can be told where."""
@@ -356,6 +368,10 @@ class Roles:
 
     def _must_tell(self, others: Sequence[Address]) -> None:
         self.untold = list(others)
+        self._tell_seconds = TELL_SECONDS
+        if self._news is not None and not self._news.called:
+            # What it waits with is old news by now.
+            self._news.callback(None)
         if self.untold and not self._is_telling:
             self._is_telling = True
             self._tasks.start(self._tell_all(), "telling of the new epoch").addBoth(self._told)
