@@ -17,7 +17,7 @@ from synrepl.replication.files import Files
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay import LeaseTerms, Relays
 from synrepl.replication.retention import Retention, keys_of
-from synrepl.replication.roles import REPLICA, Claim, ReadOnlyHere, Roles
+from synrepl.replication.roles import REPLICA, Claim, Described, HandOver, ReadOnlyHere, Roles
 from synrepl.storage import Leftovers, Log, ReactorThread
 from synrepl.storage.files import FileQueue, FileStore
 from synrepl.streams.table import StreamTable
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from synrepl.transports.http.telling import HttpTelling
 
 __all__ = ["Copies"]
+
+ENDPOINTS: Final = ("tcp", "ssl", "tls", "unix")
+"""The kinds of endpoints that replicas connect to."""
 
 NOT_READY: Final = "this daemon is a replica itself, and has no whole copy yet"
 
@@ -83,8 +86,11 @@ class Copies:
             follow=self._follow,
             tell=self._telling,
             others=self._others,
+            is_leased=self._is_leased,
             missing=self.files.complete,
             changed=self._changed,
+            count_refused=lambda code: metrics.claims_refused.labels(code).inc(),
+            count_later_epoch=metrics.later_epochs.inc,
         )
         self.relays = Relays(
             log,
@@ -100,6 +106,7 @@ class Copies:
             address=lambda: str(address()),
             primary=lambda: str(self.roles.primary),
             moved_to=lambda: "" if self.roles.role == "primary" else str(self.roles.primary),
+            promoting=lambda: self.roles.is_promoting,
             heard_epoch=self.roles.heard_epoch,
         )
         self.retention = Retention(
@@ -226,7 +233,7 @@ class Copies:
             known = Address.parse(self._log.notes.get("upstream_at", ""))
             if not over_http and known.native == where.native:
                 where = known
-        if where.http and (over_http or not where.native):
+        if where.http and (over_http or not _is_endpoint(where.native)):
             from synrepl.transports.http.upstream import HttpUpstream
 
             return HttpUpstream(
@@ -264,6 +271,11 @@ class Copies:
         told = next((one for one in self.relays.leases.all() if one.address == str(address)), None)
         key = None if told is None else self._keys.of(told.name)
         return self._credentials.secret if key is None or key.secret is None else key.secret
+
+    def _is_leased(self, uuid: str) -> bool:
+        """Whether a replica is connected, or has a lease that stands."""
+        lease = self.relays.leases[uuid]
+        return (lease is not None and lease.ended_ms is None) or uuid in self.relays.present()
 
     def _others(self) -> Sequence[Address]:
         """All daemons that are known here."""
@@ -333,7 +345,7 @@ class Copies:
         """What is wrong beside that."""
         replica = self.replica
         if replica is None or replica.state == "stopped":
-            return []
+            return self.roles.troubles
         if replica.state == "live" and self.roles.primary.is_same(self._address()):
             return [("nobody is primary: this daemon follows one that follows it", replica.since)]
         if (refusal := replica.refusal) is not None:
@@ -346,26 +358,32 @@ class Copies:
 
 
 class _Telling:
-    """`roles.ITellOthers`, made when somebody is told: most daemons never tell anybody."""
+    """`roles.ITellOthers`; its parts are made when they are first needed: most daemons never tell anybody."""
 
     def __init__(self, reactor: Any, secret_of: Callable[[Address], str | None]) -> None:
         self._reactor = reactor
         self._secret_of = secret_of
         self._made: dict[str | None, HttpTelling] = {}
 
-    def _to(self, address: Address) -> "HttpTelling":
+    def _to(self, address: Address, *, trusted: bool = True) -> "HttpTelling":
         from synrepl.transports.http.telling import HttpTelling
 
-        secret = self._secret_of(address)
+        secret = self._secret_of(address) if trusted else None
         if secret not in self._made:
             self._made[secret] = HttpTelling(self._reactor, secret)
         return self._made[secret]
 
-    async def hand_over(self, address: Address, seconds: float) -> Place:
-        return await self._to(address).hand_over(address, seconds)
+    async def hand_over(self, address: Address, asked: HandOver) -> Place:
+        return await self._to(address).hand_over(address, asked)
 
     async def claim(self, address: Address, claim: Claim) -> None:
         await self._to(address).claim(address, claim)
+
+    async def describe(self, address: Address, *, trusted: bool) -> Described:
+        return await self._to(address, trusted=trusted).describe(address)
+
+    async def digest(self, address: Address, serial: int, *, trusted: bool) -> str | None:
+        return await self._to(address, trusted=trusted).digest(address, serial)
 
     async def stop(self) -> None:
         """Close the idle connections."""
@@ -375,6 +393,11 @@ class _Telling:
 
 def _starting(stream: str) -> StorageError:
     return ReadOnlyHere("starting", "this daemon is about to start", stream=stream)
+
+
+def _is_endpoint(text: str) -> bool:
+    """Whether one can connect to this: it may be what a peer said."""
+    return text.partition(":")[0] in ENDPOINTS
 
 
 def _jitter() -> float:

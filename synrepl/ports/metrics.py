@@ -87,6 +87,12 @@ class Metrics:
         self.serial = gauge("serial", "The last serial of the log.")
         self.begin_serial = gauge("begin_serial", "The serial up to which the log was trimmed.")
         self.role = gauge("role", "1 for what this daemon is: primary, replica or fenced.", ["role"])
+        self.claims_refused = counter(
+            "claims_refused", "Claims of other daemons to be primary that were refused.", ["code"]
+        )
+        self.later_epochs = counter(
+            "later_epochs", "Replicas refused since they know a later epoch than this primary."
+        )
         self.replicas = gauge("replicas", "Replicas known here, by how they are doing.", ["state"])
         self.lease_used = gauge("lease_used_ratio", "Of the lease that is used up most, how much; 1 ends it.")
         self.join_remaining = gauge("catchup_remaining_rows", "Serials that a joining replica still lacks.")

@@ -29,7 +29,7 @@ from synrepl.testing.replicas import FakeNode
 from synrepl.testing.seeded import STEP_SECONDS, SeededRun
 from synrepl.wire.filter import Filter
 
-__all__ = ["AIMS", "ReplicaSimulation"]
+__all__ = ["AIMS", "ReplicaSimulation", "copied"]
 
 AIMS: Final = (
     *(("relay", state) for state in ("authenticating", "ready", "snapshot", "meanwhile", "joined")),
@@ -430,7 +430,7 @@ class ReplicaSimulation(SeededRun):
         if node is None:
             return
         if node.name not in self._copies or self.chance.random() < 0.3:
-            engine = _copied(node.engine)
+            engine = copied(node.engine)
             self._copies[node.name] = engine
             self._note(f"a copy is made of {node.name}'s disk, at {node.log.serial}")
             return
@@ -694,8 +694,8 @@ class ReplicaSimulation(SeededRun):
                     self._fail(f"{where} acknowledged {one}, which is nowhere")
 
 
-def _copied(engine: MemoryEngine) -> MemoryEngine:
-    """What is on its disk, without what is to go wrong."""
+def copied(engine: MemoryEngine) -> MemoryEngine:
+    """A copy of what is on its disk, without what is to go wrong."""
     staged, engine.staged = engine.staged, None
     failure, failures = engine._failure, engine._head_failures
     engine._failure, engine._head_failures = None, []

@@ -1,9 +1,10 @@
 """Daemons in memory that are copies of each other, made of the real parts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import msgspec
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 from twisted.internet.defer import TimeoutError as TimedOut
@@ -19,7 +20,7 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay import Leases, LeaseTerms, Relays
 from synrepl.replication.replica import Replica
-from synrepl.replication.roles import Claim, Roles
+from synrepl.replication.roles import Claim, Described, HandOver, Roles
 from synrepl.storage.log import Log
 from synrepl.storage.memory import MemoryEngine
 from synrepl.storage.threads import DelayedThread
@@ -27,6 +28,7 @@ from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from synrepl.testing.network import Link, MemoryEndpoint, Network
+from synrepl.transports.http.replicas import Replicas
 from synrepl.transports.native import NativeUpstream
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.filter import Filter
@@ -135,7 +137,8 @@ class FakeNode:
             address=lambda: self.name,
             primary=lambda: str(self.roles.primary),
             moved_to=lambda: str(self.roles.primary) if self.roles.role != "primary" else "",
-            heard_epoch=lambda epoch, who: self.roles.heard_epoch(epoch, who),  # noqa: PLW0108  # made below
+            promoting=lambda: self.roles.is_promoting,
+            heard_epoch=lambda *heard: self.roles.heard_epoch(*heard),  # noqa: PLW0108  # made below
         )
         self._factory = PublisherFactory(
             self.publisher,
@@ -155,6 +158,7 @@ class FakeNode:
             follow=self._follow,
             tell=_Telling(self),
             others=self._known,
+            is_leased=self._is_leased,
         )
         self.log.on_replaced(self._drop_readers)
         self._network.listen(self.name, self._factory)
@@ -199,6 +203,10 @@ class FakeNode:
             *peers,
             *(Address.parse(lease.address) for lease in self.relays.leases.all() if lease.address),
         ]
+
+    def _is_leased(self, uuid: str) -> bool:
+        lease = self.relays.leases[uuid]
+        return (lease is not None and lease.ended_ms is None) or uuid in self.relays.present()
 
     def _not_ready(self) -> str:
         replica = self.roles.replica
@@ -271,15 +279,27 @@ class _Telling:
     def __init__(self, node: FakeNode) -> None:
         self._node = node
 
-    async def hand_over(self, address: Address, seconds: float) -> Place:
+    async def hand_over(self, address: Address, asked: HandOver) -> Place:
         other = await self._reach(address)
-        place = await self._answer(other.roles.hand_over(seconds))
+        place = await self._answer(other.roles.hand_over(asked))
         await self._reach(address)
         return place
 
     async def claim(self, address: Address, claim: Claim) -> None:
         other = await self._reach(address)
         await self._answer(Deferred.fromCoroutine(other.roles.heard(claim)))
+
+    async def describe(self, address: Address, *, trusted: bool) -> Described:
+        other = await self._reach(address)
+        said = await Replicas(other.relays).about(None)
+        await self._reach(address)
+        return msgspec.json.decode(said, type=Described)
+
+    async def digest(self, address: Address, serial: int, *, trusted: bool) -> str | None:
+        other = await self._reach(address)
+        found = await self._answer(Deferred.fromCoroutine(_awaited(other.log.digest_at(serial))))
+        await self._reach(address)
+        return found
 
     async def _answer(self, asked: "Deferred[T]") -> T:
         """Who is killed meanwhile never answers."""
@@ -295,3 +315,7 @@ class _Telling:
         if other is None or not other.is_running or not node._can_reach(node.name, other.name):
             raise NotConnected(f"{address.native} cannot be reached")
         return other
+
+
+async def _awaited(work: Awaitable[T]) -> T:
+    return await work

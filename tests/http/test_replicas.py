@@ -8,12 +8,13 @@ from treq.testing import StubTreq
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from synrepl.ports.history import EMPTY
+from synrepl.errors import NotConnected
+from synrepl.ports.history import EMPTY, Place, Turn
 from synrepl.replication.addresses import Address
 from synrepl.replication.relay import Relays
 from synrepl.replication.relay.leases import MAX_ANONYMOUS
 from synrepl.replication.replica import Replica
-from synrepl.replication.roles import Claim, Roles
+from synrepl.replication.roles import Claim, Described, HandOver, Roles
 from synrepl.replication.status import NO_COPIES, SHOWN
 from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.transports.http.upstream import HttpUpstream
@@ -25,13 +26,28 @@ CLAIM = {"epoch": 2, "uuid": "z", "address": "- http://other:9093", "history": "
 
 
 class Nobody:
-    """`roles.ITellOthers` and the replica of a daemon that has neither."""
+    """`roles.ITellOthers` and the replica of a daemon that has neither.
 
-    async def hand_over(self, address: Address, seconds: float) -> Any:
+    What is in `others` answers at its address.
+    """
+
+    def __init__(self) -> None:
+        self.others: dict[str, Described] = {}
+
+    async def hand_over(self, address: Address, asked: HandOver) -> Any:
         raise AssertionError(address)
 
     async def claim(self, address: Address, claim: Claim) -> None:
         """Nobody hears it."""
+
+    async def describe(self, address: Address, *, trusted: bool) -> Described:
+        """What was prepared for this address."""
+        if address.http not in self.others:
+            raise NotConnected(f"{address.http} cannot be reached")
+        return self.others[address.http]
+
+    async def digest(self, address: Address, serial: int, *, trusted: bool) -> str | None:
+        raise AssertionError(address)
 
 
 class Stale:
@@ -41,7 +57,7 @@ class Stale:
         return [("stale: this copy may lack what is older than 61 seconds", 0.0)]
 
 
-class Described(Stale):
+class DescribedRelays(Stale):
     """What a primary with such relays says of its copies."""
 
     def __init__(self, relays: Relays) -> None:
@@ -85,6 +101,7 @@ class CopiesCase(SiteCase):
             address=lambda: str(HERE),
         )
         self.addCleanup(self.relays.halt)
+        self.network = Nobody()
         self.roles = Roles(
             self.log,
             self.clock,
@@ -92,7 +109,8 @@ class CopiesCase(SiteCase):
             has_upstream=False,
             address=lambda: HERE,
             follow=lambda where: Nobody(),  # type: ignore[arg-type, return-value]
-            tell=Nobody(),
+            tell=self.network,
+            is_leased=lambda uuid: self.relays.leases[uuid] is not None,
         )
         self.addCleanup(self.roles.stop)
         self.roles.start()
@@ -210,7 +228,7 @@ class ReplicaTests(CopiesCase):
         """`/v1/leases` has all of them."""
         for number in range(SHOWN + 7):
             self.relays.leases.make(f"u{number}", f"n{number}", registered=True, serial=0)
-        copies = Described(self.relays)
+        copies = DescribedRelays(self.relays)
         self.site = self.make_site(roles=self.roles, relays=self.relays, copies=copies)
 
         told = self.get("/v1/status").json()
@@ -301,10 +319,17 @@ class RoleTests(CopiesCase):
         self.assertEqual((409, "not_a_replica"), (promoted.status, promoted.json()["error"]))
         self.assertEqual((409, "not_stopped"), (resynced.status, resynced.json()["error"]))
 
+    def describe(self, **other: Any) -> None:
+        """Let another daemon say this of itself at its address."""
+        said: dict[str, Any] = {"history": self.log.history, "uuid": "z", "place": self.log.place}
+        self.network.others["http://other:9093"] = Described(**(said | other))
+
     def test_who_hands_over_takes_no_facts_for_a_while(self) -> None:
         """And says where it stands, once all that came before is kept."""
         self.receipts(2)
-        told = self.say("POST", "/v1/handover", seconds=10)
+        self.subscribe("z")
+        self.describe(role="replica", promoting=True)
+        told = self.say("POST", "/v1/handover", seconds=10, uuid="z", address=CLAIM["address"])
         refused = self.post("receipts", [receipt()])
         self.clock.advance(11)
 
@@ -314,8 +339,13 @@ class RoleTests(CopiesCase):
 
     def test_who_hears_of_a_later_epoch_is_fenced(self) -> None:
         """It says where the primary is, and takes nothing more; a claim of another history means nothing."""
-        self.say("POST", "/v1/claim", **(CLAIM | {"history": "another"}))
+        self.receipts(2)
+        place = self.log.place
+        turn = Turn(epoch=2, serial=place.serial, digest=place.digest, at_ms=1, why="promoted")
+        self.describe(role="primary", place=Place(2, place.serial, place.digest), turns=(turn,))
+        other = self.say("POST", "/v1/claim", **(CLAIM | {"history": "another"}))
         before = self.post("receipts", [receipt()]).status
+        self.assertEqual((409, "other_history"), (other.status, other.json()["error"]))
         heard = self.say("POST", "/v1/claim", **(CLAIM | {"history": self.log.history}))
         refused = self.post("receipts", [receipt()])
 

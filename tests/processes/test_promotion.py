@@ -191,7 +191,9 @@ def _settled(one: Member, two: Member, old: Member, new: Member, seed: int) -> s
                 return None
         if said[old.name]["state"] == "handing over" and roles[new.name] == "replica":
             # It would wait for a quarter of a minute for who has died before it could take over.
-            old.ask("POST", "/v1/handover", {"seconds": 0})
+            there = said[new.name]
+            end = {"seconds": 0, "uuid": there["uuid"], "address": there["address"]}
+            old.ask("POST", "/v1/handover", end)
             return None
         if [part["upstream"]["state"] for part in said.values() if part["upstream"]] != ["live"]:
             return None

@@ -1,14 +1,20 @@
 """Primary, replica or fenced: how daemons become another thing, and that there is one primary in the end."""
 
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import pytest
 from twisted.internet.defer import Deferred
+from twisted.logger import formatEvent, globalLogPublisher
 
 from synrepl.errors import StorageError
+from synrepl.ports.history import Place, Turn
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles import HANDOVER_SECONDS, CannotPromote, Claim
+from synrepl.replication.roles import HANDOVER_SECONDS, CannotPromote, Claim, ClaimRefused, HandOver
+from synrepl.replication.roles.verification import checked_address, common_serial
+from synrepl.testing.replica_simulation import copied
 from synrepl.testing.replicas import FakeNode
 from synrepl.wire.filter import Filter
 from tests.replication.worlds import World
@@ -75,6 +81,7 @@ def test_a_fenced_daemon_told_to_resync_is_a_replica_again() -> None:
     world.wrote(a, 20)
     world.promote(b)
     world.wrote(b, 5)
+    world.pass_(0.1)
     assert world.resync(a)
     world.pass_(3)
 
@@ -141,7 +148,7 @@ def test_a_handover_that_nobody_takes_ends() -> None:
     """In a bounded time, without anybody's help."""
     world = World()
     a = world.node("a")
-    world.done(a.roles.hand_over(HANDOVER_SECONDS))
+    world.done(a.roles.hand_over(HandOver(seconds=HANDOVER_SECONDS), trusted=True))
     assert a.roles.is_handing_over
     with pytest.raises(StorageError, match="about to become primary"):
         world.wrote(a)
@@ -246,13 +253,15 @@ def test_of_two_promoted_into_one_epoch_one_stays(winner: str) -> None:
 
 
 def test_a_claim_of_a_lower_epoch_means_nothing() -> None:
-    """And whoever says so is told better."""
+    """It was told late: the daemon that it names is fenced meanwhile."""
     world = World()
     a, b, _ = world.chain()
     world.promote(b)
     world.pass_(1)
-    claim(world, b, a, 1)
+    with pytest.raises(ClaimRefused) as caught:
+        claim(world, b, a, 1)
 
+    assert "not_verified" == caught.value.code
     assert "primary" == b.roles.role
 
 
@@ -261,8 +270,10 @@ def test_a_claim_of_another_history_means_nothing() -> None:
     world = World()
     a = world.node("a")
     other = world.node("x")
-    claim(world, a, other, 9)
+    with pytest.raises(ClaimRefused) as caught:
+        claim(world, a, other, 9)
 
+    assert "other_history" == caught.value.code
     assert "primary" == a.roles.role
 
 
@@ -352,3 +363,406 @@ def test_a_daemon_that_waits_to_tell_one_tells_the_others_of_a_new_epoch_at_once
     world.pass_(1)
 
     assert ["primary", "fenced", "primary"] == roles(a, b, c)
+
+
+# -- claims that are verified ------------------------------------------------------------------------------
+
+
+def test_a_daemon_that_is_two_epochs_behind_believes_the_primary_itself() -> None:
+    """C was promoted after B while A was away: its claim is two steps ahead, and it answers for it."""
+    parted = Parted()
+    world, a, b, c = parted.world()
+    world.wrote(a, 5)
+    world.pass_(1)
+    parted.part(world, "a")
+    world.promote(b, force=True)
+    world.pass_(1)
+    world.promote(c, force=True)
+    world.pass_(1)
+    assert ["primary", "fenced", "primary"] == roles(a, b, c)
+    parted.part(world)
+    world.pass_(12)
+
+    assert ["fenced", "fenced", "primary"] == roles(a, b, c)
+    assert "c -" == str(a.roles.primary)
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize("epoch", [2, 3])
+@pytest.mark.parametrize("uuid", ["b", "stranger"])
+def test_who_is_believed_unasked(trusted: bool, epoch: int, uuid: str) -> None:
+    """A replica of this primary whose key was proven, one step ahead; nobody else who cannot be asked."""
+    world = World()
+    a, b, _ = world.chain()
+    said = b.log.uuid if uuid == "b" else uuid
+    made = Claim(epoch=epoch, uuid=said, address="away -", history=a.log.history)
+    code = ""
+    try:
+        world.done(Deferred.fromCoroutine(a.roles.heard(made, trusted=trusted)))
+    except ClaimRefused as error:
+        code = error.code
+
+    is_believed = trusted and epoch == 2 and uuid == "b"
+    assert ("" if is_believed else "not_verified") == code
+    assert ("fenced" if is_believed else "primary") == a.roles.role
+
+
+def test_the_log_of_the_claimed_primary_must_continue_ours() -> None:
+    """The same uuid, history and epoch, but another fact: nothing is changed, and the status says so."""
+    parted = Parted()
+    world, a, b, _ = parted.world()
+    world.wrote(a, 3)
+    backup = copied(a.engine)
+    world.wrote(a, 2)
+    world.pass_(1)
+    parted.part(world, "a")
+    a.kill()
+    a.engine = backup
+    world.start(a)
+    world.wrote(a, 4)
+    world.promote(b, force=True)
+    parted.part(world)
+    world.pass_(12)
+
+    assert ["primary", "primary"] == roles(a, b)
+    ((text, _),) = a.roles.troubles
+    assert "two daemons are primary: b - has another fact at serial 5 than this daemon" in text
+
+
+TURNS = [Turn(epoch=epoch, serial=10 * epoch, digest="", at_ms=1, why="promoted") for epoch in (2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("ours", "upto", "theirs", "their_upto", "expected"),
+    [
+        ([], 7, [], 9, 7),
+        ([], 25, TURNS[:1], 30, 20),
+        ([], 15, TURNS[:1], 30, 15),
+        (TURNS[:1], 25, TURNS[:2], 40, 25),
+        (TURNS[:1], 35, TURNS[:2], 40, 30),
+        (TURNS[:2], 35, TURNS[:1], 40, 30),
+        (TURNS[1:], 50, TURNS[:1], 40, 20),
+        (TURNS, 50, TURNS, 40, 40),
+    ],
+)
+def test_where_two_histories_part(
+    ours: list[Turn], upto: int, theirs: list[Turn], their_upto: int, expected: int
+) -> None:
+    """Up to there their digests are compared."""
+    assert expected == common_serial(ours, upto, theirs, their_upto)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_good"),
+    [
+        ("tcp:berlin:9092 http://berlin:9093", True),
+        ("- https://berlin.example.org/synrepl", True),
+        ("tcp:berlin:9092 -", True),
+        ("", True),
+        ("- ftp://berlin", False),
+        ("- http://", False),
+        ("- http://[x", False),
+        ("- http://berlin:99999", False),
+        ("- http://a b", False),
+        ("tcp:\x1b[2J:1 -", False),
+        ("x" * 1001, False),
+    ],
+)
+def test_addresses_of_peers_are_checked(text: str, is_good: bool) -> None:
+    """Before anything is done with them."""
+    if is_good:
+        assert Address.parse(text) == checked_address(text)
+    else:
+        with pytest.raises(ClaimRefused) as caught:
+            checked_address(text)
+        assert "bad_request" == caught.value.code
+
+
+def test_an_address_is_known_by_the_part_that_is_asked() -> None:
+    """Its other half may be true, and this one a stranger's."""
+    world = World()
+    a = world.node("a")
+    a.leases.make("u", "paris", registered=True, serial=0, address="tcp:paris:1 http://paris:2")
+    cases = [("tcp:paris:1 http://stranger:2", False), ("- http://paris:2", True), ("tcp:paris:1 -", True)]
+
+    for text, is_known in [*cases, ("", False)]:
+        assert is_known == a.roles._is_known(Address.parse(text)), text
+
+
+def test_strangers_do_not_hold_up_a_claim_of_a_known_daemon() -> None:
+    """They have a queue of their own, which is bounded."""
+    parted = Parted()
+    world, a, b, _ = parted.world()
+    world.pass_(1)
+    world.promote(b, force=True)
+    waiting: list[Any] = []
+    for number in range(12):
+        made = Claim(epoch=2, uuid="stranger", address=f"s{number} -", history=a.log.history)
+        Deferred.fromCoroutine(a.roles.heard(made)).addErrback(lambda failure: waiting.append(failure.value))
+
+    assert ["busy"] * 4 == [error.code for error in waiting]
+    world.pass_(0.1)
+    assert "fenced" == a.roles.role
+    world.pass_(5)
+    assert 12 == len(waiting)
+
+
+# -- replicas that know a later epoch ----------------------------------------------------------------------
+
+
+def test_a_replica_of_a_later_epoch_is_a_sign_and_no_fence() -> None:
+    """It is reported for some minutes, and forgotten at the next promotion."""
+    world = World()
+    a = world.node("a")
+    a.roles.heard_epoch(7, "paris", "nowhere -")
+    world.pass_(1)
+
+    assert "primary" == a.roles.role
+    ((text, _),) = a.roles.troubles
+    assert text.startswith("replica paris at nowhere - knows epoch 7, this daemon is primary in epoch 1: ")
+    a.roles.heard_epoch(8, "paris\x1b[2J", "")
+    assert all(one.isprintable() for one, _ in a.roles.troubles)
+    for number in range(50):
+        a.roles.heard_epoch(8, f"r{number}", "")
+    assert 20 == len(a.roles.troubles)
+    world.pass_(301, step=1)
+    assert [] == a.roles.troubles
+    world.wrote(a, 1)
+
+
+def test_a_replica_of_a_later_epoch_leads_to_the_primary() -> None:
+    """The old primary asks it, then the daemon that it names, and is fenced."""
+    world = World()
+    a, b, _ = world.chain()
+    a.kill()
+    world.promote(b, force=True)
+    b.roles.untold.clear()
+    world.pass_(1)
+    b.kill()
+    world.start(a)
+    a.roles.heard_epoch(2, "c", "c -")
+    world.pass_(1)
+    assert "primary" == a.roles.role
+    world.start(b)
+    b.roles.untold.clear()
+    world.pass_(2)
+    a.roles.heard_epoch(2, "c", "c -")
+    world.pass_(1)
+
+    assert "fenced" == a.roles.role
+    assert "b -" == str(a.roles.primary)
+
+
+# -- the way out -------------------------------------------------------------------------------------------
+
+
+def fenced_by_note(world: World, **noted: Any) -> FakeNode:
+    """A daemon that an earlier release fenced, as its disk says."""
+    a = world.node("a")
+    world.wrote(a, 3)
+    a.kill()
+    a.engine._notes["role"] = msgspec.json.encode({"role": "fenced"} | noted).decode()
+    world.start(a)
+    assert "fenced" == a.roles.role
+    return a
+
+
+@pytest.mark.parametrize(("noted", "epoch"), [(999_999, 1_000_000), (2**70, 2), (2, 3)])
+def test_a_fenced_daemon_that_should_not_be_is_promoted_by_force(noted: int, epoch: int) -> None:
+    """In an epoch over all that can be, and through a restart; also one with the note of an old attack."""
+    world = World()
+    a = fenced_by_note(world, epoch=noted)
+    with pytest.raises(StorageError, match="synrepl promote --force makes this one primary again"):
+        world.wrote(a)
+    with pytest.raises(CannotPromote, match=r"synrepl resync .* synrepl promote --force") as caught:
+        world.promote(a)
+    assert "fenced" == caught.value.code
+    world.promote(a, force=True)
+
+    assert ("primary", epoch) == (a.roles.role, a.log.epoch)
+    world.wrote(a)
+    restarted(world, a)
+    assert "primary" == a.roles.role
+    world.wrote(a)
+    with pytest.raises(CannotPromote, match="only a replica is promoted"):
+        world.promote(a, force=True)
+
+
+def test_a_fence_with_an_epoch_that_cannot_be_is_replaced_by_a_real_claim() -> None:
+    """Otherwise no promotion could lead such a daemon."""
+    world = World()
+    a, b, _ = world.chain()
+    a.kill()
+    world.promote(b, force=True)
+    world.pass_(1)
+    noted = {"role": "fenced", "epoch": 2**70, "uuid": "z", "address": "stranger -"}
+    a.engine._notes["role"] = msgspec.json.encode(noted).decode()
+    world.start(a)
+    assert "stranger -" == str(a.roles.primary)
+    world.pass_(10)
+
+    assert "b -" == str(a.roles.primary)
+    assert world.resync(a)
+
+
+def test_a_fenced_daemon_promoted_by_force_fences_the_other_one() -> None:
+    """The operator says that the other is not primary; if it is, it hears of this."""
+    world = World()
+    a, b, c = world.chain()
+    world.wrote(a, 5)
+    world.promote(b)
+    world.pass_(1)
+    assert ["fenced", "primary", "replica"] == roles(a, b, c)
+    world.promote(a, force=True)
+    world.pass_(2)
+
+    assert ["primary", "fenced"] == roles(a, b)
+    assert 3 == a.log.epoch
+
+
+# -- hand-overs --------------------------------------------------------------------------------------------
+
+
+def hand_over(world: World, node: FakeNode, to: FakeNode, seconds: float) -> Place:
+    """Ask a primary to hand over to a replica."""
+    asked = HandOver(seconds=seconds, uuid=to.log.uuid, address=f"{to.name} -")
+    return world.done(node.roles.hand_over(asked))
+
+
+def test_only_a_replica_that_is_being_promoted_stops_the_writes() -> None:
+    """The primary asks it."""
+    world = World()
+    a, b, c = world.chain()
+    for node, code in ((b, "not_verified"), (c, "unknown_replica")):
+        with pytest.raises(ClaimRefused) as caught:
+            hand_over(world, a, node, 15)
+        assert code == caught.value.code
+        world.wrote(a)
+    b.roles._is_asking_to_hand_over = True
+    assert a.log.place == hand_over(world, a, b, 15)
+    with pytest.raises(StorageError, match="about to become primary"):
+        world.wrote(a)
+
+
+def test_only_the_replica_itself_ends_a_hand_over() -> None:
+    """To take facts while it begins its epoch would lose them. One that was killed may end it later."""
+    world = World()
+    a, b, _ = world.chain()
+    b.roles._is_asking_to_hand_over = True
+    hand_over(world, a, b, 15)
+    with pytest.raises(ClaimRefused, match="still being promoted"):
+        hand_over(world, a, b, 0)
+    stranger = HandOver(seconds=0, uuid="stranger", address="s -")
+    with pytest.raises(CannotPromote) as caught:
+        world.done(a.roles.hand_over(stranger))
+    assert "handing_over" == caught.value.code
+    restarted(world, a)
+    assert a.roles.is_handing_over
+    with pytest.raises(CannotPromote):
+        world.done(a.roles.hand_over(stranger))
+    restarted(world, b)
+    world.pass_(2)
+    hand_over(world, a, b, 0)
+
+    assert not a.roles.is_handing_over
+    world.wrote(a)
+
+
+def test_a_hand_over_cannot_be_ended_while_the_epoch_begins() -> None:
+    """What the old primary takes then would be left behind, although nobody promoted by force."""
+    world = World()
+    a, b, _ = world.chain()
+    seen: list[Any] = []
+    begin = b.log.next_epoch
+
+    async def next_epoch(*arguments: Any, **named: Any) -> Turn:
+        asked = HandOver(seconds=0, uuid=b.log.uuid, address="b -")
+        try:
+            await a.roles.hand_over(asked)
+        except ClaimRefused as error:
+            seen.append(str(error))
+        return await begin(*arguments, **named)
+
+    b.log.next_epoch = next_epoch  # type: ignore[method-assign]
+    world.promote(b)
+
+    assert ["b - is still being promoted"] == seen
+    assert not b.roles.is_promoting
+
+
+def test_hand_overs_stop_writes_for_a_quarter_of_the_time_at_most() -> None:
+    """A replica that is promoted for ever must not stop the writes for ever."""
+    world = World()
+    a, b, _ = world.chain()
+    b.roles._is_asking_to_hand_over = True
+    sealed = 0
+    for _ in range(300):
+        with suppress(CannotPromote):
+            hand_over(world, a, b, 15)
+        world.pass_(1, step=0.1)
+        sealed += a.roles.is_handing_over
+
+    assert 60 <= sealed <= 150
+    b.roles._is_asking_to_hand_over = False
+    world.pass_(200, step=0.5)
+    world.promote(b)
+    assert "primary" == b.roles.role
+
+
+def test_a_second_promotion_waits_for_the_first() -> None:
+    """Or both would begin their epochs at one place."""
+    world = World()
+    a = world.node("a")
+    b, d = world.node("b", "a"), world.node("d", "a")
+    world.pass_(3)
+    b.roles._is_asking_to_hand_over = True
+    hand_over(world, a, b, 15)
+
+    with pytest.raises(CannotPromote) as caught:
+        world.promote(d)
+    assert "handing_over" == caught.value.code
+
+
+def test_replicas_are_led_by_verified_claims_only() -> None:
+    """One that follows a stranger would serve its facts."""
+    world = World()
+    a, b, c = world.chain()
+    for address in ("stranger -", "b -", ""):
+        made = Claim(epoch=9, uuid="stranger", address=address, history=a.log.history)
+        with pytest.raises(ClaimRefused):
+            world.done(Deferred.fromCoroutine(c.roles.heard(made)))
+
+    assert c.replica is not None
+    assert Address("b") == c.replica.upstream.where
+    world.pass_(1)
+    assert ["primary", "replica", "replica"] == roles(a, b, c)
+
+
+def test_refused_claims_are_counted_and_seldom_logged() -> None:
+    """A stranger can send them at will."""
+    world = World()
+    a = world.node("a")
+    counted: list[str] = []
+    a.roles._count_refused = counted.append
+    texts: list[str] = []
+
+    def observe(event: Any) -> None:
+        text = formatEvent(event)
+        if text is not None and "claim is refused" in text:
+            texts.append(text)
+
+    globalLogPublisher.addObserver(observe)  # type: ignore[arg-type]
+    try:
+        for _ in range(2):
+            for history in (a.log.history, "other\x1b[2J"):
+                made = Claim(epoch=2, uuid="z", address="", history=history)
+                for _ in range(5):
+                    with pytest.raises(ClaimRefused):
+                        world.done(Deferred.fromCoroutine(a.roles.heard(made)))
+            world.pass_(61, step=1)
+    finally:
+        globalLogPublisher.removeObserver(observe)  # type: ignore[arg-type]
+
+    assert {"not_verified": 10, "other_history": 10} == Counter(counted)
+    assert 4 == len(texts)
+    assert all(text.isprintable() for text in texts)

@@ -78,7 +78,14 @@ class IRelays(Protocol):
         """Let everybody look again, once this turn of the reactor is over."""
 
     async def judge(
-        self, uuid: str, name: str, asked: Subscription, access: Access, *, registered: bool = True
+        self,
+        uuid: str,
+        name: str,
+        asked: Subscription,
+        access: Access,
+        *,
+        registered: bool = True,
+        address: str = "",
     ) -> Refusal | None:
         """Why this cannot be served, if it cannot be."""
 

@@ -435,7 +435,12 @@ class Relay:
         assert greeting is not None
         self.state = "catching up"
         refused = await relays.judge(
-            self.uuid, self.name, asked, self._access, registered=greeting.registered
+            self.uuid,
+            self.name,
+            asked,
+            self._access,
+            registered=greeting.registered,
+            address=greeting.address,
         )
         if refused is None and (other := relays.duplicate_of(self)) is not None:
             refused = refusal("duplicate", f"{self.name} is connected already, and {other.state}")

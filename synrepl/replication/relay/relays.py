@@ -35,7 +35,9 @@ class Relays:
 
     `role` says ``primary``, ``replica`` or ``fenced``, `address` where this daemon is, `primary` where the
     primary is, `moved_to` where it went if this one is fenced, `ready` why no copy can be given, if that is
-    so. Of a replica that stands in a later epoch than this log `heard_epoch` is told.
+    so. `promoting` says whether this daemon asks its primary to hand over. `heard_epoch` is called with the
+    epoch, the name and the address of a replica that stands in a later epoch than this log, and with whether
+    it proved a key that may administer.
     """
 
     _logger = Logger()
@@ -56,7 +58,8 @@ class Relays:
         address: Callable[[], str] = lambda: "",
         primary: Callable[[], str] = lambda: "",
         moved_to: Callable[[], str] = lambda: "",
-        heard_epoch: Callable[[int, str], None] = lambda epoch, who: None,
+        promoting: Callable[[], bool] = lambda: False,
+        heard_epoch: Callable[[int, str, str, bool], None] = lambda epoch, name, address, trusted: None,
     ) -> None:
         self.log = log
         self.feeding = feeding
@@ -70,6 +73,7 @@ class Relays:
         self.address = address
         self.primary = primary
         self.moved_to = moved_to
+        self.promoting = promoting
         self.heard_epoch = heard_epoch
         self.connected: list[Relay] = []
         self.tasks = Tasks(self._logger, "relays")
@@ -174,9 +178,19 @@ class Relays:
     # -- who may be served ---------------------------------------------------------------------------------
 
     async def judge(
-        self, uuid: str, name: str, asked: Subscription, access: Access, *, registered: bool = True
+        self,
+        uuid: str,
+        name: str,
+        asked: Subscription,
+        access: Access,
+        *,
+        registered: bool = True,
+        address: str = "",
     ) -> Refusal | None:
-        """Why this cannot be served, if it cannot be. The one place that decides it, for every transport."""
+        """Why this cannot be served, if it cannot be. The one place that decides it, for every transport.
+
+        `address` is where the replica says that it is.
+        """
         log, place = self.log, asked.place
         if (unfit := self.unfit(uuid, name)) is not None:
             return unfit
@@ -189,7 +203,8 @@ class Relays:
             why = f"{name} is a copy of the log {printable(asked.history)}, this one is {log.history}"
             return refusal("other_history", why)
         if place.epoch > log.epoch:
-            self.heard_epoch(place.epoch, name)
+            may_administer = access.is_proven and not access.lacks(Right.ADMINISTER)
+            self.heard_epoch(place.epoch, name, address, may_administer)
             return self._refuse(
                 "other_epoch", f"{name} is in epoch {place.epoch}, this daemon in {log.epoch}"
             )

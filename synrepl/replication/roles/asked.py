@@ -1,6 +1,6 @@
 """What is asked of those around a daemon's role: its log, its replica, the other daemons."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -9,7 +9,7 @@ from synrepl.errors import StorageError
 from synrepl.ports.history import Place, Turn
 from synrepl.replication.addresses import Address
 
-__all__ = ["Claim", "Following", "IHasAddress", "ITellOthers", "RoleLog"]
+__all__ = ["Claim", "Described", "Following", "HandOver", "IHasAddress", "ITellOthers", "RoleLog"]
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -23,14 +23,53 @@ class Claim(msgspec.Struct, frozen=True):
     name: str = ""
 
 
-class ITellOthers(Protocol):
-    """How other daemons are told; all of these raise a `ReplicationError` when one cannot be reached."""
+class HandOver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A replica asks its primary to take no facts for so many seconds; 0 ends it.
 
-    async def hand_over(self, address: Address, seconds: float) -> Place:
-        """Ask a primary to take no more facts for so long; gives where it stands."""
+    `uuid` and `address` are those of the replica.
+    """
+
+    seconds: float
+    uuid: str = ""
+    address: str = ""
+
+
+class Described(msgspec.Struct, frozen=True, kw_only=True):
+    """What a daemon says of itself when it is asked (``GET /v1/replication``).
+
+    `turns` says where each of its epochs began, `begin` is the serial up to which it was trimmed. It is
+    `promoting` while it asks its primary to hand over.
+    """
+
+    history: str
+    uuid: str
+    role: str
+    place: Place
+    begin: int = 0
+    turns: tuple[Turn, ...] = ()
+    address: str = ""
+    primary: str = ""
+    promoting: bool = False
+
+
+class ITellOthers(Protocol):
+    """How other daemons are told and asked.
+
+    All of these raise a `ReplicationError` when one cannot be reached, or refuses. Our
+    secret is shown to the other daemon only if `trusted` says so.
+    """
+
+    async def hand_over(self, address: Address, asked: HandOver) -> Place:
+        """Ask a primary to take no more facts for a while; gives where it stands."""
 
     async def claim(self, address: Address, claim: Claim) -> None:
-        """Tell somebody who is primary now."""
+        """Tell a daemon who is primary now."""
+
+    async def describe(self, address: Address, *, trusted: bool) -> Described:
+        """Ask a daemon what it is."""
+
+    async def digest(self, address: Address, serial: int, *, trusted: bool) -> str | None:
+        """Ask a daemon for the digest at this serial; None if it does not have it any more."""
 
 
 class RoleLog(Protocol):
@@ -60,6 +99,8 @@ class RoleLog(Protocol):
 
     @property
     def turns(self) -> Sequence[Turn]: ...
+
+    def digest_at(self, serial: int) -> Awaitable[str | None]: ...
 
     async def next_epoch(self, why: str, *, epoch: int | None = None, at_ms: int | None = None) -> Turn: ...
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from synrepl.errors import ReplicationError, StorageError
 
-__all__ = ["CannotPromote", "Fenced", "HandingOver", "ReadOnlyHere"]
+__all__ = ["CannotPromote", "ClaimRefused", "Fenced", "HandingOver", "ReadOnlyHere"]
 
 
 class CannotPromote(ReplicationError):
@@ -16,6 +16,19 @@ class CannotPromote(ReplicationError):
         self.code = code
         self.retryable = retryable
         self.missing = list(missing)
+
+
+class ClaimRefused(ReplicationError):
+    """A claim, or another word of a peer about roles, does not count; it changed nothing.
+
+    `code` is ``bad_request``, ``busy``, ``not_whole``, ``other_history``, ``epoch_too_far``,
+    ``not_verified``, ``digest_differs`` or ``unknown_replica``.
+    """
+
+    def __init__(self, code: str, why: str, *, retryable: bool = False) -> None:
+        super().__init__(why)
+        self.code = code
+        self.retryable = retryable
 
 
 class ReadOnlyHere(StorageError):

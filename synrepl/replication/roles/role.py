@@ -14,11 +14,15 @@ from synrepl.ports.history import Place, Turn
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles.asked import Claim, Following, ITellOthers, RoleLog
-from synrepl.replication.roles.refusing import CannotPromote, Fenced, HandingOver, ReadOnlyHere
+from synrepl.replication.roles.asked import Claim, Following, HandOver, ITellOthers, RoleLog
+from synrepl.replication.roles.handovers import HandOverBudget
+from synrepl.replication.roles.later_epochs import LaterEpochs
+from synrepl.replication.roles.refusing import CannotPromote, ClaimRefused, Fenced, HandingOver, ReadOnlyHere
 from synrepl.replication.roles.remembering import Noted, Promoting
+from synrepl.replication.roles.verification import MAX_EPOCH, ClaimVerifier, believable, checked_address
+from synrepl.wire.text import printable
 
-__all__ = ["FENCED", "HANDOVER_SECONDS", "PRIMARY", "REPLICA", "Roles"]
+__all__ = ["FENCED", "HANDOVER_SECONDS", "MAX_HANDOVER_SECONDS", "PRIMARY", "REPLICA", "Roles"]
 
 PRIMARY: Final = "primary"
 REPLICA: Final = "replica"
@@ -27,6 +31,9 @@ FENCED: Final = "fenced"
 HANDOVER_SECONDS: Final = 15.0
 """How long a primary that is asked to hand over takes no writes, unless it is asked again or another one
 takes over: so long nobody can write if who asked has died."""
+
+MAX_HANDOVER_SECONDS: Final = 30.0
+"""The longest hand-over that can be asked for at once."""
 
 AGAIN_SECONDS: Final = 5.0
 """After so long it is asked again; the rest is the time for beginning the epoch."""
@@ -41,6 +48,16 @@ MAX_TELL_SECONDS: Final = 60.0
 
 
 MAX_KNOWN: Final = 20
+MAX_UUID: Final = 200
+
+LOG_SECONDS: Final = 60.0
+"""A refused claim is logged once in so many seconds for each reason."""
+
+WAYS_OUT: Final = (
+    "synrepl resync makes this daemon a replica of that one; if that one is not primary,"
+    " synrepl promote --force makes this one primary again"
+)
+"""What an operator can do with a fenced daemon."""
 
 
 class Roles:
@@ -48,7 +65,9 @@ class Roles:
 
     `follow` makes a replica of whoever is at an address (None: of the upstream that was configured).
     `others` are the addresses of all daemons known here, who are told when this one becomes primary.
-    `missing` gives the files that are not here. `changed` is called after every change.
+    `is_leased` says whether the replica with a uuid is connected, or has a lease. `missing` gives the files
+    that are not here. `changed` is called after every change, `count_refused` with the code of each claim
+    that is refused, `count_later_epoch` for each replica that knows a later epoch.
     """
 
     _logger = Logger()
@@ -64,8 +83,11 @@ class Roles:
         follow: Callable[[Address | None], Following],
         tell: ITellOthers,
         others: Callable[[], Sequence[Address]] = lambda: (),
+        is_leased: Callable[[str], bool] = lambda uuid: False,
         missing: Callable[[int], Awaitable[Sequence[Any]]] | None = None,
         changed: Callable[[], None] = lambda: None,
+        count_refused: Callable[[str], None] = lambda code: None,
+        count_later_epoch: Callable[[], None] = lambda: None,
     ) -> None:
         self.role = PRIMARY
         self.why = ""
@@ -81,9 +103,19 @@ class Roles:
         self._follow = follow
         self._tell = tell
         self._others = others
+        self._is_leased = is_leased
         self._missing = missing
         self._changed = changed
+        self._count_refused = count_refused
+        self._count_later_epoch = count_later_epoch
+        self._verifier = ClaimVerifier(log, clock, tell, is_known=self._is_known)
+        self._later_epochs = LaterEpochs(clock)
+        self._logged: dict[str, float] = {}
         self._handover_timer: Any = None
+        self._handover_to = ""
+        self._budget = HandOverBudget(clock)
+        self._is_asking_to_hand_over = False
+        self._asking_about_epoch: set[bool] = set()
         self._is_stopped = False
         self._is_promoting = False
         self._changing = DeferredLock()
@@ -99,6 +131,16 @@ class Roles:
             return self._address()
         told = self.replica.primary if self.replica is not None else None
         return told or self._primary
+
+    @property
+    def is_promoting(self) -> bool:
+        """Whether this daemon needs its primary to hand over, and to go on doing so."""
+        return self._is_asking_to_hand_over
+
+    @property
+    def troubles(self) -> list[tuple[str, float]]:
+        """Signs, not verified, that another daemon is primary; each with the time at which it began."""
+        return self._later_epochs.troubles() if self.role == PRIMARY else []
 
     # -- its life ------------------------------------------------------------------------------------------
 
@@ -120,17 +162,18 @@ class Roles:
             self._be_replica(self._moved_to())
         else:
             self._be_primary()
-        left = float(self._log.notes.get("handover", "0")) - self._clock.seconds()
-        if self.role == PRIMARY and 0 < left <= HANDOVER_SECONDS:
-            self._seal_for(left)
+        until, _, uuid = self._log.notes.get("handover", "0").partition(" ")
+        left = float(until) - self._clock.seconds()
+        if self.role == PRIMARY and 0 < left <= MAX_HANDOVER_SECONDS:
+            self._seal_for(left, uuid)
         self._must_tell([Address.parse(text) for text in noted.told] if noted is not None else [])
 
     def stop(self) -> None:
         """Follow nobody, tell nobody."""
         self._is_stopped = True
         self._tasks.cancel_all()
-        if self._handover_timer is not None and self._handover_timer.active():
-            self._handover_timer.cancel()
+        self._verifier.stop()
+        self._stop_handover_timer()
         if self.replica is not None:
             self.replica.stop()
             self.replica = None
@@ -165,6 +208,7 @@ class Roles:
             self.replica.stop()
             self.replica = None
         self.role, self.why = PRIMARY, ""
+        self._later_epochs.clear()
         self._log.sealed = None
         self._changed()
 
@@ -184,6 +228,8 @@ class Roles:
         if self.replica is not None:
             self.replica.stop()
             self.replica = None
+        self._stop_handover_timer()
+        self._budget.end()
         self.role = FENCED
         self._primary = Address.parse(noted.address)
         self.since = self._clock.seconds()
@@ -197,7 +243,9 @@ class Roles:
         return ReadOnlyHere("replica", why, stream=stream, moved_to=str(self.primary))
 
     def _fenced_refuses(self, stream: str) -> StorageError:
-        return Fenced("fenced", self.why, stream=stream, moved_to=str(self.primary), retryable=False)
+        return Fenced(
+            "fenced", f"{self.why}; {WAYS_OUT}", stream=stream, moved_to=str(self.primary), retryable=False
+        )
 
     def _handing_over_refuses(self, stream: str) -> StorageError:
         return HandingOver("handing_over", "another daemon is about to become primary", stream=stream)
@@ -209,8 +257,11 @@ class Roles:
 
         In order, the primary first takes no more facts, and all it has must be here, files included. With
         `force` nobody is asked, and what is not here is left behind; it is named when the other one comes
-        back (its tail is written to a file there).
+        back (its tail is written to a file there). With `force` a fenced daemon becomes primary as well: the
+        operator says that no other one is.
         """
+        if self.role == FENCED:
+            return await self._promote_fenced(force=force)
         replica = self.replica
         if self.role != REPLICA or replica is None:
             raise CannotPromote("not_a_replica", f"this daemon is {self.role}; only a replica is promoted")
@@ -230,16 +281,27 @@ class Roles:
                     raise CannotPromote("moved", "another daemon became primary", retryable=True)
                 return await self._begin_as_primary([old, followed])
         finally:
-            self._is_promoting = False
+            # Not before: the old primary ends the hand-over for a replica that is no longer being promoted.
+            self._is_promoting = self._is_asking_to_hand_over = False
+
+    async def _promote_fenced(self, *, force: bool) -> Turn:
+        if not force:
+            raise CannotPromote("fenced", f"{self.why}; {WAYS_OUT}")
+        async with self._changing:
+            if self.role != FENCED:
+                raise CannotPromote("promoting", f"this daemon is {self.role} meanwhile", retryable=True)
+            return await self._begin_as_primary([self._primary])
 
     async def _begin_as_primary(self, before: Sequence[Address]) -> Turn:
         # From here on nothing more of the old history is taken.
+        noted, was_fenced = self._noted(), self.role == FENCED
         if self.replica is not None:
             self.replica.stop()
         self.replica = None
         try:
-            noted = self._noted()
-            epoch = max(self._log.epoch, noted.epoch if noted is not None else 0) + 1
+            if noted is not None and not believable(noted.epoch):
+                self._logger.warn("the noted epoch {epoch} cannot be; it is ignored", epoch=noted.epoch)
+            epoch = self._seen_epoch + 1
             others = self._to_tell([*before, *self.untold, *self._known(), *self._others()])
             told = tuple(map(str, others))
             meant = Noted(PRIMARY, epoch, self._log.uuid, "", told, self._knowing(others))
@@ -250,7 +312,8 @@ class Roles:
             turn = await self._log.next_epoch("promoted", epoch=epoch, at_ms=at_ms)
             await self._note(meant)
         except Exception:
-            self._be_replica(self._moved_to())
+            if not was_fenced:
+                self._be_replica(self._moved_to())
             raise
         self._logger.info(
             "promoted: primary in epoch {epoch} from serial {serial}", epoch=turn.epoch, serial=turn.serial
@@ -267,24 +330,31 @@ class Roles:
                 retryable=True,
             )
         until = self._clock.seconds() + CATCH_UP_SECONDS
+        self._is_asking_to_hand_over = True
         try:
             while not await self._has_all_of(old, until):
                 pass
         except ReplicationError as error:
+            # The primary checks that this daemon has given up.
+            self._is_asking_to_hand_over = False
             # Not to keep it waiting for nothing; it may have heard also what it could not answer.
             with suppress(ReplicationError):
-                await self._tell.hand_over(old, 0)
+                await self._ask_to_hand_over(old, 0)
             if isinstance(error, CannotPromote):
                 raise
             raise CannotPromote(
                 "upstream_away", f"the primary cannot be asked: {error}; say force to do without it"
             ) from error
 
+    async def _ask_to_hand_over(self, old: Address, seconds: float) -> Place:
+        asked = HandOver(seconds=seconds, uuid=self._log.uuid, address=str(self._address()))
+        return await self._tell.hand_over(old, asked)
+
     async def _has_all_of(self, old: Address, until: float) -> bool:
         """Whether all that the old primary has is here, and it waits long enough for that to stay so; if not,
         it is to be asked again."""
         asked = self._clock.seconds()
-        place = await self._tell.hand_over(old, HANDOVER_SECONDS)
+        place = await self._ask_to_hand_over(old, HANDOVER_SECONDS)
         while self._log.place != place:
             now = self._clock.seconds()
             if now >= until:
@@ -301,7 +371,7 @@ class Roles:
         if now >= until:
             raise CannotPromote("behind", "it took too long to look for the files", retryable=True)
         # It may have begun anew meanwhile, and taken facts: that it hands over is not written down.
-        return await self._tell.hand_over(old, HANDOVER_SECONDS) == self._log.place
+        return await self._ask_to_hand_over(old, HANDOVER_SECONDS) == self._log.place
 
     async def _tell_all(self) -> None:
         """Tell everybody who is primary now, until each has heard it."""
@@ -310,6 +380,9 @@ class Roles:
                 try:
                     await self._tell.claim(address, claim)
                 except ReplicationError as error:
+                    if getattr(error, "code", "") == "other_history":
+                        # It holds another log by now, so that it cannot be primary of this one.
+                        self._forget_untold(address)
                     self._logger.info(
                         "{address} is not told of epoch {epoch} yet: {why}",
                         address=str(address),
@@ -317,8 +390,8 @@ class Roles:
                         why=str(error),
                     )
                 else:
-                    if claim == self._claim() and address in self.untold:
-                        self.untold.remove(address)
+                    if claim == self._claim():
+                        self._forget_untold(address)
             left = tuple(map(str, self.untold))
             noted = self._noted() or Noted(PRIMARY, claim.epoch, claim.uuid)
             try:
@@ -341,6 +414,10 @@ class Roles:
             self._news = None
             if timer.active():
                 timer.cancel()
+
+    def _forget_untold(self, address: Address) -> None:
+        if address in self.untold:
+            self.untold.remove(address)
 
     def _claim(self) -> Claim | None:
         """Who is primary, as far as it is known; None if nobody can be told where."""
@@ -381,28 +458,74 @@ class Roles:
 
     # -- hearing of another primary ------------------------------------------------------------------------
 
-    def hand_over(self, seconds: float) -> "Deferred[Place]":
-        """Another daemon is about to become primary: take no facts for so long, and say where this one stands
-        once all that was taken is kept."""
-        return Deferred.fromCoroutine(self._hand_over(seconds))
+    def hand_over(self, asked: HandOver, *, trusted: bool = False) -> "Deferred[Place]":
+        """A replica is about to become primary: take no facts for a while, and say where this daemon stands
+        once all that was taken is kept.
 
-    async def _hand_over(self, seconds: float) -> Place:
-        if self.role != PRIMARY:
-            raise CannotPromote("not_primary", f"this daemon is {self.role}")
-        self._seal_for(seconds)
-        # A restart is no reason to take facts: the other one may have begun its epoch already.
-        await self._log.note(handover=f"{self._clock.seconds() + seconds:.3f}")
+        Unless the peer that asks is `trusted`, the replica itself must answer that it is being promoted.
+        Raises `CannotPromote` and `ClaimRefused`.
+        """
+        return Deferred.fromCoroutine(self._hand_over(asked, trusted=trusted))
+
+    async def _hand_over(self, asked: HandOver, *, trusted: bool) -> Place:
+        self._check_hand_over(asked)
+        if not trusted and (asked.seconds > 0 or self.is_handing_over):
+            await self._verify_hand_over(asked)
+            self._check_hand_over(asked)
+        if asked.seconds > 0:
+            if not trusted:
+                self._budget.extend(asked.seconds)
+            self._seal_for(asked.seconds, asked.uuid)
+            # A restart is no reason to take facts: the other one may have begun its epoch already.
+            await self._log.note(handover=f"{self._clock.seconds() + asked.seconds:.3f} {asked.uuid}")
+        elif self.is_handing_over:
+            self._handed_over()
+            await self._log.note(handover=None)
         await self._log.settled()
         return self._log.place
 
-    def _seal_for(self, seconds: float) -> None:
+    def _check_hand_over(self, asked: HandOver) -> None:
+        if self.role != PRIMARY:
+            raise CannotPromote("not_primary", f"this daemon is {self.role}")
+        if self.is_handing_over and self._handover_to and asked.uuid and self._handover_to != asked.uuid:
+            why = f"this daemon hands over to {printable(self._handover_to)} already"
+            raise CannotPromote("handing_over", why, retryable=True)
+
+    async def _verify_hand_over(self, asked: HandOver) -> None:
+        """Raises `ClaimRefused` unless one of our replicas says that it is being promoted, or, if this is to
+        end the hand-over, that it is not."""
+        if not self._is_leased(asked.uuid):
+            why = (
+                f"{printable(asked.uuid) or 'nobody'} is no replica of this daemon; only a replica takes over"
+            )
+            raise ClaimRefused("unknown_replica", why)
+        address = checked_address(asked.address)
+        told = await self._verifier.describe(address, trusted=False)
+        where = printable(asked.address)
+        if told.uuid != asked.uuid:
+            why = f"{where} is the daemon {printable(told.uuid)}, not {printable(asked.uuid)}"
+        elif told.role != REPLICA:
+            why = f"{where} is {printable(told.role)}, not a replica"
+        elif told.promoting != (asked.seconds > 0):
+            why = f"{where} is {'still' if told.promoting else 'not'} being promoted"
+        else:
+            return
+        raise ClaimRefused("not_verified", why, retryable=True)
+
+    def _seal_for(self, seconds: float, uuid: str) -> None:
         self._log.sealed = self._handing_over_refuses
-        if self._handover_timer is not None and self._handover_timer.active():
-            self._handover_timer.cancel()
+        self._handover_to = uuid
+        self._stop_handover_timer()
         self._handover_timer = self._clock.callLater(seconds, self._handed_over)
         self._changed()
 
+    def _stop_handover_timer(self) -> None:
+        if self._handover_timer is not None and self._handover_timer.active():
+            self._handover_timer.cancel()
+
     def _handed_over(self) -> None:
+        self._stop_handover_timer()
+        self._budget.end()
         if self.role == PRIMARY:
             self._logger.warn("nobody took over; facts are taken again")
             self._log.sealed = None
@@ -413,19 +536,85 @@ class Roles:
         """Whether facts are refused since another daemon may take over."""
         return self.role == PRIMARY and self._log.sealed is not None
 
-    async def heard(self, claim: Claim) -> None:
-        """Somebody says who is primary. A lower epoch means nothing; of two in the same epoch the one with
-        the higher uuid stays."""
-        if claim.history and claim.history != self._log.history:
-            if self.replica is not None and not self.replica.is_whole:
-                # Whoever claims asks again: it may be a copy of that history by then.
-                raise CannotPromote("not_whole", "there is no whole copy here yet", retryable=True)
+    async def heard(self, claim: Claim, *, trusted: bool = False) -> None:
+        """A peer says who is primary. A lower epoch means nothing; of two in the same epoch the one with the
+        higher uuid stays.
+
+        `trusted` says that the peer proved a key that may administer. Raises `ClaimRefused` if the claim does
+        not count.
+        """
+        try:
+            await self._hear(claim, trusted=trusted)
+        except ClaimRefused as error:
+            self._refused(claim, error)
+            raise
+
+    async def _hear(self, claim: Claim, *, trusted: bool) -> None:
+        if not claim.history:
+            raise ClaimRefused("bad_request", "a claim names the history of its log")
+        if not (0 < len(claim.uuid) <= MAX_UUID and claim.uuid.isprintable()):
+            raise ClaimRefused("bad_request", f"a uuid has 1 to {MAX_UUID} printable characters")
+        if claim.uuid == self._log.uuid:
             return
+        if claim.history != self._log.history:
+            if self.replica is not None and not self.replica.is_whole:
+                # The claimant asks again: this may be a copy of that history by then.
+                raise ClaimRefused("not_whole", "there is no whole copy here yet", retryable=True)
+            why = f"the claim is about the log {printable(claim.history)}, this daemon has another"
+            raise ClaimRefused("other_history", why)
+        if not believable(claim.epoch):
+            raise ClaimRefused("epoch_too_far", "an epoch is a number from 1 to 2**53")
+        address = checked_address(claim.address)
+        is_far = claim.epoch > self._seen_epoch + 1
+        is_known = self._is_leased(claim.uuid) or self._is_known(address)
+        if is_far or not (trusted and is_known):
+            claim = await self._verified(claim, address, trusted=trusted, is_far=is_far)
+        # A daemon of this deployment that proved its key is believed unasked: an old primary must be fenced
+        # also where it cannot reach the new one, as behind a NAT.
         async with self._changing:
             await self._judge(claim)
 
+    async def _verified(self, claim: Claim, address: Address, *, trusted: bool, is_far: bool) -> Claim:
+        """The claim, as the daemon that it names confirms it."""
+        if not address:
+            why = "the claim does not say where the primary is, so that it cannot be asked"
+            raise ClaimRefused("not_verified", why, retryable=True)
+        told = await self._verifier.verify(
+            address, trusted=trusted, epoch=claim.epoch, uuid=claim.uuid, is_far=is_far
+        )
+        return msgspec.structs.replace(claim, epoch=told.place.epoch)
+
+    @property
+    def _seen_epoch(self) -> int:
+        """The highest epoch that was seen here and can be."""
+        noted = self._noted()
+        return max(self._log.epoch, 0 if noted is None else believable(noted.epoch))
+
+    def _is_known(self, address: Address) -> bool:
+        """Whether this is the address of a daemon of this deployment, as far as it is known here."""
+        # By the part that is asked: the other one may be true, and this one a stranger's.
+        known = [*self._known(), *self.untold, self.primary, *self._others()]
+        if address.http:
+            return any(address.http == one.http for one in known)
+        return bool(address) and any(address.native == one.native for one in known)
+
+    def _refused(self, claim: Claim, error: ClaimRefused) -> None:
+        self._count_refused(error.code)
+        if error.code == "digest_differs" and self.role == PRIMARY:
+            self._later_epochs.add(claim.uuid, f"two daemons are primary: {error}")
+        self._warn_seldom(error.code, f"a claim is refused: {error.code}: {error}")
+
+    def _warn_seldom(self, reason: str, text: str) -> None:
+        """Log this, once a minute for each reason: strangers can cause it at will."""
+        now = self._clock.seconds()
+        if now - self._logged.get(reason, -LOG_SECONDS) >= LOG_SECONDS:
+            self._logged[reason] = now
+            self._logger.warn("{text}", text=text)
+
     async def _judge(self, claim: Claim) -> None:
         before = self._noted()
+        if before is not None and not believable(before.epoch):
+            before = msgspec.structs.replace(before, epoch=0, uuid="")
         mine = (self._log.epoch, self._log.uuid if self.role == PRIMARY else "")
         if self.role == REPLICA and before is not None and before.role != PRIMARY:
             mine = max(mine, (before.epoch, before.uuid))
@@ -480,13 +669,50 @@ class Roles:
         await self._note(msgspec.structs.replace(noted, told=tuple(map(str, others))))
         self._must_tell(others)
 
-    def heard_epoch(self, epoch: int, who: str) -> None:
-        """A replica that asked to be served knows a later epoch."""
-        if self.role == PRIMARY and epoch > self._log.epoch:
-            self._logger.warn("{who} knows epoch {epoch}: another daemon is primary", who=who, epoch=epoch)
-            noted = Noted(FENCED, epoch, knows=self._knowing([]))
-            self._be_fenced(noted)
-            self._tasks.start(self._note(noted), "remembering to be fenced")
+    def heard_epoch(self, epoch: int, name: str, address: str, trusted: bool = False) -> None:
+        """A replica that asked to be served knows a later epoch, and names its own address.
+
+        That proves nothing: it is reported, and the replica is asked who is primary. It is shown our secret
+        only if it is `trusted`: if it proved a key that may administer.
+        """
+        if self.role != PRIMARY or epoch <= self._log.epoch:
+            return
+        self._count_later_epoch()
+        if epoch > MAX_EPOCH:
+            return
+        self._warn_seldom(
+            "later_epoch", self._later_epochs.add_replica(name, address, epoch, self._log.epoch)
+        )
+        with suppress(ClaimRefused):
+            self._ask_about_epoch(checked_address(address), trusted=trusted)
+
+    def _ask_about_epoch(self, address: Address, *, trusted: bool) -> None:
+        """Ask one replica that is known here, and one that is not, at a time."""
+        is_known = self._is_known(address)
+        if address and is_known not in self._asking_about_epoch:
+            self._asking_about_epoch.add(is_known)
+            asking = self._tasks.start(
+                self._ask_who_is_primary(address, trusted=trusted), "asking who is primary"
+            )
+            asking.addBoth(lambda _: self._asking_about_epoch.discard(is_known))
+
+    async def _ask_who_is_primary(self, address: Address, *, trusted: bool) -> None:
+        """Ask a replica where the primary is, then that daemon whether it is; fence this one if so."""
+        claim = Claim(epoch=0, uuid="", address="", history=self._log.history)
+        try:
+            told = await self._verifier.describe(address, trusted=trusted)
+            where = address if told.role == PRIMARY else checked_address(told.primary)
+            if not where or where.is_same(self._address()):
+                return
+            claim = msgspec.structs.replace(claim, uuid=told.uuid if told.role == PRIMARY else "")
+            told = await self._verifier.verify(where, trusted=trusted)
+        except ClaimRefused as error:
+            self._refused(claim, error)
+            return
+        claim = Claim(epoch=told.place.epoch, uuid=told.uuid, address=str(where), history=told.history)
+        async with self._changing:
+            if self.role == PRIMARY and claim.epoch > self._log.epoch:
+                await self._judge(claim)
 
     def moved(self, address: str) -> None:
         """An upstream says that the primary is elsewhere."""

@@ -68,9 +68,12 @@ class Replicas:
         self._relays = relays
 
     async def about(self, request: Any) -> bytes:
-        """``GET /v1/replication``: which history this is, where it begins and stands."""
-        welcome: WelcomeTo = Welcoming(self._relays).welcome(proof="")
-        return msgspec.json.encode(welcome)
+        """``GET /v1/replication``: which history this is, where it and its epochs began, where it stands."""
+        relays = self._relays
+        welcome: WelcomeTo = Welcoming(relays).welcome(proof="")
+        # Beside what replicas need: what other daemons verify claims with (`roles.Described`).
+        more = {"turns": relays.log.turns, "promoting": relays.promoting()}
+        return msgspec.json.encode(msgspec.to_builtins(welcome) | more)
 
     async def subscribe(self, request: Any, uuid: str) -> bytes:
         """``POST /v1/replicas/<uuid>``: may this be served? From then on a lease holds what it lacks."""
@@ -78,7 +81,12 @@ class Replicas:
         name = self._name(asked, uuid)
         relays = self._relays
         refused = await relays.judge(
-            uuid, name, asked.subscription, request.access, registered=asked.registered
+            uuid,
+            name,
+            asked.subscription,
+            request.access,
+            registered=asked.registered,
+            address=asked.address,
         )
         refused = refused or relays.duplicate(uuid, name)
         if refused is not None:

@@ -6,24 +6,26 @@ from uuid import uuid4
 import msgspec
 
 from synrepl.replication.relay import Leases, Relays
-from synrepl.replication.roles import CannotPromote, Claim, Roles
+from synrepl.replication.roles import (
+    MAX_HANDOVER_SECONDS,
+    CannotPromote,
+    Claim,
+    ClaimRefused,
+    HandOver,
+    Roles,
+)
 from synrepl.streams import jsontext
-from synrepl.transports.http.answers import Refused
+from synrepl.transports.http.answers import RETRY_SECONDS, Refused
 from synrepl.transports.http.posting import read_said
 from synrepl.transports.http.replicas import refused_over_http
 
 __all__ = ["Standing"]
 
 MAX_BODY: Final = 64 * 1024
-MAX_HANDOVER_SECONDS: Final = 300.0
 
 
 class _Promote(msgspec.Struct, forbid_unknown_fields=True):
     force: bool = False
-
-
-class _Handover(msgspec.Struct, forbid_unknown_fields=True):
-    seconds: float
 
 
 class _Lease(msgspec.Struct, forbid_unknown_fields=True):
@@ -62,18 +64,21 @@ class Standing:
 
     async def hand_over(self, request: Any) -> bytes:
         """``POST /v1/handover``: another daemon is about to become primary."""
-        asked = read_said(_Handover, request, MAX_BODY)
+        asked = read_said(HandOver, request, MAX_BODY)
         if not 0 <= asked.seconds <= MAX_HANDOVER_SECONDS:
             raise Refused(400, "bad_request", f"seconds are from 0 to {MAX_HANDOVER_SECONDS:g}")
         try:
-            place = await self._roles.hand_over(asked.seconds)
-        except CannotPromote as error:
-            raise Refused(409, error.code, str(error)) from error
+            place = await self._roles.hand_over(asked, trusted=_is_trusted(request))
+        except (CannotPromote, ClaimRefused) as error:
+            raise _refused(error) from error
         return msgspec.json.encode(place)
 
     async def claim(self, request: Any) -> bytes:
         """``POST /v1/claim``: another daemon says that it is primary, and since which epoch."""
-        await self._roles.heard(read_said(Claim, request, MAX_BODY))
+        try:
+            await self._roles.heard(read_said(Claim, request, MAX_BODY), trusted=_is_trusted(request))
+        except ClaimRefused as error:
+            raise _refused(error) from error
         return jsontext.dumps({"role": self._roles.role, "primary": str(self._roles.primary)})
 
     # -- leases --------------------------------------------------------------------------------------------
@@ -114,3 +119,18 @@ class Standing:
     @property
     def _leases(self) -> Leases:
         return self._relays.leases
+
+
+def _is_trusted(request: Any) -> bool:
+    """Whether the peer proved a key. That it may administer was checked before."""
+    return bool(request.access.is_proven)
+
+
+def _refused(error: CannotPromote | ClaimRefused) -> Refused:
+    more = {"retryable": error.retryable}
+    match error.code:
+        case "bad_request":
+            return Refused(400, error.code, str(error), more=more)
+        case "busy":
+            return Refused(503, error.code, str(error), more=more, retry_after=RETRY_SECONDS)
+    return Refused(409, error.code, str(error), more=more)

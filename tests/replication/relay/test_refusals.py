@@ -76,7 +76,7 @@ def test_ahead_by_one_writer() -> None:
 
 
 def test_other_epoch() -> None:
-    """It knows a later epoch, so that this daemon takes nothing more."""
+    """It says that it knows a later epoch: this daemon says so in its status, and goes on."""
     world = World()
     a = world.node("a")
     world.wrote(a, 5)
@@ -84,7 +84,8 @@ def test_other_epoch() -> None:
     raw.subscribe(world, welcome, Standing(2, 5, welcome.place.digest))
 
     check(world, a, raw, "other_epoch")
-    assert "fenced" == a.roles.role
+    assert "primary" == a.roles.role
+    assert ["knows epoch 2" in text for text, _ in a.roles.troubles] == [True]
 
 
 def test_fork() -> None:
