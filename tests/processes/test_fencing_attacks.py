@@ -1,0 +1,420 @@
+"""Made-up claims, subscriptions and hand-overs must not stop a primary; real promotions must."""
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes.channel import SECRET, eventually, metric
+from tests.processes.loading import Refused, Unanswered, report
+from tests.processes.replicas import Cluster, Member, code, told
+
+LATER = 999_999
+FAR = 2**62
+HUGE = 2**70
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[Member, Member]]:
+    """A primary with five facts, and its replica; nobody has a secret."""
+    with Cluster(tmp_path) as cluster:
+        primary = cluster.add("primary")
+        replica = cluster.add("replica", upstream=primary.front)
+        primary.post("events", *range(1, 6))
+        cluster.wait_until_same()
+        yield primary, replica
+
+
+def assert_primary(member: Member, number: int) -> None:
+    """It is primary and takes facts, now and after a restart."""
+    for attempt in range(2):
+        assert member.status()["role"] == "primary", member.describe()
+        member.post("events", number + attempt)
+        if not attempt:
+            member.restart()
+
+
+def refused(member: Member, path: str, said: Any) -> tuple[int, str, str]:
+    """Status, code and message of the refusal of this POST; the message is one line."""
+    with pytest.raises(Refused) as caught:
+        member.ask("POST", path, said)
+    message = told(caught.value)["message"]
+    assert "\n" not in message
+    return caught.value.status, code(caught.value), message
+
+
+def claim(member: Member, **other: Any) -> dict[str, Any]:
+    """A claim of a stranger in the next epoch of this history."""
+    said = member.status()
+    made = {"epoch": said["epoch"] + 1, "uuid": "stranger", "address": "", "history": said["history"]}
+    return made | other
+
+
+def subscription(member: Member, epoch: int) -> dict[str, Any]:
+    """What a replica in this epoch would ask for."""
+    return {"history": member.status()["history"], "place": {"epoch": epoch, "serial": 0, "digest": ""}}
+
+
+def subscribe_by_lines(member: Member, epoch: int) -> dict[str, Any]:
+    """Subscribe over the line port, as a replica in this epoch; gives the refusal."""
+    lines = (
+        'HELLO {"uuid":"u1","name":"u1","nonce":"n"}',
+        "AUTH {}",
+        "SUBSCRIBE " + json.dumps(subscription(member, epoch)),
+    )
+    host, _, port = member.daemon.follow.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        with connection.makefile("rw", encoding="utf-8", newline="\n") as file:
+            for line in lines:
+                file.write(line + "\n")
+            file.flush()
+            for line in file:
+                word, _, rest = line.partition(" ")
+                if word == "REFUSED":
+                    found: dict[str, Any] = json.loads(rest)
+                    return found
+    raise AssertionError("the subscription was not refused")
+
+
+class Liar:
+    """An HTTP server that answers as a daemon; `lie` changes what it says of itself."""
+
+    def __init__(self, lie: Callable[[dict[str, Any]], Any], truth: dict[str, Any], seconds: float) -> None:
+        self.asked: list[str] = []
+        self.headers: list[dict[str, str]] = []
+        self._end = threading.Event()
+        liar = self
+
+        class Handler(BaseHTTPRequestHandler):
+            """Answers GET."""
+
+            def do_GET(self) -> None:
+                """Lie, after a while."""
+                liar.asked.append(self.path)
+                liar.headers.append(dict(self.headers))
+                liar._end.wait(seconds)
+                said: Any = dict(truth)
+                lie(said)
+                if self.path.startswith("/v1/digests"):
+                    serials = self.path.partition("=")[2].split(",")
+                    said = {"digests": dict.fromkeys(serials, "ff" * 32)}
+                body = json.dumps(said).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *arguments: Any) -> None:
+                """Say nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"- http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End it."""
+        self._end.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(10)
+
+
+@contextmanager
+def liar(
+    member: Member, lie: Callable[[dict[str, Any]], Any] = lambda said: None, *, seconds: float = 0.0
+) -> Iterator[Liar]:
+    """A stranger who says that it was promoted at the end of this member's log."""
+    truth = member.ask("GET", "/v1/replication")
+    place = truth["place"]
+    turn = {"epoch": 2, "serial": place["serial"], "digest": place["digest"], "at_ms": 1, "why": "promoted"}
+    truth |= {"uuid": "stranger", "role": "primary", "place": place | {"epoch": 2}, "turns": [turn]}
+    made = Liar(lie, truth, seconds)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+# -- subscriptions -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epoch", [LATER, FAR])
+def test_a_subscription_over_the_line_port_fences_nobody(pair: tuple[Member, Member], epoch: int) -> None:
+    """Anybody may connect there."""
+    primary, _ = pair
+    found = subscribe_by_lines(primary, epoch)
+    status = primary.status()
+
+    assert (found["code"], found["message"]) == ("other_epoch", f"u1 is in epoch {epoch}, this daemon in 1")
+    if epoch == LATER:
+        assert any("u1 knows epoch 999999" in one["what"] for one in status["errors"]), status["errors"]
+    assert metric(primary.url, "synrepl_later_epochs_total") == 1
+    assert_primary(primary, 10)
+
+
+@pytest.mark.parametrize("epoch", [LATER, FAR])
+def test_a_subscription_over_http_fences_nobody(pair: tuple[Member, Member], epoch: int) -> None:
+    """Nor there; an address that it gives is asked, and lies."""
+    primary, _ = pair
+
+    def lie(said: dict[str, Any]) -> None:
+        said["place"]["digest"] = said["turns"][0]["digest"] = "ff" * 32
+
+    with liar(primary, lie) as stranger:
+        asked = {"name": "u1", "subscription": subscription(primary, epoch), "address": stranger.address}
+        status, word, message = refused(primary, "/v1/replicas/u1", asked)
+        if epoch == LATER:
+            eventually(lambda: stranger.asked, "a question to the stranger")
+
+    assert (status, word, message) == (409, "other_epoch", f"u1 is in epoch {epoch}, this daemon in 1")
+    assert_primary(primary, 10)
+
+
+# -- claims ------------------------------------------------------------------------------------------------
+
+
+def test_a_claim_without_a_history_is_refused(pair: tuple[Member, Member]) -> None:
+    """As is one that names none."""
+    primary, _ = pair
+    made = claim(primary, epoch=LATER, uuid="z", history="")
+
+    assert refused(primary, "/v1/claim", made) == (400, "bad_request", "a claim names the history of its log")
+    del made["history"]
+    assert refused(primary, "/v1/claim", made)[:2] == (400, "bad_request")
+    assert refused(primary, "/v1/claim", claim(primary, history="x"))[:2] == (409, "other_history")
+    assert_primary(primary, 10)
+
+
+@pytest.mark.parametrize("epoch", [2, LATER, 0, HUGE])
+def test_a_claim_that_names_no_address_is_refused(pair: tuple[Member, Member], epoch: int) -> None:
+    """Nobody can be asked."""
+    primary, _ = pair
+    status, word, message = refused(primary, "/v1/claim", claim(primary, epoch=epoch))
+
+    if epoch in (0, HUGE):
+        assert (status, word, message) == (409, "epoch_too_far", "an epoch is a number from 1 to 2**53")
+    else:
+        assert (status, word) == (409, "not_verified")
+        assert message == "the claim does not say where the primary is, so that it cannot be asked"
+    assert_primary(primary, 10)
+
+
+LIES: dict[str, tuple[Callable[[dict[str, Any]], Any], int, str, str]] = {
+    "another uuid": (lambda said: said.update(uuid="x"), 2, "not_verified", "is the daemon x, not stranger"),
+    "another history": (lambda said: said.update(history="x"), 2, "other_history", "holds another log"),
+    "a replica": (lambda said: said.update(role="replica"), 2, "not_verified", "is replica, not primary"),
+    "no turn": (lambda said: said.update(turns=[]), 2, "not_verified", "does not tell where epoch 2 began"),
+    "another digest": (
+        lambda said: [one.update(digest="ff" * 32) for one in (said["turns"][0], said["place"])],
+        2,
+        "digest_differs",
+        "has another fact at serial 5",
+    ),
+    "two digests": (
+        lambda said: said["turns"][0].update(digest="ff" * 32),
+        2,
+        "not_verified",
+        "does not fit the end of its log",
+    ),
+    "an epoch of later": (
+        lambda said: said["turns"][0].update(serial=6),
+        2,
+        "not_verified",
+        "does not fit the end of its log",
+    ),
+    "a shorter log": (
+        lambda said: said["turns"][0].update(serial=3, digest="ff" * 32),
+        2,
+        "digest_differs",
+        "has another fact at serial 3",
+    ),
+    "a lower epoch": (lambda said: None, LATER, "epoch_too_far", "is in epoch 2, not 999999"),
+    "nonsense": (lambda said: said.update(place="x"), 2, "not_verified", "gave a wrong answer"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_claim_of_a_stranger_that_lies_is_refused(pair: tuple[Member, Member], lie: str) -> None:
+    """It answers, but not as a primary of this log would."""
+    primary, _ = pair
+    change, epoch, word, text = LIES[lie]
+    with liar(primary, change) as stranger:
+        made = claim(primary, epoch=epoch, address=stranger.address)
+        status, code_, message = refused(primary, "/v1/claim", made)
+
+    assert (status, code_) == (409, word)
+    assert text in message
+    assert stranger.asked[0] == "/v1/replication"
+    assert all("authorization" not in {name.lower() for name in one} for one in stranger.headers)
+    assert metric(primary.url, "synrepl_claims_refused_total", code=word) == 1
+    assert_primary(primary, 10)
+
+
+def test_a_stranger_that_answers_slowly_is_given_up(pair: tuple[Member, Member]) -> None:
+    """After five seconds; meanwhile facts are taken, and no more than a few claims wait."""
+    primary, _ = pair
+    with liar(primary, seconds=60) as stranger:
+        made = claim(primary, address=stranger.address)
+        codes: list[str] = []
+
+        def ask() -> None:
+            with suppress(Unanswered):
+                codes.append(refused(primary, "/v1/claim", made)[1])
+
+        threads = [threading.Thread(target=ask, daemon=True) for _ in range(12)]
+        begun = time.monotonic()
+        for thread in threads:
+            thread.start()
+        eventually(lambda: codes.count("busy") == 4, lambda: f"the busy ones of {codes}")
+        primary.post("events", 8)
+        eventually(lambda: "not_verified" in codes, lambda: f"a claim that is given up, of {codes}")
+        seconds = time.monotonic() - begun
+        assert 4 < seconds < 9
+        assert_primary(primary, 10)
+        for thread in threads:
+            thread.join(10)
+    report(f"a claim of a stranger that is slow: given up after {seconds:.1f} s")
+
+
+def test_a_claim_to_a_replica_does_not_reach_its_primary(pair: tuple[Member, Member]) -> None:
+    """The replica stays with its upstream, also through a restart."""
+    primary, replica = pair
+    with liar(primary, LIES["another uuid"][0]) as stranger:
+        for other in ({"address": stranger.address}, {"address": "", "epoch": LATER}, {"epoch": 1}):
+            assert refused(replica, "/v1/claim", claim(replica, **other))[1] == "not_verified"
+        assert_primary(primary, 10)
+        replica.restart()
+        replica.wait_for(lambda said: said["serial"] == primary.place().serial, "the facts of the primary")
+    assert replica.status()["role"] == "replica"
+
+
+def test_addresses_that_cannot_be_are_refused(pair: tuple[Member, Member]) -> None:
+    """Before anything is done with them."""
+    primary, _ = pair
+    for address in ("- file:///etc/passwd", "- http://", "- http://[x", "x" * 1001, "- http://a\u001b[2J/"):
+        status, word, message = refused(primary, "/v1/claim", claim(primary, address=address))
+        assert (status, word) == (400, "bad_request"), address
+        assert message.isprintable()
+    assert_primary(primary, 10)
+
+
+# -- hand-overs --------------------------------------------------------------------------------------------
+
+
+def test_a_hand_over_to_a_stranger_is_refused(pair: tuple[Member, Member]) -> None:
+    """Nor does a replica get one that is not about to be promoted."""
+    primary, replica = pair
+    there = replica.status()
+    with liar(primary, lambda said: said.update(role="replica", promoting=True)) as stranger:
+        cases: list[tuple[dict[str, Any], int, str]] = [
+            ({"seconds": 15}, 409, "unknown_replica"),
+            ({"seconds": 15, "uuid": "stranger", "address": stranger.address}, 409, "unknown_replica"),
+            ({"seconds": 15, "uuid": there["uuid"], "address": stranger.address}, 409, "not_verified"),
+            ({"seconds": 15, "uuid": there["uuid"], "address": there["address"]}, 409, "not_verified"),
+            ({"seconds": 300, "uuid": there["uuid"], "address": there["address"]}, 400, "bad_request"),
+        ]
+        for said, status, word in cases:
+            found = refused(primary, "/v1/handover", said)
+            assert found[:2] == (status, word), (said, found)
+            primary.post("events", 8)
+    assert_primary(primary, 10)
+
+
+# -- and the good ones -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_real_promotion_fences_the_old_primary(pair: tuple[Member, Member], force: bool) -> None:
+    """Within seconds, without a secret."""
+    primary, replica = pair
+    if force:
+        with primary.native.broken(), primary.http.broken():
+            replica.ask("POST", "/v1/promote", {"force": True})
+            primary.post("events", 8)
+    else:
+        replica.ask("POST", "/v1/promote", {})
+    begun = time.monotonic()
+    primary.wait_for(lambda said: said["role"] == "fenced", "a fenced daemon")
+    seconds = time.monotonic() - begun
+
+    assert replica.status()["role"] == "primary"
+    assert seconds < 10
+    report(f"fenced {seconds:.2f} s after a promotion {'by force' if force else 'in order'}")
+
+
+# -- with secrets ------------------------------------------------------------------------------------------
+
+
+def asked(member: Member, secret: str, method: str, path: str, said: Any = None) -> tuple[int, Any]:
+    """Status and answer of a request that shows this secret."""
+    connection = http.client.HTTPConnection(member.url.removeprefix("http://"), timeout=30)
+    try:
+        headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
+        connection.request(method, path, None if said is None else json.dumps(said), headers)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> Iterator[tuple[Member, Member]]:
+    """A primary and its replica with a shared secret, and a key that may replicate only."""
+    shared, keys = tmp_path / "shared", tmp_path / "keys"
+    shared.write_text(SECRET)
+    keys.write_text("lisbon of-lisbon replicate\n")
+    for path in (shared, keys):
+        path.chmod(0o600)
+    options = ("--secret-file", str(shared))
+    with Cluster(tmp_path) as cluster:
+        primary = cluster.add("primary", *options, "--keys-file", str(keys))
+        replica = cluster.add("replica", *options, upstream=primary.front)
+        cluster.wait_until_same()
+        replica.wait_for(lambda said: said["state"] == "serving", "a replica")
+        yield primary, replica
+
+
+def test_a_key_that_may_only_replicate_learns_no_other(keyed: tuple[Member, Member]) -> None:
+    """Its holder names an address of his own, and knows a later epoch: he is asked there without a secret."""
+    primary, _ = keyed
+    history = asked(primary, SECRET, "GET", "/v1/status")[1]["history"]
+    made = Liar(lambda said: None, {"history": "x", "uuid": "x", "role": "primary"}, 0)
+    try:
+        subscription = {"history": history, "place": {"epoch": 9, "serial": 0, "digest": ""}}
+        said = {"name": "lisbon", "subscription": subscription, "address": made.address}
+        status, answer = asked(primary, "of-lisbon", "POST", "/v1/replicas/u1", said)
+        assert (status, answer["error"]) == (409, "other_epoch")
+        eventually(lambda: made.asked, "a question to the stranger")
+        claimed = {"epoch": 2, "uuid": "x", "address": made.address, "history": history}
+        for body, path in ((claimed, "/v1/claim"), ({"seconds": 15}, "/v1/handover")):
+            assert asked(primary, "of-lisbon", "POST", path, body)[0] == 403
+    finally:
+        made.close()
+
+    assert all("authorization" not in {name.lower() for name in one} for one in made.headers)
+    assert primary.status()["role"] == "primary"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_proven_promotion_fences_a_primary_that_cannot_ask_back(
+    keyed: tuple[Member, Member], force: bool
+) -> None:
+    """The old primary reaches out to nobody, as behind a NAT; that the replica is its own is enough."""
+    primary, replica = keyed
+    with replica.http.broken():
+        status, answer = asked(replica, SECRET, "POST", "/v1/promote", {"force": force})
+        assert (status, answer.get("role")) == (200, "primary"), answer
+        begun = time.monotonic()
+        primary.wait_for(lambda said: said["role"] == "fenced", "a fenced daemon")
+        seconds = time.monotonic() - begun
+    assert replica.status()["role"] == "primary"
+    report(f"fenced {seconds:.2f} s after a proven promotion {'by force' if force else 'in order'}")
