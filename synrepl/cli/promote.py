@@ -10,13 +10,15 @@ import click
 
 from synrepl.asking import Asking, Refused, Unreachable
 from synrepl.cli.asking_on import post_and_watch
-from synrepl.cli.trouble import EXIT_CODES, Trouble, read_secret, secret_option, url_option
+from synrepl.cli.trouble import EXIT_CODES, Trouble, confirm, read_secret, secret_option, url_option
 
 __all__ = ["WHAT_TO_DO", "promote"]
 
 TIMEOUT_SECONDS: Final = 180.0
 
 WHAT_TO_DO: Final = {
+    "fenced": "synrepl resync, if the other daemon is primary; synrepl promote --force, if it is not",
+    "handover_refused": "read what the primary says; synrepl status --url of the primary tells more",
     "not_a_replica": "ask the replica that is to take over; synrepl status says which daemon is what",
     "promoting": "wait for the one that is under way",
     "filtered": "promote a replica that has everything",
@@ -33,18 +35,24 @@ WHAT_TO_DO: Final = {
 @url_option(required=True)
 @secret_option
 @click.option("--force", is_flag=True, help="Without asking the primary; what is not here is left behind.")
+@click.option("--yes", is_flag=True, help="Do not ask, where a fenced daemon is promoted by force.")
 @click.option(
     "--json", "as_json", is_flag=True, help='{"role", "epoch", "serial"}, or {"error", "message", ...}'
 )
-def promote(url: str, secret_file: Path | None, force: bool, as_json: bool) -> None:
+def promote(url: str, secret_file: Path | None, force: bool, yes: bool, as_json: bool) -> None:
     """Make the replica at URL the primary.
 
     In order: the primary takes no more facts, all it has must be here within 30 seconds, files included, and
     then a new epoch begins. The old primary is told, and takes no facts from then on. Exit code 1: it was
     refused; nothing has changed, and the old primary goes on.
+
+    A fenced daemon becomes primary again with --force, for when the daemon that it was fenced for is not
+    primary. Asks before it does so, on a terminal; elsewhere --yes is wanted.
     """
     secret = read_secret(secret_file)
     asking = Asking(url, secret=secret, timeout=TIMEOUT_SECONDS)
+    if force:
+        _confirm_if_fenced(Asking(url, secret=secret, timeout=5.0), url, yes=yes)
     try:
         answer = post_and_watch(
             asking,
@@ -63,6 +71,25 @@ def promote(url: str, secret_file: Path | None, force: bool, as_json: bool) -> N
         click.echo(json.dumps(answer))
     else:
         click.echo(f"primary in epoch {answer['epoch']}, from serial {answer['serial']} on")
+
+
+def _confirm_if_fenced(asking: Asking, url: str, *, yes: bool) -> None:
+    """Explain what the promotion of a fenced daemon means, and ask whether to go on."""
+    try:
+        status = asking.get_json("/v1/status")
+    except (Unreachable, Refused) as error:
+        raise Trouble(f"{url}: {error}; nothing was asked of it") from error
+    if status.get("role") != "fenced":
+        return
+    click.echo(
+        f"fenced: {status.get('why')}\n"
+        f"This daemon stands at serial {status['serial']} of epoch {status['epoch']}. It becomes primary"
+        " again, in a new epoch. If the other daemon is primary after all, it is fenced as soon as it hears"
+        " of this; what only it has is written to a file when it joins again. Look at the other daemon first:"
+        " synrepl status.",
+        err=True,
+    )
+    confirm(yes=yes)
 
 
 def _shown(status: Mapping[str, Any]) -> str:

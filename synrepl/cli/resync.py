@@ -1,7 +1,6 @@
 """``synrepl resync``: a replica that has stopped, or a fenced daemon, gives up what only it has."""
 
 import json
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ import click
 
 from synrepl.asking import Asking, Refused, Unreachable
 from synrepl.cli.progress import Advance
-from synrepl.cli.trouble import EXIT_CODES, Trouble, read_secret, secret_option, url_option
+from synrepl.cli.trouble import EXIT_CODES, Trouble, confirm, read_secret, secret_option, url_option
 
 __all__ = ["resync"]
 
@@ -42,10 +41,7 @@ def resync(url: str, secret_file: Path | None, yes: bool, wait: float, as_json: 
     try:
         before = asking.get_json("/v1/status")
         _explain(before)
-        if not yes:
-            if not sys.stdin.isatty():
-                raise click.UsageError("this is no terminal to ask on: say --yes")
-            click.confirm("Go on?", abort=True, err=True)
+        confirm(yes=yes)
         asking.post_json("/v1/resync", b"{}")
         after = _follow(asking, wait)
     except (Unreachable, Refused) as error:

@@ -74,6 +74,9 @@ def about(found: Mapping[str, Any]) -> RenderableType:
         table.add_row(key, str(found.get(key)))
     if found.get("role") != "primary" and found.get("primary"):
         table.add_row("primary", address(found["primary"]))
+    if found.get("role") == "fenced":
+        table.add_row("what to do", "synrepl resync: become a replica of that daemon")
+        table.add_row("", "synrepl promote --force: become primary again, if that daemon is not")
     return table
 
 

@@ -1,5 +1,6 @@
 """How a command says that something went wrong: one line, and an exit code that scripts can tell apart."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -12,7 +13,16 @@ from synrepl.errors import ConfigError
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.text import printable, printable_values
 
-__all__ = ["EXIT_CODES", "Trouble", "connect", "dialect_option", "read_secret", "secret_option", "url_option"]
+__all__ = [
+    "EXIT_CODES",
+    "Trouble",
+    "confirm",
+    "connect",
+    "dialect_option",
+    "read_secret",
+    "secret_option",
+    "url_option",
+]
 
 EXIT_CODES: Final = "Exit codes: 0 all went well, 1 there was trouble (told in one line), 2 wrong usage."
 
@@ -44,6 +54,15 @@ def read_secret(path: Path | None) -> str | None:
         return asking.read_secret(path)
     except ConfigError as error:
         raise Trouble(str(error)) from error
+
+
+def confirm(*, yes: bool) -> None:
+    """Return if the operator says to go on, on a terminal or, with `yes`, on the command line."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError("this is no terminal to ask on: say --yes")
+    click.confirm("Go on?", abort=True, err=True)
 
 
 class _DialectType(click.ParamType[Dialect]):

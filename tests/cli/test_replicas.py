@@ -2,6 +2,7 @@
 
 import json
 import re
+import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
@@ -131,6 +132,40 @@ def test_what_only_the_old_primary_had_is_named_and_posted_again(stage: Stage) -
     assert rejoined == {"only_here": [str(path)], "state": "live", "serial": 22}
     assert replayed["facts"] == 5
     stage.wait_until(berlin, lambda status: status["serial"] == 27, "what was posted again")
+
+
+def test_a_daemon_that_is_fenced_and_should_not_be_is_promoted_by_force(stage: Stage) -> None:
+    """Its status, a refused write and a refused promotion name the command, which explains and asks first."""
+    berlin = stage.start("berlin")
+    stage.append(berlin, 20)
+    berlin.terminate()
+    with sqlite3.connect(stage.folder / "berlin" / "synrepl.db") as database:
+        database.execute(
+            "INSERT INTO notes (name, value) VALUES ('role', ?)", ['{"role":"fenced","epoch":7}']
+        )
+    database.close()
+    berlin = stage.start("berlin", at=berlin)
+
+    shown = run("status", "--url", berlin.url)
+    written = run("append", "push_rules", "--url", berlin.url, stdin='["@ada:hs"]\n')
+    refused = run("promote", "--url", berlin.url)
+    unasked = run("promote", "--force", "--url", berlin.url)
+    promoted = run("promote", "--force", "--yes", "--url", berlin.url)
+    again = run("promote", "--force", "--yes", "--url", berlin.url)
+
+    for text in (shown.stdout, written.stderr, refused.stderr):
+        assert "synrepl promote --force" in " ".join(text.split())
+        assert "synrepl resync" in text
+    assert (1, True) == (
+        refused.exit_code,
+        "fenced: another daemon is primary since epoch 7" in refused.stderr,
+    )
+    assert (2, True) == (unasked.exit_code, "say --yes" in unasked.stderr)
+    assert "This daemon stands at serial 20 of epoch 1." in promoted.stderr
+    assert "nobody has said where" in promoted.stderr
+    assert (0, "primary in epoch 8, from serial 20 on\n") == (promoted.exit_code, promoted.stdout)
+    assert (1, True) == (again.exit_code, "only a replica is promoted" in again.stderr)
+    assert run("append", "push_rules", "--url", berlin.url, stdin='["@ada:hs"]\n').exit_code == 0
 
 
 def test_missing_files_are_named(stage: Stage) -> None:

@@ -233,7 +233,8 @@ class Roles:
         self.role = FENCED
         self._primary = Address.parse(noted.address)
         self.since = self._clock.seconds()
-        self.why = f"another daemon is primary since epoch {noted.epoch}: {self.primary}"
+        where = str(self.primary) if self.primary else "nobody has said where"
+        self.why = f"another daemon is primary since epoch {noted.epoch}: {where}"
         self._log.sealed = self._fenced_refuses
         self._logger.warn("fenced: {why}", why=self.why)
         self._changed()
