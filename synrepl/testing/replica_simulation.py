@@ -1,10 +1,12 @@
 """Daemons that are copies of each other, writers, an operator, and whatever bad luck a seed holds for them.
 
 A primary `a`, its replica `b`, and `c`, a replica of `b`; at times `d`, a replica of `a` that wants only some
-streams. Everything runs on one fake clock in one thread; chance comes from one seeded source, so a seed is a
-run that can be repeated: ``python -m synrepl.testing.replica_simulation SEED``."""
+streams. An attacker without a secret sends made-up claims, subscriptions and hand-overs. Everything runs on
+one fake clock in one thread; chance comes from one seeded source, so a seed is a run that can be repeated:
+``python -m synrepl.testing.replica_simulation SEED``."""
 
 import copy
+import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +17,15 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from synrepl.errors import ReplicationError, StorageError
+from synrepl.ports.access import LOCAL
+from synrepl.ports.history import Place, Turn
 from synrepl.replication.relay import LeaseTerms
 from synrepl.replication.relay import leases as leases_module
 from synrepl.replication.relay import relay as relay_module
 from synrepl.replication.replica import joining as joining_module
 from synrepl.replication.replica import replica as replica_module
 from synrepl.replication.retention import keys_of
+from synrepl.replication.roles import Claim, Described, HandOver
 from synrepl.storage.memory import MemoryEngine
 from synrepl.streams.facts import Fact
 from synrepl.testing.network import Link, Network
@@ -28,6 +33,7 @@ from synrepl.testing.replica_truth import Content, Histories, content
 from synrepl.testing.replicas import FakeNode
 from synrepl.testing.seeded import STEP_SECONDS, SeededRun
 from synrepl.wire.filter import Filter
+from synrepl.wire.native import Standing, Subscription
 
 __all__ = ["AIMS", "ReplicaSimulation", "copied"]
 
@@ -128,6 +134,9 @@ class ReplicaSimulation(SeededRun):
     def __init__(self, seed: int, *, seconds: float = 12.0) -> None:
         super().__init__(seed, seconds)
         chance = self.chance
+        # A source of its own: an attack leaves the luck of everybody else as it is.
+        self._malice = random.Random(f"malice {seed}")
+        self.attacks = self._malice.random() < 0.5
         self.struck: Counter[tuple[str, str]] = Counter()
         self.seen: Counter[str] = Counter()
         self.nodes: dict[str, FakeNode] = {}
@@ -146,6 +155,9 @@ class ReplicaSimulation(SeededRun):
             self.clock, delay=self._delay, piece=self._piece, corrupt=self._corrupt, reaches=self._reaches
         )
         self._parted: set[str] = set()
+        self._strangers: dict[str, Described] = {}
+        self._reigns: set[tuple[int, str]] = set()
+        self.settled_after = 0.0
         self._starting: set[str] = set()
         self._started_at: dict[str, float] = {}
         self._whole: set[str] = set()
@@ -175,6 +187,9 @@ class ReplicaSimulation(SeededRun):
                 jitter=lambda: self.chance.uniform(0.7, 1.3),
                 ring_bytes=chance.choice([500, 20_000, 8_000_000]),
                 can_reach=self._reaches,
+                question_delay=self._question_delay,
+                strangers=self._strangers,
+                role_changed=self._role_changed,
             )
             self._fresh_disk(node)
         self._keys = keys_of(self.nodes["a"].table)
@@ -257,6 +272,8 @@ class ReplicaSimulation(SeededRun):
             self._started_at[name] = self.clock.seconds()
             node.log.watch(lambda facts: self.histories.committed(node, facts))
             node.log.on_replaced(lambda: self._replaced(node))
+            node.log.on_turned(lambda: self._role_changed(node))
+            self._role_changed(node)
             self.histories.looked_at(node)
 
         node.start().addCallbacks(started, lambda failure: self.failed(failure.getTraceback()))
@@ -346,6 +363,8 @@ class ReplicaSimulation(SeededRun):
         ):
             if self.chance.random() < chance:
                 happen()
+        if self.attacks and self._malice.random() < 0.02:
+            self._attack()
         if self.clock.seconds() >= self._aim_until:
             self._aim = self.chance.choice(AIMS)
             self._aim_until = self.clock.seconds() + 1.0
@@ -486,6 +505,78 @@ class ReplicaSimulation(SeededRun):
                 self.seen["resynced"] += 1
                 self._do(node.roles.resync())
 
+    # -- the attacker --------------------------------------------------------------------------------------
+
+    def _attack(self) -> None:
+        running = [node for node in self.nodes.values() if node.is_running]
+        make_up = self._malice.choice(
+            [self._make_up_claim, self._make_up_subscription, self._make_up_hand_over]
+        )
+        if running:
+            make_up(self._malice.choice(running))
+
+    def _made_up(self, node: FakeNode) -> tuple[int, str, str]:
+        """An epoch, a uuid and an address: of a stranger, or of a daemon that is no primary now."""
+        malice, log = self._malice, node.log
+        epoch = malice.choice([log.epoch, log.epoch + 1, log.epoch + 2, 999_999, 2**53, 2**70])
+        others = [one.name for one in self.nodes.values() if one.is_running and one.roles.role != "primary"]
+        name = malice.choice(["", "stranger", "nowhere", *others])
+        if name == "stranger":
+            place = log.place
+            serial = malice.choice([place.serial, max(0, place.serial - 1), place.serial + 1])
+            digest = malice.choice([place.digest, "ff" * 32])
+            turn = Turn(log.epoch + 1, serial, digest, 1, "promoted")
+            is_caught = place.serial == 0 or digest == place.digest
+            self._strangers[name] = Described(
+                history="x" if is_caught and malice.random() < 0.5 else log.history,
+                uuid="another" if is_caught else "stranger",
+                role="replica" if is_caught else "primary",
+                place=Place(log.epoch + 1, place.serial, malice.choice([place.digest, "ff" * 32])),
+                turns=(*log.turns, turn) if malice.random() < 0.7 else tuple(log.turns),
+                primary=malice.choice(["stranger -", "nowhere -"]),
+                promoting=True,
+            )
+        uuid = self.nodes[name].engine._notes["uuid"] if name in self.nodes else "stranger"
+        return epoch, uuid, f"{name} -" if name else ""
+
+    def _make_up_claim(self, node: FakeNode) -> None:
+        epoch, uuid, address = self._made_up(node)
+        history = self._malice.choice([node.log.history, node.log.history, "", "x"])
+        self.seen["made-up claim"] += 1
+        self._note(f"{node.name} hears a made-up claim: {uuid} at {address!r} in epoch {epoch}")
+        self._do(node.roles.heard(Claim(epoch=epoch, uuid=uuid, address=address, history=history)))
+
+    def _make_up_subscription(self, node: FakeNode) -> None:
+        epoch, _, address = self._made_up(node)
+        asked = Subscription(history=node.log.history, place=Standing(epoch, 0, ""))
+        self.seen["made-up subscription"] += 1
+        self._note(f"{node.name} hears a made-up subscription of epoch {epoch} from {address!r}")
+        self._do(node.relays.judge("stranger", "stranger", asked, LOCAL, address=address))
+
+    def _make_up_hand_over(self, node: FakeNode) -> None:
+        _, uuid, address = self._made_up(node)
+        seconds = self._malice.choice([0.0, 15.0, 30.0])
+        self.seen["made-up hand-over"] += 1
+        self._note(f"{node.name} is to hand over to {uuid} at {address!r}, for {seconds:g} s")
+        self._do(self._ask_to_hand_over(node, HandOver(seconds, uuid, address)))
+
+    async def _ask_to_hand_over(self, node: FakeNode, asked: HandOver) -> None:
+        await node.roles.hand_over(asked)
+        if asked.seconds and not self.promotes:
+            self.failed(f"{node.name} handed over, and nobody was being promoted")
+
+    def _role_changed(self, node: FakeNode) -> None:
+        if node.roles.role == "primary":
+            self._reigns.add((node.log.epoch, node.log.uuid))
+
+    def _check_role(self, node: FakeNode) -> None:
+        """It is led by a daemon that really was primary in that epoch."""
+        noted = node.roles._noted()
+        if node.roles.role == "primary" or noted is None or noted.role == "primary":
+            return
+        if (noted.epoch, noted.uuid) not in self._reigns:
+            self._fail(f"{node.name} is {node.roles.role}, led by {noted.uuid} of epoch {noted.epoch}: a lie")
+
     # -- lightning -----------------------------------------------------------------------------------------
 
     def _delay(self) -> float:
@@ -494,6 +585,12 @@ class ReplicaSimulation(SeededRun):
             self._is_striking = True
             self.clock.callLater(self.chance.uniform(0, 0.001), self._strike)
         return self.chance.uniform(0.0005, self.slow)
+
+    def _question_delay(self) -> float:
+        """How long a question to another daemon, or its answer, is under way; some are lost."""
+        if self._is_peace or self._malice.random() > 0.05:
+            return self._malice.uniform(0.001, 0.02)
+        return self._malice.choice([1.0, 4.0, 60.0])
 
     def _find(self, aim: tuple[str, str]) -> tuple[FakeNode, Link | None] | None:
         what, state = aim
@@ -549,6 +646,7 @@ class ReplicaSimulation(SeededRun):
         for node in self.nodes.values():
             if not node.is_running:
                 continue
+            self._check_role(node)
             for relay in node.relays.connected:
                 other = engines.get(relay.uuid)
                 if other is not None and relay.state in ("catching up", "live"):
@@ -591,12 +689,15 @@ class ReplicaSimulation(SeededRun):
         self._is_peace = True
         self._end_outages(all_of_them=True)
         self._note("peace")
+        began = self.clock.seconds()
         for _ in range(480):
             self._operate()
             for _ in range(5):
                 self._write()
                 self.clock.pump([STEP_SECONDS] * 5)
             self._look()
+            if not self.settled_after and self._has_one_primary():
+                self.settled_after = self.clock.seconds() - began
             if self._is_at_rest():
                 self.clock.pump([STEP_SECONDS] * 150)
                 if self._is_at_rest():
@@ -629,6 +730,9 @@ class ReplicaSimulation(SeededRun):
                 # A fenced daemon whose primary is gone for good begins again as one.
                 self._fail("nobody can be promoted")
         self._tell_to_resync()
+
+    def _has_one_primary(self) -> bool:
+        return [node.is_running and node.roles.role for node in self.nodes.values()].count("primary") == 1
 
     def _is_at_rest(self) -> bool:
         nodes = list(self.nodes.values())

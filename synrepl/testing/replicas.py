@@ -1,6 +1,6 @@
 """Daemons in memory that are copies of each other, made of the real parts."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -47,7 +47,8 @@ class FakeNode:
     """A daemon with a disk of memory, behind a `Network`: a primary, or a replica of another node.
 
     It listens under its `name`, which is its address too. `others` holds all nodes by name, and stands in for
-    HTTP: nodes tell each other of promotions through it, as long as `can_reach` says so.
+    HTTP: nodes tell and ask each other through it, as long as `can_reach` says so; each way takes
+    `question_delay`. `strangers` say this of themselves at their addresses, and answer nothing else.
     """
 
     def __init__(
@@ -66,6 +67,9 @@ class FakeNode:
         jitter: Callable[[], float] = lambda: 1.0,
         ring_bytes: int = 8 * 1024 * 1024,
         can_reach: Callable[[str, str], bool] = lambda ours, theirs: True,
+        question_delay: Callable[[], float] = lambda: 0.01,
+        strangers: Mapping[str, Described] | None = None,
+        role_changed: Callable[["FakeNode"], None] = lambda node: None,
     ) -> None:
         self.name = name
         self.upstream = upstream
@@ -89,6 +93,9 @@ class FakeNode:
         self._jitter = jitter
         self._ring_bytes = ring_bytes
         self._can_reach = can_reach
+        self._question_delay = question_delay
+        self._strangers = strangers or {}
+        self._role_changed = role_changed
         self._threads: list[DelayedThread] = []
         self._factory: PublisherFactory
         self._graves: list[Any] = []
@@ -159,6 +166,7 @@ class FakeNode:
             tell=_Telling(self),
             others=self._known,
             is_leased=self._is_leased,
+            changed=lambda: self._role_changed(self),
         )
         self.log.on_replaced(self._drop_readers)
         self._network.listen(self.name, self._factory)
@@ -290,6 +298,10 @@ class _Telling:
         await self._answer(Deferred.fromCoroutine(other.roles.heard(claim)))
 
     async def describe(self, address: Address, *, trusted: bool) -> Described:
+        stranger = self._node._strangers.get(address.native)
+        if stranger is not None:
+            await self._travel()
+            return stranger
         other = await self._reach(address)
         said = await Replicas(other.relays).about(None)
         await self._reach(address)
@@ -308,9 +320,16 @@ class _Telling:
         except TimedOut:
             raise NotConnected(f"no answer in {ANSWER_SECONDS:g} seconds") from None
 
+    async def _travel(self) -> None:
+        """Wait for as long as a question is under way; one that takes too long is given up."""
+        delay = self._node._question_delay()
+        await deferLater(self._node.clock, min(delay, ANSWER_SECONDS))
+        if delay > ANSWER_SECONDS:
+            raise NotConnected(f"no answer in {ANSWER_SECONDS:g} seconds")
+
     async def _reach(self, address: Address) -> FakeNode:
         node = self._node
-        await deferLater(node.clock, 0.01)
+        await self._travel()
         other = node._others.get(address.native)
         if other is None or not other.is_running or not node._can_reach(node.name, other.name):
             raise NotConnected(f"{address.native} cannot be reached")

@@ -19,7 +19,8 @@ seen: Counter[str] = Counter()
 
 @pytest.mark.parametrize("share", range(SHARES))
 def test_the_promises_hold_in_every_seeded_run(share: int) -> None:
-    """Kills and cuts in every state, partitions, forced promotions, old copies restored, failing disks."""
+    """Kills and cuts in every state, partitions, forced promotions, old copies restored, failing disks, an
+    attacker without a secret."""
     for seed in range(1 + share, 1 + SEEDS, SHARES):
         run = ReplicaSimulation(seed).run()
         struck.update(run.struck)
@@ -47,6 +48,7 @@ def test_bad_luck_really_strikes() -> None:
         "new disk",
         "disk failed",
     )
+    rare += ("made-up claim", "made-up subscription", "made-up hand-over")
     rare += ("promoted", "forced", "restored", "resynced", "lost", "trimmed", "flipped")
     assert [what for what in rare if not seen[what]] == []
     refused = ("refused: ahead", "refused: fork", "refused: trimmed", "refused: not_ready")
