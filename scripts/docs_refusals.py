@@ -276,7 +276,9 @@ CASES: Final[dict[str, Told]] = {
     ),
     "other_epoch": Told(
         "It was told of a promotion that its upstream, a former primary, has not heard of yet.",
-        "The upstream is fenced from then on. This one asks again until it is told where the primary is.",
+        "The upstream asks this one where the primary is, and is fenced if that primary answers."
+        " Otherwise its status shows the later epoch for five minutes. This one asks again until it is told"
+        " where the primary is.",
         other_epoch,
     ),
     "read_only": Told(
