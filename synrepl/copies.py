@@ -73,7 +73,7 @@ class Copies:
         self._fetching: Any = None
         self._fetching_from = ""
         self._tasks = Tasks(self._logger, "copies")
-        self._telling = _Telling(reactor, self._secret_of)
+        self._telling = _Telling(reactor, credentials, self._secret_of)
         self._leftovers = Leftovers(settings.database_path, ReactorThread(reactor, "leftovers"))
         self.files = self._make_files()
         log.sealed = _starting
@@ -360,8 +360,11 @@ class Copies:
 class _Telling:
     """`roles.ITellOthers`; its parts are made when they are first needed: most daemons never tell anybody."""
 
-    def __init__(self, reactor: Any, secret_of: Callable[[Address], str | None]) -> None:
+    def __init__(
+        self, reactor: Any, credentials: Credentials, secret_of: Callable[[Address], str | None]
+    ) -> None:
         self._reactor = reactor
+        self._credentials = credentials
         self._secret_of = secret_of
         self._made: dict[str | None, HttpTelling] = {}
 
@@ -370,7 +373,7 @@ class _Telling:
 
         secret = self._secret_of(address) if trusted else None
         if secret not in self._made:
-            self._made[secret] = HttpTelling(self._reactor, secret)
+            self._made[secret] = HttpTelling(self._reactor, self._credentials.with_secret(secret))
         return self._made[secret]
 
     async def hand_over(self, address: Address, asked: HandOver) -> Place:

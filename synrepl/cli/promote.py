@@ -10,7 +10,7 @@ import click
 
 from synrepl.asking import Asking, Refused, Unreachable
 from synrepl.cli.asking_on import post_and_watch
-from synrepl.cli.trouble import EXIT_CODES, Trouble, confirm, read_secret, secret_option, url_option
+from synrepl.cli.trouble import EXIT_CODES, Trouble, confirm, connect, secret_option, url_option
 
 __all__ = ["WHAT_TO_DO", "promote"]
 
@@ -49,14 +49,13 @@ def promote(url: str, secret_file: Path | None, force: bool, yes: bool, as_json:
     A fenced daemon becomes primary again with --force, for when the daemon that it was fenced for is not
     primary. Asks before it does so, on a terminal; elsewhere --yes is wanted.
     """
-    secret = read_secret(secret_file)
-    asking = Asking(url, secret=secret, timeout=TIMEOUT_SECONDS)
+    asking = connect(url, secret_file, timeout=TIMEOUT_SECONDS)
     if force:
-        _confirm_if_fenced(Asking(url, secret=secret, timeout=5.0), url, yes=yes)
+        _confirm_if_fenced(connect(url, secret_file, timeout=5.0), url, yes=yes)
     try:
         answer = post_and_watch(
             asking,
-            Asking(url, secret=secret, timeout=5.0),
+            connect(url, secret_file, timeout=5.0),
             "/v1/promote",
             json.dumps({"force": force}).encode(),
             _shown,

@@ -10,7 +10,7 @@ import click
 
 from synrepl.asking import Asking, Refused, Unreachable
 from synrepl.cli.progress import Advance
-from synrepl.cli.trouble import EXIT_CODES, Trouble, confirm, read_secret, secret_option, url_option
+from synrepl.cli.trouble import EXIT_CODES, Trouble, confirm, connect, secret_option, url_option
 
 __all__ = ["resync"]
 
@@ -37,7 +37,7 @@ def resync(url: str, secret_file: Path | None, yes: bool, wait: float, as_json: 
     (fenced). What only it has is written to a file beside its database first, and the file is named. Asks
     before it does so, on a terminal; elsewhere --yes is wanted.
     """
-    asking = Asking(url, secret=read_secret(secret_file), timeout=30.0)
+    asking = connect(url, secret_file, timeout=30.0)
     try:
         before = asking.get_json("/v1/status")
         _explain(before)

@@ -33,6 +33,10 @@ class Credentials:
         """These credentials, or those with this secret alone."""
         return given if isinstance(given, Credentials) else cls(given)
 
+    def with_secret(self, secret: str | None) -> "Credentials":
+        """The same trust, and another secret (None: none)."""
+        return Credentials(secret, self._files)
+
     @property
     def headers(self) -> dict[str, list[str]]:
         """What a request shows."""

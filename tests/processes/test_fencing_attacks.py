@@ -316,7 +316,7 @@ def test_a_hand_over_to_a_stranger_is_refused(pair: tuple[Member, Member]) -> No
     there = replica.status()
     with liar(primary, lambda said: said.update(role="replica", promoting=True)) as stranger:
         cases: list[tuple[dict[str, Any], int, str]] = [
-            ({"seconds": 15}, 409, "unknown_replica"),
+            ({"seconds": 15}, 400, "bad_request"),
             ({"seconds": 15, "uuid": "stranger", "address": stranger.address}, 409, "unknown_replica"),
             ({"seconds": 15, "uuid": there["uuid"], "address": stranger.address}, 409, "not_verified"),
             ({"seconds": 15, "uuid": there["uuid"], "address": there["address"]}, 409, "not_verified"),

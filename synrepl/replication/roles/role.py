@@ -495,12 +495,9 @@ class Roles:
     async def _verify_hand_over(self, asked: HandOver) -> None:
         """Raises `ClaimRefused` unless one of our replicas says that it is being promoted, or, if this is to
         end the hand-over, that it is not."""
-        if not self._is_leased(asked.uuid):
-            why = (
-                f"{printable(asked.uuid) or 'nobody'} is no replica of this daemon; only a replica takes over"
-            )
-            raise ClaimRefused("unknown_replica", why)
         address = checked_address(asked.address)
+        if not asked.uuid or not address:
+            raise ClaimRefused("bad_request", "a hand-over names the uuid and the address of the replica")
         told = await self._verifier.describe(address, trusted=False)
         where = printable(asked.address)
         if told.uuid != asked.uuid:
@@ -509,9 +506,18 @@ class Roles:
             why = f"{where} is {printable(told.role)}, not a replica"
         elif told.promoting != (asked.seconds > 0):
             why = f"{where} is {'still' if told.promoting else 'not'} being promoted"
-        else:
+        elif self._is_leased(asked.uuid) or await self._holds(told.place):
             return
+        else:
+            # A replica of a replica has no lease here.
+            raise ClaimRefused("unknown_replica", f"{where} holds no copy of this log")
         raise ClaimRefused("not_verified", why, retryable=True)
+
+    async def _holds(self, place: Place) -> bool:
+        """Whether a daemon that stands there has a copy of this log."""
+        mine = self._log.place
+        here = mine.digest if place.serial == mine.serial else await self._log.digest_at(place.serial)
+        return place.epoch <= mine.epoch and here is not None and here == place.digest
 
     def _seal_for(self, seconds: float, uuid: str) -> None:
         self._log.sealed = self._handing_over_refuses
