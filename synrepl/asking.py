@@ -48,7 +48,8 @@ class Refused(Exception):
     @property
     def is_retryable(self) -> bool:
         """Whether asking the same again later can help."""
-        return self.status >= 500 or self.status in (408, 429)
+        said = self.body.get("retryable")
+        return said if isinstance(said, bool) else self.status >= 500 or self.status in (408, 429)
 
 
 class Asking:
@@ -178,6 +179,8 @@ def _refused(status: int, body: bytes, clean: Callable[[Any], Any]) -> Refused:
 def _why(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"TLS: {error.verify_message}; name the CA to trust with SSL_CERT_FILE=/path/ca.pem"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 

@@ -248,7 +248,7 @@ class Copies:
         from synrepl.transports.native import NativeUpstream
 
         return NativeUpstream(
-            client_endpoint(self._reactor, where.native),
+            client_endpoint(self._reactor, where.native, self._credentials.files),
             self._reactor,
             self._metrics,
             where=where,

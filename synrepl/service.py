@@ -84,6 +84,8 @@ class Daemon(Service):
         self._factories: list[PublisherFactory] = []
         self._site: ApiSite | None = None
         self._tls: list[ServerTls] = []
+        self._secured: list[bool] = []
+        """Of each port whether it speaks TLS."""
 
     def startService(self) -> None:
         super().startService()
@@ -211,10 +213,11 @@ class Daemon(Service):
 
     def _own_address(self) -> Address:
         """Where others reach this daemon: as it says itself, or else where it listens."""
-        natives = [_reachable(port, self.settings.advertise) for port in self.ports[:-1]]
-        http = _reachable(self.ports[-1], self.settings.advertise) if self.ports else ""
-        native = next(filter(None, natives), "")
-        return Address(native=f"tcp:{native}" if native else "", http=f"http://{http}" if http else "")
+        places = [_reachable(port, self.settings.advertise) for port in self.ports]
+        schemes = [("tls:", "https://") if secured else ("tcp:", "http://") for secured in self._secured]
+        natives = [scheme + place for place, (scheme, _) in zip(places[:-1], schemes, strict=False) if place]
+        http = schemes[-1][1] + places[-1] if places and places[-1] else ""
+        return Address(native=next(iter(natives), ""), http=http)
 
     def _role_changed(self) -> None:
         """What brings facts in is there while this daemon is the primary, and only then."""
@@ -331,6 +334,7 @@ class Daemon(Service):
         except (CannotListenError, OSError) as error:
             raise _CannotStart(f"cannot listen at {description}: {_reason(error)}") from error
         self.ports.append(port)
+        self._secured.append(hasattr(endpoint, "tls"))
         if (tls := getattr(endpoint, "tls", None)) is not None:
             self._tls.append(tls)
         return port

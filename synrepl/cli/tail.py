@@ -129,8 +129,9 @@ def _endpoint(target: str) -> str:
 
 def _http(endpoint: str) -> str | None:
     """Where missed rows are pulled from unless said: the same host."""
-    found = re.match(r"tcp:(?:host=)?((?:\\:|[^:=])+)", endpoint)
+    found = re.match(r"(tcp|tls):(?:host=)?((?:\\:|[^:=])+)", endpoint)
     if found is None:
         return None
-    host = found[1].replace("\\:", ":")
-    return f"http://[{host}]:9093" if ":" in host else f"http://{host}:9093"
+    host = found[2].replace("\\:", ":")
+    scheme = "https" if found[1] == "tls" else "http"
+    return f"{scheme}://[{host}]:9093" if ":" in host else f"{scheme}://{host}:9093"

@@ -22,7 +22,7 @@ class Credentials:
 
     def __init__(self, secret: str | None = None, files: "TlsFiles | None" = None) -> None:
         self.secret = secret
-        self._files = files
+        self.files = files
         self._last: dict[bytes, ClientTls] = {}
 
     def __repr__(self) -> str:
@@ -35,7 +35,7 @@ class Credentials:
 
     def with_secret(self, secret: str | None) -> "Credentials":
         """The same trust, and another secret (None: none)."""
-        return Credentials(secret, self._files)
+        return Credentials(secret, self.files)
 
     @property
     def headers(self) -> dict[str, list[str]]:
@@ -44,7 +44,7 @@ class Credentials:
 
     def replace(self, other: "Credentials") -> None:
         """Show the secret of `other`, and trust whom it trusts."""
-        self.secret, self._files = other.secret, other._files
+        self.secret, self.files = other.secret, other.files
 
     def creatorForNetloc(self, hostname: bytes, port: int) -> "ClientTls":
         from synrepl.transports.tls import ClientTls, TlsFiles, TlsWords
@@ -54,7 +54,7 @@ class Credentials:
             trust="name its CA with ca_file",
             show="name one with certificate_file and private_key_file",
         )
-        tls = ClientTls(self._files or TlsFiles(), hostname.decode("ascii"), words)
+        tls = ClientTls(self.files or TlsFiles(), hostname.decode("ascii"), words)
         self._last[hostname] = tls
         return tls
 

@@ -60,23 +60,30 @@ def server_endpoint(reactor: Any, description: str) -> IStreamServerEndpoint:
     return TlsServerEndpoint(plain, ServerTls(files), reactor)
 
 
-def client_endpoint(reactor: Any, description: str) -> IStreamClientEndpoint:
-    """Where to connect. Raises as `server_endpoint` does."""
+def client_endpoint(reactor: Any, description: str, files: "TlsFiles | None" = None) -> IStreamClientEndpoint:
+    """Where to connect, with these `files` for ``tls:`` unless it names others. Raises as the other does."""
     kind, words, named = split(description)
     if kind != TLS:
         plain: IStreamClientEndpoint = clientFromString(reactor, description)
         return plain
+    from synrepl.transports.tls import TlsFiles
     from synrepl.transports.tls_endpoints import TlsClientEndpoint
 
-    files = _files(named)
-    if (files.cert_file is None) != (files.key_file is None):
+    said = _files(named)
+    if (said.cert_file is None) != (said.key_file is None):
         raise ConfigError("tls: needs certificate= and privateKey= together, or neither")
+    if files is not None:
+        said = TlsFiles(
+            ca_file=said.ca_file or files.ca_file,
+            cert_file=said.cert_file or files.cert_file,
+            key_file=said.key_file or files.key_file,
+        )
     name = named.pop("hostname", None)
     host = named.get("host") or (words[0] if words else "")
     left = [quoteStringArgument(word) for word in words]
     left += [f"{key}={quoteStringArgument(value)}" for key, value in named.items()]
     plain = clientFromString(reactor, ":".join(["tcp", *left]))
-    return TlsClientEndpoint(plain, files, name or host, reactor)
+    return TlsClientEndpoint(plain, said, name or host, reactor)
 
 
 def check_server(description: str) -> None:

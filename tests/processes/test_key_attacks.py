@@ -10,6 +10,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -234,3 +235,47 @@ def test_a_follower_is_told_why_it_is_not_connected(deployment: Deployment, kind
     target = f"tls:{host}:{deployment.port}:trustRoots={ca}"
     with Process("-m", "synrepl", "tail", target, "--server-name", "localhost", cwd=deployment.home) as tail:
         tail.wait_for(why)
+
+
+def test_a_replica_over_tls_joins_and_shows_its_own_certificate(tmp_path: Path) -> None:
+    """Natively and over HTTP; what daemons tell each other as their addresses speaks TLS as well."""
+    ours = Authority(tmp_path, "ours")
+    certificate, key = ours.sign("localhost", "127.0.0.1")
+    tls = f"tls:0:interface=127.0.0.1:certificate={certificate}:privateKey={key}"
+    own = ours.sign("paris", common_name="paris")
+    (tmp_path / "keys").write_text("paris certificate all\n")
+    guard = f":trustRoots={ours.ca_file}"
+    options = ("--http", tls + guard, "--keys-file", str(tmp_path / "keys"))
+    shown = (
+        *("--ca-file", str(ours.ca_file)),
+        *("--certificate-file", str(own[0])),
+        *("--private-key-file", str(own[1])),
+    )
+    with ListeningDaemon(tmp_path / "primary", tls + guard, options) as primary:
+        upstreams = (f"tls:localhost:{primary.port}", f"https://localhost:{primary.http}")
+        for number, upstream in enumerate(upstreams):
+            home, more = tmp_path / f"replica{number}", ("--upstream", upstream, *shown)
+            with ListeningDaemon(home, "tcp:0:interface=127.0.0.1", more) as replica:
+                replica.wait_for("joined at serial 0")
+                _, where = ask_plainly(replica.http)["primary"].split()
+                assert where.replace("localhost", "127.0.0.1") == f"https://127.0.0.1:{primary.http}"
+
+
+class ListeningDaemon(Daemon):
+    """A daemon on these endpoints; `port` and `http` are the numbers of its ports."""
+
+    def __init__(self, folder: Path, listen: str, options: tuple[str, ...]) -> None:
+        folder.mkdir()
+        super().__init__(folder, options=("--listen", listen, *options))
+        lines = [line for line in self.lines if ": listening at tcp:127.0.0.1:" in line]
+        ports = [int(line.split("tcp:127.0.0.1:")[1].split(",")[0]) for line in lines]
+        self.port, self.http = ports[1], ports[2]
+
+
+def ask_plainly(port: int) -> dict[str, Any]:
+    """The status of a daemon without TLS."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("GET", "/v1/status")
+    found: dict[str, Any] = json.loads(connection.getresponse().read())
+    connection.close()
+    return found

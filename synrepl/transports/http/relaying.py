@@ -296,7 +296,8 @@ def _refused(error: RequestRefused) -> "_Told | Refused | None":
         case 503, _:
             return Refused(503, "upstream_away", str(error), retry_after=RETRY_SECONDS)
         case ((401 | 403), _):
-            return Refused(502, "upstream_refused", f"it does not take our secret: {error}")
+            why = f"the primary does not take this daemon's key: {error}"
+            return Refused(502, "upstream_refused", why, more={"retryable": False})
         case status, _ if error.body and (400 <= status < 500 or status == 502):
             return _as_it_is(error)
     return Refused(502, "upstream_failed", str(error))
