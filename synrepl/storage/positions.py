@@ -9,6 +9,7 @@ import msgspec
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import SaveablePosition
 from synrepl.storage.lock import FileLock
+from synrepl.storage.private import replace_private
 
 __all__ = ["ChangelogPlace", "FilePositions"]
 
@@ -99,18 +100,8 @@ class FilePositions:
         )
 
     def _write(self, kept: _Kept) -> None:
-        fresh = self._path.with_name(f".{self._path.name}.new")
         try:
-            with fresh.open("wb") as file:
-                file.write(msgspec.json.encode(kept) + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self._path)
-            folder = os.open(self._path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            replace_private(self._path, msgspec.json.encode(kept) + b"\n")
         except OSError as error:
             raise StorageError(
                 op="saving positions", why=f"{self._path}: {error.strerror}", retryable=True

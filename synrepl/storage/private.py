@@ -6,7 +6,7 @@ from typing import BinaryIO
 
 from twisted.logger import Logger
 
-__all__ = ["create_private", "make_private"]
+__all__ = ["create_private", "make_private", "replace_private"]
 
 _log = Logger(namespace="synrepl.storage")
 
@@ -16,6 +16,21 @@ def create_private(path: Path) -> BinaryIO:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     os.fchmod(descriptor, 0o600)
     return os.fdopen(descriptor, "wb")
+
+
+def replace_private(path: Path, data: bytes) -> None:
+    """Put this in place of a file, whole and through a power cut, with mode 0600. Raises `OSError`."""
+    fresh = path.with_name(f".{path.name}.new")
+    with create_private(fresh) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def make_private(path: Path) -> None:

@@ -4,14 +4,13 @@ A database that is an older copy, or that lost its ``-wal``, is a good database:
 tell that facts are missing. The file may lag behind the log. So it never says that a log is too new.
 """
 
-import os
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from synrepl.errors import StorageError
-from synrepl.storage.private import create_private
+from synrepl.storage.private import replace_private
 
 __all__ = ["StateFile", "Summary"]
 
@@ -83,18 +82,8 @@ class StateFile:
             return
         # What is there is not known while it is being replaced.
         self._written = None
-        fresh = self.path.with_name(f"{self.path.name}.new")
         try:
-            with create_private(fresh) as file:
-                file.write(msgspec.json.encode(state) + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self.path)
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            replace_private(self.path, msgspec.json.encode(state) + b"\n")
         except OSError as error:
             raise self._failed(error) from error
         self._written = state
