@@ -1,5 +1,6 @@
 """Who a peer is, as far as its connection tells: where it is, and whom its certificate names."""
 
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any
 
@@ -10,10 +11,13 @@ __all__ = ["certified_name", "is_local"]
 
 def is_local(address: Any) -> bool:
     """Whether this is the address of a process on this machine: loopback, or a UNIX socket."""
-    if isinstance(address, UNIXAddress):
-        return True
+    return isinstance(address, UNIXAddress) or _is_loopback(str(getattr(address, "host", "")))
+
+
+@lru_cache(maxsize=1_024)
+def _is_loopback(host: str) -> bool:
     try:
-        found = ip_address(str(getattr(address, "host", "")).partition("%")[0])
+        found = ip_address(host.partition("%")[0])
     except ValueError:
         return False
     return (getattr(found, "ipv4_mapped", None) or found).is_loopback

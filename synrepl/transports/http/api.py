@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 from klein import Klein
+from msgspec import UNSET
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from twisted.internet.defer import CancelledError
@@ -137,7 +138,8 @@ class Api:
             if self._relaying is not None and self._relaying.is_active:
                 return await self._relaying.answer(request, declared, body, self._waiting)
             posted = read_body(body)
-            check_writer(posted, stream, self._log.positions(stream), self._instance)
+            if posted.writer is not UNSET:
+                check_writer(posted, stream, self._log.positions(stream), self._instance)
             facts = await read_facts(declared, posted, self._clock)
             appended = await self._log.append(
                 stream,
@@ -516,7 +518,7 @@ class Api:
     def _check_access(self, request: Any, right: Right | None, stream: str | None) -> None:
         """Find out what the peer may do (`request.access`). Raises `Refused` if that is not enough."""
         try:
-            request.access = self._guard.access(request)
+            request.access = getattr(request, "access", None) or self._guard.access(request)
         except Refused as refused:
             if refused.status != UNAUTHORIZED:
                 raise

@@ -8,6 +8,7 @@ from twisted.python.failure import Failure
 from twisted.web.http import RESPONSES, HTTPChannel
 from twisted.web.server import Request, Site
 
+from synrepl.ports.access import Access
 from synrepl.ports.interfaces import IClock
 from synrepl.transports.http.answers import INTERNAL, Refused, ours
 from synrepl.transports.http.authorization import Guard
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ApiRequest", "ApiSite"]
 
-MAX_DIGITS: Final = 64
-"""Of a Content-Length, spaces included: 2**63 has 19."""
+LENGTH: Final = b"content-length:"
+MAX_LENGTH_LINE: Final = 64
+"""Bytes of such a line: 2**63 has 19 digits."""
 
 LINGER_SECONDS: Final = 10.0
 """How long a client that was refused may go on sending before the connection is cut under it."""
@@ -30,8 +32,7 @@ class ApiChannel(HTTPChannel):
     """A connection; Python raises for a length of 5,000 digits, and Twisted would close without an answer."""
 
     def headerReceived(self, line: bytes) -> bool:
-        name, _, value = line.partition(b":")
-        if len(value) > MAX_DIGITS and name.strip().lower() == b"content-length":
+        if len(line) > MAX_LENGTH_LINE and line[: len(LENGTH)].lower() == LENGTH:
             assert self.transport is not None
             self.transport.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
             self.loseConnection()
@@ -103,6 +104,9 @@ class ApiRequest(Request):
     Nor does it hold the body of a peer that may not ask.
     """
 
+    access: Access | None = None
+    """What the peer may do, as far as it may do anything."""
+
     _limit = 0
     _room = 0
     _is_received = False
@@ -118,7 +122,7 @@ class ApiRequest(Request):
         # The channel knows these, and tells the request only when all of it is here.
         self.method, self.client = self.channel._command, self.channel.getPeer()
         try:
-            site.guard.access(self)
+            self.access = site.guard.access(self)
         except Refused:
             self._drops = True
         else:

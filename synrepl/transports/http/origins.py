@@ -7,6 +7,7 @@ the request proves who sent it. So the daemon looks at what a browser must say a
 """
 
 from collections.abc import Collection
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -27,10 +28,10 @@ def check_rebinding(request: Any, hosts: Collection[str]) -> None:
     still says ``Host: evil.example``. Nobody can do so with an address, or with a name that only the local
     network resolves (``localhost``, a container's name, the instance names that Synapse workers send).
     """
-    shown = request.requestHeaders.getRawHeaders(b"host") or []
+    shown = request.requestHeaders.getRawHeaders(b"host")
     if not shown:
         return  # HTTP/1.0; browsers always say it.
-    host = _host(shown[0].decode("latin-1"))
+    host = _host(shown[0])
     if len(shown) == 1 and host is not None and ("." not in host or _is_address(host) or host in hosts):
         return
     if host is not None and host.endswith(".localhost"):
@@ -50,16 +51,18 @@ def check_origin(request: Any) -> None:
     the link cannot read the answer.
     """
     headers = request.requestHeaders
-    sites = headers.getRawHeaders(b"sec-fetch-site") or []
+    sites, origins = headers.getRawHeaders(b"sec-fetch-site"), headers.getRawHeaders(b"origin")
+    if sites is None and origins is None:
+        return
     is_link = (
         request.method in (b"GET", b"HEAD")
         and headers.getRawHeaders(b"sec-fetch-mode") == [b"navigate"]
         and headers.getRawHeaders(b"sec-fetch-dest") == [b"document"]
     )
-    if any(site not in (b"same-origin", b"none") for site in sites) and not is_link:
+    if any(site not in (b"same-origin", b"none") for site in sites or ()) and not is_link:
         raise Refused(403, "foreign_origin", "a page of another site made this request")
-    host = _host((headers.getRawHeaders(b"host") or [b""])[0].decode("latin-1"), with_port=True)
-    for origin in headers.getRawHeaders(b"origin") or []:
+    host = _host((headers.getRawHeaders(b"host") or [b""])[0], with_port=True)
+    for origin in origins or ():
         said = urlsplit(origin.decode("latin-1")).netloc.lower()
         if not said or said != host:
             raise Refused(
@@ -76,11 +79,13 @@ def check_content_type(request: Any) -> None:
     What curl and urllib send when nobody tells them a type is taken, unless a browser sent it: those name the
     origin of every POST.
     """
+    headers = request.requestHeaders
+    shown = headers.getRawHeaders(b"content-type") or [b""]
+    if shown == [b"application/json"]:
+        return
     if request.content.read(1) == b"":
         return
     request.content.seek(0)
-    headers = request.requestHeaders
-    shown = headers.getRawHeaders(b"content-type") or [b""]
     kind = shown[0].decode("latin-1").partition(";")[0].strip().lower()
     is_browser = any(map(headers.hasHeader, (b"origin", b"referer", b"sec-fetch-site")))
     if len(shown) != 1 or kind not in (JSON_TYPES if is_browser else JSON_TYPES | UNSAID_TYPES):
@@ -91,9 +96,10 @@ def check_content_type(request: Any) -> None:
         )
 
 
-def _host(said: str, *, with_port: bool = False) -> str | None:
+@lru_cache(maxsize=256)
+def _host(said: bytes, *, with_port: bool = False) -> str | None:
     try:
-        parts = urlsplit(f"//{said.strip()}")
+        parts = urlsplit(f"//{said.decode('latin-1').strip()}")
         name = parts.hostname
         _ = parts.port
     except ValueError:
@@ -103,6 +109,7 @@ def _host(said: str, *, with_port: bool = False) -> str | None:
     return parts.netloc.lower() if with_port else name.rstrip(".")
 
 
+@lru_cache(maxsize=256)
 def _is_address(host: str) -> bool:
     try:
         ip_address(host.partition("%")[0])
