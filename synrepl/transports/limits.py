@@ -37,6 +37,11 @@ class LimitedFactory(WrappingFactory):
         self._most = most
         self._limited = LimitedLogger(self._logger, clock)
 
+    def logPrefix(self) -> str:
+        """As the wrapped factory is called in the log."""
+        prefix: str = self.wrappedFactory.logPrefix()
+        return prefix
+
     def buildProtocol(self, addr: IAddress | None) -> Any:
         if len(self.protocols) >= self._most:
             self._limited.warn(

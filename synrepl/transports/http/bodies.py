@@ -49,6 +49,7 @@ class ApiSite(Site):
     """
 
     displayTracebacks = False
+    noisy = False
     protocol = ApiChannel  # type: ignore[assignment]  # the stubs know only the class that speaks HTTP/2 too
 
     def __init__(
@@ -78,6 +79,10 @@ class ApiSite(Site):
                 self.guard.access(request)
             except Refused:
                 request.channel.transport.abortConnection()
+
+    def logPrefix(self) -> str:
+        """What Twisted calls this listener in the log."""
+        return "http"
 
     def log(self, request: Any) -> None:
         """No access log: there are metrics for that."""

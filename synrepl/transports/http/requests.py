@@ -178,7 +178,10 @@ def make_client(reactor: Any, credentials: Credentials) -> tuple[Any, Any]:
     from treq.client import HTTPClient
     from twisted.web.client import Agent, HTTPConnectionPool
 
+    from synrepl.transports.http.quiet_pool import QuietFactory
+
     pool = HTTPConnectionPool(reactor)
+    pool._factory = QuietFactory
     return HTTPClient(Agent(reactor, credentials, connectTimeout=10.0, pool=pool)), pool
 
 
