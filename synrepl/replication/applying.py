@@ -92,6 +92,8 @@ class StreamFollower:
         self._repetitions = Repetitions()
         # Whether the server was seen to send later facts before earlier ones, as real masters do.
         self._is_untidy = False
+        # Whether nothing was known of this stream when this connection was opened: it begins here.
+        self._is_beginning = not known
         # Of this connection, the first, second ...:
         self._connection = 0
         self._pushed = False
@@ -120,6 +122,7 @@ class StreamFollower:
         self._shared = way.shared
         self._compares = self._settings.monotonic and way.keeps_order(self.name, self._settings.ordered)
         self._began = dict(self.known)
+        self._is_beginning = not self._had_position
         # Where a push is without order, a token says nothing of the others until POSITION ends it.
         self._claims_nothing = way.pushed and not self._compares
 
@@ -369,7 +372,8 @@ class StreamFollower:
             return self.known[command.instance]
         if self._settings.earliest:
             return 0
-        if not self._had_position:
+        if self._is_beginning:
+            # Every writer, not only the one that is told first.
             return 0 if self._settings.is_kept and self._settings.resumes else command.token
         # It came while we were away, so it wrote nothing before what we had of all the others.
         return min(self.known.values(), default=command.token)

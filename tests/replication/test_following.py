@@ -411,6 +411,31 @@ class TestPositions:
 
         assert story.shelf.asked == [("to_device", "w2", 40, 60)]
 
+    @pytest.mark.parametrize("dialect", [MIDDLE, CURRENT], ids=str)
+    def test_latest_is_from_now_on_for_every_writer(self, dialect: Dialect) -> None:
+        """The history of all but the first was fetched, and delivered as if it were news."""
+        end = " 0" if dialect is CURRENT else ""
+        story = Story(dialect, "to_device").hears(f"POSITION to_device master 0{end}")
+        end = " 3" if dialect is CURRENT else ""
+        story.hears(f"POSITION to_device w1 3{end}", f"POSITION to_device w2 3{end}")
+
+        story.hears(*rows(4, 4, writer="w1"), *rows(5, 5, writer="master"))
+
+        assert story.shelf.asked == []
+        assert story.tokens() == [4, 5]
+        assert story.follower.positions() == {"to_device": {"master": 5, "w1": 4, "w2": 3}}
+
+    def test_a_stream_followed_from_latest_fetches_a_writer_that_came_during_a_cut(self) -> None:
+        """From now on is told by the first connection; after that nothing may be missed."""
+        story = Story(CURRENT, "to_device").hears("POSITION to_device master 5 5")
+        story.reconnect()
+        story.shelve("to_device", [6], writer="w2")
+
+        story.hears("POSITION to_device master 5 5", "POSITION to_device w2 6 6")
+
+        assert story.shelf.asked == [("to_device", "w2", 5, 6)]
+        assert story.tokens() == [6]
+
     def test_middle_positions_have_no_previous_token(self) -> None:
         """Any other token than ours means that something may be missing."""
         story = Story(MIDDLE, "to_device").hears("POSITION to_device master 1")
