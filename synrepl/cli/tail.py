@@ -57,7 +57,8 @@ def tail(
     TARGET is host:port or a Twisted client endpoint string (the line protocol), the URL of a Redis (the
     channel of --server-name, as redis://localhost:6379), or an HTTP URL (the changelog of a synrepl daemon).
     The "type" of a line is connected, disconnected, server, position, rdata or error.
-    SIGINT and SIGTERM end it well, and keep the state.
+    SIGINT and SIGTERM end it well, and keep the state. A connection that is refused or lost is tried again;
+    what no attempt can mend (another server_name, no such stream, no rights, no TLS) ends it with code 1.
     """
     if name.split() != [name]:
         raise click.UsageError("--name is one word")

@@ -4,16 +4,20 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import msgspec
+from OpenSSL import SSL
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
+from twisted.web._newclient import ParseError
 
+from synrepl.cli.tail_failures import advice_for
 from synrepl.cli.tailing import Tailing
-from synrepl.errors import NotConnected, ReplicationError, StorageError
+from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError, StorageError
 from synrepl.ports.tasks import Tasks
 from synrepl.storage.positions import ChangelogPlace, FilePositions
 from synrepl.streams import jsontext
 from synrepl.transports.http.client import AheadOfLog, HttpChangelog, RequestRefused
+from synrepl.transports.tls import tls_trouble
 
 __all__ = ["tail_changelog"]
 
@@ -118,7 +122,11 @@ class _Reading:
                 attempt += 1
 
     async def _connect(self) -> None:
-        status = await self._ask_status()
+        try:
+            status = await self._ask_status()
+        except RemoteProtocolError as error:
+            self._tailing.end(error.why)
+            await Deferred()
         if self._server_name not in (None, status.server_name):
             self._tailing.end(f"this is {status.server_name}, expected {self._server_name}")
             await Deferred()
@@ -141,7 +149,8 @@ class _Reading:
             response = await treq.get(url, headers=headers, reactor=self._tailing.reactor, timeout=10)
             body = await treq.content(response)
         except Exception as error:  # Agent has a dozen ways to say that nobody answers
-            raise NotConnected(f"{self._url} cannot be reached: {_reason(error)}") from error
+            why = f"{self._url} cannot be reached: {_reason(error)}"
+            raise (NotConnected if advice_for(why) is None else RemoteProtocolError)(why) from error
         if response.code != 200:
             raise RequestRefused(
                 url=url, status=response.code, code="refused", message="is the secret right?"
@@ -149,7 +158,7 @@ class _Reading:
         try:
             return msgspec.json.decode(body, type=_Status)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise NotConnected(f"{self._url} does not answer as a synrepl daemon does") from error
+            raise RemoteProtocolError(f"{self._url} does not answer as a synrepl daemon does") from error
 
     def _show(self, text: bytes) -> Deferred[None] | None:
         fact = msgspec.json.decode(text, type=_Fact)
@@ -200,5 +209,9 @@ class _Reading:
 
 def _reason(error: Exception) -> str:
     reasons = getattr(error, "reasons", None)
-    cause = reasons[0].value if reasons else error
+    cause: BaseException = reasons[0].value if reasons else error
+    if isinstance(cause, ParseError):
+        return f"it does not speak HTTP ({cause.args[-1]!r}); the line protocol is followed at host:port"
+    if isinstance(cause, SSL.Error):
+        return tls_trouble(cause)
     return " ".join(str(cause).split()) or type(cause).__name__

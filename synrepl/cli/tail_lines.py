@@ -5,12 +5,16 @@ from typing import Any, Literal
 
 from twisted.internet.defer import Deferred
 
+from synrepl.cli.tail_failures import TargetCheck, speaks_http
 from synrepl.cli.tailing import PrintedPositions, Tailing
 from synrepl.connecting import connect
 from synrepl.replication.follower import Event, Follower, untyped
+from synrepl.replication.following import following
 from synrepl.replication.updates import Updates
 from synrepl.storage.positions import FilePositions
 from synrepl.streams.table import StreamTable
+from synrepl.transports.endpoints import client_endpoint
+from synrepl.transports.redis.address import SCHEMES
 from synrepl.wire.dialect import Dialect
 
 __all__ = ["tail_lines"]
@@ -29,7 +33,7 @@ def tail_lines(
     http: str | None,
     secret: str | None,
 ) -> None:
-    """Follow a server, and print what it says, until the end."""
+    """Follow a server, and print what it says, until the end, or until the target cannot be followed."""
     store = PrintedPositions(state, tailing) if state is not None else None
     follower = Follower(
         instance=name,
@@ -67,13 +71,29 @@ def tail_lines(
         secret=secret,
     )
 
+    # On a channel of Redis there is no server that greets, or that tells all streams.
+    check = None if endpoint.startswith(SCHEMES) else _check(tailing, endpoint, streams, dialect)
+    if check is not None:
+        check.watch(follower)
+
     def stop() -> Any:
+        if check is not None:
+            check.stop()
         stopped = service.stopService()
         if store is not None:
             store.save(store.load() | follower.positions())
         return stopped
 
     tailing.run(service.startService, stop)
+
+
+def _check(tailing: Tailing, endpoint: str, streams: Sequence[str], dialect: Dialect) -> TargetCheck:
+    def probe() -> "Deferred[bool]":
+        asked = speaks_http(tailing.reactor, client_endpoint(tailing.reactor, endpoint))
+        return Deferred.fromCoroutine(asked)
+
+    tells_all = not following(dialect).pushed
+    return TargetCheck(tailing, endpoint, streams=streams, tells_all=tells_all, probe=probe)
 
 
 def _show_event(tailing: Tailing, event: Event) -> None:

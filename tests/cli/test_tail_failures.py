@@ -1,0 +1,185 @@
+"""A tail that can never follow its target ends with one line; one that may follow it later waits."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.task import Clock
+
+from synrepl.cli.tail_failures import SILENT_SECONDS, STREAMS_SECONDS, TargetCheck, advice_for
+from synrepl.replication.follower import Event
+from synrepl.wire.commands import Position
+from tests.cli.test_processes import run
+from tests.service.processes import Daemon
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Wrong remote: this is example.org, expected other.org",
+        "connect_ex(): port must be 0-65535.",
+        "http://h:1 cannot be reached: it does not speak HTTP (b'SERVER hs'); the line protocol is ...",
+        "TLS: certificate verify failed",
+        "unknown stream nope",
+        "the key paris lacks the right read: add it in keys_file",
+        "this takes the right read, which a peer on another machine has only with a secret: configure ...",
+        "the certificate of paris is not in keys_file, or was revoked",
+        "TLS: the certificate is signed by a CA that is not trusted (trustRoots=ca.pem)",
+        "TLS: the certificate is for other.example, not for localhost",
+        "TLS: the certificate expired on 2021-03-04",
+        "TLS: the peer does not speak it (say tcp: in place of tls:)",
+        "TLS: the server wants a certificate of its clients: name one with certificate=",
+        "TLS: the server refuses our certificate: tlsv1 alert unknown ca",
+    ],
+)
+def test_what_no_attempt_can_mend_is_permanent(reason: str) -> None:
+    """Somebody must change the command, the target or the rights first."""
+    assert advice_for(reason) is not None
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Connection was refused by other side: 111: Connection refused.",
+        "Connection was closed cleanly.",
+        "Connection to the other side was lost in a non-clean fashion.",
+        "User timeout caused connection failure.",
+        "DNS lookup failed: no results for hostname lookup: log.example.",
+        "server shutting down",
+        "ping timeout",
+        "the log cannot be read just now; come again",
+        "TLS: the connection was lost during the handshake",
+        "TLS: unexpected eof while reading",
+    ],
+)
+def test_what_passes_by_itself_is_tried_again(reason: str) -> None:
+    """A daemon is restarted, or a network is away for a moment."""
+    assert advice_for(reason) is None
+
+
+class FakeTailing:
+    """Notes why it was ended."""
+
+    def __init__(self) -> None:
+        self.reactor = Clock()
+        self.trouble = ""
+
+    def end(self, trouble: str = "") -> None:
+        """As `Tailing.end`."""
+        self.trouble = self.trouble or trouble
+
+
+class Story:
+    """A check, and what its follower meets."""
+
+    def __init__(self, *streams: str, tells_all: bool = True, is_http: bool = False) -> None:
+        self.tailing = FakeTailing()
+        self.probes = 0
+        self.check = TargetCheck(
+            self.tailing,  # type: ignore[arg-type]
+            "tcp:h:1",
+            streams=streams,
+            tells_all=tells_all,
+            probe=lambda: self._probe(is_http),
+        )
+
+    def _probe(self, is_http: bool) -> "Deferred[bool]":
+        self.probes += 1
+        return succeed(is_http)
+
+    def greeted(self, *streams: str) -> "Story":
+        """A server greets, and tells its streams."""
+        self.check.event(Event(kind="connected"))
+        self.check.event(Event(kind="server", text="hs"))
+        for stream in streams:
+            self.check.position(Position(stream=stream, instance="master", prev_token=1, token=1))
+        return self
+
+
+def test_a_stream_that_the_server_lacks_ends_the_tail() -> None:
+    """It waited in silence for ever."""
+    story = Story("receipts", "nope").greeted("caches", "receipts")
+
+    story.tailing.reactor.advance(STREAMS_SECONDS)
+
+    assert story.tailing.trouble == "cannot follow tcp:h:1: it has no stream nope; it has caches, receipts"
+
+
+@pytest.mark.parametrize("tells_all", [True, False])
+def test_streams_that_are_there_or_cannot_be_known_end_nothing(tells_all: bool) -> None:
+    """Old servers push what is missing first, and tell each stream after that."""
+    story = Story("receipts", *([] if tells_all else ["typing"]), tells_all=tells_all).greeted("receipts")
+
+    story.tailing.reactor.advance(STREAMS_SECONDS * 2)
+
+    assert story.tailing.trouble == ""
+
+
+def test_a_connection_lost_before_all_streams_are_told_ends_nothing() -> None:
+    """What is lacking may come with the next connection."""
+    story = Story("receipts", "typing").greeted("receipts")
+    story.check.event(Event(kind="disconnected", text="Connection was closed cleanly."))
+
+    story.tailing.reactor.advance(STREAMS_SECONDS * 2)
+
+    assert story.tailing.trouble == ""
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_an_http_server_on_the_line_port_ends_the_tail(is_closed: bool) -> None:
+    """It says nothing, as it waits for the end of a request, or it closes; neither ever passes."""
+    story = Story(is_http=True)
+    story.check.event(Event(kind="connected"))
+
+    if is_closed:
+        story.check.event(Event(kind="disconnected", text="Connection was closed cleanly."))
+    else:
+        story.tailing.reactor.advance(SILENT_SECONDS)
+
+    assert "it speaks HTTP, not the line protocol" in story.tailing.trouble
+
+
+def test_a_server_that_is_only_slow_is_waited_for() -> None:
+    """One question whether it speaks HTTP, and none when it greets."""
+    story = Story()
+    story.check.event(Event(kind="connected"))
+    story.tailing.reactor.advance(SILENT_SECONDS)
+    story.greeted()
+    story.tailing.reactor.advance(SILENT_SECONDS)
+
+    assert (story.tailing.trouble, story.probes) == ("", 1)
+
+
+def test_a_missing_row_says_nothing_of_the_target() -> None:
+    """Only what the server itself reports counts."""
+    story = Story()
+    story.check.event(Event(kind="error", text="gap in receipts: http://h: unknown stream receipts"))
+    assert story.tailing.trouble == ""
+
+    story.check.event(Event(kind="error", text="the server reports: unknown stream receipts"))
+
+    assert story.tailing.trouble == "cannot follow tcp:h:1: unknown stream receipts; check --stream"
+
+
+def test_a_real_tail_ends_with_code_1_and_one_line(tmp_path: Path) -> None:
+    """At a daemon, over the line protocol and over HTTP."""
+
+    def ended(*arguments: str) -> str:
+        answer: subprocess.CompletedProcess[str] = run(tmp_path, "tail", *arguments)
+        assert answer.returncode == 1, answer
+        assert len(answer.stderr.splitlines()) == 1, answer.stderr
+        return answer.stderr
+
+    with Daemon(tmp_path) as daemon:
+        http_port = daemon.url.removeprefix("http://")
+        line_url = f"http://{daemon.follow}"
+
+        assert "expected other.org" in ended(daemon.follow, "--server-name", "other.org")
+        assert "port must be 0-65535" in ended("127.0.0.1:99999")
+        assert "it speaks HTTP" in ended(http_port)
+        assert "it has no stream nope" in ended(daemon.follow, "--stream", "nope")
+        assert "unknown stream nope" in ended(daemon.follow, "--stream", "nope", "--dialect", "legacy")
+        assert "expected other.org" in ended(daemon.url, "--server-name", "other.org")
+        assert "nope" in ended(daemon.url, "--stream", "nope")
+        assert "it does not speak HTTP" in ended(line_url)
