@@ -14,6 +14,7 @@ from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
 from synrepl.replication.files import Files
+from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay import LeaseTerms, Relays
 from synrepl.replication.retention import Retention, keys_of
@@ -109,6 +110,11 @@ class Copies:
             promoting=lambda: self.roles.is_promoting,
             heard_epoch=self.roles.heard_epoch,
         )
+        self.holdings = publisher.holdings = Holdings(
+            lambda: log.notes,
+            primary=lambda: self.roles.primary if self.roles.role == REPLICA else Address(),
+        )
+        log.on_replaced(self._say_what_is_held)
         self.retention = Retention(
             log,
             reactor,
@@ -132,6 +138,11 @@ class Copies:
         await self.files.start()
         self.roles.start()
         self.retention.start()
+        self._say_what_is_held()
+
+    def _say_what_is_held(self) -> None:
+        if held := self.holdings.describe():
+            self._logger.warn("{held}: readers and followers are refused all others", held=held)
 
     async def stop(self) -> None:
         """Follow nobody, serve nobody."""
@@ -334,6 +345,7 @@ class Copies:
             "name": self.name,
             "address": str(self._address()),
             "primary": str(roles.primary),
+            "holds": self.holdings.describe(),
             "upstream": None if replica is None else replica.describe(),
             "replicas": self.relays.describe(),
             "leases": self.relays.describe_leases(),

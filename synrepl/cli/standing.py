@@ -67,7 +67,7 @@ def about(found: Mapping[str, Any]) -> RenderableType:
     """Where it stands."""
     table = Table(show_header=False, box=None)
     table.add_row("state", word(str(found.get("state"))))
-    for key in ("role", "why", "name", "server_name", "instance", "epoch", "serial", "digest"):
+    for key in ("role", "why", "holds", "name", "server_name", "instance", "epoch", "serial", "digest"):
         if found.get(key) not in {None, ""}:
             table.add_row(key, str(found[key]))
     for key in ("lag_rows", "lag_seconds"):

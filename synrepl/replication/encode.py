@@ -23,7 +23,8 @@ class Encoder:
     with a row too long for a line, is never sent in part. Where the release has the means, a POSITION
     stands for it: one that moves on (`certifies`), or one that makes the reader fetch the fact itself
     (`pulls`). `withheld` hears of a fact that this release has no way to be told of. With `writes`, only
-    facts of these streams and writers are written at all; with `streams`, only facts of these.
+    facts of these streams and writers are written at all; with `streams`, only facts of these; with
+    `writers`, only facts by these.
     """
 
     def __init__(
@@ -36,10 +37,12 @@ class Encoder:
         withheld: Callable[[Fact, str], None],
         writes: Collection[tuple[str, str]] | None = None,
         streams: Collection[str] | None = None,
+        writers: Collection[str] | None = None,
     ) -> None:
         self.dialect = codec.dialect
         self._codec = codec
         self._writes = None if writes is None else frozenset(writes)
+        self._writers = None if writers is None else frozenset(writers)
         self._streams = {
             stream.name: stream
             for stream in table.known_to(codec.dialect)
@@ -69,6 +72,8 @@ class Encoder:
         return self._codec.format(command) + b"\n"
 
     def _fact(self, stream: Stream[Any], fact: Fact, out: list[bytes]) -> None:
+        if self._writers is not None and fact.writer not in self._writers:
+            return
         rows = stream.cut_fact(fact.rows, self.dialect)
         if not rows:
             if self._certifies:

@@ -12,6 +12,7 @@ from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.encode import Encoder
+from synrepl.replication.holdings import Holdings
 from synrepl.replication.reader import Connection, Reader
 from synrepl.replication.ring import Ring
 from synrepl.replication.serving import Serving, serving
@@ -23,6 +24,7 @@ from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import Error, InvalidateCache, Name, RemoteServerUp, Replicate
 from synrepl.wire.declare import BOTH, BROKER, SERVER, Command
 from synrepl.wire.dialect import Dialect
+from synrepl.wire.filter import Filter
 from synrepl.wire.runs import Rows
 
 __all__ = ["Attached", "Publisher"]
@@ -162,7 +164,8 @@ class Publisher:
     """Sends every committed fact to every follower that wants it.
 
     A fact is encoded once for all followers of a release. What the newest followers share is held in a ring
-    of `ring_bytes` bytes; who is further behind reads from the log.
+    of `ring_bytes` bytes; who is further behind reads from the log. Nobody is told of what the `holdings` of
+    this daemon lack.
     """
 
     _logger = Logger()
@@ -182,12 +185,13 @@ class Publisher:
         self.clock = clock
         self.metrics = metrics
         self.instance = instance
+        self.holdings = Holdings()
         self._ring_bytes = ring_bytes
         self.ring = Ring(ring_bytes, serial=log.serial)
         self.upstream = Upstream(log, table, clock, instance=instance)
         self.followers: list[Attached] = []
         self._brokers: list[Reader] = []
-        self._encoders: dict[tuple[Dialect, frozenset[str] | None], Encoder] = {}
+        self._encoders: dict[tuple[Dialect, Filter], Encoder] = {}
         self._tasks = Tasks(self._logger)
         self._marks: list[tuple[int, float]] = [(log.serial, clock.seconds())]
         self._pumped_at = -PUMP_SECONDS
@@ -211,8 +215,17 @@ class Publisher:
     def reader(
         self, connection: Connection, dialect: Dialect, way: Serving, streams: frozenset[str] | None = None
     ) -> Reader:
-        """A reader for a follower that speaks this dialect, and may see these streams (None: all)."""
-        return Reader(self, connection, self._encoder(dialect, way, streams), linear=not way.pulls)
+        """A reader for a follower that speaks this dialect, and may see these streams (None: all).
+
+        It is told of those of them that are held here. Where the release cannot tell writers apart, that is
+        none of a copy that lacks some writers.
+        """
+        held, what = self.holdings.filter, self.holdings.describe(streams)
+        wanted = Filter(_both(held.streams, streams), held.writers)
+        if held.writers is not None and not way.pulls:
+            wanted = Filter(frozenset())
+            what = f"{what}, and this release cannot tell writers apart"
+        return Reader(self, connection, self._encoder(dialect, way, wanted), linear=not way.pulls, held=what)
 
     def join_broker(
         self, connection: Connection, writes: Collection[tuple[str, str]], dialect: Dialect
@@ -249,24 +262,31 @@ class Publisher:
             if dialect.release in command.SPAN:
                 follower.reader.relay(command)
 
-    def _encoder(self, dialect: Dialect, way: Serving, streams: frozenset[str] | None) -> Encoder:
-        encoder = self._encoders.get((dialect, streams))
+    def _encoder(self, dialect: Dialect, way: Serving, wanted: Filter) -> Encoder:
+        encoder = self._encoders.get((dialect, wanted))
         if encoder is None:
-            encoder = self._encoders[dialect, streams] = Encoder(
+            encoder = self._encoders[dialect, wanted] = Encoder(
                 self.table,
                 codec_of(dialect, ours=SERVER, theirs=BOTH & ~SERVER),
                 pulls=way.pulls,
                 certifies=way.certifies,
                 withheld=self._note_withheld,
-                streams=streams,
+                streams=wanted.streams,
+                writers=wanted.writers,
             )
         return encoder
 
     # -- facts (`reader.Feed`) -----------------------------------------------------------------------------
 
     def positions(self, stream: str) -> dict[str, int]:
-        """What was published of this stream, by writer; this instance always among them."""
-        return {self.instance: 0} | self.log.positions(stream)
+        """What was published of this stream, by writer; this instance always among them, and none that is not
+        held here.
+        """
+        reached = {self.instance: 0} | self.log.positions(stream)
+        writers = self.holdings.filter.writers
+        if writers is None:
+            return reached
+        return {writer: token for writer, token in reached.items() if writer in writers}
 
     def linear_position(self, stream: str) -> int:
         """What was published of this stream, whoever wrote it."""
@@ -278,6 +298,7 @@ class Publisher:
 
     def replaced(self) -> None:
         """The log is another copy now. Followers are to be closed: what they were told may not be true."""
+        self._encoders.clear()
         self.ring = Ring(self._ring_bytes, serial=self.log.serial)
         self._marks = [(self.log.serial, self.clock.seconds())]
 
@@ -373,6 +394,13 @@ class OwnFeed:
         """What was published of this stream by those who write it here."""
         reached = self.log.positions(stream)
         return {writer: reached.get(writer, 0) for name, writer in self._writes if name == stream}
+
+
+def _both(one: frozenset[str] | None, other: frozenset[str] | None) -> frozenset[str] | None:
+    """The names in both; None stands for all names."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other
 
 
 def _count_rows(facts: Sequence[Fact]) -> dict[str, int]:

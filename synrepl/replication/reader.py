@@ -104,13 +104,16 @@ class Reader:
     Live, it takes each group of facts from the ring. While its transport is full (`pause`) it takes
     nothing; when it wakes up and its place in the ring is gone, its streams become a backlog that is read
     from the log, and return to live when they have caught up. All decisions are made in `pump`, which runs
-    whenever something changed.
+    whenever something changed. `held` says what the daemon holds, if that is not everything.
     """
 
     _log = Logger()
 
-    def __init__(self, feed: Feed, connection: Connection, encoder: Encoder, *, linear: bool) -> None:
+    def __init__(
+        self, feed: Feed, connection: Connection, encoder: Encoder, *, linear: bool, held: str = ""
+    ) -> None:
         self._feed = feed
+        self._held = held
         self._connection = connection
         self._encoder = encoder
         self._linear = linear
@@ -187,9 +190,10 @@ class Reader:
         self._wants_positions = True
         self.pump()
 
-    def refuse(self, why: str) -> None:
-        """Send ERROR and close."""
-        self._connection.fail(why)
+    def refuse_stream(self, name: str) -> None:
+        """Send ERROR, as this stream is none of `known_streams`, and close."""
+        told = f": {self._held}" if self._held else ""
+        self._connection.fail(f"unknown stream {name}{told}")
 
     def relay(self, command: Command) -> None:
         """Pass on another follower's command."""

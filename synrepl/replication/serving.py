@@ -21,7 +21,7 @@ class Answering(Protocol):
     """What a way of serving can do with one reader."""
 
     def known_streams(self) -> list[Stream[Any]]:
-        """The streams that the reader's release knows."""
+        """The streams that the reader's release knows, and that are held here."""
 
     def push_from(self, stream: Stream[Any], token: int | None) -> None:
         """Send what this stream has after `token` (None: nothing), then its POSITION, then what comes."""
@@ -32,8 +32,8 @@ class Answering(Protocol):
     def say_positions(self) -> None:
         """Send the position of every stream and writer, once all that lies before it is sent."""
 
-    def refuse(self, why: str) -> None:
-        """Send ERROR and close."""
+    def refuse_stream(self, name: str) -> None:
+        """Send ERROR, as this stream is none of `known_streams`, and close."""
 
 
 class Serving(msgspec.Struct, frozen=True):
@@ -59,13 +59,13 @@ class Serving(msgspec.Struct, frozen=True):
             reader.say_positions()
             return
         streams = {stream.name: stream for stream in reader.known_streams()}
-        if command.stream == "ALL":
+        if command.stream == "ALL" and streams:
             for stream in streams.values():
                 reader.push_from(stream, command.token)
         elif command.stream in streams:
             reader.push_from(streams[command.stream], command.token)
         else:
-            reader.refuse(f"unknown stream {command.stream}")
+            reader.refuse_stream(command.stream or "")
 
 
 _TABLE: Final[tuple[tuple[Span, Serving], ...]] = (

@@ -7,6 +7,7 @@ from synrepl.ports.interfaces import IClock, ILog
 from synrepl.replication.publisher import Publisher
 from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
+from synrepl.wire.filter import Filter
 from synrepl.wire.text import printable
 
 __all__ = [
@@ -120,6 +121,7 @@ NO_SOURCES: Final[dict[str, Any]] = {
 NO_COPIES: Final[dict[str, Any]] = {
     "role": "primary",
     "name": "",
+    "holds": "",
     "upstream": None,
     "replicas": [],
     "leases": [],
@@ -170,7 +172,7 @@ def describe(
         **_bounded(copies.describe() if copies is not None else NO_COPIES),
         "files": files.describe() if files is not None else None,
         "followers": followers,
-        "streams": _streams(log, table),
+        "streams": _streams(log, table, publisher.holdings.filter),
         "recent": _recent(publisher),
         **(bringing.describe(now) if bringing is not None else NO_SOURCES),
         "version": version,
@@ -240,12 +242,18 @@ def _followers(publisher: Publisher, now: float) -> list[dict[str, Any]]:
     return described
 
 
-def _streams(log: DescribedLog, table: StreamTable) -> dict[str, Any]:
-    """Every stream known here, and every one that the log holds."""
-    positions = log.clock()
+def _streams(log: DescribedLog, table: StreamTable, held: Filter) -> dict[str, Any]:
+    """Every stream known here, and every one that the log holds. A copy that holds only some streams or
+    writers names no others."""
+    positions = {
+        name: {writer: token for writer, token in writers.items() if held.passes(name, writer)}
+        for name, writers in log.clock().items()
+        if held.streams is None or name in held.streams
+    }
     streams = {
         stream.name: {"writers": positions.pop(stream.name, {}), "kept": not stream.ephemeral}
         for stream in table
+        if held.streams is None or stream.name in held.streams
     }
     streams |= {name: {"writers": writers, "kept": True} for name, writers in positions.items()}
     return streams

@@ -17,6 +17,7 @@ from synrepl.ports.history import Place
 from synrepl.ports.interfaces import Appended
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.addresses import Address
+from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay import Leases, LeaseTerms, Relays
 from synrepl.replication.replica import Replica
@@ -129,6 +130,10 @@ class FakeNode:
         await self.log.start()
         self.publisher = Publisher(
             self.log, self.table, clock, self.metrics, instance="master", ring_bytes=self._ring_bytes
+        )
+        self.publisher.holdings = Holdings(
+            lambda: self.log.notes,
+            primary=lambda: self.roles.primary,
         )
         self.log.on_replaced(self.publisher.replaced)
         self.relays = Relays(

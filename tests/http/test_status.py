@@ -61,6 +61,7 @@ class StatusTests(SiteCase):
                 "history": self.log.history,
                 "uuid": self.log.uuid,
                 "name": "",
+                "holds": "",
                 "turns": [],
                 "files": None,
                 "lag_rows": 0,

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
@@ -11,11 +10,12 @@ from synrepl.ports.access import Access, Keyring, Right
 from synrepl.ports.history import Lease, Turn
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
+from synrepl.replication.holdings import held
 from synrepl.replication.relay.asked import Feeding, ServedLog
 from synrepl.replication.relay.leases import Leases, LeaseTerms
 from synrepl.replication.relay.refusals import refusal
 from synrepl.streams.facts import Fact
-from synrepl.wire.filter import ALL, Filter
+from synrepl.wire.filter import Filter
 from synrepl.wire.names import identity_error
 from synrepl.wire.native import Refusal, Standing, Subscription
 from synrepl.wire.text import printable
@@ -313,8 +313,7 @@ class Relays:
 
     def filter(self) -> Filter:
         """What this daemon has itself: everything, unless it is a replica that wanted only some."""
-        noted = self.log.notes.get("filter")
-        return ALL if noted is None else msgspec.json.decode(noted, type=Filter)
+        return held(self.log.notes)
 
     # -- what to know about them ---------------------------------------------------------------------------
 

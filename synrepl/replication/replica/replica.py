@@ -12,6 +12,7 @@ from synrepl.errors import RemoteProtocolError, ReplicationError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
+from synrepl.replication.holdings import held
 from synrepl.replication.places import standing
 from synrepl.replication.replica.conversation import (
     Beat,
@@ -192,12 +193,8 @@ class Replica:
         """Why this log must become a copy first; empty if it is one."""
         log = self._log
         if log.history == welcome.history:
-            return "" if self._filter_here() == self.wanted else "another filter is wanted"
+            return "" if held(log.notes) == self.wanted else "another filter is wanted"
         return "" if log.serial or log.begin.serial else "nothing is here yet"
-
-    def _filter_here(self) -> Filter:
-        noted = self._log.notes.get("filter")
-        return ALL if noted is None else msgspec.json.decode(noted, type=Filter)
 
     def _joining(self, state: str, progress: Progress) -> None:
         self.progress = progress

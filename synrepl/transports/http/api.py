@@ -21,6 +21,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from synrepl.ports.access import Access, Right
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
+from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
 from synrepl.storage import Log
 from synrepl.streams import jsontext
@@ -29,6 +30,7 @@ from synrepl.streams.table import StreamTable
 from synrepl.transports.http.answers import INTERNAL, Refused, as_refused, ours, synapse
 from synrepl.transports.http.authorization import Guard, check_right, check_streams
 from synrepl.transports.http.gauges import refresh
+from synrepl.transports.http.held import check_held, say_held
 from synrepl.transports.http.intact import HEADER, content_digest, is_intact, is_wanted
 from synrepl.transports.http.origins import check_content_type
 from synrepl.transports.http.parameters import integers, reader_of
@@ -120,6 +122,7 @@ class Api:
             waiting=self._waiting,
             instance=instance,
             dialect=dialect,
+            holdings=lambda: self._holdings,
         )
         self._described_files = files
         self._roles = roles
@@ -185,7 +188,9 @@ class Api:
     @app.route("/v1/streams/<stream>/allocated", methods=["GET"])
     async def get_allocated(self, request: Any, stream: str) -> bytes | None:
         """How far there is anything to wait for."""
-        return await self._answer(request, lambda: self._rows.allocated(request, stream), stream=stream)
+        return await self._answer(
+            request, lambda: self._fresh(lambda: self._rows.allocated(request, stream)), stream=stream
+        )
 
     @app.route(CATCH_UP + "<stream>/<txn_id>", methods=["GET"])
     async def get_updates(self, request: Any, stream: str, txn_id: str) -> bytes | None:
@@ -213,9 +218,10 @@ class Api:
             from synrepl.transports.http.arrow import arrow_form
             from synrepl.transports.http.wanted import read_wanted
 
-            wanted = read_wanted(request, self._table)
+            wanted = read_wanted(request, self._table, self._holdings)
             form = arrow_form(request, wanted, self._clock)
             await self._begin_reading(request, wanted)
+            say_held(request, self._holdings)
             await self.changelog.serve(request, wanted, form)
 
         return await self._answer(request, answer)
@@ -228,9 +234,10 @@ class Api:
             from synrepl.transports.http.extents import extent
             from synrepl.transports.http.wanted import read_wanted
 
-            wanted = read_wanted(request, self._table)
+            wanted = read_wanted(request, self._table, self._holdings)
             await self._begin_reading(request, wanted)
             await self.changelog.check(wanted)
+            say_held(request, self._holdings)
             return jsontext.dumps(await extent(self._log, wanted))
 
         return await self._answer(request, answer)
@@ -267,7 +274,12 @@ class Api:
     @app.route("/v1/files/sha256/<sha256>", methods=["GET"])
     async def get_file(self, request: Any, sha256: str) -> bytes | None:
         """Bytes by their checksum."""
-        return await self._answer(request, lambda: self._files.get(request, sha256), stream=FILES)
+
+        async def answer() -> bytes | None:
+            check_held(self._holdings, [FILES])
+            return await self._files.get(request, sha256)
+
+        return await self._answer(request, answer, stream=FILES)
 
     # -- copies of this log --------------------------------------------------------------------------------
 
@@ -331,6 +343,10 @@ class Api:
     async def post_claim(self, request: Any) -> bytes | None:
         """Another daemon says that it is primary."""
         return await self._answer(request, lambda: self._standing.claim(request), right=Right.ADMINISTER)
+
+    @property
+    def _holdings(self) -> Holdings:
+        return self._publisher.holdings
 
     # -- made when it is first asked for, so that who is never asked need not have it in memory ------------
 

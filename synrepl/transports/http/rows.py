@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from synrepl.errors import ConfigError
 from synrepl.ports.metrics import Metrics
+from synrepl.replication.holdings import Holdings
 from synrepl.storage import Log
 from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.answers import Refused
+from synrepl.transports.http.held import check_held
 from synrepl.transports.http.pages import read_page
 from synrepl.transports.http.parameters import integer, token_as_synapse, word
 from synrepl.transports.http.waiting import Waiting, read_your_writes
@@ -40,7 +42,10 @@ def _worker_dialect(request: Any) -> Dialect | None:
 
 
 class Rows:
-    """Answers questions about the rows of a stream. Each may want the log to be somewhere first."""
+    """Answers questions about the rows of a stream. Each may want the log to be somewhere first.
+
+    Of streams and writers that are not held here nothing is answered.
+    """
 
     def __init__(
         self,
@@ -52,6 +57,7 @@ class Rows:
         waiting: Waiting,
         instance: str,
         dialect: Dialect | None,
+        holdings: Callable[[], Holdings],
     ) -> None:
         self._log = log
         self._table = table
@@ -60,11 +66,13 @@ class Rows:
         self._waiting = waiting
         self._instance = instance
         self._dialect = dialect
+        self._holdings = holdings
 
     async def page(self, request: Any, stream: str) -> bytes:
         """A page of one writer's rows, in the newest shape."""
         declared = self._table[stream]
         writer = word(request, "writer") or self._instance
+        check_held(self._holdings(), [stream], [writer])
         limit = integer(request, "limit", DEFAULT_ROWS, lowest=1, highest=MAX_ROWS)
         after = integer(request, "from", 0)
         integer(request, "upto", 0)
@@ -79,14 +87,22 @@ class Rows:
     async def allocated(self, request: Any, stream: str) -> bytes:
         """How far there is anything to wait for: from memory, as followers ask it often."""
         _ = self._table[stream]
+        holdings = self._holdings()
+        check_held(holdings, [stream])
         await read_your_writes(request, self._log, self._waiting)
         # Ids of a table are given out elsewhere, and may be waited for before we have seen them.
         is_elsewhere = self._tables is not None and self._tables.is_followed(stream)
+        writers = holdings.filter.writers
+        positions = self._log.positions(stream)
+        if writers is not None:
+            # What others wrote may be ahead of all that is here.
+            is_elsewhere = True
+            positions = {writer: token for writer, token in positions.items() if writer in writers}
         return jsontext.dumps(
             {
                 "stream": stream,
                 "allocated": None if is_elsewhere else self._log.linear_position(stream),
-                "positions": self._log.positions(stream),
+                "positions": positions,
             }
         )
 
@@ -101,6 +117,8 @@ class Rows:
             raise Refused(400, "M_UNKNOWN", "Unknown stream")
         after = token_as_synapse(request, "from_token")
         upto = token_as_synapse(request, "upto_token")
+        writer = self._asked_writer(request, stream)
+        check_held(self._holdings(), [stream], [writer])
         await read_your_writes(request, self._log, self._waiting)
         texts: Callable[[bytes], list[bytes]] = jsontext.split
         if dialect is not None:
@@ -108,7 +126,7 @@ class Rows:
         found = await read_page(
             self._log,
             declared,
-            self._asked_writer(request, stream),
+            writer,
             after=after,
             upto=upto,
             limit=CATCH_UP_ROWS,

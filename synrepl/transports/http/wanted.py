@@ -4,9 +4,11 @@ from typing import Any, Final
 
 import msgspec
 
+from synrepl.replication.holdings import Holdings
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.answers import Refused
 from synrepl.transports.http.authorization import check_streams
+from synrepl.transports.http.held import check_held
 from synrepl.transports.http.parameters import (
     BAD_WORD,
     MAX_TOKEN,
@@ -58,10 +60,11 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         return not self.chosen.is_open if self.checksum is None else self.checksum
 
 
-def read_wanted(request: Any, table: StreamTable) -> Wanted:
-    """What the query of this request says; unless it names streams, all that the peer may see.
+def read_wanted(request: Any, table: StreamTable, holdings: Holdings) -> Wanted:
+    """What the query of this request says; unless it names streams, all that the peer may see and is held.
 
-    Raises `Refused`, or `UnknownStream` by this table.
+    Raises `Refused`, also for streams and writers that are named and not held here; or `UnknownStream` by
+    this table.
     """
     streams, writers = names(request, "streams"), names(request, "writers")
     for name in sorted(streams or ()):
@@ -69,6 +72,7 @@ def read_wanted(request: Any, table: StreamTable) -> Wanted:
         check_streams(request.access, name)
     if not all(map(is_word, writers or ())):
         raise Refused(400, "bad_writer", BAD_WORD)
+    check_held(holdings, streams or (), writers or ())
     if streams is None:
         streams = request.access.streams
     limit = integer(request, "limit", -1, lowest=1)

@@ -67,6 +67,7 @@ def log(status: Mapping[str, Any], now: float) -> Markup:
     rows = [
         ("role", role),
         ("name", status.get("name")),
+        ("holds", status.get("holds")),
         ("epoch", _epoch(status, now)),
         ("serial here", f"{status['serial']:,}"),
         ("begins after", f"{begin:,} (what is older was trimmed)" if begin else None),

@@ -1,0 +1,24 @@
+"""Reads of what this daemon does not hold are refused: an empty answer would say that there is nothing."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from synrepl.replication.holdings import Holdings
+from synrepl.transports.http.answers import Refused
+
+__all__ = ["check_held", "say_held"]
+
+
+def check_held(holdings: Holdings, streams: Iterable[str] = (), writers: Iterable[str] = ()) -> None:
+    """Raises `Refused` if facts of one of these streams or writers are not held here."""
+    if why := holdings.lacks(streams, writers):
+        more = {"retryable": False, "moved_to": holdings.elsewhere}
+        raise Refused(409, "filtered", why, more=more)
+
+
+def say_held(request: Any, holdings: Holdings) -> None:
+    """Say in the head of an answer what is held, where that is not everything."""
+    held = holdings.filter
+    for name, names in ((b"synrepl-holds-streams", held.streams), (b"synrepl-holds-writers", held.writers)):
+        if names is not None:
+            request.setHeader(name, ",".join(sorted(names)).encode())

@@ -1,0 +1,82 @@
+"""Followers of a copy that does not hold everything: nothing is claimed that is not there."""
+
+import pytest
+
+from synrepl.testing.raw import RawPeer, raw_client
+from synrepl.testing.replicas import FakeNode
+from synrepl.wire.filter import Filter
+from tests.replication.worlds import World
+
+
+def follower(world: World, node: FakeNode, *lines: str) -> RawPeer:
+    """A hand-spoken follower of this node that has said these lines, past the greeting."""
+    peer = raw_client(world.network, node.name)
+    world.pass_(0.1)
+    assert ["SERVER hs"] == peer.hears()
+    peer.says(*lines)
+    world.pass_(0.2)
+    return peer
+
+
+def filtered(**wanted: tuple[str, ...]) -> tuple[World, FakeNode, FakeNode]:
+    """A primary with facts of two streams by two writers, and a copy of some of that."""
+    world = World()
+    a = world.node("a")
+    world.wrote(a, 2)
+    world.wrote(a, 3, stream="push_rules")
+    world.done(a.append("push_rules", [[["@late"]]], writer="other"))
+    d = world.node("d", "a", wanted=Filter.of(**wanted))
+    world.pass_(3)
+    return world, a, d
+
+
+class TestFilteredCopy:
+    """It has some streams or writers only."""
+
+    def test_a_legacy_follower_is_refused_a_stream_by_name(self) -> None:
+        """With a POSITION it would take all its facts for read."""
+        world, _, d = filtered(streams=("to_device",))
+        peer = follower(world, d, "REPLICATE push_rules 0")
+
+        assert ["ERROR unknown stream push_rules: this copy holds only to_device"] == peer.hears()
+        assert not peer.is_connected
+
+    def test_a_legacy_follower_gets_what_is_held(self) -> None:
+        """Also when it asks for all there is."""
+        world, _, d = filtered(streams=("to_device",))
+        named = follower(world, d, "REPLICATE to_device 0")
+        everything = follower(world, d, "REPLICATE ALL NOW")
+
+        assert [f'RDATA to_device {n} ["@u{n}"]' for n in (1, 2)] + ["POSITION to_device 2"] == named.hears()
+        assert ["POSITION to_device 2"] == everything.hears()
+
+    def test_a_newer_follower_hears_nothing_of_other_streams(self) -> None:
+        """As of streams that a release does not know: no POSITION, from which it would go on."""
+        world, a, d = filtered(streams=("to_device",))
+        peer = follower(world, d, "NAME w", "REPLICATE")
+        world.wrote(a, 1, stream="push_rules")
+        world.wrote(a, 1)
+        world.pass_(0.2)
+
+        told = [line for line in peer.hears() if line.split()[1] in ("push_rules", "to_device")]
+        assert told == ["POSITION to_device master 2 2", 'RDATA to_device master 3 ["@u7"]']
+
+    def test_a_newer_follower_hears_nothing_of_other_writers(self) -> None:
+        """The positions of all writers came with the copy; their facts did not."""
+        world, _, d = filtered(writers=("other",))
+        peer = follower(world, d, "NAME w", "REPLICATE")
+
+        told = [line for line in peer.hears() if "push_rules" in line or "master" in line]
+        assert ["POSITION push_rules other 4 4"] == told
+
+    @pytest.mark.parametrize("asked", ["REPLICATE push_rules 0", "REPLICATE ALL NOW"])
+    def test_a_legacy_follower_is_refused_where_writers_are_missing(self, asked: str) -> None:
+        """One token stands for all writers of a stream."""
+        world, _, d = filtered(writers=("other",))
+        peer = follower(world, d, asked)
+
+        (told,) = peer.hears()
+        assert told.startswith("ERROR unknown stream")
+        assert told.endswith(
+            "this copy holds only facts of the writer other, and this release cannot tell writers apart"
+        )
