@@ -112,6 +112,7 @@ class Copies:
         )
         self.holdings = publisher.holdings = Holdings(
             lambda: log.notes,
+            joining=lambda: bool(self._why_not_ready()),
             primary=lambda: self.roles.primary if self.roles.role == REPLICA else Address(),
         )
         log.on_replaced(self._say_what_is_held)
@@ -360,13 +361,14 @@ class Copies:
             return self.roles.troubles
         if replica.state == "live" and self.roles.primary.is_same(self._address()):
             return [("nobody is primary: this daemon follows one that follows it", replica.since)]
+        anew = [(replica.joining_anew, replica.since)] if replica.joining_anew else []
         if (refusal := replica.refusal) is not None:
             since = self._reactor.seconds() - replica.lag_seconds()
-            return [(f"the upstream refuses: {refusal.code}: {refusal.message}", since)]
+            return [*anew, (f"the upstream refuses: {refusal.code}: {refusal.message}", since)]
         is_away = replica.state in ("connecting", "disconnected") and replica.why
         if is_away and replica.silence() > self._settings.timeout_seconds:
-            return [(f"the upstream is away: {replica.why}", replica.since)]
-        return []
+            return [*anew, (f"the upstream is away: {replica.why}", replica.since)]
+        return anew
 
 
 class _Telling:

@@ -1,4 +1,4 @@
-"""What a daemon's copy of the log holds."""
+"""What a daemon's copy of the log holds, and whether it can be read."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
@@ -23,16 +23,19 @@ def held(notes: Mapping[str, str]) -> Filter:
 class Holdings:
     """What this daemon can answer for. Every transport asks it before it serves a reader.
 
-    `notes` are those of the log. `primary` is where the primary is, as far as that is known.
+    `notes` are those of the log. `joining` says whether there is no whole copy yet. `primary` is where the
+    primary is, as far as that is known.
     """
 
     def __init__(
         self,
         notes: Callable[[], Mapping[str, str]] = dict,
         *,
+        joining: Callable[[], bool] = lambda: False,
         primary: Callable[[], Address] = Address,
     ) -> None:
         self._notes = notes
+        self._joining = joining
         self._primary = primary
 
     @property
@@ -45,6 +48,12 @@ class Holdings:
         """Where the primary is, as ``NATIVE HTTP``; empty if that is not known."""
         where = self._primary()
         return str(where) if where else ""
+
+    def unreadable(self) -> str:
+        """Why nobody can be answered, and whom to ask; empty if readers are answered."""
+        if not self._joining():
+            return ""
+        return f"this replica has no whole copy yet (joining): {self._ask_instead() or 'try again later'}"
 
     def lacks(self, streams: Iterable[str] = (), writers: Iterable[str] = ()) -> str:
         """Which of these streams and writers are not held, what is, and whom to ask; empty if all are."""

@@ -133,6 +133,7 @@ class FakeNode:
         )
         self.publisher.holdings = Holdings(
             lambda: self.log.notes,
+            joining=lambda: bool(self._not_ready()),
             primary=lambda: self.roles.primary,
         )
         self.log.on_replaced(self.publisher.replaced)

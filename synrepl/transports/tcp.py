@@ -270,6 +270,7 @@ class _ServedEnd:
     def __init__(
         self, publisher: Publisher, relays: Callable[[], "Relays"] | None, protocol: ReplicationProtocol
     ) -> None:
+        self._publisher = publisher
         self._relays = relays
         self._protocol = protocol
         self._end: Attached | Relay = publisher.attach(protocol, protocol.access or LOCAL)
@@ -291,7 +292,7 @@ class _ServedEnd:
         """Why this follower is not served; empty if it is."""
         protocol = self._protocol
         if protocol.access is not None:
-            return protocol.access.lacks(Right.READ)
+            return protocol.access.lacks(Right.READ) or self._publisher.holdings.unreadable()
         name = printable(protocol.certified_name or "")
         return f"the certificate of {name} is not in keys_file, or was revoked"
 

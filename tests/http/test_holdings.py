@@ -78,3 +78,41 @@ class FilteredTests(SiteCase):
 
         self.assertTrue(held.describe().endswith("s08, s09 and 4 more"))
         self.assertEqual("this copy holds only s01", held.describe({"s01", "push_rules"}))
+
+
+class JoiningTests(SiteCase):
+    """A replica without a whole copy."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.is_joining = True
+        self.publisher.holdings = Holdings(joining=lambda: self.is_joining, primary=lambda: PRIMARY)
+
+    def test_reads_are_refused_until_the_copy_is_whole(self) -> None:
+        """With 200 and nothing a reader would take it for a log without facts."""
+        paths = (
+            "/v1/streams/receipts/rows",
+            "/v1/streams/receipts/allocated",
+            "/v1/changelog",
+            "/v1/changelog?follow=true",
+            "/v1/extent",
+            f"/v1/files/sha256/{'0' * 64}",
+        )
+        for path in paths:
+            answer = self.get(path)
+            told = answer.json()
+            self.assertEqual(
+                (503, "not_ready", "5"), (answer.status, told["error"], answer.headers["retry-after"]), path
+            )
+            self.assertEqual((True, str(PRIMARY)), (told["retryable"], told["moved_to"]))
+            self.assertEqual(
+                "this replica has no whole copy yet (joining): ask tcp:berlin:9092, http://berlin:9093",
+                told["message"],
+            )
+        self.assertEqual(503, self.get(UPDATES).status)
+        self.is_joining = False
+        self.assertEqual([200] * 5, [self.get(path).status for path in (*paths[:3], paths[4], "/v1/status")])
+
+    def test_its_status_is_told(self) -> None:
+        """Who asks how it is gets an answer."""
+        self.assertEqual([200, 200], [self.get(path).status for path in ("/v1/status", "/status")])

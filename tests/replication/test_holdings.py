@@ -80,3 +80,46 @@ class TestFilteredCopy:
         assert told.endswith(
             "this copy holds only facts of the writer other, and this release cannot tell writers apart"
         )
+
+
+class TestJoiningReplica:
+    """It has no whole copy: what it has says nothing of what there is."""
+
+    @pytest.mark.parametrize("asked", ["REPLICATE to_device 0", "REPLICATE ALL NOW", "REPLICATE"])
+    def test_a_follower_is_told_so_and_closed(self, asked: str) -> None:
+        """A POSITION of 0 would be taken for a stream without facts."""
+        world = World()
+        b = world.node("b", "nowhere")
+        peer = follower(world, b, "NAME w", asked)
+
+        assert ["ERROR this replica has no whole copy yet (joining): ask nowhere"] == peer.hears()
+        assert not peer.is_connected
+
+    def test_it_is_served_once_the_copy_is_whole(self) -> None:
+        """Followers try again by themselves."""
+        world = World()
+        a = world.node("a")
+        world.wrote(a, 1)
+        b = world.node("b", "a")
+        world.pass_(3)
+        peer = follower(world, b, "REPLICATE to_device 0")
+
+        assert ['RDATA to_device 1 ["@u1"]', "POSITION to_device 1"] == peer.hears()
+
+    def test_a_replica_that_joins_anew_serves_the_copy_that_it_has(self) -> None:
+        """It was whole when it was taken; the status says that another one is on its way."""
+        world = World()
+        a, b = world.node("a"), world.node("b", "a")
+        world.wrote(a, 2)
+        world.pass_(3)
+        assert b.replica is not None
+        before = b.replica.joining_anew
+        a.kill()
+        b.replica._must_join = "trimmed"
+        peer = follower(world, b, "REPLICATE to_device 1")
+
+        assert ['RDATA to_device 2 ["@u2"]', "POSITION to_device 2"] == peer.hears()
+        assert "" == before
+        assert "joining anew (trimmed): the copy that is here is served until the new one is whole" == (
+            b.replica.joining_anew
+        )

@@ -356,6 +356,15 @@ class Replica:
         return bool(self._log.serial) or self._log.notes.get("joined") is not None
 
     @property
+    def joining_anew(self) -> str:
+        """Why a new copy is on its way while an old one is served, in words; empty if none is."""
+        is_joining = bool(self._must_join) or self.state in ("snapshot", "meanwhile", "adopting")
+        if not is_joining or not self.is_whole or self.state == "stopped":
+            return ""
+        why = f" ({self._must_join})" if self._must_join else ""
+        return f"joining anew{why}: the copy that is here is served until the new one is whole"
+
+    @property
     def primary(self) -> Address:
         """Where the primary is, as its upstream says."""
         where = self.upstream.where

@@ -30,7 +30,7 @@ from synrepl.streams.table import StreamTable
 from synrepl.transports.http.answers import INTERNAL, Refused, as_refused, ours, synapse
 from synrepl.transports.http.authorization import Guard, check_right, check_streams
 from synrepl.transports.http.gauges import refresh
-from synrepl.transports.http.held import check_held, say_held
+from synrepl.transports.http.held import check_held, check_readable, say_held
 from synrepl.transports.http.intact import HEADER, content_digest, is_intact, is_wanted
 from synrepl.transports.http.origins import check_content_type
 from synrepl.transports.http.parameters import integers, reader_of
@@ -200,11 +200,13 @@ class Api:
         )
 
     async def _fresh(self, read: Callable[[], Awaitable[bytes]]) -> bytes:
-        """What a read gives, unless this daemon is to answer none while it may lack something."""
+        """What a read gives, unless this daemon has no whole copy, or is to answer none while it may lack
+        something."""
         self._check_fresh()
         return await read()
 
     def _check_fresh(self) -> None:
+        check_readable(self._holdings)
         if self._refuses_stale and self._copies is not None and (reasons := self._copies.reasons()):
             raise Refused(503, "not_ready", reasons[0][0], retry_after=b"5")
 
@@ -276,6 +278,7 @@ class Api:
         """Bytes by their checksum."""
 
         async def answer() -> bytes | None:
+            check_readable(self._holdings)
             check_held(self._holdings, [FILES])
             return await self._files.get(request, sha256)
 

@@ -1,12 +1,21 @@
 """Reads of what this daemon does not hold are refused: an empty answer would say that there is nothing."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from synrepl.replication.holdings import Holdings
 from synrepl.transports.http.answers import Refused
 
-__all__ = ["check_held", "say_held"]
+__all__ = ["NOT_READY_SECONDS", "check_held", "check_readable", "say_held"]
+
+NOT_READY_SECONDS: Final = b"5"
+
+
+def check_readable(holdings: Holdings) -> None:
+    """Raises `Refused` while there is no whole copy here."""
+    if why := holdings.unreadable():
+        more = {"retryable": True, "moved_to": holdings.elsewhere}
+        raise Refused(503, "not_ready", why, more=more, retry_after=NOT_READY_SECONDS)
 
 
 def check_held(holdings: Holdings, streams: Iterable[str] = (), writers: Iterable[str] = ()) -> None:
