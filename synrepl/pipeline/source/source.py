@@ -1,22 +1,15 @@
 """The source as Spark knows it: in batches, as a stream, and the other way, as a sink."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
     InputPartition,
-    LessThan,
-    LessThanOrEqual,
 )
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -85,77 +78,20 @@ class SynreplSource(DataSource):
 
 
 class BatchReader(DataSourceReader):
-    """A closed range, as ``spark.read``."""
+    """A closed range, as ``spark.read``.
+
+    It has no ``pushFilters``: Spark asks one reader for all uses of a frame, and keeps what the first use
+    pushed. Options choose what the daemon sends.
+    """
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._filtered = False
-        self._lowest = 0
-        self._highest: int | None = None
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Filters by stream, writer and serial are done by the daemon; the others are given back."""
-        for one in filters:
-            if not self._push(one):
-                yield one
-
-    def _push(self, one: Filter) -> bool:
-        match one:
-            case EqualTo(("stream",), str(name)):
-                self._choose(streams=[name])
-            case In(("stream",), names) if all(isinstance(name, str) for name in names):
-                self._choose(streams=names)
-            case EqualTo(("writer",), str(name)):
-                self._choose(writers=[name])
-            case In(("writer",), names) if all(isinstance(name, str) for name in names):
-                self._choose(writers=names)
-            case EqualTo(("serial",), int(serial)):
-                self._bound(serial - 1, serial)
-            case GreaterThan(("serial",), int(serial)):
-                self._bound(serial, None)
-            case GreaterThanOrEqual(("serial",), int(serial)):
-                self._bound(serial - 1, None)
-            case LessThan(("serial",), int(serial)):
-                self._bound(0, serial - 1)
-            case LessThanOrEqual(("serial",), int(serial)):
-                self._bound(0, serial)
-            case _:
-                return False
-        return True
-
-    def _choose(self, *, streams: Iterable[Any] | None = None, writers: Iterable[Any] | None = None) -> None:
-        """Of what was chosen before, only these."""
-        options = self._options
-        self._filtered = self._filtered or streams is not None
-        self._options = replace(
-            options,
-            streams=_narrowed(options.streams, streams),
-            writers=_narrowed(options.writers, writers),
-        )
-
-    def _bound(self, lowest: int, highest: int | None) -> None:
-        self._lowest = max(self._lowest, lowest)
-        if highest is not None:
-            self._highest = highest if self._highest is None else min(self._highest, highest)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Who reads which part."""
-        options = self._options
-        daemon = Daemon(options)
-        if self._filtered:
-            # A filter may name what there never was; only an option that does is a mistake.
-            options = self._options = replace(
-                options, streams=frozenset(filter(daemon.knows, options.streams or ()))
-            )
-        if options.streams == frozenset() or options.writers == frozenset():
-            return []
-        planning = Planning(options, Daemon(options))
+        planning = Planning(self._options, Daemon(self._options))
         start, end, until = planning.closed()
-        if self._lowest > start.serial:
-            start = planning.last(start, min(self._lowest, end.serial))
-        if self._highest is not None and self._highest < end.serial:
-            end = planning.last(start, max(self._highest, 0))
-        return [RangePartition(one, options) for one in planning.ranges(start, end, until)]
+        return [RangePartition(one, self._options) for one in planning.ranges(start, end, until)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of this part."""
@@ -232,12 +168,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, Any]:
         # Tasks are sent the reader, and have no use for the connection of its planning.
         return {"_options": self._options, "_target": self._target, "_known": None, "_pacing": self._pacing}
-
-
-def _narrowed(chosen: frozenset[str] | None, given: Iterable[Any] | None) -> frozenset[str] | None:
-    if given is None:
-        return chosen
-    return frozenset(given) if chosen is None else chosen & frozenset(given)
 
 
 def _read(partition: InputPartition) -> Iterator[Any]:
