@@ -41,7 +41,9 @@ STREAMS: Final = """\
 Rows are JSON arrays; those of a stream with several kinds are `[tag, [fields]]`. The fields below are those
 of the newest shape, in order, with the releases that have them. Coming in, a row of any release is taken, and
 where it lacks a field the value in the last column is assumed. A field that says "before" a release is gone
-from the newest shape.
+from the newest shape. Where it says "kept", a row of a release that has the field holds it behind the fields
+of the newest shape: in the log, in the changelog and in archives. Followers of releases that have the field
+get it back; other followers, and the pages of `rows`, do not show it.
 
 * **Kept** streams are in the log on disk. **Ephemeral** ones are held in memory, and their tokens begin anew
   with the daemon.
@@ -174,7 +176,7 @@ def _stream(stream: Stream[Any]) -> Iterator[str]:
                 (
                     f"`{field.name}`",
                     f"`{_type(field.type)}`",
-                    _span(field.span),
+                    _span(field.span) + (", kept" if field.kept else ""),
                     _default(field.default) if _span(field.span) != "all" and not field.gone else "",
                 )
                 for field in kind._fields

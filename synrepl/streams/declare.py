@@ -48,7 +48,8 @@ class Since(msgspec.Struct, frozen=True):
 class Gone(msgspec.Struct, frozen=True):
     """A field that rows had `until` a release, behind the field `after` (first of all, if that is empty).
 
-    Those releases are sent the `default`; what they send is checked against `type`, and dropped.
+    What those releases send is checked against `type`. A `kept` field stays with the row and is given back to
+    those releases; another one is dropped. A row that lacks the field goes out with the `default`.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Gone(msgspec.Struct, frozen=True):
     until: str = ""
     default: Any = None
     type: Any = Any
+    kept: bool = False
 
 
 class _Declared(msgspec.Struct, frozen=True):
@@ -185,6 +187,8 @@ class Stream(Generic[R]):
         classes = typing.get_args(rows) if isinstance(rows, UnionType) else (rows,)
         self._kinds = [self._kind(cls, list(gone)) for cls in classes]
         self._by_class = {kind.row: kind for kind in self._kinds}
+        self._by_class |= {kind.kept.row: kind for kind in self._kinds if kind.kept is not None}
+        self._keeps = any(kind.kept is not None for kind in self._kinds)
         self._by_tag = {kind.tag: kind for kind in self._kinds}
         if len(self._by_tag) != len(classes) or (len(classes) > 1 and "" in self._by_tag):
             raise ConfigError(f"each kind of row of stream {name} needs a tag of its own")
@@ -199,7 +203,8 @@ class Stream(Generic[R]):
     def decode(self, data: bytes, dialect: Dialect) -> R:
         """The row that one row's JSON text holds, in the newest shape.
 
-        Any known release's shape is taken, that of `dialect` first. Raises RowError and nothing else.
+        Any known release's shape is taken, that of `dialect` first. What older releases said in kept
+        fields are attributes besides those declared. Raises RowError and nothing else.
         """
         if self._only is not None:
             found = self._only.read(data, dialect.release)
@@ -289,6 +294,17 @@ class Stream(Generic[R]):
             return texts
         return [text for text in (self.cut(text, dialect) for text in texts) if text is not None]
 
+    def newest_fact(self, rows: bytes) -> list[bytes]:
+        """A fact's canonical rows in the newest shape, without the fields that newer releases dropped."""
+        texts = jsontext.split(rows)
+        if not self._keeps:
+            return texts
+        heads = [(kind.head, kind) for kind in self._kinds]
+        return [
+            next((kind.without_kept(text) for head, kind in heads if text.startswith(head)), text)
+            for text in texts
+        ]
+
     def shape(self, dialect: Dialect, tag: str = "") -> tuple[str, ...]:
         """The names of the fields in a release, for people; of the first kind of row unless `tag` says."""
         kind = self._by_tag[tag] if tag else self._kinds[0]
@@ -313,7 +329,12 @@ class Stream(Generic[R]):
                 raise ConfigError(f"{of} cannot have stood after {one.after}, which is no field of it")
             _fits(of, one.default, one.type)
             field = Field(
-                name=one.name, type=one.type, span=span(until=one.until), default=one.default, gone=True
+                name=one.name,
+                type=one.type,
+                span=span(until=one.until),
+                default=one.default,
+                gone=True,
+                kept=one.kept,
             )
             lost.append((one.after, field))
         return Kind(
@@ -345,7 +366,7 @@ class Stream(Generic[R]):
     def _plan(self, dialect: Dialect) -> tuple[list[tuple[Kind, Cut | None]], bool]:
         is_known = dialect.release in self.span
         cuts = [(kind, kind.cut_for(dialect) if is_known else None) for kind in self._kinds]
-        plan = cuts, all(cut is not None and cut.is_whole for _, cut in cuts)
+        plan = cuts, not self._keeps and all(cut is not None and cut.is_whole for _, cut in cuts)
         self._cuts[dialect.release] = plan
         return plan
 

@@ -3,6 +3,10 @@
 A row is a JSON array without names, so its shape is the order of its fields in some release. Coming in,
 any known shape is lifted to the newest one (`Shapes.read`); going out, the newest is cut to what a
 release knows (`Kind.cut_for`). The newest shape is the release-less truth that everything else here holds.
+
+Newer releases dropped some fields that older followers need. Where such a field is `kept` and a row has
+another value than the default, the row holds it behind the fields of the newest shape. That longer shape is
+read like any other one. Only releases that have the field are sent it.
 """
 
 import re
@@ -37,7 +41,8 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One place in a row, and the releases that have it.
 
     `type` is what a row holds; `truth` what else may come in. A field that is `gone` is in some older
-    shape but not in the newest one. `default` fills it where one side has it and the other has not.
+    shape but not in the newest one. `default` fills it where one side has it and the other has not. What came
+    in a `kept` field stays with the row.
     """
 
     name: str
@@ -46,6 +51,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     span: Span = ALWAYS
     default: Any = _NO_DEFAULT
     gone: bool = False
+    kept: bool = False
 
 
 Shape = tuple[Field, ...]
@@ -78,11 +84,17 @@ def is_open(annotation: Any) -> bool:
 class _Reader:
     """Decodes one shape, written by one habit of booleans, and lifts it to the newest shape."""
 
-    __slots__ = ("decode", "is_newest", "items", "places", "strict", "truths")
+    __slots__ = ("decode", "extras", "is_newest", "items", "places", "strict", "truths", "wider")
 
-    def __init__(self, newest: type[Any], shape: Shape, final: Shape, *, strict: "_Reader | None") -> None:
+    def __init__(
+        self, newest: type[Any], shape: Shape, final: Shape, kept: "Kept | None", *, strict: "_Reader | None"
+    ) -> None:
         self.items = len(shape)
         self.strict = strict
+        # The fields that rows of this shape may have besides those of the newest one.
+        fields = kept.fields if kept is not None and set(kept.fields) & set(shape) else ()
+        self.wider = kept.row if kept is not None and fields else newest
+        self.extras = tuple((shape.index(one) if one in shape else -1, one.default) for one in fields)
         # The places of booleans whose text may be something else, and how to read it.
         self.truths = {
             place: field.truth.read
@@ -116,7 +128,27 @@ class _Reader:
             if value is not True and value is not False:
                 plain = False
                 values[place] = read(value)
-        return newest(*[default if at < 0 else values[at] for at, default in self.places]), plain
+        fields = [default if at < 0 else values[at] for at, default in self.places]
+        if any(at >= 0 and values[at] != default for at, default in self.extras):
+            extras = [default if at < 0 else values[at] for at, default in self.extras]
+            return self.wider(*fields, *extras), plain
+        return newest(*fields), plain
+
+
+class Kept:
+    """The fields of older releases that rows keep, and rows with them: the newest shape, then these."""
+
+    def __init__(self, newest: type[Any], fields: Shape) -> None:
+        self.fields = fields
+        self.row: Any = msgspec.defstruct(
+            newest.__name__,
+            [(field.name, field.type) for field in fields],
+            bases=(newest,),
+            module=newest.__module__,
+            array_like=True,
+            frozen=True,
+            forbid_unknown_fields=True,
+        )
 
 
 class Shapes:
@@ -127,16 +159,25 @@ class Shapes:
     one that the release has by right.
     """
 
-    def __init__(self, newest: type[Any], final: Shape, by_release: list[tuple[Release, Shape]]) -> None:
+    def __init__(
+        self,
+        newest: type[Any],
+        final: Shape,
+        by_release: list[tuple[Release, Shape]],
+        kept: Kept | None = None,
+    ) -> None:
         self._newest = newest
         self._by_release = by_release
-        self.known: tuple[Shape, ...] = tuple(dict.fromkeys(shape for _, shape in reversed(by_release)))
+        shapes = [shape for _, shape in reversed(by_release)]
+        if kept is not None:
+            shapes.append(final + kept.fields)
+        self.known: tuple[Shape, ...] = tuple(dict.fromkeys(shapes))
         self._readers: dict[Shape, list[_Reader]] = {}
         for shape in self.known:
-            strict = _Reader(newest, shape, final, strict=None)
+            strict = _Reader(newest, shape, final, kept, strict=None)
             self._readers[shape] = [strict]
             if any(field.truth for field in shape):
-                self._readers[shape].append(_Reader(newest, shape, final, strict=strict))
+                self._readers[shape].append(_Reader(newest, shape, final, kept, strict=strict))
         lengths = [len(shape) for shape in self.known]
         self._is_ambiguous = len(lengths) != len(set(lengths))
         self._last: dict[Release, _Reader] = {}
@@ -196,9 +237,13 @@ class Shapes:
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """What a release gets of one kind of row: `places` of the newest shape, or texts of lost fields."""
+    """What a release gets of one kind of row: `places` of the newest shape, or texts of lost fields.
+
+    A place beyond the newest shape is that of a kept field, which a row may lack; `assumed` has its text.
+    """
 
     places: tuple[int | bytes, ...]
+    assumed: dict[int, bytes]
     is_flat: bool
     is_spaced: bool
     is_whole: bool
@@ -228,8 +273,10 @@ class Kind:
         self.tail = b"]" if tag else b""
         self._final = final
         self._fields = _in_order(final, list(gone))
-        self._is_open = any(is_open(field.type) for field in self._fields if not field.gone)
-        self.shapes = Shapes(row, final, self._releases(flat=False))
+        kept = tuple(field for field in self._fields if field.kept)
+        self.kept = Kept(row, kept) if kept else None
+        self._is_open = any(is_open(field.type) for field in self._fields if field.kept or not field.gone)
+        self.shapes = Shapes(row, final, self._releases(flat=False), self.kept)
         tagged: Any = tuple[Literal[tag], row]  # type: ignore[valid-type]
         self._decode_tagged = msgspec.json.Decoder(tagged).decode
         self.flat_shapes = Shapes(row, final, self._releases(flat=True)) if flat.until else None
@@ -267,10 +314,12 @@ class Kind:
         shape = self.shape(release)
         is_flat = self._is_flat(release)
         is_spaced = jsontext.is_spaced(dialect)
+        whole = self._final + (self.kept.fields if self.kept is not None else ())
         return Cut(
             places=tuple(
-                jsontext.dumps(field.default) if field.gone else self._final.index(field) for field in shape
+                whole.index(field) if field in whole else jsontext.dumps(field.default) for field in shape
             ),
+            assumed={at: jsontext.dumps(field.default) for at, field in enumerate(whole) if field.gone},
             is_flat=is_flat,
             is_spaced=is_spaced,
             is_whole=shape == self._final and not is_flat and not is_spaced,
@@ -279,15 +328,29 @@ class Kind:
     def cut(self, canonical: bytes, cut: Cut) -> bytes:
         """A canonical text of this kind as a release gets it."""
         if cut.is_whole:
-            return canonical
+            return self.without_kept(canonical)
         body = canonical[len(self.head) : -1] if self.head else canonical
-        if cut.is_spaced:
-            values = jsontext.loads(body)
-            row = [values[at] if isinstance(at, int) else jsontext.loads(at) for at in cut.places]
-            return jsontext.dumps([self.tag, row] if self.tag and not cut.is_flat else row, spaced=True)
         texts = jsontext.split(body)
-        text = jsontext.join(texts[at] if isinstance(at, int) else at for at in cut.places)
+        row = []
+        for at in cut.places:
+            if isinstance(at, bytes):
+                row.append(at)
+            else:
+                row.append(texts[at] if at < len(texts) else cut.assumed[at])
+        if cut.is_spaced:
+            values = [jsontext.loads(text) for text in row]
+            return jsontext.dumps([self.tag, values] if self.tag and not cut.is_flat else values, spaced=True)
+        text = jsontext.join(row)
         return text if cut.is_flat else self.head + text + self.tail
+
+    def without_kept(self, canonical: bytes) -> bytes:
+        """A canonical text of this kind without the fields that newer releases dropped."""
+        if self.kept is None:
+            return canonical
+        texts = jsontext.split(canonical[len(self.head) : -1] if self.head else canonical)
+        if len(texts) <= len(self._final):
+            return canonical
+        return self.head + jsontext.join(texts[: len(self._final)]) + self.tail
 
     def _releases(self, *, flat: bool) -> list[tuple[Release, Shape]]:
         """Every release that changed the shape, oldest first, with the shape since then."""

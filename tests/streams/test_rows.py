@@ -26,6 +26,7 @@ from synrepl.streams.catalog import (
     TYPING,
     USER_SIGNATURE,
     CacheInvalidation,
+    DeviceList,
     Event,
     Presence,
     ProfileUpdate,
@@ -286,10 +287,12 @@ def test_events_of_all_ages_are_lifted(data: bytes, expected: list[Any] | None, 
     [
         (DEVICE_LISTS, b'["@a"]', b'["@a",false,false]'),
         (DEVICE_LISTS, b'["@a",null]', b'["@a",false,false]'),
-        (DEVICE_LISTS, b'["@a","far"]', b'["@a",false,false]'),
+        (DEVICE_LISTS, b'["@a","far"]', b'["@a",false,false,"far"]'),
         (DEVICE_LISTS, b'["@a",1,true]', b'["@a",true,true]'),
-        (ACCOUNT_DATA, b'["@a",null,"m.x",{"any":[1.5]}]', b'["@a",null,"m.x"]'),
-        (ACCOUNT_DATA, b'["@a","!r","m.x","{}"]', b'["@a","!r","m.x"]'),
+        (ACCOUNT_DATA, b'["@a",null,"m.x",{"any":[1.5]}]', b'["@a",null,"m.x",{"any":[1.5]}]'),
+        (ACCOUNT_DATA, b'["@a","!r","m.x","{}"]', b'["@a","!r","m.x","{}"]'),
+        (ACCOUNT_DATA, b'["@a","!r","m.x",null]', b'["@a","!r","m.x"]'),
+        (ACCOUNT_DATA, b'["@a","!r","m.x","caf\xc3\xa9 1e16"]', b'["@a","!r","m.x","caf\\u00e9 1e16"]'),
         (RECEIPTS, b'["!r","m.read","@a","$e",{"ts": 1}]', b'["!r","m.read","@a","$e",null,{"ts":1}]'),
         (EVENTS, b'["state",["!r","t","",null]]', b'["state",["!r","t","",null]]'),
         (EVENTS, b'["state-all", ["!r"]]', b'["state-all",["!r"]]'),
@@ -419,6 +422,46 @@ def test_row_is_cut_to_what_a_release_knows(
 ) -> None:
     """Fields it lacks are dropped, fields it has are filled, rows and streams it lacks are withheld."""
     assert expected == stream.cut(data, Dialect.parse(release))
+
+
+@pytest.mark.parametrize(
+    ("stream", "said", "kept", "newest"),
+    [
+        (
+            ACCOUNT_DATA,
+            b'["@a", "!r", "m.x", {"a": [1e+16, "\\u00e9"]}]',
+            b'["@a","!r","m.x",{"a":[1e+16,"\\u00e9"]}]',
+            b'["@a","!r","m.x"]',
+        ),
+        (
+            DEVICE_LISTS,
+            b'["@a", "far.example.com"]',
+            b'["@a",false,false,"far.example.com"]',
+            b'["@a",false,false]',
+        ),
+    ],
+)
+def test_what_newer_releases_dropped_is_given_back_to_those_that_have_it(
+    stream: Stream[Any], said: bytes, kept: bytes, newest: bytes
+) -> None:
+    """A federation sender of 1.0 finds in `destination` whom it has to tell; newer ones die of the field."""
+    rows = jsontext.join([kept])
+
+    assert kept == stream.canonical(said, LEGACY) == stream.canonical(kept)
+    assert kept == stream.encode(stream.decode(said, LEGACY))
+    assert [said] == stream.cut_fact(rows, LEGACY)
+    assert [newest] == stream.cut_fact(rows, NEWEST) == stream.cut_fact(rows, NATIVE)
+    assert [newest] == stream.newest_fact(rows) == stream.newest_fact(jsontext.join([newest]))
+    assert stream.key is not None
+    assert stream.key(stream.decode(kept, NEWEST)) == stream.key(stream.decode(newest, NEWEST))
+
+
+def test_a_kept_field_is_an_attribute_of_the_row() -> None:
+    """A program that follows a legacy master reads it there; the row is of the declared class."""
+    rows = DEVICE_LISTS.decode_many([b'["@a", "far"]', b'["@b", null]'], LEGACY)
+
+    assert ["far", None] == [getattr(row, "destination", None) for row in rows]
+    assert all(isinstance(row, DeviceList) for row in rows)
 
 
 def test_row_that_needs_no_cut_is_not_copied() -> None:

@@ -19,5 +19,5 @@ ACCOUNT_DATA = Stream(
     AccountData,
     key=("user_id", "room_id", "data_type"),
     told_by_all=True,
-    gone=[Gone("data", after="data_type", until="1.7", default=None)],
+    gone=[Gone("data", after="data_type", until="1.7", default=None, kept=True)],
 )

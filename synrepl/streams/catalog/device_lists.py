@@ -25,5 +25,5 @@ DEVICE_LISTS = Stream(
     DeviceList,
     key="user_id",
     told_by_all=True,
-    gone=[Gone("destination", after="user_id", until="1.13", default=None, type=str | None)],
+    gone=[Gone("destination", after="user_id", until="1.13", default=None, type=str | None, kept=True)],
 )

@@ -80,7 +80,7 @@ class Rows:
         head = self._log.positions(stream).get(writer, 0)
         upto = integer(request, "upto", head, highest=head)
         found = await read_page(
-            self._log, declared, writer, after=after, upto=upto, limit=limit, texts=jsontext.split
+            self._log, declared, writer, after=after, upto=upto, limit=limit, texts=declared.newest_fact
         )
         return found.body(b"upto")
 
@@ -120,7 +120,7 @@ class Rows:
         writer = self._asked_writer(request, stream)
         check_held(self._holdings(), [stream], [writer])
         await read_your_writes(request, self._log, self._waiting)
-        texts: Callable[[bytes], list[bytes]] = jsontext.split
+        texts: Callable[[bytes], list[bytes]] = declared.newest_fact
         if dialect is not None:
             texts = lambda rows: declared.cut_fact(rows, dialect)  # noqa: E731
         found = await read_page(
