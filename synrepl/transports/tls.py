@@ -49,6 +49,20 @@ NOT_TLS: Final = (
 )
 """What OpenSSL says of bytes that are no TLS."""
 
+HANDSHAKE_REFUSED: Final = (
+    "certificate verify failed",
+    "wrong version number",
+    "http request",
+    "certificate required",
+    "alert unknown ca",
+    "alert bad certificate",
+    "alert certificate",
+    "alert handshake failure",
+    "alert protocol version",
+)
+"""What OpenSSL says only before a handshake is done. A server may refuse a certificate after we have sent a
+request, but it reads no request before it has taken the certificate."""
+
 _PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 
 
@@ -235,6 +249,12 @@ def tls_trouble(error: SSL.Error, words: TlsWords = WORDS) -> str:
     if "alert" in text and ("certificate" in text or "unknown ca" in text):
         return f"TLS: {words.peer} refuses our certificate: {text}"
     return f"TLS: {text}"
+
+
+def is_handshake_refused(error: SSL.Error) -> bool:
+    """Whether one side refused the handshake, so that the other has seen nothing of what was to be said."""
+    text = _reasons(error)
+    return any(word in text for word in HANDSHAKE_REFUSED)
 
 
 def _reasons(error: SSL.Error) -> str:

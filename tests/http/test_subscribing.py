@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from OpenSSL import SSL
 from treq.testing import StringStubbingResource, StubTreq
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, fail
 from twisted.internet.error import ConnectionRefusedError as NobodyThere
@@ -10,7 +11,8 @@ from twisted.internet.error import TimeoutError as NeverConnected
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
-from twisted.web.client import ResponseFailed
+from twisted.web._newclient import RequestTransmissionFailed
+from twisted.web.client import ResponseFailed, ResponseNeverReceived
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.ports.history import EMPTY
@@ -31,6 +33,11 @@ from synrepl.transports.http.requests import Lines
 from tests.http.builders import SiteCase, receipt
 
 URL = "http://ada:pass@hs.example:9093"
+
+
+def tls_failure(reason: str) -> Failure:
+    """How OpenSSL says this."""
+    return Failure(SSL.Error([("SSL routines", "", reason)]))
 
 
 class SubscribingTests(SiteCase):
@@ -204,7 +211,10 @@ class Misbehaving(SiteCase):
     """Servers, and the lack of them."""
 
     def test_what_was_never_sent_is_told_apart(self) -> None:
-        """Only then is it certain that nothing came of it."""
+        """Only then is it certain that nothing came of it.
+
+        A server reads nothing of a request before the TLS handshake is done.
+        """
 
         class Failing:
             def __init__(self, error: Exception) -> None:
@@ -216,6 +226,13 @@ class Misbehaving(SiteCase):
         cases: list[tuple[Exception, type[ReplicationError]]] = [
             (NobodyThere(), NeverSent),
             (NeverConnected(), NeverSent),
+            (UnicodeError("Codepoint U+003A at position 1 of '::1' not allowed"), NeverSent),
+            (RequestTransmissionFailed([tls_failure("certificate verify failed")]), NeverSent),
+            (RequestTransmissionFailed([tls_failure("wrong version number")]), NeverSent),
+            (ResponseNeverReceived([tls_failure("tlsv13 alert certificate required")]), NeverSent),
+            (ResponseNeverReceived([tls_failure("tlsv1 alert unknown ca")]), NeverSent),
+            (ResponseNeverReceived([tls_failure("unexpected eof while reading")]), NotConnected),
+            (ResponseNeverReceived([tls_failure("decryption failed or bad record mac")]), NotConnected),
             (ResponseFailed([]), NotConnected),
             (OSError("broken pipe"), NotConnected),
         ]

@@ -1,7 +1,7 @@
 """Making requests: whole answers, and lines of answers that have no end."""
 
 from collections import deque
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
@@ -18,6 +18,10 @@ from synrepl.transports.http.intact import HEADER, WANTED, content_digest, is_in
 from synrepl.transports.http.refusals import as_refusal
 from synrepl.wire.blocks import MAX_HELD
 from synrepl.wire.text import printable
+
+if TYPE_CHECKING:
+    # A daemon without TLS need not have it in memory.
+    from OpenSSL import SSL
 
 __all__ = [
     "MAX_ERROR_BYTES",
@@ -170,7 +174,16 @@ class Http:
 def _is_never_sent(error: Exception) -> bool:
     from twisted.web._newclient import RequestNotSent
 
-    return isinstance(error, ConnectError | ConnectingCancelledError | DNSLookupError | RequestNotSent)
+    # UnicodeError: a host that is no name, which is found out before there is a connection.
+    never = ConnectError | ConnectingCancelledError | DNSLookupError | RequestNotSent | UnicodeError
+    if isinstance(error, never):
+        return True
+    found = _tls_error(error)
+    if found is None:
+        return False
+    from synrepl.transports.tls import is_handshake_refused
+
+    return is_handshake_refused(found)
 
 
 def make_client(reactor: Any, credentials: Credentials) -> tuple[Any, Any]:
@@ -189,14 +202,22 @@ def unreachable(credentials: Credentials, url: str, error: Exception) -> str:
     """That there was no answer, and why, in one line."""
     why = reason(error)
     if url.startswith("https:"):
-        from OpenSSL import SSL
-
-        found: BaseException | None = error
-        while (reasons := getattr(found, "reasons", None)) and isinstance(reasons[0], Failure):
-            found = reasons[0].value
-        if isinstance(found, SSL.Error):
+        found = _tls_error(error)
+        if found is not None:
             why = credentials.explain(urlsplit(url).hostname or "", found)
     return f"{public(url)} cannot be reached: {why}"
+
+
+def _tls_error(error: Exception) -> "SSL.Error | None":
+    """What OpenSSL said, where Twisted wraps it; None if it is another failure."""
+    found: BaseException | None = error
+    while (reasons := getattr(found, "reasons", None)) and isinstance(reasons[0], Failure):
+        found = reasons[0].value
+    if found is None or not type(found).__module__.startswith("OpenSSL"):
+        return None
+    from OpenSSL import SSL
+
+    return found if isinstance(found, SSL.Error) else None
 
 
 def reason(error: Exception) -> str:
