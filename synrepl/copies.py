@@ -317,7 +317,7 @@ class Copies:
             return [(f"stopped: {replica.why}", replica.since)]
         lag = replica.lag_seconds()
         if lag > self._settings.stale_seconds:
-            return [(f"stale: this copy may lack what is older than {lag:.0f} seconds", now - lag)]
+            return [(f"stale: this copy may lack everything of the last {lag:.0f} seconds", now - lag)]
         return []
 
     def state(self) -> str:

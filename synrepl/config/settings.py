@@ -124,7 +124,7 @@ class Settings:
     )
     stale_seconds: float = setting(
         60,
-        "A replica that may lack what is older than this is not ready (/readyz).",
+        "A replica that had everything longer ago than this is stale: not ready (/readyz).",
         parse=values.positive,
         metavar="SECONDS",
     )

@@ -48,7 +48,9 @@ class Metrics:
         self.gaps_detected = counter("gaps_detected", "Times that facts were found to be missing.")
         self.gaps_repaired = counter("gaps_repaired", "Times that missing facts were fetched.")
         self.gaps_lost = counter("gaps_lost", "Times that missing facts could not be had, and were given up.")
-        self.rows = counter("rows", "Rows of streams.", ["stream", "direction"])
+        self.rows = counter(
+            "rows", "Rows taken into the log (direction in), whoever reads them.", ["stream", "direction"]
+        )
         self.stream_bytes = counter("stream_bytes", "Bytes of rows taken into the log.", ["stream"])
         self.invalidations = counter(
             "invalidations_seen", "Cache invalidations taken into the log, by the name they say.", ["cache"]

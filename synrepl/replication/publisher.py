@@ -306,8 +306,6 @@ class Publisher:
         self.ring.add(facts)
         for name, rows in _count_rows(facts).items():
             self.metrics.rows.labels(name, "in").inc(rows)
-            if self.followers:
-                self.metrics.rows.labels(name, "out").inc(rows)
         self.metrics.facts_appended.inc(len(facts))
         if self._pump_timer is not None:
             return

@@ -24,7 +24,8 @@ STATES: Final = {
     "stopped": "this replica's history has parted from its upstream's: an operator must decide (resync)",
     "fenced": "another daemon is primary; this one takes no facts",
     "joining": "this replica has no whole copy yet, and answers no reads",
-    "stale": "this replica may lack what is older than it is allowed to; what it has is still sent",
+    "stale": "this replica had everything longer ago than it is allowed to (--stale-seconds), and may lack"
+    " what came since; what it has is still sent",
     "handing over": "another daemon is about to become primary; no facts are taken for a moment",
     "behind": "an upstream, a table or Redis cannot be read just now, or facts or files are missing; what is"
     " kept is still sent",

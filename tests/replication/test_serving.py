@@ -481,6 +481,22 @@ class TestSyncing:
         assert seen == [("@a:hs", True)]
 
 
+class TestNumbers:
+    """What is counted."""
+
+    def test_rows_are_counted_when_they_are_taken_and_never_as_sent(self) -> None:
+        """A follower that has asked for nothing is sent no row, though it is there when rows are taken."""
+        one = cluster()
+        client(one)
+
+        append(one, "push_rules", [["@ada:hs"]])
+
+        value = one.daemon.metrics.registry.get_sample_value
+        labels = {"stream": "push_rules"}
+        assert value("synrepl_rows_total", {**labels, "direction": "in"}) == 1
+        assert value("synrepl_rows_total", {**labels, "direction": "out"}) is None
+
+
 class TestSlowReaders:
     """A slow reader costs a byte budget, loses nothing, and nobody else feels it."""
 
