@@ -34,7 +34,7 @@ WIRE: Final = f"""\
 Lines of UTF-8, each ended by LF and without it at most {MAX_LENGTH:,} bytes long: a word, and what belongs
 to it. A release of Synapse knows some commands, and some of their fields. Where no releases are named,
 something has always been so, that is since 0.21. A connection speaks as one release does. What only
-Redis carries is read and written by nobody yet: this version of synrepl speaks TCP.
+Redis carries passes on the channel of a homeserver, one message for each line, without the line end.
 Dialects that have a name:"""
 
 STREAMS: Final = """\

@@ -57,6 +57,39 @@ def test_links_within_the_manual_lead_somewhere(page: Path) -> None:
     assert [] == [target for target in targets if not (page.parent / target).exists()]
 
 
+NAMED_FILE = re.compile(r"(?<![\w/.])((?:synrepl|scripts|tests|contrib)/[\w/.*-]+)")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "pyproject.toml")),
+        *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "newsfragments"),
+    ],
+    ids=lambda page: page.name,
+)
+def test_files_of_the_tree_that_are_named_exist(page: Path) -> None:
+    """Who adds something goes where the page sends them."""
+    named = [found[1].rstrip(".") for found in NAMED_FILE.finditer(page.read_text("utf-8"))]
+
+    assert [] == [name for name in named if not any(ROOT.glob(name))]
+
+
+def test_files_that_may_compare_dialects_exist() -> None:
+    """A file that was renamed must not leave a hole in the check."""
+    from scripts.lib.dialect_comparisons import ALLOWED
+
+    assert [] == [name for name in ALLOWED if not (ROOT / "synrepl" / name).exists()]
+
+
+def test_the_source_cites_no_document_that_is_not_here() -> None:
+    """Whoever reads a release cannot look it up."""
+    cited = re.compile(r"\(facts: (the TCP|TCP|wire history|streams of)")
+    files = [*(ROOT / "synrepl").rglob("*.py"), *(ROOT / "docs").rglob("*.md")]
+
+    assert [] == [str(file) for file in files if cited.search(file.read_text("utf-8"))]
+
+
 def test_the_writer_of_the_manual_does_what_it_says(tmp_path: Path) -> None:
     """The program on the page is run, and prints what the page shows."""
     text = (ROOT / "docs/howto/write-facts.md").read_text("utf-8")

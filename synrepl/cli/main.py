@@ -53,4 +53,3 @@ for command in (
     pipeline,
 ):
     main.add_command(command)
-main.add_command(pipeline)

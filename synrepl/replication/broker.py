@@ -1,7 +1,7 @@
 """This process among its peers on a shared channel, as every process of today's Synapse is.
 
 There is no server: each hears all that the others say, tells the streams that it writes, and answers
-REPLICATE with their positions (facts: streams of current Synapse, 4 and 5).
+REPLICATE with their positions.
 """
 
 import random

@@ -15,7 +15,7 @@ from synrepl.wire.dialect import Dialect, Span, span
 __all__ = ["SHARED", "Following", "following"]
 
 _PUSHED_OUT_OF_ORDER: Final = frozenset(
-    # What real masters of that age send with tokens that go down (facts: the TCP wire, 2 of the last list).
+    # What real masters of that age send with tokens that go down.
     {"account_data", "tag_account_data", "presence", "federation"}
 )
 

@@ -2,8 +2,7 @@
 
 Before 1.13 a follower asks for each stream by name and token, and the server pushes what it missed, then
 POSITION. From 1.13 on it gets every row from the moment it is connected, REPLICATE only asks for positions,
-and what it missed it pulls over HTTP; from 1.22 on POSITION says where it continues from (facts: the TCP
-wire).
+and what it missed it pulls over HTTP; from 1.22 on POSITION says where it continues from.
 """
 
 from typing import Any, Final, Protocol

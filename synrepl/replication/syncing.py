@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 EXPIRY_SECONDS: Final = 300.0
-"""A worker that says nothing for so long is gone, and its users with it (facts: the TCP wire, 12)."""
+"""A worker that says nothing for so long is gone, and its users with it."""
 
 MAX_INSTANCES: Final = 1_000
 """Instances that one connection may speak for. A worker speaks for one; a bridge speaks for each worker

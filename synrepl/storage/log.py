@@ -347,7 +347,7 @@ class Log(Copying):
     async def lose(self, stream: str, upto: int) -> None:
         """The history of this stream beyond `upto` was lost where it came from: a new epoch begins.
 
-        Followers that have more are beside this history from now on, and must be told (`Publisher.resync`).
+        Followers that have more are beside this history from now on: the caller must close their connections.
         """
         await self.next_epoch("lost", stream=stream, token=upto)
 
@@ -476,11 +476,6 @@ class Log(Copying):
         """What memory holds of an ephemeral stream beyond token `after`, in order."""
         held = self._ephemeral.get(stream)
         return [] if held is None else held.after(after)
-
-    @property
-    def ephemeral_streams(self) -> Collection[str]:
-        """The streams that are kept in memory alone."""
-        return self._ephemeral_names
 
     def held_ephemeral(self) -> list[Fact]:
         """All that memory holds of them, and behind that where each writer is: a fact without rows, whose

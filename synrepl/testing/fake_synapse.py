@@ -1,7 +1,7 @@
 """A process of today's Synapse as it is heard on the channel: its habits, good and bad, and nothing else.
 
-Written from what was observed of real ones (facts: streams of current Synapse, 3 to 6 and 9), not from their
-source. Several share a `SynapseDatabase`, which gives the ids and outlives them.
+Written from what was observed of real ones, not from their source. Several share a
+`SynapseDatabase`, which gives the ids and outlives them.
 """
 
 import random

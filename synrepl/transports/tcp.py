@@ -452,7 +452,6 @@ class FollowerFactory(ReconnectingClientFactory):
     factor = 2.0
     jitter = 0.3
     noisy = False
-    protocol_class: type[ReplicationProtocol] = ReplicationProtocol
     _logger = Logger()
 
     def __init__(

@@ -1,6 +1,6 @@
 """Every command of the wire's history, each declared once.
 
-Spans are the releases of Synapse (facts: wire history, from the tags v0.21.0 to v1.163.2).
+Spans are the releases of Synapse (found in its source, from the tags v0.21.0 to v1.163.2).
 """
 
 from collections.abc import Iterator

@@ -6,7 +6,7 @@ makes a session raise: it answers with one ERROR line and the close.
 
 On a shared channel (the side is BROKER) there is no peer to greet, to PING or to close on: a message is a
 line without its end, and one that makes no sense is complained of and passed over, as Synapse's own processes
-do (facts: streams of current Synapse, 9.8).
+do.
 """
 
 import math
@@ -78,7 +78,7 @@ Action = Send | Deliver | Close | Complain
 
 class Keepalive(msgspec.Struct, frozen=True):
     """PING when nothing was sent for `ping_seconds`; a peer that ever sent PING and is then silent for
-    `timeout_seconds` is gone. The defaults are those of every release (facts: the TCP wire, constants).
+    `timeout_seconds` is gone. The defaults are those of every release.
 
     A server closes a connection that has asked for nothing for `handshake_seconds`; a peer that sends PING
     is timed out instead, and one that asked for something and never sends PING is never timed out. A replica

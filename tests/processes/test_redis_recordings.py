@@ -37,7 +37,7 @@ TRAFFIC: Final = "traffic_seed1_special_federation"
 KILLS: Final = size(3, 30)
 
 NOT_YET: Final = frozenset(
-    # Streams that came after 1.66 (facts: streams of current Synapse, 3).
+    # Streams that came after 1.66.
     {
         "profile_updates",
         "quarantined_media",

@@ -107,7 +107,7 @@ class Rows:
         )
 
     async def updates(self, request: Any, stream: str) -> bytes:
-        """What a follower missed, as Synapse answers it (facts: streams of current Synapse, 5).
+        """What a follower missed, as Synapse answers it.
 
         Unlike there, answers are not remembered by transaction id: reading again does no harm.
         """
