@@ -7,7 +7,7 @@ from twisted.logger import Logger
 
 from synrepl.copies import Copies
 from synrepl.errors import NotConnected
-from synrepl.replication.roles import REPLICA
+from synrepl.replication.roles import REPLICA, ReadOnlyHere
 from synrepl.storage import Log
 from synrepl.streams.declare import Stream
 from synrepl.transports.credentials import Credentials
@@ -36,15 +36,24 @@ class Passing:
         return self._copies.roles.role == REPLICA
 
     async def answer(self, request: Any, stream: Stream[Any], body: bytes, waiting: "Waiting") -> bytes:
-        """What the primary answers to facts that were posted here, once they are here too."""
+        """What the primary answers to facts that were posted here, once they are here too.
+
+        Raises `ReadOnlyHere` while this replica is stopped.
+        """
+        self._check(stream.name)
         return await self._relaying().answer(request, stream, body, waiting)
 
     async def append(self, stream: str, facts: Sequence[bytes]) -> None:
         """A follower's facts, which nobody waits for. Raises `NotConnected`."""
         try:
+            self._check(stream)
             await self._relaying().append(stream, facts)
-        except Refused as error:
-            raise NotConnected(error.message) from error
+        except (Refused, ReadOnlyHere) as error:
+            raise NotConnected(str(error)) from error
+
+    def _check(self, stream: str) -> None:
+        if (stopped := self._copies.roles.refuses_passing(stream)) is not None:
+            raise stopped
 
     async def stop(self) -> None:
         """Give up what is on its way."""

@@ -12,7 +12,15 @@ from twisted.logger import formatEvent, globalLogPublisher
 from synrepl.errors import StorageError
 from synrepl.ports.history import Place, Turn
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles import HANDOVER_SECONDS, CannotPromote, Claim, ClaimRefused, HandOver
+from synrepl.replication.replica.states import RESYNC, WAYS_OUT
+from synrepl.replication.roles import (
+    HANDOVER_SECONDS,
+    CannotPromote,
+    Claim,
+    ClaimRefused,
+    HandOver,
+    ReadOnlyHere,
+)
 from synrepl.replication.roles.verification import checked_address, common_serial
 from synrepl.testing.replica_simulation import copied
 from synrepl.testing.replicas import FakeNode
@@ -779,3 +787,50 @@ def test_refused_claims_are_counted_and_seldom_logged() -> None:
     assert {"not_verified": 10, "other_history": 10} == Counter(counted)
     assert 4 == len(texts)
     assert all(text.isprintable() for text in texts)
+
+
+def test_an_old_primary_that_has_stopped_names_the_command_that_mends_it() -> None:
+    """It was fenced with facts of its own, and started again as a replica: what now?"""
+    world = World()
+    a, b, _ = world.chain()
+    b.kill()
+    world.wrote(a, 3)
+    a.kill()
+    world.start(b)
+    world.promote(b, force=True)
+    world.wrote(b, 1)
+    logged: list[str] = []
+
+    def observe(event: Any) -> None:
+        logged.append(formatEvent(event) or "")
+
+    globalLogPublisher.addObserver(observe)  # type: ignore[arg-type]
+    try:
+        world.start(a)
+        world.pass_(30, step=0.1)
+        assert "fenced" == a.roles.role
+        a.kill()
+        a.upstream = "b"
+        world.start(a)
+        world.pass_(5)
+    finally:
+        globalLogPublisher.removeObserver(observe)  # type: ignore[arg-type]
+
+    assert a.replica is not None
+    assert "stopped" == a.replica.state
+    assert a.replica.why.startswith("fork: ")
+    assert a.replica.why.endswith(RESYNC)
+    assert any(line.startswith("this replica has stopped: fork: ") and RESYNC in line for line in logged)
+    with pytest.raises(ReadOnlyHere, match=RESYNC) as caught:
+        world.wrote(a)
+    assert ("stopped", False, "b -") == (caught.value.code, caught.value.retryable, caught.value.moved_to)
+    assert world.resync(a)
+    world.pass_(3)
+    assert a.roles.refuses_passing("to_device") is None
+    assert 3 == len(a.only_here)
+
+
+@pytest.mark.parametrize("code", ["ahead", "fork", "other_history"])
+def test_every_stop_names_the_command_that_mends_it(code: str) -> None:
+    """Whatever stopped it."""
+    assert RESYNC in WAYS_OUT[code]

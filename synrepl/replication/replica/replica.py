@@ -28,7 +28,7 @@ from synrepl.replication.replica.conversation import (
 from synrepl.replication.replica.forks import facts_after, last_common
 from synrepl.replication.replica.joining import Joining, Progress
 from synrepl.replication.replica.log import IKeepLeftovers, ReplicaLog
-from synrepl.replication.replica.states import STATES
+from synrepl.replication.replica.states import STATES, WAYS_OUT
 from synrepl.replication.replica.taking import Taking
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.wire.filter import ALL, Filter
@@ -50,7 +50,7 @@ MAX_PEERS: Final = 100
 MAX_CLOCK_BYTES: Final = 8_000
 """A vector clock larger than this would not fit in a line; the digest says the same."""
 
-PARTED: Final = frozenset({"ahead", "fork", "other_history"})
+PARTED: Final = frozenset(WAYS_OUT)
 """Refusals after which only an operator may give up what is here."""
 
 
@@ -323,13 +323,14 @@ class Replica:
         elif refusal.code in PARTED:
             self._must_join = refusal.code
             if not self._resync_on_fork and not self._is_told:
-                await self._wait_to_be_told()
+                await self._wait_to_be_told(WAYS_OUT[refusal.code])
         elif not refusal.retryable and refusal.code != "other_epoch":
             # An operator may mend it at the other end: it is asked again, but not often.
             self._attempt = 10
 
-    async def _wait_to_be_told(self) -> None:
-        self._set("stopped", self.why)
+    async def _wait_to_be_told(self, way_out: str) -> None:
+        self._set("stopped", f"{self.why}; {way_out}")
+        self._logger.error("this replica has stopped: {why}", why=self.why)
         self._told = Deferred()
         await self._told
 

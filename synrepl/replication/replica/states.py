@@ -2,7 +2,7 @@
 
 from typing import Final
 
-__all__ = ["STATES"]
+__all__ = ["STATES", "WAYS_OUT"]
 
 STATES: Final = {
     "connecting": "it tries to reach its upstream",
@@ -19,3 +19,12 @@ STATES: Final = {
 }
 """The life of a replica. Joining comes before subscribing; every state but the last can end in one of the
 three before it."""
+
+RESYNC: Final = "synrepl resync writes what only this copy has to a file, and joins anew"
+
+WAYS_OUT: Final = {
+    "fork": RESYNC,
+    "ahead": f"{RESYNC}; if this copy is the right one, synrepl promote --force makes this daemon primary",
+    "other_history": f"if --upstream is wrong, start with another one; if it is meant, {RESYNC}",
+}
+"""What an operator can do with a replica that has stopped, by the code of the refusal that stopped it."""

@@ -117,6 +117,7 @@ class Following(Protocol):
     """What is asked of a replica."""
 
     state: str
+    why: str
 
     @property
     def is_whole(self) -> bool: ...

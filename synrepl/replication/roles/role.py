@@ -236,10 +236,23 @@ class Roles:
         where = str(self.primary) if self.primary else "nobody has said where"
         self.why = f"another daemon is primary since epoch {noted.epoch}: {where}"
         self._log.sealed = self._fenced_refuses
-        self._logger.warn("fenced: {why}", why=self.why)
+        self._logger.warn("fenced: {why}; {ways_out}", why=self.why, ways_out=WAYS_OUT)
         self._changed()
 
+    def refuses_passing(self, stream: str) -> ReadOnlyHere | None:
+        """Why this replica passes no facts of this stream on to its primary; None if it does.
+
+        One that has stopped does not know whose primary that is, and would never see what became of them.
+        """
+        replica = self.replica
+        if replica is None or replica.state != "stopped":
+            return None
+        why = f"nothing was stored: this replica has stopped: {replica.why}"
+        return ReadOnlyHere("stopped", why, stream=stream, moved_to=str(self.primary), retryable=False)
+
     def _replica_refuses(self, stream: str) -> StorageError:
+        if (stopped := self.refuses_passing(stream)) is not None:
+            return stopped
         why = "this daemon is a replica: facts are added at the primary"
         return ReadOnlyHere("replica", why, stream=stream, moved_to=str(self.primary))
 
