@@ -138,6 +138,8 @@ class Copies:
         """Be what it is to be. Raises `StorageError` if the files cannot be had."""
         await self.files.start()
         self.roles.start()
+        # Here, so that who is answered need not try again.
+        await self.roles.started()
         self.retention.start()
         self._say_what_is_held()
 

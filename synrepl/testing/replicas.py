@@ -16,6 +16,7 @@ from synrepl.ports.access import Keyring
 from synrepl.ports.history import Place
 from synrepl.ports.interfaces import Appended
 from synrepl.ports.metrics import Metrics
+from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
@@ -98,6 +99,7 @@ class FakeNode:
         self._strangers = strangers or {}
         self._role_changed = role_changed
         self._threads: list[DelayedThread] = []
+        self._tasks = Tasks(Logger(), "a node")
         self._factory: PublisherFactory
         self._graves: list[Any] = []
         others[name] = self
@@ -200,7 +202,18 @@ class FakeNode:
             leftovers=self._keep_leftovers,
             jitter=self._jitter,
             moved=self.roles.moved,
+            changed=self._replica_changed,
         )
+
+    def _replica_changed(self) -> None:
+        replica = self.replica
+        if replica is not None and replica.state in ("ready", "live"):
+            self._tasks.start(self._remember(replica), "remembering where the primary is")
+
+    async def _remember(self, replica: Replica) -> None:
+        """As `copies.Copies` does: whoever is promoted must be able to tell the primary before it."""
+        if self.log.notes.get("primary_at") != str(replica.primary):
+            await self.log.note(primary_at=str(replica.primary))
 
     async def _keep_leftovers(self, pages: Any) -> Path | None:
         kept: list[Fact] = []
@@ -213,8 +226,10 @@ class FakeNode:
     def _known(self) -> Sequence[Address]:
         noted = self.log.notes.get("peers", "[]")
         peers = [Address.parse(text) for text in jsontext.loads(noted.encode())]
+        primary = self.log.notes.get("primary_at")
         return [
             *peers,
+            *([Address.parse(primary)] if primary else []),
             *(Address.parse(lease.address) for lease in self.relays.leases.all() if lease.address),
         ]
 
@@ -232,6 +247,7 @@ class FakeNode:
     def kill(self) -> None:
         """End at once, as by SIGKILL: what was committed stays, everything else is gone."""
         self.is_running = False
+        self._tasks.cancel_all()
         self._network.stop_listening(self.name)
         if hasattr(self, "roles"):
             self.roles.stop()

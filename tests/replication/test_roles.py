@@ -9,7 +9,7 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.logger import formatEvent, globalLogPublisher
 
-from synrepl.errors import StorageError
+from synrepl.errors import NotConnected, StorageError
 from synrepl.ports.history import Place, Turn
 from synrepl.replication.addresses import Address
 from synrepl.replication.replica.states import RESYNC, WAYS_OUT
@@ -834,3 +834,128 @@ def test_an_old_primary_that_has_stopped_names_the_command_that_mends_it() -> No
 def test_every_stop_names_the_command_that_mends_it(code: str) -> None:
     """Whatever stopped it."""
     assert RESYNC in WAYS_OUT[code]
+
+
+class TestStart:
+    """A primary that was away asks the daemons that it knows before it takes facts."""
+
+    def restart(self, world: World, node: FakeNode) -> "Deferred[Any]":
+        """Start a node, and post a fact at once."""
+        done = node.start()
+        while not done.called:
+            world.clock.advance(0.0005)
+        return world.append(node)
+
+    def test_an_old_primary_takes_no_fact_after_another_was_promoted(self) -> None:
+        """What it acknowledged would be on no other daemon, and given up later."""
+        world = World()
+        a, b, c = world.chain()
+        a.kill()
+        world.promote(b, force=True)
+        world.pass_(0.5)
+
+        refused = self.restart(world, a)
+        with pytest.raises(ReadOnlyHere, match="asks the daemons that it knows") as caught:
+            world.done(refused)
+        world.pass_(1)
+
+        assert ("starting", True) == (caught.value.code, caught.value.retryable)
+        assert ["fenced", "primary", "replica"] == roles(a, b, c)
+        assert 0 == a.log.serial
+
+    def test_a_primary_goes_on_once_all_have_answered(self) -> None:
+        """The usual restart costs one question."""
+        world = World()
+        a, b, c = world.chain()
+        a.kill()
+        self.restart(world, a).addErrback(lambda _: None)
+        world.pass_(0.1)
+        world.wrote(a)
+        world.pass_(5)
+
+        assert ["primary", "replica", "replica"] == roles(a, b, c)
+        assert 1 == c.log.serial
+
+    def test_who_does_not_answer_is_waited_for_three_seconds(self) -> None:
+        """Whoever is dead must not keep the primary from its work."""
+        delay = [0.01]
+        world = World()
+        a, b = world.node("a", question_delay=lambda: delay[0]), world.node("b", "a")
+        world.pass_(3)
+        a.kill()
+        b.kill()
+        delay[0] = 60.0
+
+        refused = self.restart(world, a)
+        with pytest.raises(ReadOnlyHere):
+            world.done(refused)
+        world.pass_(2.8)
+        still = world.append(a)
+        with pytest.raises(ReadOnlyHere):
+            world.done(still)
+        world.pass_(0.3)
+
+        world.wrote(a)
+        assert 1 == a.log.serial
+
+    def test_a_primary_that_knows_nobody_starts_at_once(self) -> None:
+        """There is nobody to ask."""
+        world = World()
+        a = world.node("a")
+        a.kill()
+        kept = self.restart(world, a)
+
+        world.done(kept)
+        assert 1 == a.log.serial
+
+    def test_a_later_epoch_that_nobody_confirms_fences_nobody(self) -> None:
+        """A replica alone is a sign, as when it asks to be served."""
+        world = World()
+        a, b, c = world.chain()
+        a.kill()
+        world.promote(b, force=True)
+        world.pass_(5)
+        b.kill()
+        world.start(a)
+        a.kill()
+        a._known = lambda: [Address("c")]  # type: ignore[method-assign]
+        world.start(a)
+        world.pass_(4)
+
+        assert "primary" == a.roles.role
+        assert any("knows epoch 2" in text for text, _ in a.roles.troubles)
+        assert 2 == c.log.epoch
+
+
+class OverHttp:
+    """`roles.ITellOthers` that reaches a daemon by the HTTP part of its address alone."""
+
+    def __init__(self, tell: Any) -> None:
+        self._tell = tell
+
+    async def claim(self, address: Address, claim: Claim) -> None:
+        if not address.http:
+            raise NotConnected(f"nobody knows the HTTP address of {address}")
+        await self._tell.claim(Address(address.native), claim)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tell, name)
+
+
+@pytest.mark.parametrize("is_known_later", [False, True])
+def test_a_daemon_of_which_half_the_address_is_known_is_told_once(is_known_later: bool) -> None:
+    """The replica follows it natively; its HTTP address comes from its lease. It stayed untold for ever."""
+    world = World()
+    a, b, _ = world.chain()
+    known: list[Address] = []
+    whole = [Address("a", "http://a:9093"), Address("c", "http://c:9093")]
+    known += [] if is_known_later else whole
+    b.roles._others = lambda: known
+    b.roles._tell = OverHttp(b.roles._tell)
+    world.promote(b)
+    world.pass_(1)
+    known[:] = whole
+    world.pass_(60, step=0.1)
+
+    assert "fenced" == a.roles.role
+    assert [] == b.roles.untold

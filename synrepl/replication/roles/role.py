@@ -14,8 +14,9 @@ from synrepl.ports.history import Place, Turn
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles.asked import Claim, Following, HandOver, ITellOthers, RoleLog
+from synrepl.replication.roles.asked import Claim, Described, Following, HandOver, ITellOthers, RoleLog
 from synrepl.replication.roles.handovers import HandOverBudget
+from synrepl.replication.roles.inquiry import INQUIRY_SECONDS, Inquiry
 from synrepl.replication.roles.later_epochs import LaterEpochs
 from synrepl.replication.roles.refusing import CannotPromote, ClaimRefused, Fenced, HandingOver, ReadOnlyHere
 from synrepl.replication.roles.remembering import Noted, Promoting
@@ -109,6 +110,10 @@ class Roles:
         self._count_refused = count_refused
         self._count_later_epoch = count_later_epoch
         self._verifier = ClaimVerifier(log, clock, tell, is_known=self._is_known)
+        self._tasks = Tasks(self._logger, "roles")
+        self._inquiry = Inquiry(
+            clock, tell, self._tasks, answered=self._heard_at_start, ended=self._inquiry_ended
+        )
         self._later_epochs = LaterEpochs(clock)
         self._logged: dict[str, float] = {}
         self._handover_timer: Any = None
@@ -122,7 +127,6 @@ class Roles:
         self._is_telling = False
         self._tell_seconds = TELL_SECONDS
         self._news: Deferred[None] | None = None
-        self._tasks = Tasks(self._logger, "roles")
 
     @property
     def primary(self) -> Address:
@@ -145,7 +149,11 @@ class Roles:
     # -- its life ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Be what the settings say, or what happened since they were written."""
+        """Be what the settings say, or what happened since they were written.
+
+        A primary takes no facts before the daemons that it knows had time to say that another one is
+        (`started`).
+        """
         noted = self._noted()
         epoch = self._log.epoch
         if self._has_upstream and noted is not None and noted.role == PRIMARY:
@@ -166,11 +174,20 @@ class Roles:
         left = float(until) - self._clock.seconds()
         if self.role == PRIMARY and 0 < left <= MAX_HANDOVER_SECONDS:
             self._seal_for(left, uuid)
-        self._must_tell([Address.parse(text) for text in noted.told] if noted is not None else [])
+        told = [Address.parse(text) for text in noted.told] if noted is not None else []
+        if self.role == PRIMARY:
+            self._inquiry.start(self._to_tell([*told, *self._known(), *self._others()]))
+            self._seal_as_primary()
+        self._must_tell(self._to_tell(told))
+
+    async def started(self) -> None:
+        """Returns once the daemons that this primary knows have answered, or had time to."""
+        await self._inquiry.over()
 
     def stop(self) -> None:
         """Follow nobody, tell nobody."""
         self._is_stopped = True
+        self._inquiry.stop()
         self._tasks.cancel_all()
         self._verifier.stop()
         self._stop_handover_timer()
@@ -209,8 +226,15 @@ class Roles:
             self.replica = None
         self.role, self.why = PRIMARY, ""
         self._later_epochs.clear()
-        self._log.sealed = None
+        self._seal_as_primary()
         self._changed()
+
+    def _seal_as_primary(self) -> None:
+        """Take facts, unless somebody may be primary instead."""
+        if self.is_handing_over:
+            self._log.sealed = self._handing_over_refuses
+        else:
+            self._log.sealed = self._starting_refuses if self._inquiry.is_running else None
 
     def _be_replica(self, where: Address | None) -> Following:
         if self.replica is not None:
@@ -260,6 +284,13 @@ class Roles:
         return Fenced(
             "fenced", f"{self.why}; {WAYS_OUT}", stream=stream, moved_to=str(self.primary), retryable=False
         )
+
+    def _starting_refuses(self, stream: str) -> StorageError:
+        why = (
+            "this primary has just started, and asks the daemons that it knows who is primary;"
+            f" that takes {INQUIRY_SECONDS:g} seconds at most: try again"
+        )
+        return ReadOnlyHere("starting", why, stream=stream)
 
     def _handing_over_refuses(self, stream: str) -> StorageError:
         return HandingOver("handing_over", "another daemon is about to become primary", stream=stream)
@@ -390,6 +421,8 @@ class Roles:
     async def _tell_all(self) -> None:
         """Tell everybody who is primary now, until each has heard it."""
         while self.untold and (claim := self._claim()) is not None:
+            # One of which only half of the address was known may have come meanwhile, and said the other.
+            self.untold = self._to_tell_of(self.untold)
             for address in list(self.untold):
                 try:
                     await self._tell.claim(address, claim)
@@ -446,8 +479,22 @@ class Roles:
     def _to_tell(self, others: Sequence[Address], *, primary: Address | None = None) -> list[Address]:
         """These, but for this daemon and the primary, which know."""
         known = [self._address(), *([primary] if primary is not None else [])]
-        fresh = dict.fromkeys(address for address in others if address)
+        fresh = dict.fromkeys(self._whole(address, others) for address in others if address)
         return [address for address in fresh if not any(address.is_same(one) for one in known)]
+
+    @staticmethod
+    def _whole(address: Address, known: Sequence[Address]) -> Address:
+        """The address with its HTTP part, if that of the same daemon is among those known: daemons are told
+        over HTTP."""
+        if address.http:
+            return address
+        same = (one for one in known if one.http and one.native == address.native)
+        return next(same, address)
+
+    def _to_tell_of(self, others: Sequence[Address]) -> list[Address]:
+        """These, each as it is known here by now."""
+        known = [*others, *self._known(), *self._others()]
+        return list(dict.fromkeys(self._whole(address, known) for address in others))
 
     def _known(self) -> list[Address]:
         noted = self._noted()
@@ -533,10 +580,10 @@ class Roles:
         return place.epoch <= mine.epoch and here is not None and here == place.digest
 
     def _seal_for(self, seconds: float, uuid: str) -> None:
-        self._log.sealed = self._handing_over_refuses
         self._handover_to = uuid
         self._stop_handover_timer()
         self._handover_timer = self._clock.callLater(seconds, self._handed_over)
+        self._seal_as_primary()
         self._changed()
 
     def _stop_handover_timer(self) -> None:
@@ -548,13 +595,14 @@ class Roles:
         self._budget.end()
         if self.role == PRIMARY:
             self._logger.warn("nobody took over; facts are taken again")
-            self._log.sealed = None
+            self._seal_as_primary()
             self._changed()
 
     @property
     def is_handing_over(self) -> bool:
         """Whether facts are refused since another daemon may take over."""
-        return self.role == PRIMARY and self._log.sealed is not None
+        timer = self._handover_timer
+        return self.role == PRIMARY and timer is not None and bool(timer.active())
 
     async def heard(self, claim: Claim, *, trusted: bool = False) -> None:
         """A peer says who is primary. A lower epoch means nothing; of two in the same epoch the one with the
@@ -733,6 +781,21 @@ class Roles:
         async with self._changing:
             if self.role == PRIMARY and claim.epoch > self._log.epoch:
                 await self._judge(claim)
+
+    async def _heard_at_start(self, address: Address, told: Described) -> None:
+        """A daemon that this primary knows says what it is. If it knows a later epoch, its primary is asked,
+        as after a claim."""
+        ours = self._log.epoch
+        if told.history != self._log.history or believable(told.place.epoch) <= ours or self.role != PRIMARY:
+            return
+        text = self._later_epochs.add_replica(told.uuid, str(address), told.place.epoch, ours)
+        self._warn_seldom("later_epoch", text)
+        await self._ask_who_is_primary(address, trusted=True)
+
+    def _inquiry_ended(self) -> None:
+        if self.role == PRIMARY:
+            self._seal_as_primary()
+            self._changed()
 
     def moved(self, address: str) -> None:
         """An upstream says that the primary is elsewhere."""
