@@ -24,7 +24,8 @@ setup(
     python_requires=">=3.11",
     # Said aloud, so that an editable install puts this folder on the path: only then is the plugin below found.
     package_dir={"": "."},
-    packages=find_packages(include=["synrepl", "synrepl.*"]),
+    # PySpark finds the data source in a package whose name begins with `pyspark_`.
+    packages=find_packages(include=["synrepl", "synrepl.*", "pyspark_synrepl"]),
     package_data={"synrepl": ["py.typed"]},
     # Twisted looks for plugins in every `twisted/plugins` folder of the path; ours must not have an __init__.py,
     # or it would hide Twisted's own. As a module it is installed all the same.

@@ -1,4 +1,4 @@
-"""Frames of the source, used as people use them: more than once, and in a session that is not ours.
+"""Frames of the source as people use them: more than once, in a session of Spark's own, never registered.
 
 The session of the other tests has no generated code and no adaptive execution. Here are the plans that users
 get, in a process of its own; DuckDB says what is right.
@@ -81,7 +81,6 @@ def ask(frame, names):
 
 
 spark = SparkSession.builder.getOrCreate()
-register(spark)
 rows = load(spark)
 told = {"forwards": ask(rows, queries), "backwards": ask(rows, list(queries)[::-1])}
 
@@ -92,6 +91,8 @@ rows.where("serial > 300").write.parquet(folder + "/few")
 rows.write.parquet(folder + "/all")
 told["written"] = [spark.read.parquet(folder + "/" + name).count() for name in ("few", "all")]
 
+register(spark)
+register(spark)
 spark = session(app="ours")
 told["ours"] = ask(load(spark), ["filtered", "whole", "union", "join with itself"])
 names = ("spark.sql.adaptive.enabled", "spark.sql.codegen.wholeStage")
@@ -101,6 +102,18 @@ Asking(url).post_json("/v1/streams/push_rules/facts", b'{"facts": [[["@later:h"]
 told["later"] = [rows.count(), load(spark).count()]
 spark.stop()
 print(json.dumps(told))
+"""
+
+
+WITHOUT_ARROW = """
+import sys, warnings
+
+sys.modules["pyarrow"] = None
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    import pyspark_synrepl
+print(hasattr(pyspark_synrepl, "DefaultSource"))
+print(*[one.message for one in told if "synrepl" in str(one.message)])
 """
 
 
@@ -150,7 +163,7 @@ def test_a_frame_is_right_however_often_it_is_used(told: Any, right: Any, name: 
 
 
 def test_a_frame_is_right_in_a_session_of_ours(told: Any, right: Any) -> None:
-    """Our settings change how fast an answer comes, and no answer."""
+    """Also where somebody registers a source that Spark has found by itself."""
     assert {name: right[name] for name in told["ours"]} == told["ours"]
     assert 4 == len(told["ours"])
 
@@ -174,3 +187,12 @@ def test_a_frame_is_what_there_was_when_it_was_first_asked(told: Any, right: Any
 def test_these_are_the_plans_that_users_get(told: Any) -> None:
     """Adaptive execution and generated code are on, as Spark has them."""
     assert ["true", "true"] == told["plans"]
+
+
+def test_a_machine_without_arrow_keeps_the_sources_of_others() -> None:
+    """PySpark imports all packages `pyspark_*` together: one that raised would take the others with it."""
+    has_source, warning = run_python(WITHOUT_ARROW).splitlines()
+
+    assert "False" == has_source
+    assert warning.startswith("the Spark data source synrepl cannot be used: ")
+    assert warning.endswith("Install synrepl[spark] for the Python of Spark.")

@@ -32,7 +32,7 @@ from synrepl.pipeline.source.writer import BatchWriter, StreamWriter, check_writ
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SynreplSource", "progress", "register"]
+__all__ = ["SynreplSource", "pickle_by_value", "progress", "register"]
 
 
 class RangePartition(InputPartition):
@@ -203,10 +203,24 @@ def _offset(told: Any) -> Offset:
 
 
 def register(spark: "SparkSession") -> None:
-    """Make ``format("synrepl")`` known to this session.
+    """Make ``format("synrepl")`` known to this session, if it is not known yet.
 
-    It travels by value: nothing of ours need be installed where tasks run, or on a server of Spark Connect.
+    A session finds the source by itself where synrepl is installed for the Python of its driver. Elsewhere,
+    such as on a server of Spark Connect, nothing of ours need be installed: the source travels by value.
     """
+    from pyspark.errors import AnalysisException
+
+    pickle_by_value()
+    try:
+        spark.dataSource.register(SynreplSource)
+    except AnalysisException as error:
+        # Spark replaces what was registered, but not what it has found by itself.
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+
+
+def pickle_by_value() -> None:
+    """Have PySpark send the source as code, so that tasks need not import it."""
     from pyspark import cloudpickle as pickling
 
     import synrepl.asking
@@ -217,4 +231,3 @@ def register(spark: "SparkSession") -> None:
     for module in (synrepl.pipeline.source, synrepl.asking, synrepl.errors):
         if module.__name__ not in by_value.list_registry_pickle_by_value():
             by_value.register_pickle_by_value(module)
-    spark.dataSource.register(SynreplSource)
