@@ -1,5 +1,6 @@
 """What a daemon needs to be a replica, and to have replicas, built from the settings."""
 
+import secrets
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -14,6 +15,7 @@ from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
 from synrepl.replication.files import Files
+from synrepl.replication.forwarding import CommandForwarder
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay import LeaseTerms, Relays
@@ -71,6 +73,15 @@ class Copies:
         self._address = address
         self._ephemeral = [stream.name for stream in table if stream.ephemeral]
         self._role_changed = changed
+        self._publisher = publisher
+        self.commands = CommandForwarder(
+            publisher.upstream,
+            reactor,
+            origin=f"{log.uuid}-{secrets.token_hex(4)}",
+            is_active=lambda: self.roles.role == REPLICA,
+            dropped=lambda name: metrics.commands_dropped.labels(name).inc(),
+        )
+        publisher.upstream.carry(self.commands)
         self._fetching: Any = None
         self._fetching_from = ""
         self._tasks = Tasks(self._logger, "copies")
@@ -150,6 +161,7 @@ class Copies:
     async def stop(self) -> None:
         """Follow nobody, serve nobody."""
         self._tasks.cancel_all()
+        self.commands.stop()
         self.retention.stop()
         self.roles.stop()
         await self.files.stop()
@@ -218,6 +230,8 @@ class Copies:
             jitter=_jitter,
             moved=self.roles.moved,
             changed=self._replica_changed,
+            commands=self.commands,
+            told_down=self._publisher.relay,
         )
 
     def _replica_changed(self) -> None:

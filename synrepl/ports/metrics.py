@@ -63,6 +63,12 @@ class Metrics:
         self.reconnects = counter("reconnects", "Times that a lost connection was opened again.")
         self.commands = counter("commands_received", "Commands received.", ["command"])
         self._commands: dict[str, Counter] = {}
+        self.commands_dropped = counter(
+            "commands_dropped",
+            "Commands of followers that were to be passed on and were not: no connection, no room, or no word"
+            " for them.",
+            ["command"],
+        )
         self.errors_sent = counter("errors_sent", "Peers told ERROR and closed.")
         self.catch_up_requests = counter(
             "catch_up_requests", "Pages of missed rows fetched or served.", ["direction"]

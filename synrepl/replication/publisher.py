@@ -1,7 +1,7 @@
 """From the log to the followers."""
 
 import bisect
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Final
 
 from twisted.logger import Logger
@@ -12,6 +12,7 @@ from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.encode import Encoder
+from synrepl.replication.forwarding import CommandReceiver
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.reader import Connection, Reader
 from synrepl.replication.ring import Ring
@@ -188,7 +189,15 @@ class Publisher:
         self.holdings = Holdings()
         self._ring_bytes = ring_bytes
         self.ring = Ring(ring_bytes, serial=log.serial)
-        self.upstream = Upstream(log, table, clock, instance=instance)
+        self.upstream = Upstream(
+            log,
+            table,
+            clock,
+            instance=instance,
+            dropped=lambda name: metrics.commands_dropped.labels(name).inc(),
+        )
+        self.forwarded = CommandReceiver(self, clock)
+        self._relayed: list[Callable[[Command, object], None]] = []
         self.followers: list[Attached] = []
         self._brokers: list[Reader] = []
         self._encoders: dict[tuple[Dialect, Filter], Encoder] = {}
@@ -253,8 +262,15 @@ class Publisher:
         if SERVER in command.SENT_BY and not isinstance(command, Error):
             self.relay(command)
 
-    def relay(self, command: Command, *, but: Attached | None = None) -> None:
-        """Pass a command on to the followers, but to the one it is from, where their release knows it."""
+    def on_relayed(self, watcher: Callable[[Command, object], None]) -> None:
+        """Tell `watcher` of each command that is passed on, and of the connection that it came from."""
+        self._relayed.append(watcher)
+
+    def relay(self, command: Command, *, but: object = None) -> None:
+        """Pass a command on to the followers, but to the one it is from, where their release knows it, and to
+        replicas for theirs."""
+        for watcher in self._relayed:
+            watcher(command, but)
         for follower in list(self.followers):
             dialect = follower.dialect
             if follower is but or follower.reader is None or dialect is None:
@@ -373,6 +389,7 @@ class Publisher:
             if timer is not None and timer.active():
                 timer.cancel()
         self._tasks.cancel_all()
+        self.forwarded.stop()
         self.upstream.stop()
 
 

@@ -1,6 +1,6 @@
 """Who is syncing on which worker."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -138,9 +138,44 @@ class SyncingUsers:
             self._end(worker, speaker, user, command.last_sync_ms)
         self._arm()
 
-    def clear(self, command: ClearUserSync) -> None:
-        """CLEAR_USER_SYNC: nobody syncs on this worker any more."""
+    def clear(self, command: ClearUserSync, connection: object = None) -> bool:
+        """CLEAR_USER_SYNC: nobody syncs on this worker any more.
+
+        A `connection` is named where the command may be late: the worker may speak on another one by now, and
+        is left alone then. Returns whether it was dropped, or not known.
+        """
+        worker = self._workers.get(command.instance_id)
+        speaker = None if worker is None else worker.speaker
+        if connection is not None and speaker is not None and speaker is not self._speakers.get(connection):
+            return False
         self._drop(command.instance_id)
+        return True
+
+    def instances_of(self, connection: object) -> list[str]:
+        """The workers that this connection spoke for last, but for the connection itself."""
+        speaker = self._speakers.get(connection)
+        if speaker is None:
+            return []
+        return [name for name in speaker.workers if name != f"connection {id(connection)}"]
+
+    def said(self) -> Iterator[tuple[object, UserSync]]:
+        """Who is syncing, as the commands that open connections said it. Users who come and go meanwhile may
+        be left out."""
+        for connection, speaker in list(self._speakers.items()):
+            for name, worker in list(speaker.workers.items()):
+                instance = "" if name == f"connection {id(connection)}" else name
+                for user, last_sync_ms in list(worker.users.items()):
+                    if worker.speaker is speaker and user in worker.users:
+                        yield (
+                            connection,
+                            UserSync(
+                                instance_id=instance,
+                                user_id=user[0],
+                                device_id=user[1],
+                                is_syncing=True,
+                                last_sync_ms=last_sync_ms,
+                            ),
+                        )
 
     def connection_lost(self, connection: object) -> None:
         """The connection is gone, and the users with it that have no other name than the connection; the

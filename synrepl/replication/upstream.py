@@ -3,8 +3,8 @@
 import random
 import string
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from twisted.logger import Logger
@@ -14,6 +14,7 @@ from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.federation_acks import FederationAcks
+from synrepl.replication.forwarding import FORWARDED, Origin
 from synrepl.replication.syncing import SyncingUsers
 from synrepl.streams.table import StreamTable
 from synrepl.wire.commands import (
@@ -40,17 +41,37 @@ UPWARD: Final = (UserSync, ClearUserSync, FederationAck, UserIp, RemoteServerUp,
 """What followers say to all processes."""
 
 
+class Carrier(Protocol):
+    """Who passes commands on to the process above this one."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether there is such a process."""
+
+    def tell(self, command: Command) -> bool:
+        """Pass this on, or hold it until that can be done. False if it is dropped."""
+
+
 class Upstream:
     """Does with followers' commands what the daemon itself can, and hands them to who subscribed.
 
     INVALIDATE_CACHE becomes a fact of ``caches``; FEDERATION_ACK lets memory go; USER_SYNC is kept in
     `syncing`. REMOTE_SERVER_UP is passed on by the publisher. Where there are processes above this one, on a
-    shared channel, they are told what concerns them (`on_upward`).
+    shared channel, they are told what concerns them (`on_upward`). A primary, or a server, that this daemon
+    follows is told all that followers send up (`carry`). `dropped` hears of what it could not be told.
     """
 
     _logger = Logger()
 
-    def __init__(self, log: ILog, table: StreamTable, clock: IClock, *, instance: str) -> None:
+    def __init__(
+        self,
+        log: ILog,
+        table: StreamTable,
+        clock: IClock,
+        *,
+        instance: str,
+        dropped: Callable[[str], None] = lambda name: None,
+    ) -> None:
         self.syncing = SyncingUsers(clock)
         self._log = log
         self._table = table
@@ -63,6 +84,8 @@ class Upstream:
         self._acks = FederationAcks(clock)
         self._forgotten: int | None = None
         self._upward: list[Callable[[Command], None]] = []
+        self._carriers: list[Carrier] = []
+        self._dropped = dropped
         self._lives: dict[object, str] = {}
         self._subscribers: defaultdict[type[Command], list[Callable[[Any], None]]] = defaultdict(list)
 
@@ -78,6 +101,22 @@ class Upstream:
         """
         self._upward.append(subscriber)
 
+    def carry(self, carrier: Carrier) -> None:
+        """Have this one told what followers send up, named as for `on_upward`. When a connection ends, the
+        workers that it spoke for end there too."""
+        self._carriers.append(carrier)
+
+    def carry_no_more(self, carrier: Carrier) -> None:
+        """The reverse."""
+        self._carriers.remove(carrier)
+
+    def said(self) -> Iterator[Command]:
+        """Who is syncing at followers of this daemon, as it would be said up now."""
+        for connection, command in self.syncing.said():
+            named = self._named(connection, command)
+            if connection is not None and named is not None:
+                yield named
+
     def heard(self, command: Command) -> None:
         """Another process told this to everybody."""
         match command:
@@ -90,11 +129,14 @@ class Upstream:
 
     def connection_lost(self, connection: object) -> None:
         """A follower is gone."""
+        for instance in self.syncing.instances_of(connection):
+            self._carry(ClearUserSync(instance_id=instance))
         self.syncing.connection_lost(connection)
         self._acks.connection_lost(connection)
         life = self._lives.pop(connection, None)
         if life is not None:
             self._tell_upward(ClearUserSync(instance_id=life))
+            self._carry(ClearUserSync(instance_id=life))
 
     def received(self, connection: object, command: Command) -> None:
         """A follower sent this. Raises RemoteProtocolError if it makes no sense, or if it is more than one
@@ -104,7 +146,8 @@ class Upstream:
             case UserSync():
                 self.syncing.user_sync(connection, command)
             case ClearUserSync():
-                self.syncing.clear(command)
+                if not self.syncing.clear(command, connection if isinstance(connection, Origin) else None):
+                    return
             case InvalidateCache():
                 self._invalidate(command)
             case FederationAck():
@@ -124,6 +167,11 @@ class Upstream:
             named = self._named(connection, command)
             if named is not None:
                 self._tell_upward(named)
+        if self._carriers and isinstance(command, FORWARDED) and not isinstance(command, InvalidateCache):
+            named = self._named(connection, command)
+            if named is None:
+                named = msgspec.structs.replace(command, instance=self._instance)
+            self._carry(named)
 
     def _named(self, connection: object, command: Command) -> Command | None:
         """The command with the names that its release lacks; None if nobody could make sense of it."""
@@ -140,6 +188,14 @@ class Upstream:
         for subscriber in self._upward:
             subscriber(command)
 
+    def _carry(self, command: Command) -> bool:
+        """Whether somebody passes this on. What nobody does, who should, is counted."""
+        carriers = [carrier for carrier in self._carriers if carrier.is_active]
+        told = [carrier.tell(command) for carrier in carriers]
+        if carriers and not any(told):
+            self._dropped(command.NAME)
+        return any(told)
+
     def stop(self) -> None:
         """Forget what is under way."""
         self.syncing.stop()
@@ -152,15 +208,17 @@ class Upstream:
             fact = self._table["caches"].canonical_fact([row])
         except RowError as error:
             raise RemoteProtocolError(f"cannot parse INVALIDATE_CACHE: {error}") from error
-        self._tasks.start(self._append(fact), "storing an invalidation")
+        self._tasks.start(self._append(command, fact), "storing an invalidation")
 
-    async def _append(self, fact: bytes) -> None:
+    async def _append(self, command: InvalidateCache, fact: bytes) -> None:
         try:
             if self.elsewhere is not None:
                 await self.elsewhere("caches", [fact])
             else:
                 await self._log.append("caches", self._instance, [fact])
         except ReplicationError as error:
+            if self._carry(command):
+                return  # facts of this stream come from there
             self._limited.warn("a follower's INVALIDATE_CACHE was not kept: {why}", why=str(error))
 
     def _acknowledge(self, connection: object, command: FederationAck) -> None:

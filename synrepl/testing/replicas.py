@@ -18,11 +18,12 @@ from synrepl.ports.interfaces import Appended
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
+from synrepl.replication.forwarding import CommandForwarder
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay import Leases, LeaseTerms, Relays
 from synrepl.replication.replica import Replica
-from synrepl.replication.roles import Claim, Described, HandOver, Roles
+from synrepl.replication.roles import REPLICA, Claim, Described, HandOver, Roles
 from synrepl.storage.log import Log
 from synrepl.storage.memory import MemoryEngine
 from synrepl.storage.threads import DelayedThread
@@ -84,6 +85,8 @@ class FakeNode:
         self.publisher: Publisher
         self.relays: Relays
         self.roles: Roles
+        self.commands: CommandForwarder
+        self._lives = 0
         self.clock: Any = network.clock
         self._network = network
         self._others = others
@@ -139,6 +142,15 @@ class FakeNode:
             primary=lambda: self.roles.primary,
         )
         self.log.on_replaced(self.publisher.replaced)
+        self._lives += 1
+        self.commands = CommandForwarder(
+            self.publisher.upstream,
+            clock,
+            origin=f"{self.name}-{self._lives}",
+            is_active=lambda: self.roles.role == REPLICA,
+            dropped=lambda name: self.metrics.commands_dropped.labels(name).inc(),
+        )
+        self.publisher.upstream.carry(self.commands)
         self.relays = Relays(
             self.log,
             self.publisher,
@@ -203,6 +215,8 @@ class FakeNode:
             jitter=self._jitter,
             moved=self.roles.moved,
             changed=self._replica_changed,
+            commands=self.commands,
+            told_down=self.publisher.relay,
         )
 
     def _replica_changed(self) -> None:
@@ -259,6 +273,8 @@ class FakeNode:
             Deferred.fromCoroutine(thread.stop())
         for link in self.links():
             link.cut()
+        if hasattr(self, "commands"):
+            self.commands.stop()
         if hasattr(self, "publisher"):
             self.publisher.stop()
         if hasattr(self, "log"):

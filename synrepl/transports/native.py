@@ -17,6 +17,7 @@ from synrepl.ports.history import Place
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.addresses import Address
+from synrepl.replication.forwarding import Numbered
 from synrepl.replication.places import said_place
 from synrepl.replication.relay.meta import SnapshotReader, read_meta
 from synrepl.replication.relay.proof import PRIMARY, REPLICA, nonce, proof, proves
@@ -32,6 +33,8 @@ from synrepl.replication.replica.conversation import (
     Peers,
     RefusedByUpstream,
     Subscribed,
+    TakenUpTo,
+    ToldDown,
 )
 from synrepl.streams.entries import read_facts
 from synrepl.transports.credentials import Credentials
@@ -179,6 +182,10 @@ class UpstreamConnection(Protocol):
                 addresses = read(_Peers, b'{"addresses":%b}' % command.said).addresses
                 _check_shown(*addresses)
                 self._put(0, Peers(addresses))
+            case native.Taken():
+                self._put(0, TakenUpTo(command.origin, command.number, command.since))
+            case native.Down():
+                self._put(0, ToldDown(command.line.encode()))
             case Error():
                 self._finish(NotConnected(f"the upstream says: {command.text}"))
             case Ping() | Server():
@@ -269,7 +276,14 @@ class UpstreamConnection(Protocol):
     ) -> None:
         """Be known to the upstream, and know that it is the one that knows the secret."""
         mine = nonce()
-        greeting = native.Greeting(uuid=uuid, name=name, nonce=mine, registered=registered, address=address)
+        greeting = native.Greeting(
+            uuid=uuid,
+            name=name,
+            nonce=mine,
+            registered=registered,
+            address=address,
+            capabilities=native.SPOKEN,
+        )
         self.send(native.Hello(said=say(greeting)))
         known: native.Known = await self._expect(native.Known)
         if known.proof and secret is None:
@@ -299,6 +313,21 @@ class UpstreamConnection(Protocol):
         """Everything up to there is held."""
         if not self.session.closed:
             self.send(native.Ack(epoch=place.epoch, serial=place.serial, at_ms=at_ms))
+
+    def tell(self, origin: str, said: Sequence[Numbered]) -> None:
+        """Say what followers sent up; what does not fit into a line is left out."""
+        if self.session.closed:
+            return
+        lines: list[bytes] = []
+        for number, line in said:
+            try:
+                lines.append(
+                    self.session.lines([native.Up(origin=origin, number=number, line=line.decode())])
+                )
+            except LocalProtocolError as error:
+                self._metrics.commands_dropped.labels(line.partition(b" ")[0].decode()).inc()
+                self._logger.warn("a command cannot be passed up: {why}", why=error.why)
+        self._write(b"".join(lines))
 
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
         """The upstream's digests there."""

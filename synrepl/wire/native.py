@@ -19,6 +19,9 @@ it exactly so many bytes.
                                         <--  SUBSCRIBED
                                         <--  BLOCK facts, HEARTBEAT ...
     ACK        what I hold              -->
+    UP         what a follower says     -->
+                                        <--  TAKEN       what was taken of it
+                                        <--  DOWN        what all processes are told
 
 In place of any answer the primary may say REFUSED, and why; after it the connection ends.
 """
@@ -29,7 +32,7 @@ from zlib import crc32
 import msgspec
 
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
-from synrepl.wire.declare import CLIENT, SERVER, Command, command, integer, json_rest, word
+from synrepl.wire.declare import CLIENT, SERVER, Command, command, integer, json_rest, rest, word
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.kinds import MAX_INTEGER, MIN_INTEGER
@@ -38,6 +41,8 @@ from synrepl.wire.text import printable
 __all__ = [
     "NATIVE_COMMANDS",
     "CAPABILITIES",
+    "COMMANDS",
+    "SPOKEN",
     "VERSION",
     "Ack",
     "Auth",
@@ -46,6 +51,7 @@ __all__ = [
     "Digests",
     "DigestsAre",
     "DigestsAt",
+    "Down",
     "Greeting",
     "Heartbeat",
     "Hello",
@@ -66,6 +72,8 @@ __all__ = [
     "Subscribe",
     "Subscribed",
     "Subscription",
+    "Taken",
+    "Up",
     "Welcome",
     "WelcomeTo",
     "heartbeat_check",
@@ -80,6 +88,12 @@ VERSION: Final = 1
 CAPABILITIES: Final = ("digests", "ephemeral", "peers", "receipts")
 """What both ends of version 1 can do; whoever says nothing of it can do just these. A later one says more,
 and is not sent what it does not say."""
+
+COMMANDS: Final = "commands"
+"""The capability to take and to pass on what followers send up (UP, TAKEN, DOWN)."""
+
+SPOKEN: Final = (*CAPABILITIES, COMMANDS)
+"""What this end can do. It is always said, as the value that a silent peer is taken to mean cannot change."""
 
 SINCE: Final = "999.0"
 M = TypeVar("M", bound=msgspec.Struct)
@@ -339,6 +353,43 @@ class Ack(Command, frozen=True):
     EXAMPLES = {NATIVE: "ACK 1 812 1490197665618"}
 
 
+@command("UP", sent_by=CLIENT, since=SINCE)
+class Up(Command, frozen=True):
+    """A follower of the replica sent this line up. `number` rises by one for each line of this origin, which
+    is one life of the replica; a number that was taken before is dropped.
+    """
+
+    origin: str = word()
+    number: int = integer(least=0)
+    line: str = rest()
+
+    EXAMPLES = {NATIVE: "UP replica1-f3a9 17 REMOTE_SERVER_UP example.org"}
+
+    def __repr__(self) -> str:
+        # A USER_IP in it has an access token.
+        return f"Up(origin={self.origin!r}, number={self.number!r}, line=...)"
+
+
+@command("TAKEN", sent_by=SERVER, since=SINCE)
+class Taken(Command, frozen=True):
+    """All lines of this origin up to `number` were taken; those before `since` are not known here."""
+
+    origin: str = word()
+    number: int = integer(least=0)
+    since: int = integer(least=0)
+
+    EXAMPLES = {NATIVE: "TAKEN replica1-f3a9 17 1"}
+
+
+@command("DOWN", sent_by=SERVER, since=SINCE)
+class Down(Command, frozen=True):
+    """A line for all processes, which the replica passes on to its followers."""
+
+    line: str = rest()
+
+    EXAMPLES = {NATIVE: "DOWN REMOTE_SERVER_UP example.org"}
+
+
 @command("DIGESTS", sent_by=CLIENT, since=SINCE)
 class Digests(Command, frozen=True):
     """Which digests are at these serials? Asked to find where two histories part."""
@@ -390,6 +441,9 @@ def native_commands() -> list[type[Command]]:
         Block,
         Heartbeat,
         Ack,
+        Up,
+        Taken,
+        Down,
         Digests,
         DigestsAre,
         Peers,

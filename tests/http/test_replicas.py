@@ -11,13 +11,16 @@ from twisted.logger import Logger
 from synrepl.errors import NotConnected
 from synrepl.ports.history import EMPTY, Place, Turn
 from synrepl.replication.addresses import Address
+from synrepl.replication.forwarding import CommandForwarder
 from synrepl.replication.relay import Relays
 from synrepl.replication.relay.leases import MAX_ANONYMOUS
 from synrepl.replication.replica import Replica
 from synrepl.replication.roles import Claim, Described, HandOver, Roles
 from synrepl.replication.status import NO_COPIES, SHOWN
+from synrepl.replication.upstream import Upstream
 from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.transports.http.upstream import HttpUpstream
+from synrepl.wire.commands import FederationAck
 from synrepl.wire.filter import Filter
 from tests.http.builders import Answer, SiteCase, receipt, typing
 
@@ -436,3 +439,44 @@ class FollowingOverHttpTests(CopiesCase):
         self.assertEqual(("refused", "other_epoch"), (replica.state, replica.describe()["refusal"]["code"]))
         self.assertEqual(3, log.serial)
         self.assertNotEqual(EMPTY, log.digest)
+
+    def test_what_followers_send_up_reaches_the_primary_once(self) -> None:
+        """In order, through proxies; a request that failed is made again."""
+        heard: list[Any] = []
+        self.publisher.upstream.on_command(FederationAck, heard.append)
+        upstream = Upstream(self.log, self.table, self.clock, instance="copy")
+        self.addCleanup(upstream.stop)
+        dropped: list[str] = []
+        commands = CommandForwarder(
+            upstream, self.clock, origin="copy-1", is_active=lambda: True, dropped=dropped.append
+        )
+        self.addCleanup(commands.stop)
+        for number in range(3):
+            commands.tell(FederationAck(instance="sender1", token=number))
+        self.replica(commands=commands)
+        for number in range(3, 1200):
+            commands.tell(FederationAck(instance="sender1", token=number))
+        self.pass_(5)
+
+        self.assertEqual(list(range(1200)), [one.token for one in heard])
+        self.assertEqual([], dropped)
+
+
+class CommandsTests(CopiesCase):
+    """What replicas forward over HTTP."""
+
+    def test_a_command_is_taken_once(self) -> None:
+        """Whoever lost the answer may ask again."""
+        heard: list[Any] = []
+        self.publisher.upstream.on_command(FederationAck, heard.append)
+        said = [[7, "FEDERATION_ACK sender1 17"], [8, "FEDERATION_ACK sender1 18"]]
+        answers = [self.say("POST", "/v1/commands", origin="copy-1", commands=said) for _ in range(2)]
+
+        self.assertEqual([{"number": 8, "since": 7}] * 2, [answer.json() for answer in answers])
+        self.assertEqual([17, 18], [one.token for one in heard])
+
+    def test_an_origin_without_a_name_is_refused(self) -> None:
+        """Nothing could be told apart."""
+        answer = self.say("POST", "/v1/commands", origin="two words", commands=[])
+
+        self.assertEqual((400, "bad_request"), (answer.status, answer.json()["error"]))

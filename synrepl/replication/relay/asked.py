@@ -7,8 +7,10 @@ from synrepl.ports.access import Access, Keyring
 from synrepl.ports.history import Snapshot
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.tasks import Tasks
+from synrepl.replication.forwarding import CommandReceiver
 from synrepl.replication.relay.leases import LeasedLog, Leases
 from synrepl.replication.ring import Ring
+from synrepl.wire.declare import Command
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import Refusal, Subscription
 
@@ -43,6 +45,10 @@ class Feeding(Protocol):
     """What is asked of the publisher."""
 
     ring: Ring
+    forwarded: CommandReceiver
+
+    def on_relayed(self, watcher: Callable[[Command, object], None]) -> None:
+        """Tell `watcher` of each command for all processes."""
 
     def lag_seconds_at(self, serial: int) -> float:
         """How long ago the log stood there."""

@@ -6,7 +6,7 @@ from synrepl.ports.history import BEGINNING, Place, Snapshot
 from synrepl.replication.places import said_place, standing
 from synrepl.replication.relay.asked import IRelays, ServedLog
 from synrepl.replication.relay.proof import nonce
-from synrepl.wire.native import JoinRequest, WelcomeTo
+from synrepl.wire.native import SPOKEN, JoinRequest, WelcomeTo
 
 __all__ = ["CopyBegins", "Welcoming", "copy_begins"]
 
@@ -82,4 +82,5 @@ class Welcoming:
             filter=relays.filter(),
             address=relays.address(),
             primary=relays.primary(),
+            capabilities=SPOKEN,
         )

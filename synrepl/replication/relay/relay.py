@@ -26,12 +26,14 @@ from synrepl.wire.declare import Command
 from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.names import identity_error
 from synrepl.wire.native import (
+    COMMANDS,
     Ack,
     Auth,
     Challenge,
     Digests,
     DigestsAre,
     DigestsAt,
+    Down,
     Greeting,
     Heartbeat,
     Hello,
@@ -50,6 +52,8 @@ from synrepl.wire.native import (
     Subscribe,
     Subscribed,
     Subscription,
+    Taken,
+    Up,
     Welcome,
     heartbeat_check,
     read,
@@ -145,6 +149,8 @@ class Relay:
         self._commands: deque[Command | Rows] = deque()
         """Received, and not taken yet."""
         self._is_taking = False
+        self._taken: Taken | None = None
+        """What to say of forwarded commands once all that was received is taken."""
         self._is_telling_digests = False
         self._has_stopped_reading = False
 
@@ -179,6 +185,9 @@ class Relay:
             raise
         finally:
             self._is_taking = False
+        taken, self._taken = self._taken, None
+        if taken is not None and not self._gone:
+            self.connection.send(taken)
         if bool(self._commands) is not self._has_stopped_reading:
             self._has_stopped_reading = not self._has_stopped_reading
             if self._has_stopped_reading:
@@ -214,6 +223,8 @@ class Relay:
                 self._begin(self._subscribe(read(Subscription, command.said)), "ready", "joined")
             case Ack():
                 self._ack(command)
+            case Up():
+                self._forwarded(command)
             case Digests():
                 self._must_be("ready", "joined")
                 asked = read(AskedSerials, b'{"serials":%b}' % command.said).serials
@@ -482,6 +493,18 @@ class Relay:
         self.acknowledged = command.serial
         self._relays.leases.moved(self.uuid, command.serial)
 
+    def _forwarded(self, command: Up) -> None:
+        """A follower of the replica sent this up."""
+        if not self.is_known:
+            raise RemoteProtocolError("UP is not said before WELCOME")
+        number, since = self._relays.feeding.forwarded.take(
+            command.origin,
+            [(command.number, command.line.encode())],
+            source=self,
+            may_write=not self._access.lacks(Right.WRITE),
+        )
+        self._taken = Taken(origin=command.origin, number=number, since=since)
+
     # -- sending -------------------------------------------------------------------------------------------
 
     def _use(self, wanted: Filter) -> None:
@@ -595,6 +618,12 @@ class Relay:
             if peers != self._peers_told:
                 self._peers_told = peers
                 self.connection.send(Peers(said=say(peers)))
+
+    def tell_down(self, line: bytes) -> None:
+        """Pass on a line for all processes. A replica that has no room for it misses it, as a follower would
+        that was away."""
+        if self.state in ("catching up", "live") and self._can(COMMANDS) and not self._paused:
+            self.connection.send(Down(line=line.decode()))
 
     # -- signs of life -------------------------------------------------------------------------------------
 

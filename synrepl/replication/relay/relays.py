@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING, Any, Final
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from synrepl.errors import LocalProtocolError
 from synrepl.ports.access import Access, Keyring, Right
 from synrepl.ports.history import Lease, Turn
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
+from synrepl.replication.forwarding import line_of
 from synrepl.replication.holdings import held
 from synrepl.replication.relay.asked import Feeding, ServedLog
 from synrepl.replication.relay.leases import Leases, LeaseTerms
 from synrepl.replication.relay.refusals import refusal
 from synrepl.streams.facts import Fact
+from synrepl.wire.declare import Command
 from synrepl.wire.filter import Filter
 from synrepl.wire.names import identity_error
 from synrepl.wire.native import Refusal, Standing, Subscription
@@ -81,6 +84,7 @@ class Relays:
         self.leases = Leases(log, clock, terms or LeaseTerms(), present=self.present)
         self._news: list[Deferred[None]] = []
         self._woken: Any = None
+        feeding.on_relayed(self._relayed)
         log.watch(self._committed)
         log.on_turned(self.wake_soon)
         log.on_replaced(self.leases.reload)
@@ -161,6 +165,18 @@ class Relays:
         """`wake`, in a moment."""
         if self._news and self._woken is None:
             self._woken = self.clock.callLater(0, self.wake)
+
+    def _relayed(self, command: Command, source: object) -> None:
+        """Pass a command for all processes on to the replicas, but to the one it is from."""
+        if any(relay is not source for relay in self.connected):
+            try:
+                line = line_of(command)
+            except LocalProtocolError as error:
+                self._logger.warn("{name} cannot be passed on: {why}", name=command.NAME, why=error.why)
+                return
+            for relay in list(self.connected):
+                if relay is not source:
+                    relay.tell_down(line)
 
     def _committed(self, facts: Sequence[Fact]) -> None:
         if not facts[0].serial:

@@ -14,6 +14,8 @@ from synrepl.replication.replica.conversation import (
     Peers,
     RefusedByUpstream,
     Subscribed,
+    TakenUpTo,
+    ToldDown,
 )
 from synrepl.replication.replica.replica import Replica
 from synrepl.replication.replica.states import STATES
@@ -34,4 +36,6 @@ __all__ = [
     "RefusedByUpstream",
     "Replica",
     "Subscribed",
+    "TakenUpTo",
+    "ToldDown",
 ]

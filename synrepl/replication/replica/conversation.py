@@ -8,6 +8,7 @@ import msgspec
 from synrepl.errors import ReplicationError
 from synrepl.ports.history import Place, Receipt, Snapshot, Turn
 from synrepl.replication.addresses import Address
+from synrepl.replication.forwarding import Numbered
 from synrepl.streams.facts import Fact
 from synrepl.wire.names import is_address
 from synrepl.wire.native import JoinRequest, Refusal, Subscription, WelcomeTo
@@ -27,6 +28,8 @@ __all__ = [
     "Peers",
     "RefusedByUpstream",
     "Subscribed",
+    "TakenUpTo",
+    "ToldDown",
 ]
 
 
@@ -114,7 +117,23 @@ class Peers(msgspec.Struct, frozen=True):
     addresses: Sequence[str]
 
 
-Event = JoinBegins | Facts | Kept | Meta | Ephemeral | JoinEnds | Subscribed | Beat | Peers
+class TakenUpTo(msgspec.Struct, frozen=True):
+    """The upstream has taken an origin's commands up to `number`; it knows of those from `since` on."""
+
+    origin: str
+    number: int
+    since: int
+
+
+class ToldDown(msgspec.Struct, frozen=True):
+    """A command for all processes, as a line."""
+
+    line: bytes
+
+
+Event = (
+    JoinBegins | Facts | Kept | Meta | Ephemeral | JoinEnds | Subscribed | Beat | Peers | TakenUpTo | ToldDown
+)
 
 
 class IConversation(Protocol):
@@ -137,6 +156,9 @@ class IConversation(Protocol):
 
     def acknowledge(self, place: Place, at_ms: int) -> None:
         """Everything up to there is held here, durably."""
+
+    def tell(self, origin: str, said: Sequence[Numbered]) -> None:
+        """Say what followers sent up, if the welcome says that it is taken: `TakenUpTo` follows."""
 
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
         """The upstream's digests there, as far as it knows them. Not between `subscribe` and the end."""

@@ -12,6 +12,7 @@ from synrepl.errors import RemoteProtocolError, ReplicationError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
+from synrepl.replication.forwarding import CommandForwarder, command_of
 from synrepl.replication.holdings import held
 from synrepl.replication.places import standing
 from synrepl.replication.replica.conversation import (
@@ -24,6 +25,8 @@ from synrepl.replication.replica.conversation import (
     Peers,
     RefusedByUpstream,
     Subscribed,
+    TakenUpTo,
+    ToldDown,
 )
 from synrepl.replication.replica.forks import facts_after, last_common
 from synrepl.replication.replica.joining import Joining, Progress
@@ -31,9 +34,10 @@ from synrepl.replication.replica.log import IKeepLeftovers, ReplicaLog
 from synrepl.replication.replica.states import STATES, WAYS_OUT
 from synrepl.replication.replica.taking import Taking
 from synrepl.streams.facts import NO_ROWS, Fact
+from synrepl.wire.declare import Command
 from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.names import MAX_ADDRESS, is_address
-from synrepl.wire.native import Refusal, Standing, Subscription, WelcomeTo, say
+from synrepl.wire.native import COMMANDS, Refusal, Standing, Subscription, WelcomeTo, say
 from synrepl.wire.text import printable
 
 __all__ = ["Replica"]
@@ -79,6 +83,8 @@ class Replica:
         jitter: Callable[[], float] = lambda: 1.0,
         moved: Callable[[str], None] = lambda where: None,
         changed: Callable[[], None] = lambda: None,
+        commands: CommandForwarder | None = None,
+        told_down: Callable[[Command], None] = lambda command: None,
     ) -> None:
         self.upstream = upstream
         self.name = name
@@ -99,6 +105,8 @@ class Replica:
         self._jitter = jitter
         self._moved = moved
         self._changed = changed
+        self._commands = commands
+        self._told_down = told_down
         self._tasks = Tasks(self._logger, "replica")
         self._must_join = ""
         self._told: Deferred[None] | None = None
@@ -146,6 +154,8 @@ class Replica:
                 try:
                     await self._converse(conversation)
                 finally:
+                    if self._commands is not None:
+                        self._commands.disconnected()
                     self._conversation = None
                     conversation.close()
             except RefusedByUpstream as error:
@@ -246,6 +256,11 @@ class Replica:
                         self._show(facts, is_all=is_all)
                     case Peers(addresses):
                         self._tasks.start(self._note_peers(addresses), "remembering peers")
+                    case TakenUpTo(origin, number, since):
+                        if self._commands is not None:
+                            self._commands.taken(origin, number, since)
+                    case ToldDown(line):
+                        self._told_down(command_of(line))
                     case Subscribed(at):
                         self._attempt = 0
                         self._is_told = False
@@ -256,6 +271,8 @@ class Replica:
                         serial = log.serial
                         self.progress = Progress(serial, self.head, self._clock.seconds(), serial)
                         self._set("catching up")
+                        if self._commands is not None and COMMANDS in conversation.welcome.capabilities:
+                            self._commands.connected(conversation)
                     case _:
                         raise RemoteProtocolError(f"{type(event).__name__} came from who was subscribed to")
                 following = conversation.ready()

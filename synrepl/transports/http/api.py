@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from synrepl.replication.roles import Roles
     from synrepl.replication.status import DescribedBringing, DescribedCopies
     from synrepl.transports.http.changelog import Changelog
+    from synrepl.transports.http.commands import Commands
     from synrepl.transports.http.files import FileRoutes
     from synrepl.transports.http.replicas import Replicas
     from synrepl.transports.http.standing import Standing
@@ -310,6 +311,11 @@ class Api:
             request, lambda: self._replicas.acknowledge(request, uuid), right=Right.REPLICATE
         )
 
+    @app.route("/v1/commands", methods=["POST"])
+    async def post_commands(self, request: Any) -> bytes | None:
+        """A replica passes on what its followers send up."""
+        return await self._answer(request, lambda: self._commands.take(request), right=Right.REPLICATE)
+
     @app.route("/v1/leases", methods=["GET"])
     async def get_leases(self, request: Any) -> bytes | None:
         """Who needs which part of the log."""
@@ -359,6 +365,12 @@ class Api:
         from synrepl.transports.http.changelog import Changelog
 
         return Changelog(self._log, self._clock, self._waiting)
+
+    @cached_property
+    def _commands(self) -> "Commands":
+        from synrepl.transports.http.commands import Commands
+
+        return Commands(self._publisher)
 
     @cached_property
     def _files(self) -> "FileRoutes":

@@ -12,6 +12,7 @@ from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.ports.history import Place, Receipt, Turn
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
+from synrepl.replication.forwarding import Numbered
 from synrepl.replication.places import said_place
 from synrepl.replication.relay import REFUSALS
 from synrepl.replication.relay.meta import read_meta, read_snapshot
@@ -27,11 +28,13 @@ from synrepl.replication.replica import (
     Peers,
     RefusedByUpstream,
     Subscribed,
+    TakenUpTo,
 )
 from synrepl.streams.digest import checksum
 from synrepl.streams.entries import read_facts
 from synrepl.streams.facts import Fact
 from synrepl.transports.credentials import Credentials
+from synrepl.transports.http.commands import MAX_FORWARDED_BYTES, ForwardedCommands, TakenCommands
 from synrepl.transports.http.lines import inner
 from synrepl.transports.http.refusals import RequestRefused
 from synrepl.transports.http.replicas import Acknowledged, JoinAnswer, JoinAsked, SubscribeAsked
@@ -140,6 +143,8 @@ class HttpConversation:
         self._to_acknowledge: Place | None = None
         self._ack_timer: Any = None
         self._head = 0
+        self._to_tell: deque[Numbered] = deque()
+        self._is_telling = False
 
     # -- events --------------------------------------------------------------------------------------------
 
@@ -320,7 +325,7 @@ class HttpConversation:
 
     def _acknowledge_soon(self) -> None:
         self._ack_timer = self._reactor.callLater(ACK_SECONDS, self._acknowledge_soon)
-        if len(self._tasks) < 2:
+        if len(self._tasks) < 2 + self._is_telling:
             self._tasks.start(self._acknowledge(), "acknowledging")
 
     async def _acknowledge(self) -> None:
@@ -338,6 +343,29 @@ class HttpConversation:
         else:
             self._head = max(self._head, answer.serial)
             self._put(Peers(answer.peers))
+
+    # -- what followers send up ----------------------------------------------------------------------------
+
+    def tell(self, origin: str, said: Sequence[Numbered]) -> None:
+        """Say what followers sent up: one request at a time, as the order matters."""
+        self._to_tell.extend(said)
+        if not self._is_telling and self._to_tell:
+            self._is_telling = True
+            self._tasks.start(self._guarded(self._tell(origin)), "passing commands up")
+
+    async def _tell(self, origin: str) -> None:
+        while self._to_tell:
+            room = MAX_FORWARDED_BYTES
+            some: list[tuple[int, str]] = []
+            while self._to_tell and room > 0:
+                number, line = self._to_tell.popleft()
+                some.append((number, line.decode()))
+                room -= len(line)
+            asked = ForwardedCommands(origin, some)
+            # If it fails the conversation ends, and they are said again in the next one.
+            taken = await self._ask("POST", "/v1/commands", asked, TakenCommands)
+            self._put(TakenUpTo(origin, taken.number, taken.since))
+        self._is_telling = False
 
     def close(self) -> None:
         """End it."""
