@@ -5,9 +5,11 @@ from typing import Any
 from twisted.internet.interfaces import IStreamClientEndpoint
 
 from synrepl.config import Settings
+from synrepl.hearing.commands import ServerCommands
 from synrepl.hearing.source import PATIENCE_SECONDS, Source, Trouble
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower import Event, Follower
+from synrepl.replication.publisher import Publisher
 from synrepl.transports.endpoints import client_endpoint
 from synrepl.transports.tcp import FollowerFactory
 from synrepl.wire.dialect import CURRENT
@@ -19,11 +21,19 @@ __all__ = ["FromServer"]
 class FromServer(Source):
     """Keeps a follower connected to the server at `endpoint`, a Twisted client endpoint string.
 
-    It speaks the settings' dialect, or the current one. A server of another name is refused.
+    It speaks the settings' dialect, or the current one. A server of another name is refused. With a
+    `publisher` the server is told what the followers of that one send up.
     """
 
     def __init__(
-        self, settings: Settings, reactor: Any, follower: Follower, *, endpoint: str, metrics: Metrics
+        self,
+        settings: Settings,
+        reactor: Any,
+        follower: Follower,
+        *,
+        endpoint: str,
+        metrics: Metrics,
+        publisher: Publisher | None = None,
     ) -> None:
         super().__init__(follower, reactor)
         self.endpoint = endpoint
@@ -39,6 +49,11 @@ class FromServer(Source):
             keepalive=Keepalive(ping_seconds=settings.ping_seconds, timeout_seconds=settings.timeout_seconds),
         )
         follower.on_event(self._happened)
+        self._commands: ServerCommands | None = None
+        if publisher is not None:
+            self._commands = ServerCommands(
+                follower, publisher, dialect=settings.dialect or CURRENT, clock=reactor, metrics=metrics
+            )
 
     def start(self) -> None:
         """Connect; go on for ever."""
@@ -46,6 +61,8 @@ class FromServer(Source):
 
     async def stop(self) -> None:
         """Disconnect."""
+        if self._commands is not None:
+            self._commands.stop()
         self._factory.stop()
         self.follower.stop()
 

@@ -68,8 +68,18 @@ class Sources:
         if settings.redis is not None:
             self.redis = self._on_redis(publisher, writing)
         for endpoint in settings.follow:
-            follower = self._follower(is_first=self.redis is None and not self.servers)
-            self.servers.append(FromServer(settings, reactor, follower, endpoint=endpoint, metrics=metrics))
+            is_first = self.redis is None and not self.servers
+            follower = self._follower(is_first=is_first)
+            server = FromServer(
+                settings,
+                reactor,
+                follower,
+                endpoint=endpoint,
+                metrics=metrics,
+                # Once: those on Redis hear all that followers send up, as does the first server without it.
+                publisher=publisher if is_first else None,
+            )
+            self.servers.append(server)
 
     def start(self) -> None:
         """Begin to hear."""

@@ -238,6 +238,10 @@ class BrokerPeer:
                 self.send(command)
             except LocalProtocolError as error:
                 self._logger.warn("{name} cannot be passed on: {why}", name=command.NAME, why=error.why)
+            else:
+                return
+        if self._publisher is not None:
+            self._publisher.metrics.commands_dropped.labels(command.NAME).inc()
 
     def fail(self, why: str) -> None:
         """Open the connections anew."""
