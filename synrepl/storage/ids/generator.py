@@ -113,6 +113,7 @@ class MultiWriterIdGenerator:
                 self.stream.writers,
                 positions=standing.positions,
                 persisted_upto=standing.persisted_upto,
+                own_row=standing.own_row,
             )
             self._saved = findings.positions.get(self.instance, 0)
             self._is_started = True

@@ -37,9 +37,9 @@ class IdStream(msgspec.Struct, frozen=True, kw_only=True):
     """A stream as the database knows it.
 
     `name` is its name in ``stream_positions``. `writers` are the instances that may write it; none means
-    whoever does, and then no positions are stored. A reader may leave out the name of the sequence.
-    `negative`: ids go down from -2, as those of backfilled events. On SQLite the sequence is a row of a table
-    of ours.
+    whoever does, in one process at a time, and then no positions are stored. A reader may leave out the name
+    of the sequence. `negative`: ids go down from -2, as those of backfilled events. On SQLite the sequence is
+    a row of a table of ours.
     """
 
     name: str

@@ -37,7 +37,7 @@ class INames(Protocol):
         """The transaction of the last calls has ended."""
 
     def give_back(self) -> None:
-        """Let the own name go."""
+        """Let the own names go."""
 
 
 class SessionNames:
@@ -87,19 +87,19 @@ class FileNames:
     """Locks on files beside an SQLite database."""
 
     def __init__(self) -> None:
-        self._own: FileLock | None = None
+        self._own: dict[str, FileLock] = {}
         self._tried: list[FileLock] = []
 
     def take(self, cursor: ICursor, name: str) -> str:
         """Take the name, or say which process has it."""
-        if self._own is not None:
+        if name in self._own:
             return ""
         lock = FileLock(_path_of(cursor, name))
         try:
             lock.acquire()
         except StorageError as error:
             return error.why
-        self._own = lock
+        self._own[name] = lock
         return ""
 
     def is_free(self, cursor: ICursor, name: str) -> bool:
@@ -126,10 +126,9 @@ class FileNames:
             self._tried.pop().release()
 
     def give_back(self) -> None:
-        """Let the own name go."""
-        if self._own is not None:
-            self._own.release()
-            self._own = None
+        """Let the own names go."""
+        while self._own:
+            self._own.popitem()[1].release()
 
 
 def _path_of(cursor: Any, name: str) -> Path:

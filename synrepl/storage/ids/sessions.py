@@ -42,7 +42,8 @@ class WriterSession:
     """The life of the writer `instance` over one database.
 
     `connect` gives a DB-API connection of the session's own, made and used in `thread` only. Generators that
-    belong to it are started by `start`, one after the other.
+    belong to it are started by `start`, one after the other. Of a stream without writers nobody can know who
+    else has ids unfinished, so only one process may have a session with it.
     """
 
     _logger = Logger()
@@ -80,6 +81,7 @@ class WriterSession:
         self._warned: set[tuple[str, int]] = set()
         self._timer: Any = None
         self._is_stopped = False
+        self._refused_stream = ""
         self._process = f"{socket.gethostname()}:{os.getpid()}:{token_hex(4)}"
         self._has_told = False
         self._is_last_beat = False
@@ -95,11 +97,7 @@ class WriterSession:
         """
         until = self._clock.seconds() + self._take_seconds
         if not await self._becomes(self._take, until):
-            raise StorageError(
-                op="start",
-                why=f"another process writes as {self.instance}: {self.refusal}",
-                hint="end it, or give this one another name",
-            )
+            raise self._refused()
         if not await self._becomes(self._is_settled, until):
             raise StorageError(
                 op="start",
@@ -114,6 +112,20 @@ class WriterSession:
             await generator.start(seen=seen.get(generator.stream.name, 0))
         await self._beat()
         self._beat_later()
+
+    def _refused(self) -> StorageError:
+        if self._refused_stream:
+            return StorageError(
+                op="start",
+                why=f"another process gives the ids of {self._refused_stream}, which names no writers, so"
+                f" that only one process may: {self.refusal}",
+                hint="end it, or name its writers",
+            )
+        return StorageError(
+            op="start",
+            why=f"another process writes as {self.instance}: {self.refusal}",
+            hint="end it, or give this one another name",
+        )
 
     async def _becomes(self, is_so: Callable[[], bool], until: float) -> bool:
         """Ask in the thread until it is so, or it is late; then nothing is left of the attempt."""
@@ -192,7 +204,7 @@ class WriterSession:
             self._gone.clear()
         try:
             cursor = self._connection.cursor()
-            self.refusal = self._names.take(cursor, self.instance)
+            self.refusal = self._take_names(cursor)
             if not self.refusal:
                 create_writers(cursor, self._flavor)
             self._connection.commit()
@@ -200,6 +212,19 @@ class WriterSession:
             self._close()
             raise
         return not self.refusal
+
+    def _take_names(self, cursor: ICursor) -> str:
+        """Take the name of this writer, and those of the streams that only one process may write. The empty
+        string, or who has one of them.
+        """
+        self._refused_stream = ""
+        refusal = self._names.take(cursor, self.instance)
+        for generator in self._generators:
+            if not refusal and not generator.stream.writers:
+                # No writer's name has a space in it.
+                refusal = self._names.take(cursor, f"stream {generator.stream.name}")
+                self._refused_stream = generator.stream.name if refusal else ""
+        return refusal
 
     def _is_settled(self) -> bool:
         """Whether nothing more can come of the ids of the last process of this name.

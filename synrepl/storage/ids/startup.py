@@ -54,10 +54,13 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a process begins: what `Tracker` is built from."""
+    """Where a process begins: what `Tracker` is built from. `own_row` is its highest row; 0 if it has none
+    beyond the linear position.
+    """
 
     positions: Mapping[str, int]
     persisted_upto: int
+    own_row: int = 0
 
 
 def examine(cursor: ICursor, database: IdDatabase, *, seen: int = 0) -> Findings:
@@ -146,6 +149,9 @@ def stand(cursor: ICursor, database: IdDatabase, instance: str | None) -> Standi
     A writer has nothing unfinished at its start, so it stands where the sequence does, or at its last row if
     there is one beyond the linear position. That is the lowest of all, moved on over rows that follow without
     a hole; a writer that never wrote stands there too.
+
+    Of a stream without writers it stands at the highest row: what the sequence gave beyond may be unfinished
+    in another process.
     """
     stream = database.stream
     positions = {
@@ -153,15 +159,19 @@ def stand(cursor: ICursor, database: IdDatabase, instance: str | None) -> Standi
         for name, token in database.positions(cursor).items()
         if name in stream.writers or (not stream.writers and instance is None)
     }
-    if instance is not None and stream.is_writer(instance):
+    own_row = 0
+    if instance is not None and not stream.writers:
+        positions[instance] = max(1, database.highest_row(cursor))
+    elif instance is not None and stream.is_writer(instance):
         positions[instance] = max(1, database.allocated(cursor))
     if positions:
         lowest = min(positions.values())
         upto = database.end_of_run(cursor, lowest)
         if instance in positions and instance is not None:
-            positions[instance] = database.last_row_of(cursor, instance, lowest) or positions[instance]
+            own_row = database.last_row_of(cursor, instance, lowest) or 0
+            positions[instance] = own_row or positions[instance]
     else:
         upto = max(database.highest_row(cursor), 1)
     for writer in stream.writers:
         positions.setdefault(writer, upto)
-    return Standing(positions=positions, persisted_upto=upto)
+    return Standing(positions=positions, persisted_upto=upto, own_row=own_row)

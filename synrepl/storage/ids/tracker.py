@@ -24,7 +24,7 @@ class Tracker:
 
     `writers` are the instances that may write; none at all means that whoever is heard of is one. A position
     heard of an instance that is no writer is remembered and otherwise ignored: it cannot hold up the linear
-    position.
+    position. `own_row` is the highest id with a row of this writer (0: none), which is complete.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class Tracker:
         *,
         positions: Mapping[str, int],
         persisted_upto: int,
+        own_row: int = 0,
     ) -> None:
         self.instance = instance
         self.writers = frozenset(writers)
@@ -48,7 +49,7 @@ class Tracker:
         self._unfinished_heap: list[int] = []
         self._asking: list[int] = []
         self._finished: list[int] = []
-        self._persisted: list[int] = []
+        self._persisted: list[int] = [own_row] if own_row > persisted_upto else []
 
     @property
     def is_writer(self) -> bool:

@@ -11,8 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from synrepl.storage.ids import MultiWriterIdGenerator, transact
+from synrepl.errors import StorageError
+from synrepl.storage.ids import MultiWriterIdGenerator, WriterSession, transact
 from synrepl.storage.ids.tracker import Tracker
+from synrepl.storage.threads import ImmediateThread
 from tests.storage.ids.databases import IdCase
 
 WRITERS = ["A", "B", "C"]
@@ -223,6 +225,99 @@ class _Machine(RuleBasedStateMachine):
                 self.beat(name)
         for process in self.processes.values():
             assert process.generator.persisted_upto * self.sign >= self.last_written
+
+
+class _UnnamedMachine(RuleBasedStateMachine):
+    """A stream that names no writers, and two processes that would give its ids, in any order of starting,
+    reserving, finishing, dying and ending. One at a time may."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.case = IdCase()
+        self.case.setUp()
+        self.sessions: dict[str, WriterSession] = {}
+        self.processes: dict[str, _Process] = {}
+        self.pending: set[int] = set()
+        self.taken: set[int] = set()
+        self.last_written = 1
+
+    def teardown(self) -> None:
+        if hasattr(self, "case"):
+            for name in list(self.sessions):
+                self.crash(name)
+            self.case.doCleanups()
+
+    @rule(name=st.sampled_from(["A", "B"]))
+    def start(self, name: str) -> None:
+        if name in self.sessions:
+            return
+        generator = self.case.generator(name, [])
+        session = WriterSession(
+            self.case.connect,
+            [generator],
+            instance=name,
+            flavor=self.case.flavor,
+            clock=self.case.clock,
+            thread=ImmediateThread(),
+            take_seconds=0,
+        )
+        if self.sessions:
+            with pytest.raises(StorageError, match="names no writers"):
+                self.case.wait(session.start())
+            return
+        self.case.wait(session.start())
+        self.sessions[name] = session
+        self.processes[name] = _Process(generator)
+        assert generator.persisted_upto >= self.last_written
+
+    @rule(name=st.sampled_from(["A", "B"]))
+    def crash(self, name: str) -> None:
+        session = self.sessions.pop(name, None)
+        if session is None:
+            return
+        session._timer.cancel()
+        session._close()
+        for _, ids in self.processes.pop(name).open:
+            self.pending.difference_update(ids)
+
+    @rule(name=st.sampled_from(["A", "B"]), count=st.integers(1, 3))
+    def reserve(self, name: str, count: int) -> None:
+        if name not in self.processes:
+            return
+        context = self.processes[name].generator.next_many(count)
+        ids = list(self.case.wait(context.__aenter__()))
+        assert not self.taken.intersection(ids), "an id was given twice"
+        self.taken.update(ids)
+        self.pending.update(ids)
+        self.processes[name].open.append((context, ids))
+
+    @rule(name=st.sampled_from(["A", "B"]), which=st.integers(0, 9), fails=st.booleans())
+    def finish(self, name: str, which: int, fails: bool) -> None:
+        process = self.processes.get(name)
+        if process is None or not process.open:
+            return
+        context, ids = process.open.pop(which % len(process.open))
+        if not fails:
+            self.case.interact(lambda cursor: self.case.insert(cursor, ids, name))
+            self.last_written = max(self.last_written, *ids)
+        self.pending.difference_update(ids)
+        error = ValueError("no") if fails else None
+        self.case.wait(context.__aexit__(type(error) if error else None, error, None))
+
+    @invariant()
+    @precondition(lambda self: hasattr(self, "processes"))
+    def nothing_runs_ahead(self) -> None:
+        first = min(self.pending, default=None)
+        for process in self.processes.values():
+            upto = process.generator.persisted_upto
+            assert first is None or upto < first, f"linear position {upto}, but {first} is unfinished"
+            assert self.pending or upto >= self.last_written
+
+
+class UnnamedDefinitionTests(_UnnamedMachine.TestCase):  # type: ignore[misc, valid-type]  # made so
+    """Never ahead of the truth, where no writers are named."""
+
+    settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
 class SQLiteMachine(_Machine):

@@ -110,6 +110,20 @@ class Sessions(IdCase):
         self.assertEqual((6, 6), (a.persisted_upto, b.persisted_upto))
         self.assertEqual({"A": 6, "B": 6}, self.get_positions())
 
+    def test_a_stream_without_writers_has_one_process(self) -> None:
+        """Nobody knows who else may have ids unfinished, so a second process could call them complete."""
+        first = self.session("A", self.generator("A", []))
+        self.wait(first.start())
+
+        second = self.session("B", self.generator("B", []))
+        second._take_seconds = 0
+        refused = self.assertRaises(StorageError, self.wait, second.start())
+
+        self.assertIn("another process gives the ids of things, which names no writers", str(refused))
+        self.assertIn("name its writers", str(refused))
+        self.end(first)
+        self.wait(self.session("C", self.generator("C", [])).start())
+
     def test_a_rollback_is_told(self) -> None:
         """Nothing was stored for it, but readers of the database are not left waiting for the id."""
         _, a = self.begun("A")

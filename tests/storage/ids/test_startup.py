@@ -178,6 +178,34 @@ class StartUp(IdCase):
         )
         self.assertEqual({"A": 3}, self.get_positions())
 
+    def test_the_own_last_row_counts_as_complete(self) -> None:
+        """The linear position goes on over it as soon as what lies before it is complete."""
+        a, b = self.started("A", ["A", "B"]), self.started("B", ["A", "B"])
+        self.write_facts(a)
+        self.set_position("B", 2)
+        waiting = b.next()
+        token = self.wait(waiting.__aenter__())
+        self.write_facts(a)
+        again = self.started("A", ["A", "B"])
+        self.assertEqual((2, 4), (again.persisted_upto, again.minimal_token))
+
+        self.row("B", token)
+        self.wait(waiting.__aexit__(None, None, None))
+        again.advance("B", token, wrote=True)
+
+        self.assertEqual(4, again.persisted_upto)
+
+    def test_a_stream_without_writers_begins_at_its_highest_row(self) -> None:
+        """What the sequence gave beyond may be in the hands of a process that is still at work."""
+        first = self.started("A", [])
+        self.write_facts(first)
+        self.wait(first.next_many(3).__aenter__())
+
+        second = self.started("B", [])
+
+        self.assertEqual((2, 2, 2), (second.persisted_upto, second.minimal_token, second.announced_token))
+        self.assertEqual([6], self.write_facts(second))
+
     def test_how_far_it_can_be_waited_for(self) -> None:
         """Unfinished ids exist, and may be waited for; those of other streams are not known here."""
         generator = self.started("A", ["A", "B"])
