@@ -116,17 +116,25 @@ class ReplicationProtocol(LineOnlyReceiver):
         self._arm()
 
     def dataReceived(self, data: bytes) -> None:
-        """All lines of what arrived go to the session at once.
+        """All lines of what arrived go to the session at once, unless `lineReceived` is overridden.
 
         `LineOnlyReceiver` would hand them over one by one, which alone costs more than reading a row.
         """
         self._metrics.bytes_in.inc(len(data))
         lines, too_long = self._lines.feed(data)
-        self._do(self.session.receive(lines, clean=data.isascii() and b"\r" not in data))
+        if getattr(self.lineReceived, "__func__", None) is ReplicationProtocol.lineReceived:
+            self._do(self.session.receive(lines, clean=data.isascii() and b"\r" not in data))
+        else:
+            for line in lines:
+                if self.session.closed:
+                    return
+                self.lineReceived(line)
         if too_long:
             self._do(self.session.line_too_long())
 
     def lineReceived(self, line: bytes) -> None:
+        """One line goes to the session. A subclass that overrides this sees each line, and reads rows at
+        about a ninth of the speed."""
         self._do(self.session.receive([line]))
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
@@ -316,6 +324,7 @@ class PublisherFactory(Factory):
     """
 
     noisy = False
+    protocol: type[ReplicationProtocol] = ReplicationProtocol
     _logger = Logger()
 
     def __init__(
@@ -353,7 +362,7 @@ class PublisherFactory(Factory):
             seconds=self._clock.seconds,
             keepalive=self._keepalive,
         )
-        protocol = ReplicationProtocol(
+        protocol = self.protocol(
             session,
             self._attach,
             self._clock,
@@ -452,6 +461,7 @@ class FollowerFactory(ReconnectingClientFactory):
     factor = 2.0
     jitter = 0.3
     noisy = False
+    protocol: type[ReplicationProtocol] = ReplicationProtocol
     _logger = Logger()
 
     def __init__(
@@ -489,7 +499,7 @@ class FollowerFactory(ReconnectingClientFactory):
             expected_server=self._expected_server,
             keepalive=self._keepalive,
         )
-        protocol = self.current = ReplicationProtocol(
+        protocol = self.current = self.protocol(
             session,
             lambda made: _FollowerEnd(self._follower, made),
             self.clock,
