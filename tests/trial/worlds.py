@@ -1,0 +1,116 @@
+"""A log with a publisher and a site, and a follower, on sockets of this machine."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.logger import Logger
+from twisted.trial.unittest import TestCase
+
+from synrepl.connecting import PublisherService, connect, serve
+from synrepl.ports.metrics import Metrics
+from synrepl.replication.follower import Event, Follower
+from synrepl.replication.publisher import Publisher
+from synrepl.replication.updates import Updates
+from synrepl.storage import Log, ReactorThread, SQLiteEngine
+from synrepl.streams.catalog import PUSH_RULES
+from synrepl.streams.table import StreamTable
+from synrepl.transports.http.server import make_site
+
+__all__ = ["World"]
+
+
+class World(TestCase):
+    """A publisher of ``push_rules`` whose followers come over real connections."""
+
+    timeout = 60.0
+
+    async def setUp(self) -> None:  # type: ignore[override]
+        self.clock: Any = reactor
+        # Short: the path of a UNIX socket has some hundred characters at most.
+        self.home = Path(tempfile.mkdtemp(prefix="synrepl-"))
+        self.addCleanup(shutil.rmtree, self.home)
+        table = StreamTable.default()
+        self.log = Log(
+            SQLiteEngine(self.home / "log.db"),
+            ReactorThread(reactor, "writing"),
+            ReactorThread(reactor, "reading"),
+            reactor,
+            ephemeral=[stream.name for stream in table if stream.ephemeral],
+            logger=Logger(),
+        )
+        await self.log.start()
+        self.addCleanup(lambda: ensureDeferred(self.log.stop()))
+        metrics = Metrics(CollectorRegistry())
+        self.publisher = Publisher(self.log, table, self.clock, metrics, instance="master")
+        self.addCleanup(self.publisher.stop)
+        site = make_site(
+            log=self.log,
+            publisher=self.publisher,
+            table=table,
+            metrics=metrics,
+            clock=self.clock,
+            instance="master",
+            server_name="hs.example",
+        )
+        port: Any = self.clock.listenTCP(0, site, interface="127.0.0.1")
+        self.addCleanup(port.stopListening)
+        self.url = f"http://127.0.0.1:{port.getHost().port}"
+        self.applied: list[int] = []
+        self.events: list[Event] = []
+        self._waiting: list[tuple[str, int, Deferred[None]]] = []
+
+    async def serving(self, description: str) -> tuple[PublisherService, Any]:
+        """A listener for followers, and its port."""
+        service = serve(self.clock, description, self.publisher, server_name="hs.example")
+        service.startService()
+        port = await service.listening
+        self.addCleanup(lambda: service.running and service.stopService())
+        return service, port
+
+    def following(self, description: str, **options: Any) -> Follower:
+        """A follower that is kept connected until the end of the test."""
+        follower = Follower(instance="worker", start="earliest")
+        follower.on(PUSH_RULES)(self._apply)
+        follower.on_event(self._note)
+        service = connect(self.clock, description, follower, http=self.url, **options)
+        service.startService()
+        self.addCleanup(service.stopService)
+        self.addCleanup(lambda: ensureDeferred(follower.catch_up.stop()))  # type: ignore[attr-defined]
+        return follower
+
+    async def append(self, *users: str) -> None:
+        """A fact for each of these."""
+        facts = [json.dumps([[user]], separators=(",", ":")).encode() for user in users]
+        await self.log.append("push_rules", "master", facts)
+
+    def happens(self, kind: str, times: int) -> "Deferred[None]":
+        """Fires when this has happened so many times (``applied``: so many facts were applied)."""
+        done: Deferred[None] = Deferred()
+        self._waiting.append((kind, times, done))
+        self._look()
+        return done
+
+    def _apply(self, updates: Updates[Any]) -> None:
+        self.applied.append(updates.token)
+        self._look()
+
+    def _note(self, event: Event) -> None:
+        self.events.append(event)
+        self._look()
+
+    def _look(self) -> None:
+        for waiting in list(self._waiting):
+            kind, times, done = waiting
+            if kind == "applied":
+                count = len(self.applied)
+            else:
+                count = sum(event.kind == kind for event in self.events)
+            if count >= times:
+                self._waiting.remove(waiting)
+                done.callback(None)
