@@ -212,7 +212,8 @@ class Settings:
     )
     instance_map: Mapping[str, str] = setting(
         MappingProxyType({}),
-        "Where to pull missed rows of writers that are not us: instance name to HTTP address.",
+        "Where to pull missed rows of writers that are not us: instance name to HTTP address, as a URL, or as"
+        " `host`, `port` and `tls`, as Synapse has it. The daemon's own name is ignored.",
         parse=values.instance_map,
         metavar="TABLE",
         kind="file",
@@ -287,6 +288,7 @@ class Settings:
         built = cls(**found, warnings=tuple(warnings))
         built = dataclasses.replace(
             built,
+            instance_map=built.without_own_name(),
             table_streams=tuple(
                 msgspec.structs.replace(one, default_writer=built.instance_name)
                 for one in built.table_streams
@@ -294,6 +296,14 @@ class Settings:
         )
         check(built)
         return built
+
+    def without_own_name(self) -> Mapping[str, str]:
+        """The map of instances without this one: a map that all workers share has it too.
+
+        By default this daemon has the name of Synapse's main process, which is another one.
+        """
+        own = {self.instance_name} - {"master", "main"}
+        return MappingProxyType({name: url for name, url in self.instance_map.items() if name not in own})
 
     def keyring(self) -> Keyring:
         """The secrets that peers may show to this daemon."""

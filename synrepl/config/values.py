@@ -225,16 +225,41 @@ def maybe_positive(value: Any) -> float | None:
 
 
 def instance_map(value: Any) -> Mapping[str, str]:
-    """Instance names to HTTP addresses."""
+    """Instance names to HTTP addresses: URLs, or tables as in the configuration of Synapse."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"is a table of instance names and HTTP addresses, not {value!r}")
-    for name, url in value.items():
-        word(name)
-        if not isinstance(url, str) or not re.match(r"https?://[^/\s]", url):
-            raise ConfigError(
-                f"has {url!r} for {name}, which is no HTTP address such as http://localhost:9101"
-            )
-    return MappingProxyType({str(name): url for name, url in value.items()})
+    return MappingProxyType({word(name): _instance_url(name, where) for name, where in value.items()})
+
+
+def _instance_url(name: str, where: Any) -> str:
+    """Where an instance answers HTTP."""
+    if isinstance(where, Mapping):
+        return _synapse_url(name, where)
+    if not isinstance(where, str) or not re.match(r"https?://[^/\s]", where):
+        raise ConfigError(
+            f"has {where!r} for {name}, which is no HTTP address such as http://localhost:9101,"
+            " and no table of host, port and tls"
+        )
+    return where
+
+
+def _synapse_url(name: str, where: Mapping[Any, Any]) -> str:
+    """The URL of an instance of which Synapse knows `host`, `port` and `tls`."""
+    if "path" in where:
+        raise ConfigError(
+            f"has the Unix socket {where['path']!r} for {name}: rows are fetched over HTTP over TCP; give"
+            f" {name} a TCP replication listener, and say its host and port"
+        )
+    unknown = sorted(str(key) for key in where if key not in ("host", "port", "tls"))
+    host, port, tls = where.get("host"), where.get("port"), where.get("tls", False)
+    is_port = isinstance(port, int) and not isinstance(port, bool) and 0 < port < 65_536
+    is_host = isinstance(host, str) and re.fullmatch(r"[^/\s@?#\[\]]+", host)
+    if unknown or not (is_host and is_port and isinstance(tls, bool)):
+        raise ConfigError(
+            f"has {dict(where)!r} for {name}, which is no table of host, port (1 to 65535) and tls (true or"
+            " false; false unless said), such as {host: localhost, port: 9101}"
+        )
+    return f"http{'s' if tls else ''}://{f'[{host}]' if ':' in str(host) else host}:{port}"
 
 
 def tables(value: Any) -> "tuple[TableStream, ...]":

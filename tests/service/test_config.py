@@ -286,6 +286,12 @@ def test_what_makes_no_sense_is_told_in_one_line(arguments: list[str], said: str
         ("- a\n", "expected `key: value` lines"),
         ("insecure: 'yes'\n", "insecure in .* is true or false"),
         ("instance_map: {w1: nonsense}\n", "no HTTP address"),
+        ("instance_map: {w1: {path: /run/w1.sock}}\n", "Unix socket '/run/w1.sock' for w1.* HTTP over TCP"),
+        ("instance_map: {w1: {host: localhost}}\n", "for w1, which is no table of host, port"),
+        ("instance_map: {w1: {host: localhost, port: 70000}}\n", "for w1, which is no table of host, port"),
+        ("instance_map: {w1: {host: h, port: 1, tls: maybe}}\n", "for w1, which is no table of host, port"),
+        ("instance_map: {w1: {host: h/x, port: 1}}\n", "for w1, which is no table of host, port"),
+        ("instance_map: {w1: {host: h, port: 1, ssl: true}}\n", "for w1, which is no table of host, port"),
         ("listen: []\n", "or a list of them"),
         ("listen: {a: b}\n", "or a list of them"),
     ],
@@ -309,6 +315,54 @@ def test_the_map_of_instances_is_for_the_file_only(tmp_path: Path) -> None:
     assert Settings.build(file=path).instance_map == {"w1": "http://localhost:9101"}
     with pytest.raises(UsageError, match="not recognized"):
         parsed("--instance-map", "w1")
+
+
+def test_the_map_of_instances_is_taken_as_synapse_has_it(tmp_path: Path) -> None:
+    """It is pasted from a configuration that all workers share: this daemon is in it too."""
+    path = tmp_path / "synrepl.yaml"
+    path.write_text(
+        """
+        instance_name: synrepl1
+        redis: redis://r
+        redis_writes: [caches]
+        instance_map:
+          main: {host: localhost, port: 9100}
+          w1: {host: w1.example, port: 9101, tls: true}
+          w2: {host: "::1", port: 9102, tls: false}
+          w3: http://localhost:9103
+          synrepl1: {host: localhost, port: 9093}
+        """
+    )
+
+    assert {
+        "main": "http://localhost:9100",
+        "w1": "https://w1.example:9101",
+        "w2": "http://[::1]:9102",
+        "w3": "http://localhost:9103",
+    } == Settings.build(file=path).instance_map
+
+
+def test_a_daemon_named_as_the_main_process_may_fetch_from_it(tmp_path: Path) -> None:
+    """Its name is `master` unless it is given another one."""
+    path = written(tmp_path, instance_map={"master": "http://localhost:9100"})
+
+    assert {"master": "http://localhost:9100"} == Settings.build(file=path).instance_map
+
+
+def test_a_writer_on_redis_has_no_name_of_another_instance(tmp_path: Path) -> None:
+    """Two that share one make the others drop facts of both."""
+    path = tmp_path / "synrepl.yaml"
+    path.write_text(
+        """
+        instance_name: synrepl1
+        redis: redis://r
+        redis_writes: [{stream: caches, writer: w1}]
+        instance_map: {w1: {host: localhost, port: 9101}}
+        """
+    )
+
+    with pytest.raises(ConfigError, match="w1 is the name of another writer"):
+        Settings.build(file=path)
 
 
 def certified(folder: Path) -> None:
