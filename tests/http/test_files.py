@@ -13,6 +13,7 @@ from twisted.python.failure import Failure
 
 from synrepl.errors import NotConnected
 from synrepl.ports.files import ISpool
+from synrepl.replication.holdings import Holdings
 from synrepl.storage.files.checking import StoredFile
 from synrepl.transports.http import uploads
 from synrepl.transports.http.refusals import RequestRefused
@@ -214,6 +215,15 @@ class GetTests(FilesSiteCase):
         answer = self.get(PLACE, f'If-None-Match: "{SHA}"')
 
         self.assertEqual((304, b"", f'"{SHA}"'), (answer.status, answer.body, answer.headers["etag"]))
+
+    def test_a_copy_of_some_writers_does_not_say_that_nobody_named_a_file(self) -> None:
+        """Another writer may have, whose facts are not there."""
+        self.publisher.holdings = Holdings(lambda: {"filter": '{"writers":["master"]}'})
+
+        found, other = self.get(PLACE), self.get(f"/v1/files/sha256/{checksum(b'else')}")
+
+        self.assertEqual((200, 409, "filtered"), (found.status, other.status, other.json()["error"]))
+        self.assertIn("this copy holds only facts of the writer master", other.json()["message"])
 
     def test_what_nobody_named_is_not_there(self) -> None:
         """Unless it is: bytes are brought before they are named."""

@@ -30,7 +30,7 @@ from synrepl.streams.table import StreamTable
 from synrepl.transports.http.answers import INTERNAL, Refused, as_refused, ours, synapse
 from synrepl.transports.http.authorization import Guard, check_right, check_streams
 from synrepl.transports.http.gauges import refresh
-from synrepl.transports.http.held import check_held, check_readable, say_held
+from synrepl.transports.http.held import check_held, check_readable, filtered, say_held
 from synrepl.transports.http.intact import HEADER, content_digest, is_intact, is_wanted
 from synrepl.transports.http.origins import check_content_type
 from synrepl.transports.http.parameters import integers, reader_of
@@ -57,6 +57,7 @@ JSON: Final = b"application/json"
 MAX_SERIALS: Final = 1_000
 UNAUTHORIZED: Final = 401
 FILES: Final = "files"
+NO_SUCH_FILE: Final = "no_such_file"
 NO_COPIES: Final = Refused(404, "not_found", "this log has no copies")
 CATCH_UP: Final = "/_synapse/replication/get_repl_stream_updates/"
 
@@ -281,7 +282,14 @@ class Api:
         async def answer() -> bytes | None:
             check_readable(self._holdings)
             check_held(self._holdings, [FILES])
-            return await self._files.get(request, sha256)
+            try:
+                return await self._files.get(request, sha256)
+            except Refused as refused:
+                if refused.code == NO_SUCH_FILE and self._holdings.filter.writers is not None:
+                    # A writer whose facts are not here may have named it.
+                    why = f"{refused.message} here: {self._holdings.describe()}"
+                    raise filtered(self._holdings, why) from refused
+                raise
 
         return await self._answer(request, answer, stream=FILES)
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 from synrepl.replication.holdings import Holdings
 from synrepl.transports.http.answers import Refused
 
-__all__ = ["NOT_READY_SECONDS", "check_held", "check_readable", "say_held"]
+__all__ = ["NOT_READY_SECONDS", "check_held", "check_readable", "filtered", "say_held"]
 
 NOT_READY_SECONDS: Final = b"5"
 
@@ -21,8 +21,13 @@ def check_readable(holdings: Holdings) -> None:
 def check_held(holdings: Holdings, streams: Iterable[str] = (), writers: Iterable[str] = ()) -> None:
     """Raises `Refused` if facts of one of these streams or writers are not held here."""
     if why := holdings.lacks(streams, writers):
-        more = {"retryable": False, "moved_to": holdings.elsewhere}
-        raise Refused(409, "filtered", why, more=more)
+        raise filtered(holdings, why)
+
+
+def filtered(holdings: Holdings, why: str) -> Refused:
+    """A refusal of what the filter of this copy has left out."""
+    more = {"retryable": False, "moved_to": holdings.elsewhere}
+    return Refused(409, "filtered", why, more=more)
 
 
 def say_held(request: Any, holdings: Holdings) -> None:
