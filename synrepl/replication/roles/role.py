@@ -176,7 +176,10 @@ class Roles:
             self._seal_for(left, uuid)
         told = [Address.parse(text) for text in noted.told] if noted is not None else []
         if self.role == PRIMARY:
-            self._inquiry.start(self._to_tell([*told, *self._known(), *self._others()]))
+            known = self._to_tell([*told, *self._known(), *self._others()])
+            if known:
+                self._logger.info("asking {count} known daemons who is primary", count=len(known))
+            self._inquiry.start(known)
             self._seal_as_primary()
         self._must_tell(self._to_tell(told))
 
