@@ -69,6 +69,11 @@ class Metrics:
             " for them.",
             ["command"],
         )
+        self.commands_unread = counter(
+            "commands_unread",
+            "Commands that fell out of the feed (GET /v1/commands) before anybody acknowledged them.",
+            ["command"],
+        )
         self.errors_sent = counter("errors_sent", "Peers told ERROR and closed.")
         self.catch_up_requests = counter(
             "catch_up_requests", "Pages of missed rows fetched or served.", ["direction"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from twisted.logger import Logger
 
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
+from synrepl.ports.access import LOCAL, Access, Right
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.wire.codec import codec_of
@@ -236,13 +237,13 @@ class CommandReceiver:
         self._timer: Any = None
 
     def take(
-        self, origin: str, said: Sequence[Numbered], *, source: object = None, may_write: bool = True
+        self, origin: str, said: Sequence[Numbered], *, source: object = None, access: Access = LOCAL
     ) -> tuple[int, int]:
         """Take these commands of an origin. Returns the number up to which all were taken, and the one since
         which they are known here.
 
-        `source` is the connection they came on; commands for others are not sent back there. Raises
-        RemoteProtocolError if the origin has no name.
+        `source` is the connection they came on; commands for others are not sent back there. `access` is that
+        of the replica. Raises RemoteProtocolError if the origin has no name.
         """
         if not is_name(origin):
             raise RemoteProtocolError("the origin of forwarded commands is one printable word")
@@ -253,7 +254,7 @@ class CommandReceiver:
                 known = self._begin(origin, number + 1 if line == PING else number)
             if number > known.number:
                 known.number = number
-                self._take(known, line, source, may_write=may_write)
+                self._take(known, line, source, access)
         if known is None:
             return 0, 1
         known.heard = self._clock.seconds()
@@ -287,7 +288,7 @@ class CommandReceiver:
         if self._origins:
             self._timer = self._clock.callLater(EXPIRY_SECONDS / 10, self._expire)
 
-    def _take(self, origin: Origin, line: bytes, source: object, *, may_write: bool) -> None:
+    def _take(self, origin: Origin, line: bytes, source: object, access: Access) -> None:
         publisher = self._publisher
         name = "?"
         try:
@@ -295,8 +296,10 @@ class CommandReceiver:
             name = command.NAME
             if isinstance(command, Ping):
                 return
-            if isinstance(command, InvalidateCache) and not may_write:
-                raise RemoteProtocolError("its key does not allow it to write")
+            if isinstance(command, InvalidateCache) and (
+                why := access.lacks(Right.WRITE) or access.hides(["caches"])
+            ):
+                raise RemoteProtocolError(why)
             publisher.metrics.count_commands([command])
             if isinstance(command, RemoteServerUp):
                 publisher.relay(command, but=source)

@@ -195,6 +195,7 @@ class Publisher:
             clock,
             instance=instance,
             dropped=lambda name: metrics.commands_dropped.labels(name).inc(),
+            unread=lambda name: metrics.commands_unread.labels(name).inc(),
         )
         self.forwarded = CommandReceiver(self, clock)
         self._relayed: list[Callable[[Command, object], None]] = []

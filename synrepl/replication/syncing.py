@@ -101,6 +101,10 @@ class SyncingUsers:
         """Everybody who is syncing now."""
         return {user_id for user_id, _ in self._counts}
 
+    def now(self) -> list[tuple[str, str | None, int]]:
+        """The same with their devices, and on how many workers."""
+        return [(user_id, device_id, count) for (user_id, device_id), count in self._counts.items()]
+
     def heard_from(self, connection: object) -> None:
         """This connection is alive, and so are the workers it speaks for."""
         speaker = self._speakers.get(connection)

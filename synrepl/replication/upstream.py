@@ -13,6 +13,7 @@ from synrepl.errors import RemoteProtocolError, ReplicationError, RowError
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.tasks import Tasks
+from synrepl.replication.command_feed import CommandFeed
 from synrepl.replication.federation_acks import FederationAcks
 from synrepl.replication.forwarding import FORWARDED, Origin
 from synrepl.replication.syncing import SyncingUsers
@@ -58,7 +59,8 @@ class Upstream:
     INVALIDATE_CACHE becomes a fact of ``caches``; FEDERATION_ACK lets memory go; USER_SYNC is kept in
     `syncing`. REMOTE_SERVER_UP is passed on by the publisher. Where there are processes above this one, on a
     shared channel, they are told what concerns them (`on_upward`). A primary, or a server, that this daemon
-    follows is told all that followers send up (`carry`). `dropped` hears of what it could not be told.
+    follows is told all that followers send up (`carry`). `dropped` hears of what it could not be told. Where
+    nobody is told, the homeserver may read it (`feed`).
     """
 
     _logger = Logger()
@@ -71,6 +73,7 @@ class Upstream:
         *,
         instance: str,
         dropped: Callable[[str], None] = lambda name: None,
+        unread: Callable[[str], None] = lambda name: None,
     ) -> None:
         self.syncing = SyncingUsers(clock)
         self._log = log
@@ -86,6 +89,7 @@ class Upstream:
         self._upward: list[Callable[[Command], None]] = []
         self._carriers: list[Carrier] = []
         self._dropped = dropped
+        self.feed = CommandFeed(clock, unread)
         self._lives: dict[object, str] = {}
         self._subscribers: defaultdict[type[Command], list[Callable[[Any], None]]] = defaultdict(list)
 
@@ -167,7 +171,7 @@ class Upstream:
             named = self._named(connection, command)
             if named is not None:
                 self._tell_upward(named)
-        if self._carriers and isinstance(command, FORWARDED) and not isinstance(command, InvalidateCache):
+        if isinstance(command, FORWARDED) and not isinstance(command, InvalidateCache):
             named = self._named(connection, command)
             if named is None:
                 named = msgspec.structs.replace(command, instance=self._instance)
@@ -189,8 +193,11 @@ class Upstream:
             subscriber(command)
 
     def _carry(self, command: Command) -> bool:
-        """Whether somebody passes this on. What nobody does, who should, is counted."""
+        """Whether somebody passes this on. What nobody does, who should, is counted. Where there is no
+        process above this one, the homeserver may read it."""
         carriers = [carrier for carrier in self._carriers if carrier.is_active]
+        if not carriers and not (self._upward and isinstance(command, UPWARD)):
+            self.feed.add(command)
         told = [carrier.tell(command) for carrier in carriers]
         if carriers and not any(told):
             self._dropped(command.NAME)

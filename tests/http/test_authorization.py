@@ -65,6 +65,28 @@ class Authorization(SiteCase):
         self.assertIn("replicate", joined.json()["message"])
         self.assertEqual(200, self.asked("GET", "/v1/changelog", "of paris").status)
 
+    def test_what_workers_send_up_wants_more_than_reading(self) -> None:
+        """The lines of USER_IP hold access tokens."""
+        read = self.asked("GET", "/v1/commands", "of paris")
+        acknowledged = self.asked("POST", "/v1/commands/ack", "of paris", b'{"life":"x","number":0}')
+        forwarded = self.asked("POST", "/v1/commands", "of paris", b'{"origin":"copy-1"}')
+
+        self.assertEqual([403] * 3, [one.status for one in (read, acknowledged, forwarded)])
+        self.assertIn("administer", read.json()["message"])
+        self.assertIn("replicate", forwarded.json()["message"])
+        self.assertEqual(200, self.asked("GET", "/v1/syncing", "of paris").status)
+
+    def test_a_forwarded_invalidation_wants_the_right_to_write_its_stream(self) -> None:
+        """As one does that a follower says here."""
+        said = b'{"origin":"copy-1","commands":[[1,"INVALIDATE_CACHE f [\\"x\\"]"]]}'
+        answer = self.asked("POST", "/v1/commands", "of oslo", said)
+        self.assertEqual(({"number": 1, "since": 1}, 0), (answer.json(), self.log.serial))
+        self.assertEqual(1, self.metrics.commands_dropped.labels("INVALIDATE_CACHE")._value.get())
+
+        self.asked("POST", "/v1/commands", SHARED, said.replace(b"[[1,", b"[[2,"))
+
+        self.assertEqual(1, self.log.serial)
+
     def test_a_key_sees_its_streams_alone(self) -> None:
         """In every way in which streams are read or written."""
         for stream in ("receipts", "push_rules"):
@@ -76,6 +98,7 @@ class Authorization(SiteCase):
             ("GET", "/v1/streams/push_rules/allocated", b""),
             ("GET", "/v1/changelog?streams=receipts,push_rules", b""),
             ("GET", "/v1/extent?streams=push_rules", b""),
+            ("GET", "/v1/syncing", b""),
             ("GET", f"/v1/files/sha256/{'0' * 64}", b""),
             ("POST", "/v1/streams/push_rules/facts", b'{"facts":[[["@b:hs"]]]}'),
             ("POST", "/v1/facts", b'{"appends":[{"stream":"push_rules","facts":[[["@b:hs"]]]}]}'),

@@ -501,7 +501,7 @@ class Relay:
             command.origin,
             [(command.number, command.line.encode())],
             source=self,
-            may_write=not self._access.lacks(Right.WRITE),
+            access=self._access,
         )
         self._taken = Taken(origin=command.origin, number=number, since=since)
 

@@ -58,6 +58,8 @@ MAX_SERIALS: Final = 1_000
 UNAUTHORIZED: Final = 401
 FILES: Final = "files"
 NO_SUCH_FILE: Final = "no_such_file"
+PRESENCE: Final = "presence"
+NDJSON: Final = b"application/x-ndjson"
 NO_COPIES: Final = Refused(404, "not_found", "this log has no copies")
 CATCH_UP: Final = "/_synapse/replication/get_repl_stream_updates/"
 
@@ -323,6 +325,25 @@ class Api:
     async def post_commands(self, request: Any) -> bytes | None:
         """A replica passes on what its followers send up."""
         return await self._answer(request, lambda: self._commands.take(request), right=Right.REPLICATE)
+
+    @app.route("/v1/commands", methods=["GET"])
+    async def get_commands(self, request: Any) -> bytes | None:
+        """What followers send up, and this daemon cannot act on."""
+        return await self._answer(
+            request, lambda: self._commands.read(request), right=Right.ADMINISTER, content_type=NDJSON
+        )
+
+    @app.route("/v1/commands/ack", methods=["POST"])
+    async def post_commands_ack(self, request: Any) -> bytes | None:
+        """The homeserver has acted on them."""
+        return await self._answer(
+            request, lambda: self._commands.acknowledge(request), right=Right.ADMINISTER
+        )
+
+    @app.route("/v1/syncing", methods=["GET"])
+    async def get_syncing(self, request: Any) -> bytes | None:
+        """Who is syncing now."""
+        return await self._answer(request, lambda: self._commands.syncing(request), stream=PRESENCE)
 
     @app.route("/v1/leases", methods=["GET"])
     async def get_leases(self, request: Any) -> bytes | None:
