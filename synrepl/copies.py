@@ -20,7 +20,7 @@ from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay import LeaseTerms, Relays
 from synrepl.replication.retention import Retention, keys_of
-from synrepl.replication.roles import REPLICA, Claim, Described, HandOver, ReadOnlyHere, Roles
+from synrepl.replication.roles import PRIMARY, REPLICA, Claim, Described, HandOver, ReadOnlyHere, Roles
 from synrepl.storage import Leftovers, Log, ReactorThread
 from synrepl.storage.files import FileQueue, FileStore
 from synrepl.streams.table import StreamTable
@@ -187,6 +187,8 @@ class Copies:
         )
 
     def _changed(self) -> None:
+        if self.roles.role == PRIMARY:
+            self.commands.hand_back()
         self._tasks.start(self._fetch_from_primary(), "choosing where files come from")
         self._role_changed()
 

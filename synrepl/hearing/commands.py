@@ -1,4 +1,4 @@
-"""What followers of this daemon send up, said to a server that it follows, as a worker of that server does."""
+"""Says what followers of this daemon send up to a server that it follows, as a worker of that server does."""
 
 from collections import deque
 from typing import Any, Final

@@ -170,6 +170,15 @@ class CommandForwarder:
             self._state = self._upstream.said()
         self._flush_soon()
 
+    def hand_back(self) -> None:
+        """This daemon is the primary now: what no upstream has taken is offered to the homeserver here."""
+        waiting = [*self._untaken, *self._waiting]
+        self._untaken.clear()
+        self._waiting.clear()
+        self._state = None
+        for _, line in waiting:
+            self._upstream.offer(command_of(line))
+
     def stop(self) -> None:
         """Say nothing more."""
         self.disconnected()

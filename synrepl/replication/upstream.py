@@ -114,6 +114,10 @@ class Upstream:
         """The reverse."""
         self._carriers.remove(carrier)
 
+    def offer(self, command: Command) -> None:
+        """Let the homeserver read this, which was acted on here before, and was passed on to nobody."""
+        self._carry(command)
+
     def said(self) -> Iterator[Command]:
         """Who is syncing at followers of this daemon, as it would be said up now."""
         for connection, command in self.syncing.said():

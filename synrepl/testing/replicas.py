@@ -23,7 +23,7 @@ from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay import Leases, LeaseTerms, Relays
 from synrepl.replication.replica import Replica
-from synrepl.replication.roles import REPLICA, Claim, Described, HandOver, Roles
+from synrepl.replication.roles import PRIMARY, REPLICA, Claim, Described, HandOver, Roles
 from synrepl.storage.log import Log
 from synrepl.storage.memory import MemoryEngine
 from synrepl.storage.threads import DelayedThread
@@ -186,7 +186,7 @@ class FakeNode:
             tell=_Telling(self),
             others=self._known,
             is_leased=self._is_leased,
-            changed=lambda: self._role_changed(self),
+            changed=self._changed,
         )
         self.log.on_replaced(self._drop_readers)
         self._network.listen(self.name, self._factory)
@@ -228,6 +228,11 @@ class FakeNode:
         """As `copies.Copies` does: whoever is promoted must be able to tell the primary before it."""
         if self.log.notes.get("primary_at") != str(replica.primary):
             await self.log.note(primary_at=str(replica.primary))
+
+    def _changed(self) -> None:
+        if self.roles.role == PRIMARY:
+            self.commands.hand_back()
+        self._role_changed(self)
 
     async def _keep_leftovers(self, pages: Any) -> Path | None:
         kept: list[Fact] = []

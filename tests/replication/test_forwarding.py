@@ -199,6 +199,20 @@ def test_a_promoted_replica_is_told_by_the_others_who_is_syncing() -> None:
     assert {"@ada:hs"} == b.publisher.upstream.syncing.users()
 
 
+def test_a_promoted_replica_offers_what_its_upstream_has_not_taken() -> None:
+    """It is the one that the homeserver reads from now; the old primary may never have heard of it."""
+    world = World()
+    a, b = world.node("a"), world.node("b", "a")
+    world.pass_(3)
+    a.kill()
+    world.pass_(10)
+    worker(world, b, "REMOVE_PUSHER app.id push key @ada:hs")
+    assert 0 == b.publisher.upstream.feed.head
+    world.promote(b, force=True)
+
+    assert ["REMOVE_PUSHER"] == [one.command for one in b.publisher.upstream.feed.after(0, 10)]
+
+
 def test_an_upstream_that_takes_no_commands_is_not_sent_any() -> None:
     """A release of ours from before them would close the connection."""
     world = World()

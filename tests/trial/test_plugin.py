@@ -11,7 +11,7 @@ from twisted.application.twist._options import TwistOptions
 from twisted.internet import reactor
 from twisted.plugin import IPlugin, getPlugins
 from twisted.python.usage import UsageError
-from twisted.scripts.twistd import ServerOptions
+from twisted.scripts._twistd_unix import ServerOptions
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from zope.interface.verify import verifyObject
 

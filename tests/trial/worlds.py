@@ -49,7 +49,7 @@ class World(TestCase):
         metrics = Metrics(CollectorRegistry())
         self.publisher = Publisher(self.log, table, self.clock, metrics, instance="master")
         self.addCleanup(self.publisher.stop)
-        site = make_site(
+        site: Any = make_site(
             log=self.log,
             publisher=self.publisher,
             table=table,
