@@ -60,7 +60,7 @@ def audit(
         with clock.phase("daemon"):
             asking = Asking(url, secret=secret)
             try:
-                daemon.compare(spark, archive, manifests, asking, found, readable=compared.readable)
+                daemon.compare(spark, archive, manifests, asking, found, compared=compared)
             finally:
                 asking.close()
     return Audited(
@@ -89,9 +89,9 @@ def _look(
         tasks = min(len(files), max(TASKS_AT_LEAST, shares))
         # Largest first, one to each task in turn: so that none is left with all the large ones.
         ranked = sorted(files.values(), key=lambda file: -file.bytes)
-        asked = [(file.path, file.stream, place % tasks) for place, file in enumerate(ranked)]
+        asked = [(file.path, file.stream, file.sha256, place % tasks) for place, file in enumerate(ranked)]
         rows = (
-            spark.createDataFrame(asked, "`path` string, `stream` string, `task` int")
+            spark.createDataFrame(asked, "`path` string, `stream` string, `sha256` string, `task` int")
             .repartitionById(tasks, "task")
             .mapInArrow(partial(look_at_all, archive), SEEN)
             .collect()

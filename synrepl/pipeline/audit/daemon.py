@@ -3,13 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.asking import Asking
-from synrepl.pipeline.archive.manifest import ArchivedFile, Manifest
+from synrepl.pipeline.archive.manifest import Manifest
+from synrepl.pipeline.audit.comparing import Comparison
+from synrepl.pipeline.audit.contents import read_checked, read_files
 from synrepl.pipeline.audit.findings import Findings
-from synrepl.pipeline.source.columns import COLUMNS, spark_schema
+from synrepl.pipeline.source.columns import ROWS
 from synrepl.pipeline.store import Store
 
 if TYPE_CHECKING:
@@ -28,12 +32,12 @@ def compare(
     asking: Asking,
     found: Findings,
     *,
-    readable: Mapping[str, ArchivedFile],
+    compared: Comparison,
 ) -> None:
     """Compare the digests at the ends of batches; where one differs, find where that begins.
 
     As each digest stands for all before it, what differs once differs from there on. Of the files only those
-    that are `readable` are looked into. Raises `Unreachable`, `Refused` and `NotADaemon`.
+    that were `compared` and are readable are looked into. Raises `Unreachable`, `Refused` and `NotADaemon`.
     """
     end = manifests[-1]
     told = asking.get_json(f"/v1/digests?serials={end.last_serial}")
@@ -43,10 +47,10 @@ def compare(
         return
     head = int(told["serial"])
     if head < end.last_serial:
-        _tell_beyond(spark, store, manifests, head, readable, found)
+        _tell_beyond(spark, store, head, compared, found)
     known = {manifest.last_serial: manifest.digest for manifest in manifests if manifest.last_serial <= head}
     cut = next((one for one in manifests if one.first_serial <= head < one.last_serial), None)
-    rows = _Digests(store, readable)
+    rows = _Digests(store, compared)
     if cut is not None and (digest := rows.of(cut).get(head)) is not None:
         known[head] = digest
     theirs = _ask(asking, sorted(known))
@@ -111,18 +115,16 @@ def _first(asking: Asking, ours: Mapping[int, str], after: int | None, upto: int
 def _tell_beyond(
     spark: "SparkSession",
     store: Store,
-    manifests: Sequence[Manifest],
     head: int,
-    readable: Mapping[str, ArchivedFile],
+    compared: Comparison,
     found: Findings,
 ) -> None:
-    end = manifests[-1].last_serial
-    paths = [store.uri(path) for path, file in readable.items() if file.last_serial > head]
+    end = compared.manifests[-1].last_serial
+    paths = [path for path, file in compared.readable.items() if file.last_serial > head]
     told = False
     if paths:
         facts = (
-            spark.read.schema(spark_schema(COLUMNS))
-            .parquet(*paths)
+            read_files(spark, store, paths, compared.changed)
             .where((F.col("serial") > head) & (F.col("seq") == 0))
             .groupBy("stream", "writer")
             .agg(F.count("*"), F.min("token"), F.max("token"), F.min("serial"), F.max("serial"))
@@ -145,9 +147,9 @@ def _tell_beyond(
 class _Digests:
     """The digests that the rows of a batch have, read when they are wanted."""
 
-    def __init__(self, store: Store, readable: Mapping[str, ArchivedFile]) -> None:
+    def __init__(self, store: Store, compared: Comparison) -> None:
         self._store = store
-        self._readable = readable
+        self._compared = compared
         self._of: dict[int, dict[int, str]] = {}
 
     def of(self, manifest: Manifest) -> Mapping[int, str]:
@@ -155,7 +157,7 @@ class _Digests:
         if manifest.batch not in self._of:
             found: dict[int, str] = {}
             for path in self._paths(manifest):
-                table = self._table(path, ["serial", "digest"], None)
+                table = self._table(path).select(["serial", "digest"])
                 found.update(zip(table["serial"].to_pylist(), table["digest"].to_pylist(), strict=True))
             self._of[manifest.batch] = found
         return self._of[manifest.batch]
@@ -163,14 +165,17 @@ class _Digests:
     def fact(self, manifest: Manifest, serial: int) -> dict[str, Any]:
         """Stream, writer, token and file of this fact, if it is there."""
         for path in self._paths(manifest):
-            rows = self._table(path, ["stream", "writer", "token"], [("serial", "=", serial)])
-            if len(rows):
-                return {**rows.slice(0, 1).to_pylist()[0], "file": path}
+            rows = self._table(path)
+            if (at := pc.index(rows["serial"], serial).as_py()) >= 0:
+                row = rows.select(["stream", "writer", "token"]).slice(at, 1).to_pylist()[0]
+                return {**row, "file": path}
         return {}
 
     def _paths(self, manifest: Manifest) -> list[str]:
-        return [file.path for file in manifest.files if file.path in self._readable]
+        return [file.path for file in manifest.files if file.path in self._compared.readable]
 
-    def _table(self, path: str, columns: list[str], filters: Any) -> Any:
+    def _table(self, path: str) -> Any:
         with self._store.filesystem.open_input_file(self._store.path(path)) as source:
-            return pq.read_table(source, columns=columns, filters=filters)
+            if path in self._compared.changed:
+                return pa.Table.from_batches(read_checked(source), ROWS)
+            return pq.read_table(source, columns=["serial", "stream", "writer", "token", "digest"])

@@ -5,17 +5,17 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
-from pyspark.errors import PySparkException
 
 from synrepl.pipeline.archive.manifest import Manifest
 from synrepl.pipeline.audit import windows
 from synrepl.pipeline.audit.comparing import Comparison
+from synrepl.pipeline.audit.contents import read_files
 from synrepl.pipeline.audit.findings import Findings
 from synrepl.pipeline.store import Store
 from synrepl.pipeline.telling import Tell
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["Explanation"]
 
@@ -59,18 +59,7 @@ class Explanation:
         if not chosen:
             return
         tell("rows", 0, sum(one.rows for one in chosen))
-        try:
-            serials, breaks = self._windows(chosen, broken)
-        except PySparkException:
-            # Damaged bytes may be read as rows by one reader, and not by another.
-            if not self._compared.changed:
-                raise
-            for path in self._compared.changed & set(self._compared.readable):
-                del self._compared.readable[path]
-            for one in chosen:
-                streams = {file.stream for file in one.files if file.path in self._compared.changed}
-                self._compared.unknown.setdefault(one.batch, set()).update(streams)
-            serials, breaks = self._windows(chosen, broken)
+        serials, breaks = self._windows(chosen, broken)
         self._tell_wrong(serials.wrong)
         self._tell_missing(serials.missing, self._holes(breaks, chosen))
         self._tell_unexplained(chosen)
@@ -84,14 +73,17 @@ class Explanation:
             return windows.Serials([], []), []
         # What is left of a trimmed log has holes; its facts are looked at all the same.
         spans = _spans([one for one in chosen if not one.compacted])
-        serials = windows.serials(self._spark, self._archive, paths, spans)
+        serials = windows.serials(self._read(paths), spans)
         paths = [
             file.path
             for one in chosen
             for file in one.files
             if (one.batch, file.stream) in broken and file.path in self._compared.readable
         ]
-        return serials, windows.breaks(self._spark, self._archive, paths) if paths else []
+        return serials, windows.breaks(self._read(paths)) if paths else []
+
+    def _read(self, paths: Sequence[str]) -> "DataFrame":
+        return read_files(self._spark, self._archive, paths, self._compared.changed)
 
     def _paths(self, manifests: Sequence[Manifest]) -> list[str]:
         return [file.path for one in manifests for file in one.files if file.path in self._compared.readable]

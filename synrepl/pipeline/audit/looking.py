@@ -9,15 +9,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from synrepl.pipeline.audit.contents import AT_ONCE, DAMAGE, read_checked
 from synrepl.pipeline.store import Missing, Store
 
 __all__ = ["SEEN", "Odd", "Run", "Seen", "look", "look_at_all"]
 
-AT_ONCE: Final = 128 * 1024
 ODD_AT_MOST: Final = 50
 """Of one file more is not told: a file in disorder is in disorder everywhere."""
 
 COLUMNS: Final = ["serial", "stream", "writer", "prev_token", "token", "seq"]
+
+SUM: Final = 2**63
+"""Sums of serials are taken modulo this: those of damaged files would not fit into JSON."""
 
 SEEN: Final = "`seen` binary NOT NULL"
 """What tasks answer, for Spark: `Seen` as JSON."""
@@ -72,15 +75,21 @@ class Seen(msgspec.Struct, kw_only=True):
 
 
 def look_at_all(store: Store, batches: Iterable[Any]) -> Iterator[Any]:
-    """Look at the files whose `path` and `stream` are in these record batches; gives batches of `SEEN`."""
+    """Look at the files whose `path`, `stream` and `sha256` are in these record batches; gives batches of
+    `SEEN`.
+    """
     for batch in batches:
-        for path, stream in zip(batch["path"].to_pylist(), batch["stream"].to_pylist(), strict=True):
-            seen = msgspec.json.encode(look(store, path, stream))
+        for file in batch.to_pylist():
+            seen = msgspec.json.encode(look(store, file["path"], file["stream"], file["sha256"]))
             yield pa.record_batch([pa.array([seen], pa.binary())], names=["seen"])
 
 
-def look(store: Store, path: str, stream: str) -> Seen:
-    """Look at this file, which should have rows of this stream."""
+def look(store: Store, path: str, stream: str, sha256: str) -> Seen:
+    """Look at this file, which should have rows of this stream, and this checksum.
+
+    The checksum goes first. Of a file that has it, the columns that tell the order are enough; of any other
+    file all columns are read, and it is `unreadable` if a single value cannot be.
+    """
     seen = Seen(path=path)
     try:
         seen.bytes = store.size(path)
@@ -90,15 +99,19 @@ def look(store: Store, path: str, stream: str) -> Seen:
         return seen
     try:
         with store.filesystem.open_input_file(store.path(path)) as source:
-            file = pq.ParquetFile(source)
             rows = _Rows(seen, stream)
+            if seen.sha256 != sha256:
+                for batch in read_checked(source):
+                    rows.add(batch)
+                    seen.digest = batch["digest"][-1].as_py() if len(batch) else seen.digest
+                return seen
+            file = pq.ParquetFile(source)
             for batch in file.iter_batches(AT_ONCE, columns=COLUMNS):
                 rows.add(batch)
             if file.metadata.num_row_groups:
                 last = file.read_row_group(file.metadata.num_row_groups - 1, columns=["digest"])
                 seen.digest = last["digest"][-1].as_py() if len(last) else ""
-    # Whatever was done to the bytes shows in ways of its own.
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except DAMAGE as error:
         seen.unreadable = (str(error) or type(error).__name__).splitlines()[0]
         seen.runs, seen.odd = {}, []
     return seen
@@ -123,7 +136,7 @@ class _Rows:
             seen.first = seen.last = int(serial[0])
         seen.rows += len(batch)
         seen.facts += int(begins.sum())
-        seen.serials += sum(serial[begins].tolist())
+        seen.serials = (seen.serials + sum(serial[begins].tolist())) % SUM
         seen.first = min(seen.first, int(serial.min()))
         seen.last = max(seen.last, int(serial.max()))
         for name in pc.unique(batch["stream"]).to_pylist():

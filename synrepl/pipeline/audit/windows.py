@@ -7,11 +7,8 @@ import msgspec
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from synrepl.pipeline.source.columns import COLUMNS, spark_schema
-from synrepl.pipeline.store import Store
-
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 __all__ = ["Break", "Serials", "Span", "Wrong", "breaks", "serials"]
 
@@ -60,19 +57,14 @@ class Break(msgspec.Struct, frozen=True):
     before_epoch: int | None
 
 
-def _read(spark: "SparkSession", store: Store, paths: Sequence[str]) -> "DataFrame":
-    return spark.read.schema(spark_schema(COLUMNS)).parquet(*map(store.uri, paths))
-
-
-def serials(spark: "SparkSession", store: Store, paths: Sequence[str], spans: Sequence[Span]) -> Serials:
-    """Compute the digest of every fact in these files again, from the one before it, and count serials."""
+def serials(found: "DataFrame", spans: Sequence[Span]) -> Serials:
+    """Compute the digest of every fact in these rows again, from the one before it, and count serials."""
     block = F.floor(F.col("serial") / BLOCK)
     is_last = F.col("serial") % BLOCK == BLOCK - 1
     rows = F.array_sort(F.collect_list(F.struct("seq", "row")))
     facts = (
-        _read(spark, store, paths)
-        .groupBy("serial", "epoch", "stream", "writer", "prev_token", "token", "committed_at", "digest")
-        .agg(rows.alias("found"), F.count("*").alias("count"), F.max("seq").alias("top"))
+        found.groupBy("serial", "epoch", "stream", "writer", "prev_token", "token", "committed_at", "digest")
+        .agg(rows.alias("found"), F.count("*").alias("count"), F.max("seq").cast("long").alias("top"))
         # The fact before the first of a block is the last of another: it is in both.
         .withColumn("block", F.explode(F.when(is_last, F.array(block, block + 1)).otherwise(F.array(block))))
         .withColumn("is_guest", F.col("block") != block)
@@ -143,14 +135,13 @@ def _missing(told: Sequence[Any], spans: Sequence[Span]) -> list[tuple[int, int]
     return missing
 
 
-def breaks(spark: "SparkSession", store: Store, paths: Sequence[str]) -> list[Break]:
-    """Each fact in these files that does not begin where its writer's last one ended, and the first of each
+def breaks(rows: "DataFrame") -> list[Break]:
+    """Each fact in these rows that does not begin where its writer's last one ended, and the first of each
     writer, about which that is not known here. Facts that came late claim nothing.
     """
     order = Window.partitionBy("stream", "writer").orderBy("serial", "seq")
     found = (
-        _read(spark, store, paths)
-        .where("prev_token <> token")
+        rows.where("prev_token <> token")
         .select("stream", "writer", "serial", "seq", "epoch", "prev_token", "token")
         .withColumn("before_serial", F.lag("serial").over(order))
         .withColumn("before_token", F.lag("token").over(order))

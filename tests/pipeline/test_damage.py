@@ -1,0 +1,125 @@
+"""One byte of a file changed, anywhere: the audit names the file; no exception of a reader ends it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+
+from synrepl.pipeline.archive.manifest import Manifest
+from synrepl.pipeline.audit.audit import audit
+from synrepl.pipeline.audit.comparing import Comparison
+from synrepl.pipeline.audit.findings import Findings
+from synrepl.pipeline.audit.looking import Seen, look
+from synrepl.pipeline.source.columns import COLUMNS
+from synrepl.pipeline.store import Store
+from synrepl.streams.facts import Fact
+from tests.pipeline.archives import Given, archive, chained
+from tests.pipeline.test_audit import changed as differing
+from tests.pipeline.test_audit import daemon
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MASKS = (0xFF, 0x01, 0x80)
+
+
+def facts_of(batches: int) -> list[Fact]:
+    """Two facts of two writers for each batch."""
+    given: list[Given] = []
+    for number in range(batches):
+        given += [
+            ("push_rules", "w1", [[f"@a{number}:h"], [f"@b{number}:h"]]),
+            ("push_rules", "w2", [[f"@c{number}:h"]]),
+        ]
+    return chained(given)
+
+
+def written(place: Path, batches: int) -> list[Manifest]:
+    """An archive of so many batches, each with one small file."""
+    return archive(str(place), facts_of(batches), batch_facts=2)
+
+
+def changed(data: bytes, at: int, mask: int) -> bytes:
+    """These bytes with another one at that offset."""
+    return data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :]
+
+
+def test_every_offset_of_a_file_is_named(tmp_path: Path) -> None:
+    """Checksums come first, so nothing hangs on what a reader makes of the bytes; and no reader gives up."""
+    (manifest,) = written(tmp_path, 1)
+    (file,) = manifest.files
+    store = Store(str(tmp_path))
+    data = (tmp_path / file.path).read_bytes()
+    ways: set[bool] = set()
+
+    for at in range(len(data)):
+        (tmp_path / file.path).write_bytes(changed(data, at, MASKS[at % 3]))
+
+        seen = look(store, file.path, file.stream, file.sha256)
+        # As a task answers it.
+        seen = msgspec.json.decode(msgspec.json.encode(seen), type=Seen)
+        found = Findings()
+        Comparison([manifest], {file.path: seen}, found).compare()
+
+        assert {"changed-file"} <= {one.what for one in found.told()}, at
+        assert {file.path} == {one.file for one in found.told() if one.what == "changed-file"}, at
+        assert "\n" not in seen.unreadable, at
+        ways.add(bool(seen.unreadable))
+    # Some bytes matter to nobody who reads rows.
+    assert {True, False} == ways
+
+
+def places(data: Path) -> Iterator[int]:
+    """Where each column begins, and its middle; the footer, and the end."""
+    group = pq.read_metadata(data).row_group(0)
+    size = data.stat().st_size
+    for name in range(len(COLUMNS)):
+        column = group.column(name)
+        first = column.dictionary_page_offset or column.data_page_offset
+        yield first
+        yield column.data_page_offset + 2
+        yield first + column.total_compressed_size // 2
+    yield from (0, size - 5, size - 60, size - size // 3)
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_whole_audit_names_damage_of_every_kind(spark: "SparkSession", tmp_path: Path, deep: bool) -> None:
+    """Spark's own reader ends the job at some of these; it is not asked to read what was changed."""
+    made = written(tmp_path, 37)
+    for manifest, place in zip(made, list(places(tmp_path / made[0].files[0].path)), strict=True):
+        path = tmp_path / manifest.files[0].path
+        path.write_bytes(changed(path.read_bytes(), place, 0xFF))
+
+    told = audit(spark, Store(str(tmp_path)), deep=deep)
+
+    named = {one.file for one in told.findings if one.what == "changed-file"}
+    assert {manifest.files[0].path for manifest in made} == named
+    assert not told.is_clean
+
+
+def test_a_daemon_is_compared_with_what_is_left(spark: "SparkSession", tmp_path: Path) -> None:
+    """A changed file is read in the same way there: its facts count if they can be read."""
+    made = written(tmp_path, 4)
+    paths = [tmp_path / manifest.files[0].path for manifest in made]
+    # Neither the first bytes nor the name of the program that wrote it are looked at by who reads rows.
+    for path, at in ((paths[1], 0), (paths[3], paths[3].read_bytes().index(b"parquet-cpp"))):
+        path.write_bytes(changed(path.read_bytes(), at, 0x20))
+    paths[2].write_bytes(paths[2].read_bytes()[:-1])
+
+    with daemon(differing(facts_of(4), 3)[:7]) as (url, _):
+        told = audit(spark, Store(str(tmp_path)), url=url)
+
+    found = {(one.first_serial, one.last_serial, one.what, one.file) for one in told.findings}
+    assert [
+        (3, 4, "changed-file", made[1].files[0].path),
+        (3, 7, "differs-from-daemon", made[1].files[0].path),
+        (5, 6, "changed-file", made[2].files[0].path),
+        (7, 8, "changed-file", made[3].files[0].path),
+        (8, 8, "missing-in-daemon", ""),
+    ] == sorted(found)
+    assert ("push_rules", "w2") in {
+        (one.stream, one.writer) for one in told.findings if one.what == "missing-in-daemon"
+    }
