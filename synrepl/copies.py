@@ -298,7 +298,8 @@ class Copies:
 
     def _secret_of(self, address: Address) -> str | None:
         """What a daemon that is told something wants to be shown: a replica with a secret of its own that."""
-        told = next((one for one in self.relays.leases.all() if one.address == str(address)), None)
+        leases = self.relays.leases.all()
+        told = next((one for one in leases if Address.parse(one.address).is_same(address)), None)
         key = None if told is None else self._keys.of(told.name)
         return self._credentials.secret if key is None or key.secret is None else key.secret
 

@@ -21,6 +21,7 @@ from synrepl.replication.roles import (
     HandOver,
     ReadOnlyHere,
 )
+from synrepl.replication.roles.asked import Described
 from synrepl.replication.roles.verification import checked_address, common_serial
 from synrepl.testing.replica_simulation import copied
 from synrepl.testing.replicas import FakeNode
@@ -925,6 +926,30 @@ class TestStart:
         assert "primary" == a.roles.role
         assert any("knows epoch 2" in text for text, _ in a.roles.troubles)
         assert 2 == c.log.epoch
+
+    def test_an_address_that_a_replica_names_is_not_shown_our_secret(self) -> None:
+        """It may hold no key that may administer, and name any address."""
+        shown: list[tuple[str, bool]] = []
+        world = World()
+        a = world.node("a")
+        world.wrote(a)
+        a.kill()
+        place = Place(9, 1, a.log.place.digest)
+        told = Described(history=a.log.history, uuid="x", role="replica", place=place, primary="stranger -")
+        a._strangers = {"x": told}
+        a._known = lambda: [Address("x")]  # type: ignore[method-assign]
+        world.start(a)
+        asked = a.roles._tell.describe
+
+        async def describe(address: Address, *, trusted: bool) -> Described:
+            shown.append((address.native, trusted))
+            return await asked(address, trusted=trusted)
+
+        a.roles._tell.describe = describe  # type: ignore[method-assign]
+        world.done(Deferred.fromCoroutine(a.roles._heard_at_start(Address("x"), told)))
+
+        assert [("x", True), ("stranger", False)] == shown
+        assert "primary" == a.roles.role
 
 
 class OverHttp:

@@ -767,8 +767,13 @@ class Roles:
             )
             asking.addBoth(lambda _: self._asking_about_epoch.discard(is_known))
 
-    async def _ask_who_is_primary(self, address: Address, *, trusted: bool) -> None:
-        """Ask a replica where the primary is, then that daemon whether it is; fence this one if so."""
+    async def _ask_who_is_primary(
+        self, address: Address, *, trusted: bool, may_name_strangers: bool = True
+    ) -> None:
+        """Ask a replica where the primary is, then that daemon whether it is; fence this one if so.
+
+        Unless it `may_name_strangers`, an address that is not known here is not shown our secret.
+        """
         claim = Claim(epoch=0, uuid="", address="", history=self._log.history)
         try:
             told = await self._verifier.describe(address, trusted=trusted)
@@ -776,6 +781,7 @@ class Roles:
             if not where or where.is_same(self._address()):
                 return
             claim = msgspec.structs.replace(claim, uuid=told.uuid if told.role == PRIMARY else "")
+            trusted = trusted and (may_name_strangers or self._is_known(where))
             told = await self._verifier.verify(where, trusted=trusted)
         except ClaimRefused as error:
             self._refused(claim, error)
@@ -793,7 +799,7 @@ class Roles:
             return
         text = self._later_epochs.add_replica(told.uuid, str(address), told.place.epoch, ours)
         self._warn_seldom("later_epoch", text)
-        await self._ask_who_is_primary(address, trusted=True)
+        await self._ask_who_is_primary(address, trusted=True, may_name_strangers=False)
 
     def _inquiry_ended(self) -> None:
         if self.role == PRIMARY:
