@@ -70,6 +70,15 @@ class Options(usage.Options):
         f"{one.help} [default: {one.default_text}]" for one in settings() if one.kind == "list"
     )
 
+    def __setitem__(self, name: str, value: Any) -> None:
+        # Twisted keeps the last of several values, in silence.
+        if name == "upstream" and (before := self.get(name)) is not None:
+            raise usage.UsageError(
+                f"--upstream is given twice, as {_public(before)} and {_public(value)}: a replica follows one"
+                " daemon; name the one to follow"
+            )
+        super().__setitem__(name, value)
+
     def opt_version(self) -> None:
         """Show the version, and exit."""
         from importlib.metadata import version
@@ -178,6 +187,12 @@ def _exit_in_trouble() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
+
+
+def _public(url: str) -> str:
+    """A URL without user and password."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
 
 def _with_nearest(message: str) -> str:

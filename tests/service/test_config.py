@@ -267,6 +267,10 @@ def test_unknown_names_are_told_with_the_nearest_known_one(tmp_path: Path) -> No
         (["--config", "/no/such/file"], "cannot read /no/such/file"),
         (["--ping-seconds", "30"], "longer than --ping-seconds"),
         (["extra"], "'extra' is no option"),
+        (
+            ["--upstream", "https://ada:hush@berlin.example", "--upstream", "tcp:rome:9092"],
+            "--upstream is given twice, as https://berlin.example and tcp:rome:9092",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_told_in_one_line(arguments: list[str], said: str) -> None:
