@@ -134,7 +134,8 @@ class ReplicationProtocol(LineOnlyReceiver):
 
     def lineReceived(self, line: bytes) -> None:
         """One line goes to the session. A subclass that overrides this sees each line, and reads rows at
-        about a ninth of the speed."""
+        about a ninth of the speed.
+        """
         self._do(self.session.receive([line]))
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:

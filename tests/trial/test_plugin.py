@@ -19,14 +19,8 @@ from synrepl.config import Settings
 from synrepl.service import Daemon
 from synrepl.tap import Options
 
-GIVEN = [
-    "--server-name",
-    "hs.example",
-    "--listen",
-    "tcp:0:interface=127.0.0.1",
-    "--http",
-    "tcp:0:interface=127.0.0.1",
-]
+LOOPBACK = "tcp:0:interface=127.0.0.1"
+GIVEN = ["--server-name", "hs.example", "--listen", LOOPBACK, "--http", LOOPBACK]
 
 
 def maker() -> Any:
@@ -52,7 +46,7 @@ class PluginTests(SynchronousTestCase):
             ours = cast("Any", options).subOptions
             self.assertIsInstance(ours, Options)
             self.assertEqual("hs.example", ours.settings.server_name)
-            self.assertEqual(("tcp:0:interface=127.0.0.1",), tuple(ours.settings.listen))
+            self.assertEqual((LOOPBACK,), tuple(ours.settings.listen))
 
     def test_an_option_that_is_mistyped_is_told_with_the_nearest(self) -> None:
         """By both as well."""
