@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import IThread
-from synrepl.storage.private import create_private
+from synrepl.storage.private import create_private, sync_directory
 from synrepl.streams.entries import lines
 from synrepl.streams.facts import Fact
 
@@ -74,11 +74,7 @@ def _finish(file: BinaryIO, fresh: Path, path: Path) -> None:
         os.fsync(file.fileno())
         file.close()
         fresh.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_directory(path.parent)
     except OSError as error:
         raise _failed(path, error) from error
 

@@ -6,7 +6,7 @@ from typing import BinaryIO
 
 from twisted.logger import Logger
 
-__all__ = ["create_private", "make_private", "replace_private"]
+__all__ = ["create_private", "make_private", "replace_private", "sync_directory"]
 
 _log = Logger(namespace="synrepl.storage")
 
@@ -26,11 +26,16 @@ def replace_private(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Returns when the names in it are as durable as files that were synced."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def make_private(path: Path) -> None:

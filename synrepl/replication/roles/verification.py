@@ -13,6 +13,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.asked import Described, ITellOthers, RoleLog
 from synrepl.replication.roles.refusing import ClaimRefused
+from synrepl.wire.names import MAX_ADDRESS
 from synrepl.wire.text import printable
 
 __all__ = ["MAX_EPOCH", "ClaimVerifier", "believable", "checked_address", "common_serial"]
@@ -21,9 +22,6 @@ T = TypeVar("T")
 
 MAX_EPOCH: Final = 2**53
 """A daemon counts promotions: no honest epoch comes near it."""
-
-MAX_ADDRESS: Final = 1_000
-"""Characters of an address."""
 
 VERIFY_SECONDS: Final = 5.0
 """How long one verification may take."""

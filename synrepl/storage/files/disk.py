@@ -1,7 +1,6 @@
 """Directories and files that are still there after a power cut."""
 
 import errno
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,8 +8,9 @@ from typing import Final
 
 from synrepl.errors import StorageError
 from synrepl.ports.files import DiskFull
+from synrepl.storage.private import sync_directory
 
-__all__ = ["make_directory", "sync_directory", "telling"]
+__all__ = ["make_directory", "telling"]
 
 FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 RETRYABLE: Final = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.EINTR, errno.EAGAIN}
@@ -31,15 +31,6 @@ def telling(op: str) -> Iterator[None]:
             hint="look at the system's log" if error.errno == errno.EIO else "",
             retryable=error.errno in RETRYABLE,
         ) from error
-
-
-def sync_directory(path: Path) -> None:
-    """Returns when the names in it are as durable as files that were synced."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def make_directory(path: Path) -> None:
