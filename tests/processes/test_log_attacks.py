@@ -225,15 +225,20 @@ def test_a_log_of_another_homeserver_is_refused(tmp_path: Path) -> None:
         whole(primary, 3)
 
 
+def copy_the_log(state_dir: Path) -> None:
+    """A copy of a running daemon's log, beside it, as the manual makes one."""
+    with (
+        closing(sqlite3.connect(state_dir / "synrepl.db")) as source,
+        closing(sqlite3.connect(state_dir / "copy.db")) as copy,
+    ):
+        source.backup(copy)
+
+
 def test_an_older_copy_in_the_place_of_the_log_is_refused_until_it_is_meant(tmp_path: Path) -> None:
     """The manual's way to restore one says so, and works."""
     with Daemon(tmp_path) as daemon:
         post(daemon, 1, 2)
-        with (
-            closing(sqlite3.connect(tmp_path / "synrepl.db")) as source,
-            closing(sqlite3.connect(tmp_path / "copy.db")) as copy,
-        ):
-            source.backup(copy)
+        copy_the_log(tmp_path)
         post(daemon, *range(3, 11))
         daemon.terminate()
     shutil.copy(tmp_path / "copy.db", tmp_path / "synrepl.db")
@@ -252,11 +257,7 @@ def test_a_copy_put_in_the_place_of_an_open_log_is_noticed(tmp_path: Path) -> No
     """A restore while the daemon runs restores nothing, and loses what is written meanwhile."""
     with Daemon(tmp_path) as daemon:
         post(daemon, 1, 2)
-        with (
-            closing(sqlite3.connect(tmp_path / "synrepl.db")) as source,
-            closing(sqlite3.connect(tmp_path / "copy.db")) as copy,
-        ):
-            source.backup(copy)
+        copy_the_log(tmp_path)
         (tmp_path / "copy.db").replace(tmp_path / "synrepl.db")
 
         assert "synrepl.db was deleted or replaced while the log was open" in wait_until_unready(daemon)
