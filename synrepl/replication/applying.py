@@ -84,8 +84,10 @@ class StreamFollower:
         self._catch_up = catch_up
         self._batches = batches
         self._had_position = bool(known)
-        # Where writers that tell facts ahead of their position have said that all is out.
+        # The last position of each writer that tells facts ahead of its position: all before it was applied.
         self._told: dict[str, int] = {}
+        # The position that is being dealt with. What it leaves undone, the next one does.
+        self._telling: dict[str, int] = {}
         self._open_gaps: set[str] = set()
         self._wanted: dict[str, int] = {}
         self._gaps: dict[str, GapError] = {}
@@ -357,7 +359,7 @@ class StreamFollower:
             return None
         writer, token = command.instance, command.token
         told = self._told.get(writer)
-        self._told[writer] = token if told is None else max(told, token)
+        self._telling[writer] = token
         if not is_first and command.prev_token != token:
             return None  # said in the course of its facts
         if told is None:
@@ -409,9 +411,13 @@ class StreamFollower:
         return True
 
     def _reached(self, command: Position) -> None:
+        writer = command.instance
+        if writer in self._telling:
+            told = self._telling.pop(writer)
+            self._told[writer] = max(told, self._told.get(writer, told))
         self._had_position = True
         self._claims_nothing = False
-        self._host.positioned(self.name, command.instance, self.known[command.instance])
+        self._host.positioned(self.name, writer, self.known[writer])
         self._host.moved(self.name)
 
     # -- facts ---------------------------------------------------------------------------------------------

@@ -67,9 +67,12 @@ class Shelf:
     def __init__(self) -> None:
         self.facts: list[tuple[int, list[bytes]]] = []
         self.asked: list[tuple[str, str, int, int]] = []
+        self.is_silent = False
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
         self.asked.append((stream, writer, after, upto))
+        if self.is_silent:
+            await Deferred()
         found = [fact for fact in self.facts if after < fact[0] <= upto]
         return Missed(facts=found, upto=upto, limited=False)
 
@@ -226,6 +229,25 @@ class TestJoining:
 
         assert [("events", "w1", 5, 8)] == story.shelf.asked
         assert [("events", "w1", 7), ("events", "w1", 8)] == story.applied
+
+    def test_a_second_look_back_begins_where_the_first_did_that_was_cut_off(self) -> None:
+        """Cache invalidations are told ahead of their position: 83 and 84 may come after 90."""
+        story = Story()
+        row = '["get_user",["@a:hs"],1]'
+        story.says("POSITION caches w1 77 77", f"RDATA caches w1 82 {row}", f"RDATA caches w1 90 {row}")
+        story.shelf.is_silent = True
+        for token in (133, 218):
+            story.peer.deaf("cut")
+            story.peer.hearing()
+            story.says(f"POSITION caches w1 {token} {token}")
+        story.shelf.is_silent = False
+        story.shelf.facts = [(83, [row.encode()]), (90, [row.encode()]), (218, [row.encode()])]
+        story.peer.deaf("cut")
+        story.peer.hearing()
+        story.says("POSITION caches w1 218 218")
+
+        assert [("caches", "w1", 77, token) for token in (133, 218, 218)] == story.shelf.asked
+        assert [82, 90, 83, 218] == [token for _, _, token in story.applied]
 
     def test_a_writer_may_come_later_than_all_others(self) -> None:
         """Its first rows are all it has."""
