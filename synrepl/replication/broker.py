@@ -31,6 +31,10 @@ PROBE_SECONDS: Final = 1.0
 CLASH_SECONDS: Final = 30.0
 """After somebody else was heard under our name: how long it must have been quiet before we go on."""
 
+ASK_AGAIN_SECONDS: Final = (5.0, 30.0, 300.0)
+"""The seconds after which a known writer that has not said where it stands is asked again, and again. An
+answer is lost with the connection of the process that gives it; a writer that is gone never answers."""
+
 MAX_NAME: Final = 255
 MAX_WRITERS: Final = 10_000
 """Names of writers come from the channel."""
@@ -119,6 +123,9 @@ class BrokerPeer:
         self._is_full = False
         self._trouble = ""
         self._timer: Any = None
+        self._silent: set[tuple[str, str]] = set()
+        """The streams and writers whose position is not known since we joined."""
+        self._asking: Any = None
         # Where it stood when nothing of it had been told yet: the first to hear of it must hear of all.
         self._untold: tuple[int, dict[tuple[str, str], int]] | None = None
         if publisher is not None:
@@ -177,6 +184,8 @@ class BrokerPeer:
             if isinstance(command, (Rdata, Rows, Position)):
                 if self._is_of_others(command):
                     heard.append(command)
+                    if self._silent and isinstance(command, Position):
+                        self._silent.discard((command.stream, command.instance))
             elif isinstance(command, Replicate):
                 self._has_come_round = True
                 if self._reader is not None:
@@ -270,13 +279,31 @@ class BrokerPeer:
         self._trouble = ""
         self._logger.info("on the channel")
         if self._follower is not None:
+            positions = self._follower.positions()
+            self._silent = {(stream, writer) for stream in positions for writer in positions[stream]}
+            self._silent -= self._writes
             self._follower.connected(self, self._dialect, SHARED)
+            self._ask_again(ASK_AGAIN_SECONDS)
         else:
             self.send(Replicate())
         if self._writes and not self._has_probed and self.clash is None:
             self._later(self._probe_seconds, self._probed)
 
+    def _ask_again(self, seconds: Sequence[float]) -> None:
+        """Ask once more after each of these delays, until every known writer has said where it stands."""
+
+        def ask() -> None:
+            if self._silent:
+                if self.is_speaking:
+                    self.send(Replicate())
+                self._ask_again(seconds[1:])
+
+        if seconds and self._silent:
+            self._asking = self._clock.callLater(seconds[0], ask)
+
     def _leave(self, why: str) -> None:
+        if self._asking is not None and self._asking.active():
+            self._asking.cancel()
         if self._is_joined:
             self._is_joined = False
             if self._follower is not None:

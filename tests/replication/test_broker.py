@@ -215,6 +215,38 @@ class TestJoining:
 
         assert REPLICATE in story.told()
 
+    def test_it_asks_again_while_a_writer_does_not_answer(self) -> None:
+        """Its answer can be lost with its connection. It is asked three times, then no more."""
+        story = Story()
+        story.says("POSITION events w1 5 5", "POSITION events w2 3 3")
+        story.wait(400)
+        assert REPLICATE not in story.told()
+        story.peer.deaf("cut")
+        story.peer.hearing()
+        story.told()
+        story.says("POSITION events w1 5 5")
+
+        asked = []
+        for seconds in range(5, 2_000, 5):
+            story.clock.advance(5)
+            if REPLICATE in story.told():
+                asked.append(seconds)
+
+        assert [5, 35, 335] == asked
+
+    @pytest.mark.parametrize("answer", ["POSITION events w1 5 5", 'RDATA events w1 6 ["state-all",["!r"]]'])
+    def test_it_does_not_ask_a_writer_that_has_answered(self, answer: str) -> None:
+        """Its position says where it stands; rows alone do not."""
+        story = Story()
+        story.says("POSITION events w1 5 5")
+        story.peer.deaf("cut")
+        story.peer.hearing()
+        story.told()
+        story.says(answer)
+        story.wait(6)
+
+        assert ("POSITION" not in answer) == (REPLICATE in story.told())
+
     def test_rows_before_the_answers_are_not_believed(self) -> None:
         """There may be a hole before them, which the answer tells."""
         story = Story()
