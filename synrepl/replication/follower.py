@@ -151,6 +151,8 @@ class Follower:
         self._batches: Batches[bytes] = Batches()
         self._tasks = Tasks(self._logger)
         self._saved = positions.load() if positions is not None else {}
+        # The positions that the metrics show.
+        self._shown: dict[str, dict[str, int]] = {}
         self._save_timer: Any = None
         self._has_begun = False
         self._caches = caches
@@ -604,8 +606,10 @@ class Follower:
             self._store.save(self._saved)
         if self._metrics is not None:
             for stream, writers in positions.items():
-                for writer, token in writers.items():
-                    self._metrics.position.labels(stream, writer).set(token)
+                if writers != self._shown.get(stream):
+                    for writer, token in writers.items():
+                        self._metrics.position.labels(stream, writer).set(token)
+            self._shown = positions
 
 
 @row

@@ -48,7 +48,11 @@ class MemoryTransport:
         self._outgoing.append(data)
         self._buffered += len(data)
         self.most_buffered = max(self.most_buffered, self._buffered)
-        if self._buffered > BUFFER_BYTES and self._producer is not None and not self._producer_paused:
+        if (
+            self._buffered > self._link.buffer_bytes
+            and self._producer is not None
+            and not self._producer_paused
+        ):
             self._producer_paused = True
             self._producer.pauseProducing()
         self.carry()
@@ -131,10 +135,12 @@ class Link:
         delay: Callable[[], float],
         piece: Callable[[int], int],
         corrupt: Callable[[bytes], bytes] = lambda data: data,
+        buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         self.delay = delay
         self.piece = piece
         self.corrupt = corrupt
+        self.buffer_bytes = buffer_bytes
         self.is_stalled = False
         self.client = MemoryTransport(self, clock, client)
         self.server = MemoryTransport(self, clock, server)
@@ -178,7 +184,8 @@ class Network:
     """Who listens where, and the links between.
 
     `delay` gives the seconds that a piece of data takes, `piece` how much of so many bytes arrives at once,
-    `corrupt` what becomes of them on the way, and `reaches` whether a client reaches an address just now.
+    `corrupt` what becomes of them on the way, and `reaches` whether a client reaches an address just now. A
+    transport that holds more than `buffer_bytes` asks its producer to pause.
     """
 
     def __init__(
@@ -189,8 +196,10 @@ class Network:
         piece: Callable[[int], int] = lambda size: size,
         corrupt: Callable[[bytes], bytes] = lambda data: data,
         reaches: Callable[[str, str], bool] = lambda client, address: True,
+        buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         self.clock = clock
+        self.buffer_bytes = buffer_bytes
         self.links: list[Link] = []
         self._delay = delay
         self._piece = piece
@@ -225,7 +234,15 @@ class Network:
         if listener is None or not self._reaches(client, address):
             connected.errback(error.ConnectionRefusedError())
             return
-        link = Link(self.clock, client, address, delay=self._delay, piece=self._piece, corrupt=self._corrupt)
+        link = Link(
+            self.clock,
+            client,
+            address,
+            delay=self._delay,
+            piece=self._piece,
+            corrupt=self._corrupt,
+            buffer_bytes=self.buffer_bytes,
+        )
         self.links.append(link)
         ours = factory.buildProtocol(link.client.getPeer())
         theirs = listener.buildProtocol(link.server.getPeer())

@@ -754,8 +754,7 @@ class ReplicaSimulation(SeededRun):
         )
 
     def _check(self) -> None:
-        if self._failures:
-            self._fail(self._failures[0])
+        self._check_failures()
         (primary,) = [node for node in self.nodes.values() if node.roles.role == "primary"]
         chain = self.histories.chain(primary.log.place.digest)
         for node in self.nodes.values():

@@ -19,7 +19,7 @@ from synrepl.streams.declare import Stream
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from synrepl.testing.cluster import FakeDaemon, FakeWorker, MemoryPositions
-from synrepl.testing.network import Network
+from synrepl.testing.network import BUFFER_BYTES, Network
 from synrepl.testing.reading import Reader, Truth, invalidation
 from synrepl.testing.seeded import STEP_SECONDS, Broken, SeededRun
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect
@@ -89,7 +89,12 @@ class Simulation(SeededRun):
         super().__init__(seed, seconds)
         self.acknowledged: list[tuple[str, int]] = []
         slow = self.chance.choice([0.002, 0.02, 0.2])
-        self.network = Network(self.clock, delay=lambda: self.chance.uniform(0.0005, slow), piece=self._piece)
+        self.network = Network(
+            self.clock,
+            delay=lambda: self.chance.uniform(0.0005, slow),
+            piece=self._piece,
+            buffer_bytes=self.chance.choice([300, 4_000, BUFFER_BYTES]),
+        )
         self.loses_caches = self.chance.random() < 0.25
         table = StreamTable.default()
         if self.loses_caches:
@@ -99,7 +104,7 @@ class Simulation(SeededRun):
             self.network,
             table=table,
             disk_delay=lambda: self.chance.uniform(0.0002, 0.01),
-            ring_bytes=self.chance.choice([2_000, 20_000, 8_000_000]),
+            ring_bytes=self.chance.choice([300, 2_000, 8_000_000]),
         )
         self.slots = [
             _Slot(f"worker{number}", dialect)
@@ -195,7 +200,7 @@ class Simulation(SeededRun):
         names = sorted(_ROWS) if self.has_ephemeral else sorted(set(_ROWS) - {"typing"})
         stream = self.chance.choice(names)
         facts = []
-        for _ in range(self.chance.choice([1, 1, 1, 2, 5, 40])):
+        for _ in range(self.chance.choice(self._sizes)):
             rows = []
             for _ in range(1 if stream == "typing" else self.chance.choice([1, 1, 2, 4])):
                 self._count += 1
@@ -316,8 +321,7 @@ class Simulation(SeededRun):
 
     def _check(self) -> None:
         facts = self.daemon.engine.facts
-        if self._failures:
-            self._fail(f"something failed unseen: {self._failures[0]}")
+        self._check_failures()
         if [fact.serial for fact in facts] != list(range(1, len(facts) + 1)):
             self._fail("G5: serials are not dense")
         if digest.verify(facts, digest.EMPTY) is not None:

@@ -143,7 +143,7 @@ class World:
 class FakeWorld(World):
     """Run it with `run`: the story never really waits."""
 
-    def __init__(self, kind: str = "fake", **network: Callable[..., Any]) -> None:
+    def __init__(self, kind: str = "fake", **network: Any) -> None:
         self.clock = self.reactor = Clock()
         self.network = Network(self.clock, **network)
         self.redis = FakeRedis(self.network, password="hush" if kind == "password" else None)

@@ -1,0 +1,55 @@
+"""A fake clock that keeps its calls in a heap: a simulation has thousands of calls a second under way."""
+
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.base import DelayedCall
+from twisted.internet.task import Clock
+
+__all__ = ["HeapClock"]
+
+
+class HeapClock(Clock):
+    """As Twisted's `Clock`, which sorts all its calls anew for each that is added.
+
+    Calls for the same moment run in the order in which they were added.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # A call stands here once for each time at which it was to run; all but the last of these are stale.
+        self._heap: list[tuple[float, int, DelayedCall]] = []
+        self._numbers = itertools.count()
+
+    def callLater(
+        self, delay: float, callable: Callable[..., object], *args: Any, **kwargs: Any
+    ) -> DelayedCall:
+        """As `IReactorTime` has it; delays are in seconds."""
+        call = DelayedCall(
+            self.seconds() + delay, callable, args, kwargs, lambda _: None, self._push, self.seconds
+        )
+        self._push(call)
+        return call
+
+    def getDelayedCalls(self) -> list[DelayedCall]:
+        """The calls that are still to run, the next one first."""
+        calls = {id(call): call for _, _, call in self._heap if call.active()}
+        return sorted(calls.values(), key=lambda call: call.getTime())
+
+    def advance(self, amount: float) -> None:
+        """Let so many seconds pass, and run what is due."""
+        self.rightNow += amount
+        while self._heap and self._heap[0][0] <= self.rightNow:
+            time, _, call = heapq.heappop(self._heap)
+            if not call.active():
+                continue
+            if call.getTime() > time:
+                self._push(call)
+                continue
+            call.called = 1
+            call.func(*call.args, **call.kw)
+
+    def _push(self, call: DelayedCall) -> None:
+        heapq.heappush(self._heap, (call.getTime(), next(self._numbers), call))
