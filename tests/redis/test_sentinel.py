@@ -1,62 +1,14 @@
-"""Redis behind Sentinels: the master is found, and found again when it is another one."""
+"""Redis behind Sentinels: the master is found, and found again when it is another one.
 
-from pathlib import Path
+With fake ones; tests/trial/redis has a real failover.
+"""
+
 from typing import Any
-
-import pytest
 
 from synrepl.testing.fake_redis import FakeRedis
 from synrepl.testing.network import MemoryEndpoint
-from synrepl.testing.redis import RedisServer, SentinelServer
 from synrepl.transports.redis.address import RedisAddress
-from tests.redis.test_link import stopped
-from tests.redis.worlds import FakeWorld, RealWorld, Recorder, World, rdata
-from tests.storage.reactors import eventually
-
-
-@pytest.mark.parametrize("password", [None, "hush"])
-def test_a_failover_is_found(tmp_path: Path, password: str | None) -> None:
-    """The master is killed; the replica becomes master; what is published there is heard."""
-    world = RealWorld("password" if password else "tcp", tmp_path)
-    member = Recorder()
-    secret = tmp_path / "secret"
-    secret.write_text(password or "")
-
-    async def story(world: World) -> None:
-        assert isinstance(world, RealWorld)
-        master = world.server
-        arguments = ["--replicaof", "127.0.0.1", str(master.port)]
-        # What a failover needs to be quick, and a replica to be known to the Sentinel at once.
-        master.command("CONFIG", "SET", "repl-diskless-sync-delay", "0")
-        with (
-            RedisServer(password=password, arguments=arguments) as replica,
-            SentinelServer(master, down_seconds=0.3, password=password, master_password=password) as sentinel,
-        ):
-            await eventually(
-                world.reactor,
-                lambda: (
-                    sentinel.command("SENTINEL", "replicas", sentinel.service)
-                    and replica.command("ROLE")[3] == b"connected"
-                ),
-                "the replica is not there",
-            )
-            # The first Sentinel is gone, as one of several may be.
-            url = f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel.port}/{sentinel.service}"
-            if password:
-                url += f"?password_file={secret}&sentinel_password_file={secret}"
-            link = world.link(member, address=RedisAddress.parse(url))
-            link.start()
-            await world.until(member.is_up)
-            link.write(rdata(1))
-            await world.until(lambda: member.tokens == [1])
-            master.kill()
-            await world.until(lambda: {"deaf", "mute"} <= set(member.told))
-            await world.until(member.is_up, f"the new master was not found: {member.whys}")
-            replica.command("PUBLISH", "hs.example", rdata(2).rstrip())
-            await world.until(lambda: member.tokens == [1, 2])
-            await stopped(world, link.stop())
-
-    world.run(story)
+from tests.redis.worlds import FakeWorld, Recorder, World, stopped
 
 
 def sentinel_world() -> tuple[FakeWorld, FakeRedis, dict[str, Any]]:

@@ -1,28 +1,27 @@
-"""The same story with a fake Redis on a fake clock, and with a real one in a real reactor."""
+"""Where the stories of links to Redis happen. Here with the fake one; tests/trial has real ones."""
 
 import random
 from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
+from twisted.python.failure import Failure
 
 from synrepl.ports.metrics import Metrics
 from synrepl.testing.fake_redis import FakeRedis
 from synrepl.testing.network import Network
-from synrepl.testing.redis import RedisServer
 from synrepl.transports.redis import RedisLink
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.wire.commands import Rdata
 from synrepl.wire.declare import Command
 from synrepl.wire.runs import Rows
-from tests.storage.reactors import eventually, in_reactor
 
-__all__ = ["FakeWorld", "RealWorld", "Recorder", "World", "rdata"]
+__all__ = ["SERVER", "FakeWorld", "Recorder", "Story", "World", "rdata", "refusal", "stopped"]
 
 SERVER = "hs.example"
+T = TypeVar("T")
 
 
 def rdata(token: int, size: int = 0) -> bytes:
@@ -89,10 +88,11 @@ class Recorder:
 
 
 class World:
-    """Where a story happens."""
+    """Where a story happens. `url` is how Redis is reached without a password."""
 
     reactor: Any
     address: RedisAddress
+    url: str
 
     def link(self, member: Any, **options: Any) -> RedisLink:
         """A link to the Redis of this world."""
@@ -140,6 +140,29 @@ class World:
         raise NotImplementedError
 
 
+Story = Callable[[World], Coroutine[Any, Any, None]]
+
+
+async def stopped(world: World, ended: Deferred[None]) -> None:
+    """Wait for a link to stop, on whatever clock."""
+    done: list[object] = []
+    ended.addBoth(done.append)
+    await world.until(lambda: done)
+
+
+async def refusal(world: World, **options: Any) -> str:
+    """What the member of a link that cannot get in is told: always the same."""
+    member = Recorder()
+    link = world.link(member, **options)
+    link.start()
+    await world.until(lambda: member.told.count("unreachable") == 4)
+    why = link.state().why
+    await stopped(world, link.stop())
+    assert set(member.told) == {"unreachable"}, member.told
+    assert set(member.whys) == {why}, member.whys
+    return why
+
+
 class FakeWorld(World):
     """Run it with `run`: the story never really waits."""
 
@@ -147,16 +170,20 @@ class FakeWorld(World):
         self.clock = self.reactor = Clock()
         self.network = Network(self.clock, **network)
         self.redis = FakeRedis(self.network, password="hush" if kind == "password" else None)
-        self.address = RedisAddress.parse("redis://redis")
+        self.url = "redis://redis"
+        self.address = RedisAddress.parse(self.url)
 
-    def run(self, story: Callable[["World"], Coroutine[Any, Any, None]]) -> None:
+    def run(self, story: Callable[[World], Coroutine[Any, Any, T]]) -> T:
+        """Tell a story to its end, and give what it returns; nothing of it may be left."""
         ends: list[Any] = []
         Deferred.fromCoroutine(story(self)).addBoth(ends.append)
         assert ends, "the story waited for something that never happened"
-        if ends[0] is not None:
+        if isinstance(ends[0], Failure):
             ends[0].raiseException()
         assert self.redis.connections == []
         assert [call for call in self.clock.getDelayedCalls() if call.active()] == []
+        result: T = ends[0]
+        return result
 
     def usual(self) -> dict[str, Any]:
         return {"endpoint": lambda host, port: self.redis.endpoint("worker1")}
@@ -193,54 +220,3 @@ class FakeWorld(World):
 
     def names(self) -> list[str]:
         return sorted(one.name for one in self.redis.connections)
-
-
-class RealWorld(World):
-    """A redis-server, reached by TCP, by its socket, or with a password."""
-
-    def __init__(self, kind: str, home: Path) -> None:
-        self.server = RedisServer(password="hush" if kind == "password" else None)
-        url = f"redis+unix://{self.server.socket}" if kind == "unix" else ""
-        if kind == "password":
-            path = home / "password"
-            path.write_text("hush\n")
-            url = f"redis://127.0.0.1:{self.server.port}?password_file={path}"
-        self._url = url
-
-    def run(self, story: Callable[["World"], Coroutine[Any, Any, None]]) -> None:
-        async def told(reactor: Any) -> None:
-            self.reactor = reactor
-            await story(self)
-
-        with self.server:
-            self.address = RedisAddress.parse(self._url or self.server.url)
-            in_reactor(told, seconds=30)
-
-    async def until(self, is_so: Callable[[], object], what: str = "it never came") -> None:
-        await eventually(self.reactor, is_so, what)
-
-    async def wait(self, seconds: float) -> None:
-        until = self.reactor.seconds() + seconds
-        await eventually(self.reactor, lambda: self.reactor.seconds() >= until, "time stands still")
-
-    def publish(self, channel: str, payload: bytes) -> int:
-        return int(self.server.command("PUBLISH", channel, payload))
-
-    def cut(self, role: str) -> None:
-        (found,) = [client for client in self.server.clients() if client["name"].endswith(f":{role}")]
-        assert self.server.kill_client(found["id"])
-
-    def kill(self) -> None:
-        self.server.kill()
-
-    def restart(self) -> None:
-        self.server.start()
-
-    def stall(self) -> None:
-        self.server.pause()
-
-    def go_on(self) -> None:
-        self.server.go_on()
-
-    def names(self) -> list[str]:
-        return sorted(client["name"] for client in self.server.clients())

@@ -1,0 +1,1 @@
+"""Links to real Redis servers."""
