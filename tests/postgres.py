@@ -2,9 +2,12 @@
 
 from functools import cache
 
+import psycopg
+
+from synrepl.streams.facts import Fact
 from synrepl.testing.postgres import PostgresServer
 
-__all__ = ["new_database", "shared_server"]
+__all__ = ["kept_facts", "new_database", "shared_server"]
 
 
 @cache
@@ -18,3 +21,13 @@ def shared_server() -> PostgresServer:
 def new_database() -> str:
     """The URL of an empty database of one's own."""
     return shared_server().new_database()
+
+
+def kept_facts(url: str) -> list[Fact]:
+    """All facts of the log in this database, whoever has it open."""
+    with psycopg.connect(url) as database:
+        found = database.execute(
+            "SELECT serial, epoch, stream, writer, prev_token, token, rows, committed_at_ms, digest"
+            " FROM synrepl.facts ORDER BY serial"
+        ).fetchall()
+    return [Fact(*row) for row in found]

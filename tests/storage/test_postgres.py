@@ -1,7 +1,6 @@
 """What only PostgreSQL can do: have its own idea of who is there, and be away."""
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -15,13 +14,10 @@ from typing import Any
 import msgspec
 import psycopg
 from psycopg.pq import TransactionStatus
-from twisted.internet.defer import Deferred, gatherResults
-from twisted.internet.task import deferLater
-from twisted.logger import Logger
 
 from synrepl.errors import ConfigError, StorageError
 from synrepl.ports.interfaces import Appended
-from synrepl.storage import Log, ReactorThread, SQLiteEngine, engine_for, postgres
+from synrepl.storage import Log, SQLiteEngine, engine_for, postgres
 from synrepl.storage.engine import COLUMNS
 from synrepl.storage.postgres import PostgresEngine
 from synrepl.storage.schema import MIGRATIONS
@@ -29,9 +25,8 @@ from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 from synrepl.testing.postgres import PostgresServer
 from synrepl.wire.filter import Filter
-from tests.postgres import new_database, shared_server
+from tests.postgres import kept_facts, new_database, shared_server
 from tests.storage.builders import LogCase, facts_after, rows
-from tests.storage.reactors import in_reactor
 
 ROOT = Path(__file__).parents[2]
 A, B, C = (rows(text) for text in "abc")
@@ -72,11 +67,7 @@ class PostgresCase(LogCase):
 
     def kept(self) -> list[Fact]:
         """All that is in the database, whoever has the log."""
-        found = self.execute(
-            "SELECT serial, epoch, stream, writer, prev_token, token, rows, committed_at_ms, digest"
-            " FROM synrepl.facts ORDER BY serial"
-        )
-        return [Fact(*row) for row in found]
+        return kept_facts(self.url)
 
     def error(self, use: Callable[[], object]) -> StorageError:
         with self.assertRaises(StorageError) as caught:
@@ -557,93 +548,3 @@ class LostConnectionTests(PostgresCase):
 
             os.kill(server.pid, signal.SIGCONT)
         self.assertTrue(error.retryable)
-
-
-class OutageTests(PostgresCase):
-    """The server goes, again and again, under a log in use."""
-
-    def test_nothing_acknowledged_is_lost_or_doubled_and_appends_come_back_by_themselves(self) -> None:
-        """This is all that a client can ask of a log: one answer, one fact."""
-        answers: dict[str, Appended] = {}
-        once: list[tuple[bytes, int]] = []
-        errors: list[StorageError] = []
-        shown: list[int] = []
-        is_over = False
-
-        async def story(reactor: Any) -> None:
-            nonlocal is_over
-            helper, writing, reading = (ReactorThread(reactor, name) for name in ("server", "w", "r"))
-            log = Log(
-                PostgresEngine(self.url),
-                writing,
-                reading,
-                reactor,
-                ephemeral=[],
-                logger=Logger(observer=self.told.append),  # type: ignore[arg-type]
-            )
-            await log.start()
-            log.watch(lambda facts: shown.extend(fact.serial for fact in facts))
-
-            async def insist(writer: str) -> None:
-                """With a key, until it is answered."""
-                number = 0
-                while not is_over:
-                    number += 1
-                    key = f"{writer}-{number}"
-                    while key not in answers:
-                        try:
-                            answers[key] = await log.append("events", writer, [rows(key)], key=key)
-                        except StorageError as error:
-                            errors.append(error)
-                            await deferLater(reactor, 0.01)
-
-            async def try_once() -> None:
-                """Without one, and without trying again."""
-                number = 0
-                while not is_over:
-                    number += 1
-                    try:
-                        answer = await log.append("events", "once", [rows(number)])
-                        assert answer.first_serial is not None
-                        once.append((rows(number), answer.first_serial))
-                    except StorageError as error:
-                        errors.append(error)
-                        await deferLater(reactor, 0.01)
-
-            writers = [insist(f"w{number}") for number in range(4)] + [try_once()]
-            running = [Deferred.fromCoroutine(writer) for writer in writers]
-            for end in (server.kill, server.stop, server.kill, lambda: server.stop("immediate")):
-                before = len(answers)
-                while len(answers) < before + 40:
-                    await deferLater(reactor, 0.005)
-                await deferLater(reactor, random.random() * 0.05)
-                await helper.run(end)
-                await deferLater(reactor, 0.05)
-                await helper.run(server.start)
-            before = len(answers)
-            while len(answers) < before + 40:
-                await deferLater(reactor, 0.005)
-            is_over = True
-            await gatherResults(running)
-            self.assertEqual((True, ""), log.healthy)
-            await log.stop()
-            await helper.stop()
-
-        with PostgresServer() as server:
-            self.url = server.new_database()
-            in_reactor(story)
-            facts = self.kept()
-
-        self.assertIsNone(verify(facts, EMPTY))
-        self.assertEqual(list(range(1, len(facts) + 1)), [fact.serial for fact in facts])
-        self.assertEqual(list(range(1, len(facts) + 1)), shown)
-        self.assertEqual(
-            sorted(rows(key) for key in answers), sorted(f.rows for f in facts if f.writer != "once")
-        )
-        for key, answer in answers.items():
-            assert answer.first_serial is not None
-            self.assertEqual(rows(key), facts[answer.first_serial - 1].rows)
-        for content, serial in once:
-            self.assertEqual(content, facts[serial - 1].rows)
-        self.assertGreater(len(errors), 0)
-        self.assertEqual({True}, {error.retryable for error in errors})

@@ -1,17 +1,11 @@
-"""The three kinds of thread keep one contract: one thing at a time, in order."""
-
-import threading
-from collections.abc import Callable, Coroutine
-from functools import partial
-from typing import Any
+"""Two kinds of thread that are none keep the contract of the real one, which tests/trial/storage tests."""
 
 from twisted.internet.defer import Deferred
-from twisted.internet.selectreactor import SelectReactor
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from synrepl.errors import StorageError
-from synrepl.storage import DelayedThread, ImmediateThread, ReactorThread
+from synrepl.storage import DelayedThread, ImmediateThread
 
 
 class ImmediateThreadTests(SynchronousTestCase):
@@ -74,53 +68,3 @@ class DelayedThreadTests(SynchronousTestCase):
         self.assertNoResult(waiting)
         self.assertEqual([], self.done)
         self.assertEqual([], self.clock.getDelayedCalls())
-
-
-class ReactorThreadTests(SynchronousTestCase):
-    """A real thread beside a real reactor, which is this test's own."""
-
-    def in_reactor(self, use: Callable[[SelectReactor], Coroutine[Any, Any, object]]) -> list[object]:
-        """Run a coroutine function in a reactor until it ends."""
-        reactor = SelectReactor()
-        ended: list[object] = []
-
-        def go() -> None:
-            running = Deferred.fromCoroutine(use(reactor))
-            running.addBoth(ended.append)
-            running.addBoth(lambda _: reactor.stop())
-
-        reactor.callWhenRunning(go)
-        reactor.run(installSignalHandlers=False)
-        return ended
-
-    def test_work_runs_elsewhere_in_order_and_answers_here(self) -> None:
-        """A database call in the reactor's thread would hold up every connection."""
-        done: list[int] = []
-
-        async def use(reactor: SelectReactor) -> tuple[bool, bool, list[int]]:
-            thread = ReactorThread(reactor, "test")
-            others = [thread.run(partial(done.append, n)) for n in range(100)]
-            elsewhere = await thread.run(threading.get_ident)
-            here = threading.get_ident()
-            self.assertTrue(all(other.called for other in others))
-            last = thread.run(lambda: done.append(100))
-            await thread.stop()
-            await thread.stop()
-            self.assertTrue(last.called)
-            with self.assertRaises(StorageError):
-                await thread.run(lambda: None)
-            return elsewhere != here, threading.get_ident() == here, done
-
-        before = threading.active_count()
-
-        self.assertEqual([(True, True, list(range(101)))], self.in_reactor(use))
-        self.assertEqual(before, threading.active_count())
-
-    def test_one_that_was_never_used_stops_at_once(self) -> None:
-        """A daemon that fails to start must be able to end."""
-
-        async def use(reactor: SelectReactor) -> str:
-            await ReactorThread(reactor, "test").stop()
-            return "stopped"
-
-        self.assertEqual(["stopped"], self.in_reactor(use))

@@ -1,0 +1,1 @@
+"""Generators of ids as a homeserver has them."""
