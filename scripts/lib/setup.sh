@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# Sourced by the other scripts. Afterwards `synrepl_setup [EXTRA,...]` makes the checkout's own virtual
-# environment, or finds that it is up to date, and $ROOT and $VENV say where things are.
+# Sourced by the other scripts. Afterwards `synrepl_setup [EXTRA]` makes the checkout's own virtual environment, or
+# finds that it is up to date, and $ROOT and $VENV say where things are. EXTRA is one of setup.py's (default: test);
+# an empty one asks for what the daemon needs and no more. Extras that are there stay.
 #
 #   SYNREPL_PYTHON   the Python to make it with (3.11 or later); otherwise the first one found
 
@@ -44,19 +45,27 @@ synrepl_find_python() {
 _wanted() {
     {
         cat "$ROOT/setup.py"
-        printf '%s\n%s\n' "$ROOT" "$1"
-        "$2" -c 'import sys; print(sys.version)'
+        printf '%s\n' "$ROOT"
+        "$1" -c 'import sys; print(sys.version)'
     } | cksum
 }
 
-_is_current() { # extras
+# The extras that are installed, if the environment is up to date.
+_installed() {
     [ -f "$VENV/.stamp" ] && [ -x "$VENV/bin/python" ] &&
-        [ "$(_wanted "$1" "$VENV/bin/python" 2>/dev/null)" = "$(cat "$VENV/.stamp")" ]
+        [ "$(_wanted "$VENV/bin/python" 2>/dev/null)" = "$(head -n 1 "$VENV/.stamp")" ] &&
+        tail -n +2 "$VENV/.stamp"
 }
 
-_install() { # extras
-    local python
+_is_current() { # extra
+    local installed
+    installed=$(_installed) && { [ -z "$1" ] || grep -qx -- "$1" <<<"$installed"; }
+}
+
+_install() { # extra
+    local python extras
     _is_current "$1" && return 0 # somebody else made it while we waited
+    extras=$({ tail -n +2 "$VENV/.stamp" 2>/dev/null; printf '%s\n' "$1"; } | sed '/^$/d' | sort -u)
     rm -f "$VENV/.stamp"
     if ! { [ -x "$VENV/bin/python" ] && _usable_python "$VENV/bin/python"; }; then
         python=$(synrepl_find_python) || return 1
@@ -64,25 +73,29 @@ _install() { # extras
         rm -rf "$VENV"
         "$python" -m venv "$VENV" || return 1
     fi
-    _say "Installing synrepl[$1] and its libraries ..."
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable "${ROOT}[$1]" || return 1
-    _wanted "$1" "$VENV/bin/python" >"$VENV/.stamp"
+    _say "Installing synrepl${extras:+[${extras//$'\n'/,}]} and its libraries ..."
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
+        --editable "$ROOT${extras:+[${extras//$'\n'/,}]}" || return 1
+    {
+        _wanted "$VENV/bin/python"
+        printf '%s\n' "$extras"
+    } >"$VENV/.stamp.new" && mv "$VENV/.stamp.new" "$VENV/.stamp"
 }
 
 # Two scripts started at once do not install into each other.
-synrepl_setup() { # [extras]
-    local extras=${1:-test}
-    _is_current "$extras" && return 0
+synrepl_setup() { # [extra]
+    local extra=${1-test}
+    _is_current "$extra" && return 0
     if command -v flock >/dev/null 2>&1; then
         (
             flock 9
-            _install "$extras"
+            _install "$extra"
         ) 9>"$ROOT/.venv.lock"
     else # no flock on macOS; mkdir is atomic everywhere
         until mkdir "$ROOT/.venv.lock.d" 2>/dev/null; do sleep 1; done
         (
             trap 'rmdir "$ROOT/.venv.lock.d"' EXIT
-            _install "$extras"
+            _install "$extra"
         )
     fi
 }
