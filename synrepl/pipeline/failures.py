@@ -4,6 +4,7 @@ import re
 from typing import Final
 
 from synrepl.errors import ReplicationError
+from synrepl.pipeline.retries import is_late_worker
 
 __all__ = ["words"]
 
@@ -19,6 +20,8 @@ def words(error: BaseException) -> str:
     """
     if isinstance(error, ReplicationError):
         return str(error)
+    if is_late_worker(error):
+        return "a Python worker of Spark did not start within 10 s, as the machine is busy; run it again"
     told = str(error).replace("\\n", "\n")
     if ours := _OURS.findall(told):
         return str(ours[-1][1])

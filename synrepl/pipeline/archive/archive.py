@@ -18,6 +18,7 @@ from synrepl.pipeline.archive.committing import Origin
 from synrepl.pipeline.archive.lock import locked
 from synrepl.pipeline.archive.manifest import BadArchive, Manifest, manifests
 from synrepl.pipeline.archive.tidying import tidy
+from synrepl.pipeline.retries import retried
 from synrepl.pipeline.session import is_remote
 from synrepl.pipeline.source.daemon import Daemon
 from synrepl.pipeline.source.offsets import Offset
@@ -168,6 +169,7 @@ class _Job:
             )
         }
 
+    @retried
     def run(
         self, *, follow: bool, every_seconds: float, batch_facts: int, stopped: Callable[[], bool]
     ) -> None:

@@ -16,6 +16,7 @@ from synrepl.pipeline.audit.explaining import Explanation
 from synrepl.pipeline.audit.findings import Audited, Findings
 from synrepl.pipeline.audit.looking import SEEN, Seen, look_at_all
 from synrepl.pipeline.audit.named import read_manifests, tell_unnamed
+from synrepl.pipeline.retries import retried
 from synrepl.pipeline.store import Store
 from synrepl.pipeline.telling import Tell, nobody
 
@@ -27,6 +28,7 @@ __all__ = ["audit"]
 TASKS_AT_LEAST: Final = 2
 
 
+@retried
 def audit(
     spark: "SparkSession",
     archive: Store,

@@ -16,6 +16,7 @@ from synrepl.pipeline.report.page import page, state
 from synrepl.pipeline.report.plots import PLOTS, pictures
 from synrepl.pipeline.report.tables import as_csv
 from synrepl.pipeline.report.verdict import Finding, findings
+from synrepl.pipeline.retries import retried
 from synrepl.pipeline.store import Store
 from synrepl.pipeline.telling import Tell, nobody
 
@@ -47,6 +48,7 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
     invalidations: int
 
 
+@retried
 def report(
     spark: "SparkSession",
     archive: Store,

@@ -12,6 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.pipeline.archive.manifest import ArchivedFile, BadArchive, Manifest, manifests
+from synrepl.pipeline.retries import retried
 from synrepl.pipeline.snapshot import folding
 from synrepl.pipeline.snapshot.parts import FILE_ROWS, WRITTEN, write_parts
 from synrepl.pipeline.snapshot.snapshot import (
@@ -71,6 +72,7 @@ class _Reading(msgspec.Struct, frozen=True):
         return self.rows > sum(file.facts for file in self.archived) + sum(part.facts for part in self.parts)
 
 
+@retried
 def compact(
     spark: "SparkSession",
     archive: Store,

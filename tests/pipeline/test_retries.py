@@ -1,0 +1,55 @@
+"""Python workers of Spark that start late, as on a busy machine."""
+
+import pytest
+from py4j.protocol import Py4JError
+
+from synrepl.pipeline.failures import words
+from synrepl.pipeline.retries import ATTEMPTS, retried
+
+LATE = "org.apache.spark.SparkException: Python worker failed to connect back.\n\tat org.apache.spark..."
+
+
+class Job:
+    """Fails so many times, with this."""
+
+    def __init__(self, failures: int, error: Exception) -> None:
+        self.runs = 0
+        self._failures = failures
+        self._error = error
+
+    @retried
+    def run(self, name: str, *, facts: int) -> str:
+        self.runs += 1
+        if self.runs <= self._failures:
+            raise self._error
+        return f"{name} {facts}"
+
+
+def test_a_worker_that_starts_late_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    """Spark waits ten seconds, whatever it is told; a user's machine may be busy for longer."""
+    job = Job(ATTEMPTS - 1, Py4JError(LATE))
+
+    assert "archive 3" == job.run("archive", facts=3)
+    assert ATTEMPTS == job.runs
+    assert f"attempt {ATTEMPTS} of {ATTEMPTS}" in caplog.messages[-1]
+
+
+def test_in_the_end_it_fails_and_says_why() -> None:
+    """In one line, with what to do."""
+    job = Job(ATTEMPTS, Py4JError(LATE))
+
+    with pytest.raises(Py4JError) as caught:
+        job.run("archive", facts=3)
+
+    assert ATTEMPTS == job.runs
+    assert "the machine is busy; run it again" in words(caught.value)
+
+
+def test_other_failures_are_not_tried_again() -> None:
+    """They would fail again, and may have had effects."""
+    job = Job(1, ValueError("no such stream"))
+
+    with pytest.raises(ValueError, match="no such stream"):
+        job.run("archive", facts=3)
+
+    assert 1 == job.runs
