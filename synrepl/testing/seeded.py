@@ -1,6 +1,7 @@
 """What every simulation has: a seed, a fake clock, a story, and bad luck that ends again."""
 
 import gc
+import itertools
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ STEP_SECONDS: Final = 0.01
 # with twice the facts.
 _FEW: Final = (1, 1, 1, 1, 2, 3)
 _MANY: Final = (1, 1, 1, 2, 5, 25)
+
+_runs: Final = itertools.count(1)
 
 
 class Broken(AssertionError):
@@ -65,6 +68,8 @@ class SeededRun:
         globalLogPublisher.addObserver(self._observe)  # type: ignore[arg-type]
         was_enabled = gc.isenabled()
         gc.disable()
+        if next(_runs) % 20 == 0:
+            gc.collect()  # former runs
         # What was there before need not be looked at again.
         gc.freeze()
         try:

@@ -85,7 +85,7 @@ class Simulation(SeededRun):
 
     MODULE = "synrepl.testing.simulation"
 
-    def __init__(self, seed: int, *, seconds: float = 12.0) -> None:
+    def __init__(self, seed: int, *, seconds: float = 8.0) -> None:
         super().__init__(seed, seconds)
         self.acknowledged: list[tuple[str, int]] = []
         slow = self.chance.choice([0.002, 0.02, 0.2])

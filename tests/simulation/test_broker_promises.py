@@ -1,22 +1,19 @@
 """Whatever happens on a Redis, the promises hold: seeded runs of our daemons among Synapse's processes.
 
-``SYNREPL_SEEDS=N`` runs N seeds; ``SYNREPL_LONG=1`` runs many more than by default. A failing one says how
-to see it again."""
-
-import os
+A seed that fails says how to see it again."""
 
 import pytest
 
 from synrepl.testing.broker_simulation import BrokerSimulation
+from tests.simulation.seeds import seeds
 
-SEEDS = int(os.environ.get("SYNREPL_SEEDS") or (1_000 if os.environ.get("SYNREPL_LONG") else 25))
 SHARES = 5
 
 
 @pytest.mark.parametrize("share", range(SHARES))
 def test_the_promises_hold_in_every_seeded_run(share: int) -> None:
     """Cuts, stalls, kills of Redis, of daemons and of writers, and broken HTTP, at every moment."""
-    for seed in range(1 + share, 1 + SEEDS, SHARES):
+    for seed in seeds(25, long=1_000, share=share, shares=SHARES):
         BrokerSimulation(seed).run()
 
 

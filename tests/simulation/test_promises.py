@@ -1,23 +1,20 @@
 """Whatever happens, the promises hold: seeded runs of a daemon, writers and followers meeting bad luck.
 
-``SYNREPL_SEEDS=N`` runs N seeds (`scripts/test --seeds N`); ``SYNREPL_LONG=1`` runs many more than by
-default. A failing one says how to see it again."""
-
-import os
+A seed that fails says how to see it again."""
 
 import pytest
 
 from synrepl.testing import Simulation
+from tests.simulation.seeds import seeds
 
-SEEDS = int(os.environ.get("SYNREPL_SEEDS") or (5_000 if os.environ.get("SYNREPL_LONG") else 100))
 SHARES = 20
 
 
 @pytest.mark.parametrize("share", range(SHARES))
 def test_the_promises_hold_in_every_seeded_run(share: int) -> None:
     """Cuts, stalls, kills, slow readers, failing subscribers and broken HTTP, at every moment."""
-    for seed in range(1 + share, 1 + SEEDS, SHARES):
-        Simulation(seed, seconds=8).run()
+    for seed in seeds(60, long=5_000, share=share, shares=SHARES):
+        Simulation(seed).run()
 
 
 def test_bad_luck_really_strikes() -> None:

@@ -4,7 +4,6 @@ The promises: what is committed arrives at the log once, in the order of ids, an
 was unfinished then; what dies holds nobody up for ever.
 """
 
-import os
 import random
 import shutil
 import sqlite3
@@ -25,8 +24,8 @@ from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.tables.layout import table_streams
 from synrepl.storage.tables.source import TableSource
 from synrepl.streams.table import StreamTable
+from tests.simulation.seeds import seeds
 
-SEEDS = int(os.environ.get("SYNREPL_SEEDS") or (1_000 if os.environ.get("SYNREPL_LONG") else 60))
 STEP = 0.05
 QUIET = Logger(observer=lambda event: None)  # type: ignore[arg-type]  # nobody reads it here
 
@@ -277,7 +276,7 @@ class _World:
         return str({name: writer.generator.positions() for name, writer in self.writers.items()})
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds(40, long=1_000))
 def test_bad_luck(seed: int) -> None:
     """Kills, outages, rollbacks and slow transactions, in any order."""
     directory = Path(tempfile.mkdtemp(prefix="synrepl-writers-"))

@@ -1,0 +1,105 @@
+"""Runs seeds of the simulations, and prints what a seed costs.
+
+The worlds: `workers` (a daemon and its followers), `broker` (daemons among Synapse's processes on a Redis),
+`replicas` (daemons that copy each other). Exit code 1 if a promise was broken.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from rich.console import Console
+from rich.progress import track
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from synrepl.testing.broker_simulation import BrokerSimulation  # noqa: E402  # after the path
+from synrepl.testing.replica_simulation import ReplicaSimulation  # noqa: E402
+from synrepl.testing.simulation import Simulation  # noqa: E402
+
+WORLDS: Final = {"workers": Simulation, "broker": BrokerSimulation, "replicas": ReplicaSimulation}
+
+
+class Outcome(NamedTuple):
+    """One seed: its CPU seconds, and the broken promise, if any."""
+
+    world: str
+    seed: int
+    seconds: float
+    broken: str
+
+
+def run(task: tuple[str, int]) -> Outcome:
+    """Run one seed of one world."""
+    world, seed = task
+    began = time.process_time()
+    broken = ""
+    try:
+        WORLDS[world](seed).run()
+    except Exception as error:
+        broken = f"{type(error).__name__}: {error}"
+    return Outcome(world, seed, time.process_time() - began, broken)
+
+
+def outcomes(tasks: list[tuple[str, int]], jobs: int) -> Iterator[Outcome]:
+    """What becomes of each seed, as they end. A process is replaced from time to time: it keeps garbage."""
+    with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=500) as pool:
+        yield from pool.imap_unordered(run, tasks, chunksize=10)
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("worlds", nargs="*", metavar="WORLD", help=f"any of {', '.join(WORLDS)} [all]")
+    parser.add_argument("--seeds", type=int, default=1_000, help="of each world [1000]")
+    parser.add_argument("--first", type=int, default=1, help="the first seed [1]")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes [one for each core]")
+    parser.add_argument("--json", action="store_true", help="the result as JSON")
+    options = parser.parse_args()
+    worlds = options.worlds or list(WORLDS)
+    if unknown := sorted(set(worlds) - set(WORLDS)):
+        parser.error(f"no such world: {', '.join(unknown)}; there are {', '.join(WORLDS)}")
+    if options.seeds < 1 or options.jobs < 1:
+        parser.error("--seeds and --jobs are 1 or more")
+    tasks = [(world, options.first + number) for number in range(options.seeds) for world in worlds]
+    seconds: defaultdict[str, float] = defaultdict(float)
+    broken: list[Outcome] = []
+    console = Console(stderr=True)
+    ended = outcomes(tasks, options.jobs)
+    for outcome in track(ended, "seeds", len(tasks), console=console, disable=not console.is_terminal):
+        seconds[outcome.world] += outcome.seconds
+        if outcome.broken:
+            broken.append(outcome)
+            console.print(f"{outcome.world} {outcome.seed}: {outcome.broken}", markup=False)
+    last = options.first + options.seeds - 1
+    each = {world: round(seconds[world] / options.seeds, 3) for world in worlds}
+    average = round(sum(seconds.values()) / len(tasks), 3)
+    if options.json:
+        found = [{"world": one.world, "seed": one.seed, "broken": one.broken} for one in broken]
+        result = {
+            "first": options.first,
+            "last": last,
+            "cpu_seconds": each,
+            "average": average,
+            "broken": found,
+        }
+        print(json.dumps(result))
+    else:
+        for world in worlds:
+            print(f"{world}: seeds {options.first} to {last}, {each[world]} CPU seconds each")
+        print(f"{len(tasks):,} seeds, {average} CPU seconds each, {len(broken)} broken")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
