@@ -41,8 +41,7 @@ _peer_find_python() { # version, the variable that names one
     return 1
 }
 
-synrepl_peer() { # legacy|current|newest
-    local wanted setuptools python variable
+_peer_facts() { # legacy|current|newest; sets wanted, python, variable and setuptools
     case $1 in
         legacy) wanted=1.0.0 python=3.7 variable=SYNREPL_PYTHON_LEGACY setuptools='setuptools<58' ;;
         current) wanted=1.66.0 python=3.9 variable=SYNREPL_PYTHON_CURRENT setuptools='setuptools<66' ;;
@@ -52,6 +51,18 @@ synrepl_peer() { # legacy|current|newest
             return 2
             ;;
     esac
+}
+
+# Whether it is there, or its Python is to make it with. Says what is missing.
+synrepl_peer_is_possible() { # legacy|current|newest
+    local wanted setuptools python variable
+    _peer_facts "$1" || return
+    [ "$(_peer_release "$1")" = "$wanted" ] || _peer_find_python "$python" "$variable" >/dev/null
+}
+
+synrepl_peer() { # legacy|current|newest
+    local wanted setuptools python variable
+    _peer_facts "$1" || return
     _peer_is_current "$1" "$wanted" && return 0
     if [ "$(_peer_release "$1")" = "$wanted" ]; then
         echo "Bringing $SYNREPL_PEERS/synapse-$1 up to date ..." >&2
