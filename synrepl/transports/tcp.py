@@ -460,7 +460,9 @@ class FollowerFactory(ReconnectingClientFactory):
     initialDelay = 0.2
     maxDelay = 10.0  # type: ignore[assignment]  # Twisted says int, and means any number
     factor = 2.0
-    jitter = 0.3
+    # The standard deviation of a normal distribution, as a share of the delay. A large one draws a negative
+    # delay now and then: a reactor raises for it, and the follower would never be connected again.
+    jitter = 0.1
     noisy = False
     protocol: type[ReplicationProtocol] = ReplicationProtocol
     _logger = Logger()

@@ -1,10 +1,12 @@
 """What a follower makes of what servers say, real ones' bad habits included."""
 
 from collections.abc import Iterable
+from random import Random
 from typing import Any, Self
 
 import pytest
 from prometheus_client import CollectorRegistry
+from twisted.internet import protocol
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
@@ -17,7 +19,7 @@ from synrepl.replication.waiting import MAX_WAITING_BYTES
 from synrepl.streams.catalog import RECEIPTS, Receipt
 from synrepl.streams.table import StreamTable
 from synrepl.testing import Cluster, MemoryEndpoint, MemoryPositions, Network, RawPeer, raw_server
-from synrepl.transports.tcp import FollowerFactory
+from synrepl.transports.tcp import EndpointConnector, FollowerFactory
 from synrepl.wire.commands import RemoteServerUp, UserSync
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect
 
@@ -166,6 +168,29 @@ class TestGreeting:
 
         assert 5 <= len(story.masters) <= 12
         assert "ERROR Wrong remote: this is other, expected hs" in story.masters[-2].heard
+
+    def test_no_delay_between_attempts_is_negative_or_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A reactor raises for a negative delay, and then nothing connects this follower again."""
+        monkeypatch.setattr(protocol, "random", Random(14))
+        clock = Clock()
+        factory = FollowerFactory(
+            Follower(instance="worker", clock=clock, positions=MemoryPositions()),
+            dialect=CURRENT,
+            expected_server="hs",
+            clock=clock,
+            metrics=Metrics(CollectorRegistry()),
+        )
+        connector = EndpointConnector(MemoryEndpoint(Network(clock), "worker", "master"), factory)
+
+        delays = []
+        for _ in range(50_000):
+            factory.retry(connector)
+            [call] = clock.getDelayedCalls()
+            delays.append(call.getTime() - clock.seconds())
+            call.cancel()
+
+        assert 0.05 <= min(delays)
+        assert max(delays) <= 2 * factory.maxDelay
 
 
 class TestJoiningLate:
