@@ -274,6 +274,7 @@ class Copies:
                 registered=not settings.anonymous,
                 address=lambda: str(self._address()),
                 silence=settings.timeout_seconds,
+                origin=self.commands.origin,
             )
         from synrepl.transports.native import NativeUpstream
 

@@ -65,7 +65,7 @@ class Metrics:
         self._commands: dict[str, Counter] = {}
         self.commands_dropped = counter(
             "commands_dropped",
-            "Commands of followers that were to be passed on and were not: no connection, no room, or no word"
+            "Commands that were to be passed on, up or down, and were not: no connection, no room, or no word"
             " for them.",
             ["command"],
         )

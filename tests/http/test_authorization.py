@@ -65,6 +65,13 @@ class Authorization(SiteCase):
         self.assertIn("replicate", joined.json()["message"])
         self.assertEqual(200, self.asked("GET", "/v1/changelog", "of paris").status)
 
+    def test_what_is_said_to_all_processes_is_for_replicas(self) -> None:
+        """A key for reading reads facts."""
+        answer = self.asked("GET", "/v1/changelog?follow=true&commands=copy-1", "of paris")
+
+        self.assertEqual((403, "no_rights"), (answer.status, answer.json()["error"]))
+        self.assertIn("replicate", answer.json()["message"])
+
     def test_what_workers_send_up_wants_more_than_reading(self) -> None:
         """The lines of USER_IP hold access tokens."""
         read = self.asked("GET", "/v1/commands", "of paris")

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synrepl.ports.history import EMPTY, Place
+from synrepl.wire.commands import RemoteServerUp
 from tests.http.builders import NOW, SiteCase, Talk, receipt, typing
 
 FOLLOW = "/v1/changelog?follow=true"
@@ -402,3 +403,56 @@ class ResumingTests(SiteCase):
         self.assertEqual(wanted, had)
         self.assertEqual(self.log.place, place)
         self.doCleanups()
+
+
+class CommandsDownTests(FollowCase):
+    """What is for all processes comes down to replicas that follow over HTTP."""
+
+    def up(self, server: str, source: object = None) -> None:
+        """A server is up, says this source."""
+        self.publisher.relay(RemoteServerUp(server=server), but=source)
+
+    def lines(self, talk: Talk) -> list[str]:
+        """The commands heard."""
+        return [line["command"] for line in talk.answer().lines() if "command" in line]
+
+    def test_who_asks_for_commands_hears_each_once(self) -> None:
+        """They are not kept: a reader that was away missed them, and is told none from before."""
+        self.up("early")
+        talk = self.follow("commands=copy-1")
+        other = self.follow("since=0")
+        self.up("one")
+        talk.leave()
+        self.up("missed")
+        again = self.follow("commands=copy-1")
+        self.up("two")
+
+        self.assertEqual(["REMOTE_SERVER_UP one"], self.lines(talk))
+        self.assertEqual(["REMOTE_SERVER_UP two"], self.lines(again))
+        self.assertEqual([], self.lines(other))
+
+    def test_what_a_replica_forwarded_does_not_come_back_to_it(self) -> None:
+        """Its followers have heard it, or said it."""
+        talks = {origin: self.follow(f"commands={origin}") for origin in ("copy-1", "copy-2")}
+        body = b'{"origin":"copy-1","commands":[[1,"REMOTE_SERVER_UP far.example.org"]]}'
+        self.assertEqual(200, self.ask("POST", "/v1/commands", body).status)
+
+        self.assertEqual([], self.lines(talks["copy-1"]))
+        self.assertEqual(["REMOTE_SERVER_UP far.example.org"], self.lines(talks["copy-2"]))
+
+    def test_a_reader_that_does_not_read_misses_them_and_that_is_counted(self) -> None:
+        """Nothing is held for it in memory."""
+        talk = self.follow("since=0&commands=copy-1", is_slow=True)
+        self.many(900)
+        self.up("one")
+        self.drain(talk)
+        self.up("two")
+
+        self.assertEqual(["REMOTE_SERVER_UP two"], self.lines(talk))
+        self.assertEqual(1, self.metrics.commands_dropped.labels("REMOTE_SERVER_UP")._value.get())
+
+    def test_commands_are_asked_for_under_an_origin(self) -> None:
+        """It is one word: what was forwarded under it is not sent back."""
+        answer = self.get("/v1/changelog?follow=true&commands=two%20words")
+
+        self.assertEqual((400, "bad_request"), (answer.status, answer.json()["error"]))

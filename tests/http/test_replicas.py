@@ -20,7 +20,7 @@ from synrepl.replication.status import NO_COPIES, SHOWN
 from synrepl.replication.upstream import Upstream
 from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.transports.http.upstream import HttpUpstream
-from synrepl.wire.commands import FederationAck
+from synrepl.wire.commands import FederationAck, RemoteServerUp
 from synrepl.wire.filter import Filter
 from tests.http.builders import Answer, SiteCase, receipt, typing
 
@@ -382,7 +382,9 @@ class FollowingOverHttpTests(CopiesCase):
         log = Log(MemoryEngine(), thread, thread, self.clock, ephemeral=self.ephemeral, logger=Logger())
         self.wait(log.start())
         self.client = StubTreq(self.site.resource)
-        upstream = HttpUpstream(self.clock, where=HERE, client=self.client)
+        commands = options.get("commands")
+        origin = None if commands is None else commands.origin
+        upstream = HttpUpstream(self.clock, where=HERE, client=self.client, origin=origin)
         made = Replica(log, upstream, self.clock, name="paris", ephemeral=self.ephemeral, **options)
         self.addCleanup(made.stop)
         made.start()
@@ -460,6 +462,35 @@ class FollowingOverHttpTests(CopiesCase):
 
         self.assertEqual(list(range(1200)), [one.token for one in heard])
         self.assertEqual([], dropped)
+
+    def forwarder(self) -> CommandForwarder:
+        """What a replica passes commands up with."""
+        upstream = Upstream(self.log, self.table, self.clock, instance="copy")
+        self.addCleanup(upstream.stop)
+        commands = CommandForwarder(
+            upstream, self.clock, origin="copy-1", is_active=lambda: True, dropped=lambda name: None
+        )
+        self.addCleanup(commands.stop)
+        return commands
+
+    def test_what_is_for_all_processes_comes_down_once(self) -> None:
+        """A server that is up again is told to the followers of every replica, but to who said it."""
+        told: list[Any] = []
+        commands = self.forwarder()
+        self.receipts(2)
+        replica, _ = self.replica(commands=commands, told_down=told.append)
+        self.publisher.relay(RemoteServerUp(server="one"))
+        commands.tell(RemoteServerUp(server="mine"))
+        self.pass_(2)
+        replica.stop()
+        self.publisher.relay(RemoteServerUp(server="missed"))
+        self.pass_(1)
+        replica.start()
+        self.pass_(3)
+        self.publisher.relay(RemoteServerUp(server="two"))
+        self.pass_(1)
+
+        self.assertEqual(["one", "two"], [one.server for one in told])
 
 
 class CommandsTests(CopiesCase):

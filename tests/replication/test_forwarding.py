@@ -87,6 +87,19 @@ def test_a_server_that_is_up_is_told_everywhere_but_to_who_said_it() -> None:
     assert [b"far.example.org"] == other.lines("REMOTE_SERVER_UP")
 
 
+def test_what_a_replica_without_room_misses_is_counted() -> None:
+    """Nothing is held for it in memory."""
+    world = World()
+    a = world.node("a")
+    world.node("b", "a")
+    world.pass_(3)
+    [relay] = a.relays.connected
+    relay.pause()
+    a.publisher.relay(RemoteServerUp(server="far.example.org"))
+
+    assert 1 == a.metrics.commands_dropped.labels("REMOTE_SERVER_UP")._value.get()
+
+
 def test_the_end_of_a_workers_connection_is_the_end_of_its_users() -> None:
     """The primary has no connection whose loss could tell it."""
     world = World()

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from synrepl.ports.access import Access, Keyring
 from synrepl.ports.history import Snapshot
 from synrepl.ports.interfaces import IClock, ILog
+from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.forwarding import CommandReceiver
 from synrepl.replication.relay.leases import LeasedLog, Leases
@@ -45,6 +46,7 @@ class Feeding(Protocol):
     """What is asked of the publisher."""
 
     ring: Ring
+    metrics: Metrics
     forwarded: CommandReceiver
 
     def on_relayed(self, watcher: Callable[[Command, object], None]) -> None:

@@ -619,11 +619,15 @@ class Relay:
                 self._peers_told = peers
                 self.connection.send(Peers(said=say(peers)))
 
-    def tell_down(self, line: bytes) -> None:
-        """Pass on a line for all processes. A replica that has no room for it misses it, as a follower would
-        that was away."""
-        if self.state in ("catching up", "live") and self._can(COMMANDS) and not self._paused:
-            self.connection.send(Down(line=line.decode()))
+    def tell_down(self, line: bytes) -> bool:
+        """Pass on a line for all processes. False if there is no room for it: the replica misses it, as a
+        follower that was away would."""
+        if self.state not in ("catching up", "live") or not self._can(COMMANDS):
+            return True
+        if self._paused:
+            return False
+        self.connection.send(Down(line=line.decode()))
+        return True
 
     # -- signs of life -------------------------------------------------------------------------------------
 

@@ -175,8 +175,8 @@ class Relays:
                 self._logger.warn("{name} cannot be passed on: {why}", name=command.NAME, why=error.why)
                 return
             for relay in list(self.connected):
-                if relay is not source:
-                    relay.tell_down(line)
+                if relay is not source and not relay.tell_down(line):
+                    self.feeding.metrics.commands_dropped.labels(command.NAME).inc()
 
     def _committed(self, facts: Sequence[Fact]) -> None:
         if not facts[0].serial:

@@ -393,7 +393,7 @@ class Api:
         """Who serves the log."""
         from synrepl.transports.http.changelog import Changelog
 
-        return Changelog(self._log, self._clock, self._waiting)
+        return Changelog(self._log, self._publisher, self._clock, self._waiting)
 
     @cached_property
     def _commands(self) -> "Commands":

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 from twisted.logger import Logger
 
 from synrepl.ports.interfaces import IClock
+from synrepl.replication.publisher import Publisher
 from synrepl.storage import Log
 from synrepl.transports.http.following import Following
 from synrepl.transports.http.forks import check
@@ -54,11 +55,11 @@ class Changelog:
 
     _logger = Logger()
 
-    def __init__(self, log: Log, clock: IClock, waiting: Waiting) -> None:
+    def __init__(self, log: Log, publisher: Publisher, clock: IClock, waiting: Waiting) -> None:
         self._log = log
         self._clock = clock
         self._waiting = waiting
-        self._following = Following(log, clock, waiting)
+        self._following = Following(log, publisher, clock, waiting)
 
     async def check(self, wanted: Wanted) -> None:
         """Raises `Refused` unless this can be read without anything missing or beside it."""

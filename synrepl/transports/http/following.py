@@ -1,4 +1,4 @@
-"""A changelog without an end: facts as they are committed, and heartbeats.
+"""A changelog without an end: facts as they are committed, commands for all processes, and heartbeats.
 
 At the head, what is committed is sent from memory; a reader that is further behind, or slower, is given what
 the log has on disk, a page at a time, so that nothing is held for it here.
@@ -9,16 +9,26 @@ from typing import Any
 
 import msgspec
 
+from synrepl.errors import LocalProtocolError
 from synrepl.ports.history import BEGINNING
 from synrepl.ports.interfaces import IClock
+from synrepl.replication.forwarding import line_of
+from synrepl.replication.publisher import Publisher
 from synrepl.storage import Log
 from synrepl.storage.paging import weight
 from synrepl.streams.facts import Fact
-from synrepl.transports.http.lines import ephemeral_line, heartbeat_line, held_line, written
+from synrepl.transports.http.lines import (
+    command_line,
+    ephemeral_line,
+    heartbeat_line,
+    held_line,
+    written,
+)
 from synrepl.transports.http.reading import PAGE_ROWS, Page, Reading
 from synrepl.transports.http.streaming import Valve
 from synrepl.transports.http.waiting import Waiting
 from synrepl.transports.http.wanted import Wanted
+from synrepl.wire.declare import Command
 
 __all__ = ["Following"]
 
@@ -26,14 +36,16 @@ __all__ = ["Following"]
 class Following:
     """Serves any number of readers; what all of them are given is written as text once."""
 
-    def __init__(self, log: Log, clock: IClock, waiting: Waiting) -> None:
+    def __init__(self, log: Log, publisher: Publisher, clock: IClock, waiting: Waiting) -> None:
         self.log = log
         self.clock = clock
+        self._dropped = publisher.metrics.commands_dropped
         self.waiting = waiting
         self._group: Sequence[Fact] | None = None
         self._text = b""
         self._streams: set[_Stream] = set()
         log.watch(self._committed)
+        publisher.on_relayed(self._relayed)
 
     async def serve(self, request: Any, wanted: Wanted, valve: Valve) -> None:
         """Write to this request, whose head was written, for as long as it is read, or until all is there."""
@@ -48,6 +60,19 @@ class Following:
         if not group[0].serial:
             for stream in self._streams:
                 stream.show_ephemeral(group)
+
+    def _relayed(self, command: Command, source: object) -> None:
+        """Pass a command for all processes on to the replicas, but to the one it is from."""
+        replicas = [stream for stream in self._streams if stream.origin not in (None, source)]
+        if not replicas:
+            return
+        try:
+            text = command_line(line_of(command))
+        except LocalProtocolError:
+            text = b""
+        for stream in replicas:
+            if not text or not stream.tell(text):
+                self._dropped.labels(command.NAME).inc()
 
     def text(self, group: Sequence[Fact], page: Page, *, checked: bool) -> bytes:
         """The lines of what is wanted of a group that was committed just now."""
@@ -86,6 +111,11 @@ class _Stream:
         # What nobody keeps is told from the time on when the reader has all that is kept.
         self._is_ephemeral_stale = wanted.ephemeral
         self._timer: Any = None
+
+    @property
+    def origin(self) -> str | None:
+        """Under what name the reader forwards commands; None if it wants none of others."""
+        return self._wanted.origin
 
     async def run(self) -> None:
         """Until all is there."""
@@ -163,6 +193,13 @@ class _Stream:
         passes = self._wanted.chosen.passes
         lines = [ephemeral_line(fact) for fact in facts if passes(fact.stream, fact.writer)]
         self._request.write(b"".join(lines))
+
+    def tell(self, text: bytes) -> bool:
+        """Say a line that nobody keeps. False if the reader does not read just now: it misses the line."""
+        if not self._valve.is_open:
+            return False
+        self._request.write(text)
+        return True
 
     # -- heartbeats ----------------------------------------------------------------------------------------
 

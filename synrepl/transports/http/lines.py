@@ -19,6 +19,7 @@ from synrepl.streams.facts import Fact
 __all__ = [
     "NDJSON",
     "checked_line",
+    "command_line",
     "ephemeral_line",
     "heartbeat_line",
     "held_line",
@@ -45,6 +46,11 @@ def ephemeral_line(fact: Fact) -> bytes:
 def held_line(facts: Iterable[Fact]) -> bytes:
     """All facts that are held although nobody keeps them, and where their writers are."""
     return _line("held", b"[%b]" % b",".join(line(fact)[:-1] for fact in facts))
+
+
+def command_line(text: bytes) -> bytes:
+    """A command for all processes, as a worker of the newest release says it."""
+    return _line("command", msgspec.json.encode(text.decode(errors="replace")))
 
 
 def turn_line(turn: Turn) -> bytes:

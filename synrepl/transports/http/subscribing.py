@@ -88,13 +88,15 @@ class HttpChangelog(Daemon):
         receipts: bool = False,
         compacted: bool = False,
         ephemeral: bool = False,
+        commands: str | None = None,
         checksum: bool = False,
         heartbeat: float = 5.0,
         silence: float | None = None,
         on_begin: Callable[[Answering], None] | None = None,
     ) -> None:
         """Call `on_lines` with the lines that come after the serial `since`, as they come: facts, turns,
-        receipts, heartbeats. What it returns is waited for, and meanwhile only a little more is read.
+        receipts, heartbeats. What it returns is waited for, and meanwhile only a little more is read. With
+        `commands` the commands for all processes come too, but for those of this origin.
 
         What we hold at `since` is of this `epoch` and has this `digest`, in a log of this `history`. Returns
         when the server has given all `upto` some serial; without one it ends with an error alone:
@@ -106,6 +108,7 @@ class HttpChangelog(Daemon):
         lists = {"streams": streams, "writers": writers}
         query |= {name: ",".join(sorted(given)) for name, given in lists.items() if given is not None}
         told = {"epoch": epoch, "digest": digest, "history": history, "upto": upto}
+        told["commands"] = commands
         query |= {name: given for name, given in told.items() if given is not None}
         flags = {"turns": turns, "receipts": receipts, "compacted": compacted}
         flags |= {"checksum": checksum, "ephemeral": ephemeral}

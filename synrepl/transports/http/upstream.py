@@ -29,6 +29,7 @@ from synrepl.replication.replica import (
     RefusedByUpstream,
     Subscribed,
     TakenUpTo,
+    ToldDown,
 )
 from synrepl.streams.digest import checksum
 from synrepl.streams.entries import read_facts
@@ -58,7 +59,8 @@ _FACT: Final = b'{"serial":'
 
 
 class HttpUpstream:
-    """`replica.IUpstream` over HTTP. `silence` is how many seconds without a sign count as gone."""
+    """`replica.IUpstream` over HTTP. `silence` is how many seconds without a sign count as gone; `origin` the
+    name under which commands are passed up, with which those for all processes are asked for (None: not)."""
 
     def __init__(
         self,
@@ -70,6 +72,7 @@ class HttpUpstream:
         registered: bool = True,
         address: Callable[[], str] = lambda: "",
         silence: float = 25.0,
+        origin: str | None = None,
         client: Any = None,
     ) -> None:
         self.where = where
@@ -79,6 +82,7 @@ class HttpUpstream:
         self._registered = registered
         self._address = address
         self._silence = silence
+        self._origin = origin
         self._client = client
 
     async def connect(self, uuid: str, name: str) -> "HttpConversation":
@@ -92,6 +96,7 @@ class HttpUpstream:
             registered=self._registered,
             address=self._address,
             silence=self._silence,
+            origin=self._origin,
             client=self._client,
         )
         try:
@@ -122,6 +127,7 @@ class HttpConversation:
         registered: bool,
         address: Callable[[], str],
         silence: float,
+        origin: str | None,
         client: Any,
     ) -> None:
         self.welcome: WelcomeTo
@@ -132,6 +138,7 @@ class HttpConversation:
         self._registered = registered
         self._address = address
         self._silence = silence
+        self._origin = origin
         self._http = Http(reactor, secret, TIMEOUT_SECONDS, client)
         self._changelog = HttpChangelog(reactor, url, secret, client=client)
         self._tasks = Tasks(self._logger, "upstream")
@@ -264,6 +271,7 @@ class HttpConversation:
             turns=True,
             receipts=True,
             ephemeral=True,
+            commands=self._origin,
             silence=self._silence,
             heartbeat=HEARTBEAT_SECONDS,
             **_chosen(asked.filter),
@@ -285,6 +293,8 @@ class HttpConversation:
                 case "held":
                     held = decoded(list[msgspec.Raw], told, self._url)
                     self._put(Ephemeral(read_facts(b"\n".join(map(bytes, held))), is_all=True))
+                case "command":
+                    self._put(ToldDown(decoded(str, told, self._url).encode()))
                 case "ephemeral":
                     self._put(Ephemeral(read_facts(told)))
                 case _:

@@ -4,10 +4,11 @@ from typing import Any, Final
 
 import msgspec
 
+from synrepl.ports.access import Right
 from synrepl.replication.holdings import Holdings
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.answers import Refused
-from synrepl.transports.http.authorization import check_streams
+from synrepl.transports.http.authorization import check_right, check_streams
 from synrepl.transports.http.held import check_held
 from synrepl.transports.http.parameters import (
     BAD_WORD,
@@ -33,7 +34,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """The facts after `since`, up to `upto`, at most `limit` (None: all) of those that are `chosen`.
 
     With nothing to tell, an answer waits up to `wait` seconds for it; with `follow` it has no end, and says
-    every `heartbeat` seconds how far it is; with `ephemeral` it also has the facts that nobody keeps. What
+    every `heartbeat` seconds how far it is; with `ephemeral` it also has the facts that nobody keeps. With an
+    `origin` it also has the commands for all processes, but for those that the reader forwards under it. What
     the reader holds at `since` is of this `epoch` and has this `digest`, in a log of this `history`, as far
     as it says so.
     """
@@ -52,6 +54,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     checksum: bool | None = None
     follow: bool = False
     ephemeral: bool = False
+    origin: str | None = None
     heartbeat: float = HEARTBEAT_SECONDS
 
     @property
@@ -92,7 +95,19 @@ def read_wanted(request: Any, table: StreamTable, holdings: Holdings) -> Wanted:
         checksum=flag(request, "checksum") if text(request, "checksum") is not None else None,
         follow=flag(request, "follow"),
         ephemeral=flag(request, "ephemeral"),
+        origin=_origin(request),
         heartbeat=seconds(
             request, "heartbeat", lowest=1.0, highest=MAX_HEARTBEAT_SECONDS, default=HEARTBEAT_SECONDS
         ),
     )
+
+
+def _origin(request: Any) -> str | None:
+    """Under what name a replica that asks for commands forwards its own; None if it asks for none."""
+    given = text(request, "commands")
+    if given is None:
+        return None
+    check_right(request.access, Right.REPLICATE)
+    if not is_word(given):
+        raise Refused(400, "bad_request", "commands is the origin of the reader's own: one printable word")
+    return given
