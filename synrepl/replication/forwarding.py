@@ -6,6 +6,7 @@ it; the upstream drops what it has taken before. So each is acted on once, howev
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from twisted.logger import Logger
@@ -63,7 +64,8 @@ WINDOW: Final = 500
 """Commands said to an upstream before it has taken any of them."""
 
 REMIND_SECONDS: Final = 60.0
-"""An idle replica says so often that it is there, or its users would expire."""
+"""An idle replica says so often that it is there, or its users would expire, and which federation senders are
+connected to it, or their acks would."""
 
 EXPIRY_SECONDS: Final = 300.0
 """An origin that says nothing for so long is gone."""
@@ -71,6 +73,7 @@ EXPIRY_SECONDS: Final = 300.0
 MAX_ORIGINS: Final = 1_000
 
 PING: Final = b"PING"
+ACK: Final = b"FEDERATION_ACK "
 
 Numbered = tuple[int, bytes]
 """A command's number among those of its origin, and its line."""
@@ -130,6 +133,7 @@ class CommandForwarder:
         """Who is syncing, as far as it was not said again yet."""
         self._timer: Any = None
         self._reminder: Any = None
+        self._is_reminder_due = False
 
     @property
     def is_active(self) -> bool:
@@ -212,12 +216,17 @@ class CommandForwarder:
         if said:
             self._untaken.extend(said)
             self._conversation.tell(self.origin, said)
+        if self._is_reminder_due and self._number and not self._waiting:
+            # What waits must not be overtaken: these lines have the number of what was said last.
+            self._is_reminder_due = False
+            senders = [line_of(command) for command in self._upstream.senders()]
+            self._conversation.tell(self.origin, [(self._number, line) for line in (PING, *senders)])
 
     def _remind(self) -> None:
-        """Say that this daemon is there. What waits says it as well, and must not be overtaken."""
+        """Say soon that this daemon is there, and which federation senders are connected to it."""
         self._reminder = self._clock.callLater(REMIND_SECONDS, self._remind)
-        if self._number and not self._waiting and self._conversation is not None:
-            self._conversation.tell(self.origin, [(self._number, PING)])
+        self._is_reminder_due = True
+        self._flush_soon()
 
 
 class Origin:
@@ -264,6 +273,8 @@ class CommandReceiver:
             if number > known.number:
                 known.number = number
                 self._take(known, line, source, access)
+            elif line.startswith(ACK):
+                self._remind(known, line)
         if known is None:
             return 0, 1
         known.heard = self._clock.seconds()
@@ -296,6 +307,12 @@ class CommandReceiver:
             self._end(origin)
         if self._origins:
             self._timer = self._clock.callLater(EXPIRY_SECONDS / 10, self._expire)
+
+    def _remind(self, origin: Origin, line: bytes) -> None:
+        """A command with a number that was taken before: nothing is done again. But a federation sender that
+        is named is still connected to the replica."""
+        with suppress(RemoteProtocolError):
+            self._publisher.upstream.remind(origin, command_of(line))
 
     def _take(self, origin: Origin, line: bytes, source: object, access: Access) -> None:
         publisher = self._publisher

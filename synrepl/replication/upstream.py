@@ -125,6 +125,16 @@ class Upstream:
             if connection is not None and named is not None:
                 yield named
 
+    def senders(self) -> Iterator[FederationAck]:
+        """What each federation sender said last that is connected, here or to a replica."""
+        for name, token in self._acks.present():
+            yield FederationAck(instance=name or self._instance, token=token)
+
+    def remind(self, replica: Origin, command: Command) -> None:
+        """The replica says again what a federation sender, which is still connected to it, said last."""
+        if isinstance(command, FederationAck):
+            self._acks.remind(replica, command.instance)
+
     def heard(self, command: Command) -> None:
         """Another process told this to everybody."""
         match command:

@@ -8,7 +8,15 @@ from twisted.internet.task import Clock
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.replication import federation_acks as acks_module
-from synrepl.replication.federation_acks import MAX_NAME, MAX_SENDERS, RECONNECT_SECONDS, FederationAcks
+from synrepl.replication.federation_acks import (
+    MAX_NAME,
+    MAX_SENDERS,
+    PRESENT_SECONDS,
+    RECONNECT_SECONDS,
+    REMINDED_SECONDS,
+    FederationAcks,
+)
+from synrepl.replication.forwarding import REMIND_SECONDS, Origin
 
 
 def test_the_lowest_is_that_of_the_slowest_sender() -> None:
@@ -132,6 +140,44 @@ def test_what_lost_connections_leave_is_bounded(monkeypatch: pytest.MonkeyPatch)
 
     assert 10 == len(acks._acks)
     assert 40 == acks.lowest()
+
+
+def test_a_sender_counts_while_its_replica_names_it() -> None:
+    """Another replica cannot name it, and who has said nothing is not known."""
+    clock = Clock()
+    acks = FederationAcks(clock)
+    paris, oslo = Origin("paris-1", 1), Origin("oslo-1", 1)
+    acks.acknowledge(paris, "s1", 3)
+    acks.acknowledge("c", "s2", 9)
+    for _ in range(100):
+        clock.advance(REMIND_SECONDS)
+        acks.remind(paris, "s1")
+        acks.remind(oslo, "s1")
+        acks.remind(oslo, "unknown")
+    assert (3, {"s1": 3, "s2": 9}) == (acks.lowest(), dict(acks.present()))
+
+    clock.advance(PRESENT_SECONDS)
+    acks.remind(oslo, "s1")
+    assert (3, {"s2": 9}) == (acks.lowest(), dict(acks.present()))
+    clock.advance(REMINDED_SECONDS - PRESENT_SECONDS)
+
+    assert 9 == acks.lowest()
+
+
+def test_a_replica_that_is_gone_takes_its_senders_along() -> None:
+    """They may come back at another one."""
+    clock = Clock()
+    acks = FederationAcks(clock)
+    paris = Origin("paris-1", 1)
+    acks.acknowledge(paris, "s1", 3)
+    acks.acknowledge("c", "s2", 9)
+    acks.connection_lost(paris)
+    clock.advance(RECONNECT_SECONDS - 1)
+    assert 3 == acks.lowest()
+    clock.advance(2)
+
+    assert 9 == acks.lowest()
+    assert {"s2": 9} == dict(acks.present())
 
 
 @pytest.mark.parametrize("seed", range(20))

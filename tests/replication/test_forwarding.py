@@ -6,6 +6,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from synrepl.errors import RemoteProtocolError
+from synrepl.replication.federation_acks import PRESENT_SECONDS
 from synrepl.replication.forwarding import MAX_WAITING, WINDOW, command_of, line_of
 from synrepl.testing.replicas import FakeNode
 from synrepl.wire.commands import (
@@ -131,6 +132,66 @@ def test_who_is_syncing_stays_so_while_the_replica_is_there() -> None:
     world.pass_(400, step=0.5)
 
     assert set() == a.publisher.upstream.syncing.users()
+
+
+def federation(world: World, node: FakeNode) -> None:
+    """Five facts for other servers."""
+    world.done(node.append("federation", [[["p", {"n": number}]] for number in range(5)]))
+    world.pass_(1)
+
+
+def held(node: FakeNode) -> list[int]:
+    """What this node still has for federation senders."""
+    return [fact.token for fact in node.log.ephemeral_after("federation", 0)]
+
+
+def stay(world: World, seconds: int, *workers: RawReplica) -> None:
+    """Let time pass; these workers stay."""
+    for _ in range(seconds // 2):
+        for one in workers:
+            one.say("PING")
+        world.pass_(2, step=0.5)
+
+
+@pytest.mark.parametrize(("place", "hops"), [("b", 1), ("c", 2)])
+def test_a_sender_that_was_retired_behind_a_living_replica_holds_nothing_back(place: str, hops: int) -> None:
+    """The primary has no connection whose loss could tell it, and the replica lives for months."""
+    world = World()
+    nodes = {node.name: node for node in world.chain()}
+    federation(world, nodes["a"])
+    retired = worker(world, nodes[place], "FEDERATION_ACK sender1 2")
+    other = worker(world, nodes["a"], "FEDERATION_ACK sender2 5")
+
+    stay(world, 700, retired, other)
+    assert [3, 4, 5] == held(nodes["a"])
+    retired.transport.loseConnection()
+    stay(world, 290, other)
+    other.say("FEDERATION_ACK sender2 5")
+    world.pass_(1)
+    assert [3, 4, 5] == held(nodes["a"])
+
+    stay(world, 10 + int(hops * PRESENT_SECONDS), other)
+    other.say("FEDERATION_ACK sender2 5")
+    world.pass_(1)
+
+    assert [] == held(nodes["a"])
+
+
+@pytest.mark.parametrize("place", ["b", "c"])
+def test_a_sender_that_has_nothing_to_say_counts_as_long_as_it_is_there(place: str) -> None:
+    """It may be stuck behind a server that is down, and asks for the rest when it reconnects."""
+    world = World()
+    nodes = {node.name: node for node in world.chain()}
+    federation(world, nodes["a"])
+    heard = heard_at(nodes["a"])
+    staying = worker(world, nodes[place], "FEDERATION_ACK sender1 2")
+    other = worker(world, nodes["a"], "FEDERATION_ACK sender2 5")
+    stay(world, 1_000, staying, other)
+    other.say("FEDERATION_ACK sender2 5")
+    world.pass_(1)
+
+    assert [3, 4, 5] == held(nodes["a"])
+    assert 1 == heard.count(FederationAck(instance="sender1", token=2))
 
 
 def test_what_was_said_while_the_primary_was_away_is_told_when_it_is_back() -> None:
