@@ -64,13 +64,16 @@ class Asking:
         clean: Callable[[Any], Any] = lambda found: found,
     ) -> None:
         self._clean = clean
-        parts = urlsplit(url)
         try:
+            parts = urlsplit(url)
             port = parts.port
         except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            parts, port = urlsplit(""), None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
             raise NotADaemon(f"{url!r} is not the address of a daemon; an example is http://127.0.0.1:9093")
+        if port is None:
+            # http.client would take what follows the last colon of an IPv6 address for the port.
+            port = 443 if parts.scheme == "https" else 80
         self.url = url.rstrip("/")
         self._path = parts.path.rstrip("/")
         self._headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}

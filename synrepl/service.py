@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 from prometheus_client import CollectorRegistry
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import quoteStringArgument
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IListeningPort, IProtocolFactory
 from twisted.internet.task import deferLater
@@ -214,9 +215,16 @@ class Daemon(Service):
     def _own_address(self) -> Address:
         """Where others reach this daemon: as it says itself, or else where it listens."""
         places = [_reachable(port, self.settings.advertise) for port in self.ports]
-        schemes = [("tls:", "https://") if secured else ("tcp:", "http://") for secured in self._secured]
-        natives = [scheme + place for place, (scheme, _) in zip(places[:-1], schemes, strict=False) if place]
-        http = schemes[-1][1] + places[-1] if places and places[-1] else ""
+        schemes = [("tls", "https") if secured else ("tcp", "http") for secured in self._secured]
+        natives = [
+            f"{scheme}:{quoteStringArgument(place[0])}:{place[1]}"
+            for place, (scheme, _) in zip(places[:-1], schemes, strict=False)
+            if place
+        ]
+        http = ""
+        if places and (place := places[-1]) is not None:
+            host = f"[{place[0]}]" if ":" in place[0] else place[0]
+            http = f"{schemes[-1][1]}://{host}:{place[1]}"
         return Address(native=next(iter(natives), ""), http=http)
 
     def _role_changed(self) -> None:
@@ -436,16 +444,16 @@ def _unsent(transport: Any) -> int:
     return int(held + getattr(transport, "_tempDataLen", 0))
 
 
-def _reachable(port: IListeningPort, host: str | None) -> str:
-    """Host and port at which others reach this; empty for what is no TCP port."""
+def _reachable(port: IListeningPort, host: str | None) -> tuple[str, int] | None:
+    """Host and port at which others reach this; None for what is no TCP port."""
     address = port.getHost()
-    number = getattr(address, "port", None)
+    number: int | None = getattr(address, "port", None)
     if number is None:
-        return ""
+        return None
     bound = str(getattr(address, "host", ""))
     if host is None:
         host = "127.0.0.1" if bound in EVERYWHERE else bound
-    return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+    return host, number
 
 
 def _address(port: IListeningPort) -> str:
@@ -455,7 +463,7 @@ def _address(port: IListeningPort) -> str:
     if number is None:
         name = getattr(host, "name", None)
         return f"unix:{name.decode() if isinstance(name, bytes) else name}"
-    return f"tcp:{getattr(host, 'host', '')}:{number}"
+    return f"tcp:{quoteStringArgument(getattr(host, 'host', ''))}:{number}"
 
 
 def _reason(error: Exception) -> str:

@@ -180,7 +180,14 @@ def upstream(value: Any) -> str | None:
         return None
     where = text(value)
     if where.startswith(("http://", "https://")):
-        if urlsplit(where).username is not None:
+        try:
+            parts = urlsplit(where)
+            is_url = bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_url = False
+        if not is_url:
+            raise ConfigError(f"is no URL such as http://hs.example:9093 or http://[::1]:9093: {where!r}")
+        if parts.username is not None:
             raise ConfigError("has a user in it: the secret is said with --secret-file")
         return where.rstrip("/")
     client_endpoints(where)

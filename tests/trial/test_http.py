@@ -15,6 +15,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
+from synrepl.asking import Asking
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.storage import Log, ReactorThread, SQLiteEngine
@@ -189,6 +190,24 @@ class SocketTests(TestCase):
 
         self.assertEqual(list(range(1, 2_501)), tokens)
         self.assertEqual((3, 2_500), (pages, after))
+
+    async def test_a_daemon_is_reached_at_an_address_of_ipv6(self) -> None:
+        """By other daemons, and by the commands of people, which block and so have a thread here."""
+        await self.have(2)
+        clock: Any = reactor
+        port = clock.listenTCP(0, self.site, interface="::1")
+        self.addCleanup(port.stopListening)
+        url = f"http://[::1]:{port.getHost().port}"
+        changelog = self.using(HttpChangelog(reactor, url))
+        serials: list[int] = []
+
+        await changelog.pages(0, None, 0, lambda text: serials.append(json.loads(text)["serial"]))
+        asking = Asking(url)
+        told = await deferToThread(asking.get_json, "/v1/status")
+        await deferToThread(asking.close)
+
+        self.assertEqual([1, 2], serials)
+        self.assertEqual(2, told["serial"])
 
     async def test_the_changelog_waits_for_a_slow_consumer(self) -> None:
         """One line is handled at a time, none is lost, and the end is known."""

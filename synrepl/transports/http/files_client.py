@@ -19,6 +19,7 @@ from synrepl.transports.http.requests import (
     make_client,
     public,
     reason,
+    requested,
     unreachable,
 )
 
@@ -123,7 +124,7 @@ class HttpFiles:
     def _request(self, method: str, url: str, headers: dict[str, list[str]], body: Any) -> "Deferred[Any]":
         asked: Deferred[Any] = self._treq().request(
             method,
-            url,
+            requested(url),
             headers=headers,
             data=body,
             # To follow a redirection would show the secret to whoever it names.

@@ -10,6 +10,7 @@ from twisted.internet.defer import TimeoutError as TimedOut
 from twisted.internet.error import ConnectError, ConnectingCancelledError, DNSLookupError
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
+from twisted.python.url import URL
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.ports.interfaces import IClock
@@ -37,6 +38,7 @@ __all__ = [
     "make_client",
     "public",
     "reason",
+    "requested",
     "unreachable",
 ]
 
@@ -67,6 +69,20 @@ def public(url: str) -> str:
     """The URL as people may see it: without a user and a password."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def requested(url: str) -> str | URL:
+    """The URL as treq is to be given it: without a user and a password."""
+    shown = public(url)
+    return _AddressUrl.from_text(shown) if "://[" in shown else shown
+
+
+class _AddressUrl(URL):
+    """A URL with an address of IPv6. treq would encode the address as a name (IDNA), which it is not."""
+
+    def to_uri(self) -> URL:
+        """All in ASCII, as it is sent."""
+        return URL.to_uri(self.replace(host="localhost")).replace(host=self.host)
 
 
 class Daemon:
@@ -138,7 +154,7 @@ class Http:
             headers[HEADER] = [content_digest(body)]
         response = await self._treq().request(
             method,
-            public(url),
+            requested(url),
             headers=headers,
             data=body,
             # To follow a redirection would show the secret to whoever it names.
