@@ -183,6 +183,7 @@ class Copies:
             self._reactor,
             fetch=None,
             rule="lazy" if settings.fetch_files == "lazy" else "eager",
+            refuses=lambda: self.roles.refuses_file(),  # noqa: PLW0108  # made later
             logger=Logger(namespace="synrepl.files"),
         )
 

@@ -1,22 +1,30 @@
 """What a copy answers that lacks something, or may not be up to date: the table of the manual, tried."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred
+from twisted.logger import Logger
 
+from synrepl.passing import Passing
 from synrepl.ports.access import LOCAL
+from synrepl.replication.files import Files
+from synrepl.storage import ImmediateThread
+from synrepl.storage.files import FileQueue, FileStore
 from synrepl.testing.raw import raw_client
 from synrepl.testing.replicas import FakeNode
+from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.server import make_site
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect
 from synrepl.wire.filter import ALL, Filter
 from tests.http.builders import CATCH_UP, Answer, Talk
 from tests.replication.worlds import World
+from tests.storage.files.builders import checksum
 
 MANUAL = Path(__file__).resolve().parents[2] / "docs" / "howto" / "replicas.md"
 
@@ -29,6 +37,18 @@ READS = {
     "changelog": "/v1/changelog?streams={stream}",
     "files": f"/v1/files/sha256/{'0' * 64}",
 }
+
+
+FILE = b"a picture"
+
+WRITES = (
+    ("POST", "/v1/streams/{stream}/facts", b'{"facts":[[["@new"]]]}'),
+    ("POST", "/v1/facts", b'{"appends":[{"stream":"to_device","facts":[[["@new"]]]}]}'),
+    ("PUT", f"/v1/files/sha256/{checksum(FILE)}", FILE),
+)
+
+WAYS_OUT = {"stopped": "synrepl resync", "fenced": "synrepl resync"}
+"""The command that an answer names, by its code."""
 
 
 def filtered(world: World) -> FakeNode:
@@ -141,8 +161,8 @@ def replica_of(world: World, node: FakeNode) -> str:
     return "served" if new.log.place == node.log.place else "empty"
 
 
-def reader_of(world: World, node: FakeNode, path: str) -> str:
-    """What a reader over HTTP is told of the stream."""
+def ask(world: World, node: FakeNode, method: str, path: str, body: bytes = b"", **options: Any) -> Answer:
+    """What the site of this node answers."""
     site = make_site(
         log=node.log,
         publisher=node.publisher,
@@ -151,9 +171,11 @@ def reader_of(world: World, node: FakeNode, path: str) -> str:
         clock=world.clock,
         instance="master",
         server_name="hs",
+        **options,
     )
     talk = Talk(site)
-    talk.say(f"GET {path.format(stream='to_device')} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    head = f"{method} {path.format(stream='to_device')} HTTP/1.1\r\nHost: localhost\r\n"
+    talk.say(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     asked: Deferred[Answer] = Deferred()
 
     def look() -> None:
@@ -163,7 +185,12 @@ def reader_of(world: World, node: FakeNode, path: str) -> str:
             world.clock.callLater(0.01, look)
 
     look()
-    answer = world.done(asked)
+    return world.done(asked)
+
+
+def reader_of(world: World, node: FakeNode, path: str) -> str:
+    """What a reader over HTTP is told of the stream."""
+    answer = ask(world, node, "GET", path)
     if answer.status in {409, 503}:
         body: dict[str, Any] = answer.json()
         return f"{answer.status} `{body['error'] if 'errcode' not in body else body['errcode']}`"
@@ -175,6 +202,54 @@ def reader_of(world: World, node: FakeNode, path: str) -> str:
     return "served" if is_true else "empty"
 
 
+class Above:
+    """Where a replica brings files."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    async def send(
+        self, sha256: str, size: int, read: Callable[[int, int], Awaitable[bytes]], hops: int
+    ) -> None:
+        self.sent.append(sha256)
+
+    async def fetch(self, sha256: str, offset: int, on_chunk: Callable[[bytes], Awaitable[None]]) -> None:
+        raise AssertionError(sha256)
+
+
+def writer_of(world: World, node: FakeNode, method: str, path: str, body: bytes, folder: Path) -> str:
+    """What becomes of something that is written here."""
+    is_replica = node.replica is not None
+    above = Above()
+    files = Files(
+        node.log,
+        FileStore(folder, seconds=world.clock.seconds),
+        FileQueue(folder),
+        ImmediateThread(),
+        world.clock,
+        fetch=above if is_replica else None,
+        refuses=node.roles.refuses_file,
+        logger=Logger(),
+    )
+    world.done(Deferred.fromCoroutine(files.start()))
+    copies: Any = SimpleNamespace(roles=node.roles, files=files)
+    passing = Passing(node.log, world.clock, copies, Credentials())
+    answer = ask(world, node, method, path, body, files=files, relaying=passing, roles=node.roles)
+    world.done(Deferred.fromCoroutine(files.stop()))
+    if above.sent:
+        assert 201 == answer.status
+        return "passed on"
+    assert answer.status in {409, 503}, answer.body
+    code = answer.json()["error"]
+    if is_replica and code == "upstream_away":
+        # No HTTP leads to the primaries of these nodes.
+        return "passed on"
+    if code in WAYS_OUT:
+        assert WAYS_OUT[code] in answer.json()["message"], answer.json()["message"]
+        assert answer.json()["moved_to"]
+    return f"{answer.status} `{code}`"
+
+
 def rows_of_the_manual() -> dict[str, list[str]]:
     """The table, by state."""
     text = MANUAL.read_text().partition("### What a copy answers")[2]
@@ -184,14 +259,15 @@ def rows_of_the_manual() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_copy_answers_as_the_manual_says(state: str) -> None:
+def test_a_copy_answers_as_the_manual_says(state: str, tmp_path: Path) -> None:
     """It serves what is true, or refuses; it never says that there is nothing where it does not know."""
     world = World()
     node = STATES[state](world)
 
     followers = [follower_of(world, node, dialect) for dialect in (LEGACY, MIDDLE, CURRENT)]
     readers = [reader_of(world, node, path) for path in READS.values()]
-    answers = [*followers, replica_of(world, node), *readers]
+    writers = [writer_of(world, node, *asked, tmp_path / str(n)) for n, asked in enumerate(WRITES)]
+    answers = [*followers, replica_of(world, node), *readers, *writers]
 
     assert rows_of_the_manual()[state] == answers
     assert "empty" not in answers

@@ -1,12 +1,13 @@
 """Files that facts refer to by checksum, as the rest of a daemon sees them."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Literal
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from synrepl.errors import StorageError
+from synrepl.errors import ReplicationError, StorageError
 from synrepl.ports.files import IFetchFile, IFileQueue, IFileStore, ISpool, IStoredFile, QueueSummary
 from synrepl.ports.interfaces import IClock, ILog, IThread
 from synrepl.replication.files.checks import Checks
@@ -28,7 +29,8 @@ class Files:
     """The files of a daemon: those of a primary are uploaded to it, those of a replica come from `fetch`.
 
     `rule` is ``eager`` (a replica fetches every file) or ``lazy`` (those that are asked for). `thread` is its
-    own, and is stopped with it. Every time-out here is in seconds.
+    own, and is stopped with it. `refuses` says why no file may be brought just now, if none may. Every
+    time-out here is in seconds.
     """
 
     def __init__(
@@ -45,8 +47,10 @@ class Files:
         grace_seconds: float = 86_400.0,
         scrub_slice_seconds: float = 1.0,
         scrub_round_seconds: float = 86_400.0,
+        refuses: Callable[[], ReplicationError | None] = lambda: None,
         logger: Logger,
     ) -> None:
+        self._refuses = refuses
         self._log = log
         self._clock = clock
         self._rule: Literal["eager", "lazy"] = rule
@@ -182,7 +186,9 @@ class Files:
     # -- who brings a file ---------------------------------------------------------------------------------
 
     async def receive(self) -> ISpool:
-        """Begin to take bytes; `append` them, then `keep` or `discard` them."""
+        """Begin to take bytes; `append` them, then `keep` or `discard` them. Raises what `refuses` gives."""
+        if (refused := self._refuses()) is not None:
+            raise refused
         return await self._desk.obtain(self._desk.store.receive, _abort)
 
     async def append(self, spool: ISpool, data: bytes) -> None:

@@ -277,13 +277,17 @@ class Roles:
         why = f"nothing was stored: this replica has stopped: {replica.why}"
         return ReadOnlyHere("stopped", why, stream=stream, moved_to=str(self.primary), retryable=False)
 
+    def refuses_file(self) -> ReadOnlyHere | None:
+        """Why no file may be brought here; None if it is kept, by a replica for its primary too."""
+        return self._fenced_refuses("files") if self.role == FENCED else self.refuses_passing("files")
+
     def _replica_refuses(self, stream: str) -> StorageError:
         if (stopped := self.refuses_passing(stream)) is not None:
             return stopped
         why = "this daemon is a replica: facts are added at the primary"
         return ReadOnlyHere("replica", why, stream=stream, moved_to=str(self.primary))
 
-    def _fenced_refuses(self, stream: str) -> StorageError:
+    def _fenced_refuses(self, stream: str) -> Fenced:
         return Fenced(
             "fenced", f"{self.why}; {WAYS_OUT}", stream=stream, moved_to=str(self.primary), retryable=False
         )

@@ -166,6 +166,8 @@ class Api:
             from synrepl.transports.http.appends import append_all
 
             if self._relaying is not None and self._relaying.is_active:
+                if self._roles is not None and (stopped := self._roles.refuses_passing("")) is not None:
+                    raise stopped
                 why = "this is a replica: post these to the primary, or each stream by itself"
                 raise Refused(409, "not_primary", why)
             return await append_all(
