@@ -1,6 +1,6 @@
 """One stream on the follower's side: what is news, what is missing, and applying it in order."""
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from itertools import islice
 from types import CoroutineType
 from typing import Any, Final
@@ -61,9 +61,9 @@ class Settings(msgspec.Struct, frozen=True):
 class StreamFollower:
     """Applies one stream, fact by fact.
 
-    `known` holds, by writer, the token up to which facts were applied; only `standing` moves it. A fact that
-    is known already is dropped, whoever brings it. While something is missing, or a subscriber is not done,
-    everything of the stream waits.
+    `known` holds, by writer, the token up to which facts were applied; only `standing` moves it, and `run` in
+    its place. A fact that is known already is dropped, whoever brings it. While something is missing, or a
+    subscriber is not done, everything of the stream waits.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class StreamFollower:
         caches: ICaches | None = None,
     ) -> None:
         self.name = name
-        self.known = known
+        self.known: Mapping[str, int] = known
         self.standing = Standing(name, known, caches, host)
         self._settings = settings
         self._host = host
@@ -144,14 +144,13 @@ class StreamFollower:
         if self._claims_nothing:
             # Ask for all of the push again. What was applied of it is remembered as such, its caches are
             # dropped, and no position of it was ever told.
-            self.known.clear()
-            self.known.update(self._began)
+            self.standing.go_back(self._began)
             self._claims_nothing = False
         if self._fetching is not None:
             # Last: what waited for it must be gone, or it would be applied beyond the hole.
             self._fetching.cancel()
 
-    def positions(self) -> dict[str, int]:
+    def positions(self) -> Mapping[str, int]:
         """What may be claimed as applied, by writer."""
         return self._began if self._claims_nothing else self.known
 
@@ -217,8 +216,7 @@ class StreamFollower:
             for command in run.commands():
                 self.rdata(command)
             return
-        known = self.known
-        steps = self.standing.steps
+        known, steps = self.standing.tokens, self.standing.steps
         last = known.get(writer, -1)
         for place, token in enumerate(run.tokens):
             assert token is not None
@@ -318,7 +316,8 @@ class StreamFollower:
         writer, token = command.instance, command.token
         known = self._start_of(command)
         if self._compares and known <= token and (elsewhere := self._host.reached(self.name, writer)) > known:
-            known = self.known[writer] = elsewhere
+            known = elsewhere
+            self.standing.reach_elsewhere(writer, known)
             if token < known:
                 return  # it lags behind what came here by another way
         prev = token if command.prev_token is None else command.prev_token

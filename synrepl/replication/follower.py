@@ -101,7 +101,8 @@ class Follower:
     keeps them, JSON texts in the newest shape. The clock comes with the first connection if it is not given.
 
     `reached` tells, of a stream and a writer, up to where its facts have come here by another way (-1: they
-    have not), so that they are not fetched.
+    have not), so that they are not fetched. The other source told no caches of them: with `reached` there can
+    be none.
 
     `caches` are told what to forget: of each fact, after its subscribers and before the position moves and
     whoever waits for it wakes; and of a whole stream, when facts of it may have been missed for good. So what
@@ -130,6 +131,8 @@ class Follower:
     ) -> None:
         if (raw or canonical) and caches is not None:
             raise ConfigError("caches need typed rows: a follower with `raw` or `canonical` cannot have any")
+        if reached is not None and caches is not None:
+            raise ValueError("`caches` miss what comes by another way: a follower has `reached` or `caches`")
         self.instance = instance
         self._clock = clock
         self.table = streams if streams is not None else StreamTable.default()

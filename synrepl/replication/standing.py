@@ -1,5 +1,7 @@
 """How far one stream is applied, and the caches that go before it is further."""
 
+from collections.abc import Mapping
+
 from synrepl.ports.interfaces import ICaches
 from synrepl.replication.hosting import CACHES, SUBSCRIBER, Host
 from synrepl.replication.updates import Subscriber, Updates
@@ -11,12 +13,14 @@ class Standing:
     """Where one stream stands: of each writer, the token up to which every fact was applied.
 
     Rows, then caches, then the position: `steps` are all that is done with a fact before it counts, the
-    subscribers in their order and then the caches. A position moves in one of three ways, and in no other:
+    subscribers in their order and then the caches. A position moves in one of these ways, and in no other:
 
     * `reach`, when each of the steps of a fact was done (`StreamFollower.run` does the same by hand);
     * `reach`, when a POSITION says that nothing lies between here and there, or that it was all fetched;
     * `skip`, and then `reach`, when facts on the way were not applied: what they could have invalidated goes
-      first (`StreamFollower._jump` alone does so).
+      first (`StreamFollower._jump` alone does so);
+    * `reach_elsewhere`, when the facts on the way were applied by another source; there are no caches then;
+    * `go_back`, when a push without order broke off: none of its positions was ever told.
     """
 
     def __init__(self, stream: str, tokens: dict[str, int], caches: ICaches | None, host: Host) -> None:
@@ -50,6 +54,16 @@ class Standing:
     def reach(self, writer: str, token: int) -> None:
         """Every fact of this writer up to `token` was applied, or `skip` has just answered for it."""
         self.tokens[writer] = token
+
+    def reach_elsewhere(self, writer: str, token: int) -> None:
+        """Another source has applied every fact of this writer up to `token`. It told no caches here."""
+        assert self._caches is None, "a follower with caches is told of no other source"
+        self.tokens[writer] = token
+
+    def go_back(self, tokens: Mapping[str, int]) -> None:
+        """Stand where this says. What was applied beyond it comes again; its caches were dropped."""
+        self.tokens.clear()
+        self.tokens.update(tokens)
 
     def skip(self) -> None:
         """Facts were missed, or may have been: what they invalidate cannot be known, so all of it goes."""

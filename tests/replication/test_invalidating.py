@@ -1,6 +1,6 @@
 """Rows, then caches, then the position, then whoever waits: on every way that a fact, or none, can take."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -44,7 +44,7 @@ class RecordedCaches:
 class RecordedTokens(dict[str, int]):
     """Positions that say when they move."""
 
-    def __init__(self, transcript: list[Step], tokens: dict[str, int]) -> None:
+    def __init__(self, transcript: list[Step], tokens: Mapping[str, int]) -> None:
         super().__init__(tokens)
         self._transcript = transcript
 
@@ -495,6 +495,15 @@ class TestSettingUp:
         """Nobody could tell what raw rows invalidate."""
         with pytest.raises(ConfigError, match="typed rows"):
             Follower(instance="worker", raw=True, caches=RecordedCaches([], ["caches"]))
+
+    def test_another_source_and_caches_do_not_go_together(self) -> None:
+        """A position that it moves would be told before our caches have dropped anything."""
+        with pytest.raises(ValueError, match="`reached` or `caches`"):
+            Follower(
+                instance="worker",
+                reached=lambda stream, writer: 7,
+                caches=RecordedCaches([], ["caches"]),
+            )
 
     def test_streams_of_no_caches_are_left_alone(self) -> None:
         """They pay nothing for it."""
