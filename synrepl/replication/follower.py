@@ -448,10 +448,6 @@ class Follower:
         self._tasks.cancel_all()
         self._save()
 
-    def forget_positions(self) -> None:
-        """Save nothing more: the end that a kill brings, for tests."""
-        self._store = None
-
     def _note_in_step(self) -> None:
         """If nothing is held up, all that the server had sent by its last line is applied."""
         if not self._established or not self.is_connected or self.last_heard is None:

@@ -6,7 +6,13 @@ remembers what it applied. `Simulation` lets all of them meet bad luck, the same
 
 from typing import TYPE_CHECKING, Any
 
-from synrepl.testing.cluster import Cluster, FakeDaemon, FakeWorker, MemoryPositions
+from synrepl.testing.cluster import (
+    Cluster,
+    FakeDaemon,
+    FakeWorker,
+    MemoryPositions,
+    kill_follower,
+)
 from synrepl.testing.network import MemoryEndpoint, Network
 from synrepl.testing.raw import RawPeer, raw_client, raw_server
 
@@ -22,6 +28,7 @@ __all__ = [
     "Network",
     "RawPeer",
     "Simulation",
+    "kill_follower",
     "raw_client",
     "raw_server",
 ]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from synrepl.testing.fake_redis import FakeRedis
     from synrepl.testing.on_redis import OnFakeRedis
 
-__all__ = ["Cluster", "DirectCatchUp", "FakeDaemon", "FakeWorker", "MemoryPositions"]
+__all__ = ["Cluster", "DirectCatchUp", "FakeDaemon", "FakeWorker", "MemoryPositions", "kill_follower"]
 
 
 class MemoryPositions:
@@ -217,6 +217,12 @@ class DirectCatchUp:
         return Missed(facts=facts, upto=page.upto, limited=page.limited)
 
 
+def kill_follower(follower: Follower) -> None:
+    """End a follower as a kill ends its process: positions are what they were when last saved."""
+    follower._store = None
+    follower.stop()
+
+
 class FakeWorker:
     """A real follower that remembers what it applied, and what happened.
 
@@ -282,8 +288,8 @@ class FakeWorker:
 
     def kill(self) -> None:
         """End at once: positions are what they were when last saved."""
-        self.follower.forget_positions()
-        self.stop()
+        kill_follower(self.follower)
+        self._factory.stop()
         for link in self.links():
             link.cut()
 
