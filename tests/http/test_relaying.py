@@ -187,10 +187,11 @@ class RelayingTests(RelayCase):
         self.upstream = None
         unknown = self.send()
 
-        self.assertEqual((502, "upstream_unreachable"), self.told(down))
+        self.assertEqual((503, "upstream_unreachable"), self.told(down))
+        self.assertIn("nothing was stored", down.answer().json()["message"])
         self.assertEqual((503, "upstream_away"), self.told(failing))
         self.assertEqual((503, "upstream_away"), self.told(unknown))
-        for talk in (failing, unknown):
+        for talk in (down, failing, unknown):
             self.assertEqual("1", talk.answer().headers["retry-after"])
         self.assertEqual(0, self.primary_log.serial)
 
@@ -245,7 +246,10 @@ class RelayingTests(RelayCase):
             (404, b"<html>", (502, "upstream_failed")),
             (302, b"", (502, "upstream_failed")),
             (503, b"<html>", (503, "upstream_away")),
-            (502, b'{"error":"upstream_unreachable","message":"m"}', (502, "upstream_unreachable")),
+            (503, b'{"error":"upstream_unreachable","message":"m"}', (503, "upstream_unreachable")),
+            (502, b'{"error":"upstream_unreachable","message":"m"}', (503, "upstream_unreachable")),
+            (502, b'{"error":"upstream_failed","message":"m"}', (502, "upstream_failed")),
+            (503, b'{"error":"storage_error","message":"m"}', (503, "upstream_away")),
             (502, b"<html>", (504, "outcome_unknown")),
             (504, b"<html>", (504, "outcome_unknown")),
             (504, b'{"error":"outcome_unknown","message":"m"}', (504, "outcome_unknown")),

@@ -154,4 +154,4 @@ def test_a_file_that_is_brought_to_a_replica_is_at_the_primary(tmp_path: Path) -
         primary.kill()
         with Asker(last.url) as asker, pytest.raises(Refused) as refused:
             asker.ask("PUT", place, data)
-        assert (refused.value.status, code(refused.value)) == (502, "upstream_refused")
+        assert (refused.value.status, code(refused.value)) == (503, "upstream_unreachable")

@@ -9,12 +9,22 @@ from synrepl.replication.roles import ReadOnlyHere
 from synrepl.storage import GivenElsewhere, KeyReused
 from synrepl.streams.jsontext import dumps
 
-__all__ = ["INTERNAL", "RETRY_SECONDS", "Refused", "as_refused", "ours", "synapse"]
+__all__ = [
+    "INTERNAL",
+    "RETRY_SECONDS",
+    "UPSTREAM_UNREACHABLE",
+    "Refused",
+    "as_refused",
+    "ours",
+    "synapse",
+    "upstream_unreachable",
+]
 
 MAX_MESSAGE: Final = 1_000
 """Characters of a message; some quote what was sent."""
 
 RETRY_SECONDS: Final = b"1"
+UPSTREAM_UNREACHABLE: Final = "upstream_unreachable"
 
 
 class Refused(Exception):
@@ -32,6 +42,11 @@ class Refused(Exception):
 
 
 INTERNAL: Final = Refused(500, "internal", "something went wrong here; it is in the log of this daemon")
+
+
+def upstream_unreachable(why: str) -> Refused:
+    """What was to be passed on to the primary went nowhere, as there was no connection to it."""
+    return Refused(503, UPSTREAM_UNREACHABLE, why, retry_after=RETRY_SECONDS)
 
 
 def as_refused(error: BaseException) -> Refused | None:

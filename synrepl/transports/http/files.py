@@ -8,7 +8,7 @@ from synrepl.errors import ReplicationError
 from synrepl.ports.files import IStoredFile
 from synrepl.replication.files import Files
 from synrepl.streams import jsontext
-from synrepl.transports.http.answers import Refused
+from synrepl.transports.http.answers import UPSTREAM_UNREACHABLE, Refused, upstream_unreachable
 from synrepl.transports.http.parameters import integer, is_checksum, seconds, text
 from synrepl.transports.http.ranges import Unsatisfiable, matches, read_range
 from synrepl.transports.http.refusals import RequestRefused
@@ -52,9 +52,11 @@ class FileRoutes:
         try:
             await files.pass_on(sha256, hops)
         except RequestRefused as error:
+            if error.code == UPSTREAM_UNREACHABLE:  # by a replica between us and the primary
+                raise upstream_unreachable(f"{KEPT_HERE}: {error}") from error
             raise Refused(502, "upstream_refused", f"{KEPT_HERE}: {error}") from error
         except ReplicationError as error:
-            raise Refused(502, "upstream_unreachable", f"{KEPT_HERE}: {error}") from error
+            raise upstream_unreachable(f"{KEPT_HERE}: {error}") from error
         request.setResponseCode(201 if is_new else 200)
         request.setHeader(b"etag", _tag(sha256))
         return jsontext.dumps({"sha256": sha256, "size": size})

@@ -21,7 +21,8 @@ from synrepl.ports.interfaces import Appended, IClock
 from synrepl.ports.tasks import Tasks
 from synrepl.storage import Log
 from synrepl.streams.declare import Stream
-from synrepl.transports.http.answers import RETRY_SECONDS, Refused
+from synrepl.transports.http import answers
+from synrepl.transports.http.answers import RETRY_SECONDS, Refused, upstream_unreachable
 from synrepl.transports.http.parameters import seconds, text
 from synrepl.transports.http.posting import Posted, read_body, read_facts
 from synrepl.transports.http.refusals import RequestRefused
@@ -201,7 +202,7 @@ class Relaying:
         try:
             return _told(await self._at(url).post(stream, body, query=asked, timeout=left)), ""
         except NeverSent as error:
-            return Refused(502, "upstream_unreachable", f"nothing was stored: {error}"), ""
+            return upstream_unreachable(f"nothing was stored: {error}"), ""
         except RequestRefused as error:
             return _refused(error), str(error)
         except ReplicationError as error:
@@ -293,6 +294,9 @@ def _refused(error: RequestRefused) -> "_Told | Refused | None":
             return None
         case 400, "garbled":  # on the way there
             return None
+        case ((502 | 503), answers.UPSTREAM_UNREACHABLE):
+            # By a replica between us and the primary: it went no further.
+            return upstream_unreachable(error.message)
         case 503, _:
             return Refused(503, "upstream_away", str(error), retry_after=RETRY_SECONDS)
         case ((401 | 403), _):
