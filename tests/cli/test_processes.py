@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.service.processes import ROOT, Daemon, Process
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -46,6 +48,7 @@ def users(process: Process) -> list[str]:
     return [line["rows"][0][0] for line in told(process.lines)]
 
 
+@pytest.mark.story
 def test_what_is_appended_is_tailed(tmp_path: Path) -> None:
     """In at one end, out at the other, at both kinds of worker and over HTTP."""
     with Daemon(tmp_path) as daemon:

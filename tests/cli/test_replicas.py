@@ -80,6 +80,7 @@ def test_a_lease_wants_a_name_where_it_makes_sense(arguments: list[str]) -> None
     assert run("leases", *arguments, "--url", "http://127.0.0.1:1").exit_code == 2
 
 
+@pytest.mark.story
 def test_a_replica_is_promoted_and_the_old_primary_rejoins(stage: Stage) -> None:
     """The whole of a failover, as an operator types it; what only the old one had is in a file."""
     berlin, paris = pair(stage)

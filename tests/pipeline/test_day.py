@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import duckdb
+import pytest
 
 from synrepl.pipeline.archive.archive import archive
 from synrepl.pipeline.archive.manifest import manifests
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 FACTS = 4_000
 
 
+@pytest.mark.story
 def test_a_recorded_day_is_archived_audited_folded_and_drawn(spark: "SparkSession", tmp_path: Path) -> None:
     """What real peers sent has every shape that rows have; nothing of it may be odd to any job."""
     fill_day(tmp_path / "synrepl.db", FACTS)

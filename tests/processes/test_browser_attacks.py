@@ -81,6 +81,7 @@ def test_a_cross_site_request_changes_nothing(
     assert state(daemon) == before
 
 
+@pytest.mark.story
 def test_a_rebound_name_reads_nothing(daemon: Daemon) -> None:
     """A page of evil.example, whose name points to 127.0.0.1 by now, is of the same origin to its browser."""
     for path in ("/v1/status", "/status", "/v1/changelog", "/metrics", "/readyz", "/v1/leases"):

@@ -182,6 +182,7 @@ def test_a_subscription_over_http_fences_nobody(pair: tuple[Member, Member], epo
 # -- claims ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.story
 def test_a_claim_without_a_history_is_refused(pair: tuple[Member, Member]) -> None:
     """As is one that names none."""
     primary, _ = pair

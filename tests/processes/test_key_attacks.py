@@ -237,6 +237,7 @@ def test_a_follower_is_told_why_it_is_not_connected(deployment: Deployment, kind
         tail.wait_for(why)
 
 
+@pytest.mark.story
 def test_a_replica_over_tls_joins_and_shows_its_own_certificate(tmp_path: Path) -> None:
     """Natively and over HTTP; what daemons tell each other as their addresses speaks TLS as well."""
     ours = Authority(tmp_path, "ours")

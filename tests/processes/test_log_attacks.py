@@ -178,6 +178,7 @@ def test_a_write_ahead_log_that_is_removed_after_a_kill_is_missed(tmp_path: Path
         whole(daemon, 300)
 
 
+@pytest.mark.story
 def test_flipped_bytes_in_the_middle_make_it_unready(tmp_path: Path) -> None:
     """The end is good, so that it starts, and appends work; nobody can read what is before."""
     path = tmp_path / "synrepl.db"

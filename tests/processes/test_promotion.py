@@ -48,6 +48,7 @@ def leftovers(member: Member) -> list[int]:
     ]
 
 
+@pytest.mark.story
 def test_a_replica_takes_over_in_order_under_load(tmp_path: Path) -> None:
     """Nothing that was acknowledged is lost, and all others find the new primary by themselves."""
     begun = time.monotonic()

@@ -3,6 +3,8 @@
 import socket
 from pathlib import Path
 
+import pytest
+
 from tests.service.processes import TWISTD, Daemon, Process
 
 ANYWHERE = ("--listen", "tcp:0:interface=127.0.0.1", "--http", "tcp:0:interface=127.0.0.1")
@@ -78,6 +80,7 @@ def test_what_was_stored_is_there_after_a_kill(tmp_path: Path) -> None:
         daemon.wait_for("serial 1")
 
 
+@pytest.mark.story
 def test_twist_runs_it_too(tmp_path: Path) -> None:
     """The newer of the two programs."""
     with Process("-m", "twisted", "--log-format", "text", "synrepl", *ANYWHERE, cwd=tmp_path) as daemon:

@@ -7,6 +7,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from tests.service.processes import TWISTD, Daemon, Process
 
 RELOADED = "reloaded secrets, keys, certificates and log files"
@@ -55,6 +57,7 @@ def wait_for(daemon: Process, log: Path, text: str) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.story
 def test_a_new_secret_counts_from_sighup_on(tmp_path: Path) -> None:
     """So does a key that is gone; what is not reloaded is named."""
     secret, keys, file = tmp_path / "secret", tmp_path / "keys", tmp_path / "c.yaml"

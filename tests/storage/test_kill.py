@@ -8,6 +8,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from synrepl.storage import SQLiteEngine
 from synrepl.streams.digest import EMPTY, verify
 from tests.storage.builders import LogCase, facts_after
@@ -39,6 +41,7 @@ class KillTests(LogCase):
             self.assertEqual(b"", child.stderr.read())
         return [line.split() for line in lines if line.endswith(b"\n")]
 
+    @pytest.mark.story
     def test_every_acknowledged_fact_outlives_a_kill(self) -> None:
         """This is the promise a homeserver builds on when it answers its own clients."""
         path = self.directory() / "synrepl.db"

@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from twisted.logger import Logger, formatEvent
 
 from synrepl.storage import ImmediateThread, Log, MemoryEngine
@@ -100,6 +101,7 @@ class Sources(IdCase):
     def places(self) -> list[tuple[str, int]]:
         return [(fact.writer, fact.token) for fact in self.facts()]
 
+    @pytest.mark.story
     def test_rows_become_facts(self) -> None:
         """Typed and in the newest shape, with the table's own ids and writers."""
         source = self.source(start="earliest")

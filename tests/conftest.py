@@ -1,0 +1,54 @@
+"""Which tests take long. By default one of each story runs; `scripts/test --all` runs every one.
+
+A test is slow if it needs a Spark, or if its name begins with one of `SLOW`. Of these the ones marked `story`
+run by default all the same.
+"""
+
+import re
+from typing import Final
+
+import pytest
+
+SLOW: Final = (
+    # Real processes.
+    "processes/",
+    "cli/test_processes",
+    "cli/test_replicas",
+    "cli/test_tail_failures",
+    "http/test_status_page_chromium",
+    "service/test_daemon",
+    "service/test_limits",
+    "service/test_signals",
+    "storage/test_kill",
+    # A Java of their own, or pictures.
+    "pipeline/test_clusters",
+    "pipeline/test_damage",
+    "pipeline/test_frames",
+    "pipeline/test_remote",
+    "pipeline/test_report_page",
+    "pipeline/test_session.py::test_a_whole_life",
+    "pipeline/test_session.py::test_a_spark_that_cannot_start",
+    "pipeline/test_source.py::test_the_source_travels",
+    # Models of random operations, where another one runs on the engine in memory.
+    "storage/test_log_model.py::AdoptModelOnSQLiteTests",
+    "storage/ids/test_definitions",
+    "storage/ids/test_oracle",
+    "storage/tables/test_source",
+    # What a simulation needs to be believed.
+    "simulation/test_seeds",
+    "simulation/test_promises.py::test_bad_luck",
+    "simulation/test_broker_promises.py::test_bad_luck",
+    "simulation/test_replica_promises.py::test_bad_luck",
+    "simulation/test_replica_promises.py::test_lightning",
+)
+_SLOW: Final = re.compile(rf"tests/(?:{'|'.join(map(re.escape, SLOW))})|postgre", re.IGNORECASE)
+"""Anything with PostgreSQL in its name starts a server."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the slow ones, so that ``-m "not slow"`` leaves them out."""
+    for item in items:
+        if item.get_closest_marker("story"):
+            continue
+        if _SLOW.search(item.nodeid) or item.get_closest_marker("spark"):
+            item.add_marker("slow")
