@@ -1,4 +1,4 @@
-"""Writes the pages of docs/reference that are derived from the code: what is declared once is told once."""
+"""Writes the pages of the manual that are derived from the code: what is declared once is told once."""
 
 import argparse
 import inspect
@@ -16,7 +16,8 @@ from prometheus_client.metrics import MetricWrapperBase
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from synrepl.cli.main import main as synrepl_command  # noqa: E402  # after the path
+from scripts.lib.museum import cases  # noqa: E402  # after the path
+from synrepl.cli.main import main as synrepl_command  # noqa: E402
 from synrepl.cli.trouble import EXIT_CODES  # noqa: E402
 from synrepl.config import table_for_the_manual  # noqa: E402
 from synrepl.ports.metrics import Metrics  # noqa: E402
@@ -27,7 +28,7 @@ from synrepl.wire.commands import declared_commands  # noqa: E402
 from synrepl.wire.declare import Command, Form, Side  # noqa: E402
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect, Release, Span  # noqa: E402
 
-REFERENCE: Final = ROOT / "docs" / "reference"
+DOCS: Final = ROOT / "docs"
 MADE: Final = "<!-- Written by scripts/docs from the code; edit that. -->\n"
 
 WIRE: Final = f"""\
@@ -63,6 +64,11 @@ METRICS_OF_FOLLOWERS: Final = """\
 Gaps, refused rows, reconnects and fetches that failed are counted where the follower is: in a worker, give
 `Follower` and `connect` a `Metrics` with a registry that you serve. The numbers of caches are those of the
 caches that it was given with `Metrics.watch_caches`."""
+
+MUSEUM: Final = """\
+Real bugs of Synapse and of other systems that replicate. Each has a test here: at the lowest level that shows
+it, in memory, on a fake clock. `./scripts/test tests/museum` runs them all. The number in the second column
+is that of the report."""
 
 SENDERS: Final = {Side.SERVER: "the server", Side.CLIENT: "the client", Side.BROKER: "Redis, from anyone"}
 
@@ -270,6 +276,35 @@ def cli() -> str:
     return _page(lines)
 
 
+def museum() -> str:
+    """Every bug of the museum."""
+    return _page(
+        [
+            "# The museum of bugs",
+            "",
+            MUSEUM,
+            "",
+            *_table(
+                ("case", "met in", "bug", "here", "test"),
+                [
+                    (
+                        str(case.number),
+                        case.source,
+                        _sentence(case.bug),
+                        _sentence(case.here.partition("Here: ")[2]),
+                        f"[`{case.test}`](../../tests/museum/{case.file})",
+                    )
+                    for case in cases()
+                ],
+            ),
+        ]
+    )
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def _commands(group: click.Group) -> Iterator[tuple[str, click.Command]]:
     """Every command, and those of groups by both names."""
     for name, command in group.commands.items():
@@ -333,15 +368,16 @@ def _yes(claim: bool) -> str:
 
 
 PAGES: Final[dict[str, Callable[[], str]]] = {
-    "wire.md": wire,
-    "streams.md": streams,
-    "settings.md": settings,
-    "metrics.md": metrics,
-    "cli.md": cli,
+    "reference/wire.md": wire,
+    "reference/streams.md": streams,
+    "reference/settings.md": settings,
+    "reference/metrics.md": metrics,
+    "reference/cli.md": cli,
+    "explanation/museum.md": museum,
 }
 
 
-def outdated(folder: Path = REFERENCE) -> dict[Path, str]:
+def outdated(folder: Path = DOCS) -> dict[Path, str]:
     """The pages whose file does not say what the code does, and what they should say."""
     made = {folder / name: page() for name, page in PAGES.items()}
     return {path: text for path, text in made.items() if not path.exists() or path.read_text("utf-8") != text}

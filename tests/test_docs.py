@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from scripts.docs import PAGES, REFERENCE, metrics
+from scripts.docs import DOCS, PAGES, metrics
 from synrepl.ports.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,7 +20,7 @@ LINK = re.compile(r"\[[^\]]*\]\((?!https?:)([^)#]*)(#[^)]*)?\)")
 @pytest.mark.parametrize("name", PAGES)
 def test_a_derived_page_is_up_to_date(name: str) -> None:
     """Otherwise: scripts/docs."""
-    assert (REFERENCE / name).read_text("utf-8") == PAGES[name]()
+    assert (DOCS / name).read_text("utf-8") == PAGES[name]()
 
 
 def test_the_manual_and_a_scrape_name_the_same_metrics() -> None:
@@ -39,12 +39,12 @@ def test_every_stream_and_command_has_a_heading() -> None:
     from synrepl.streams.table import StreamTable
     from synrepl.wire.codec import COMMANDS
 
-    assert [stream.name for stream in StreamTable.default()] == _headings("streams.md")
-    assert list(COMMANDS) == _headings("wire.md")
+    assert [stream.name for stream in StreamTable.default()] == _headings("reference/streams.md")
+    assert list(COMMANDS) == _headings("reference/wire.md")
 
 
 def _headings(name: str) -> list[str]:
-    return re.findall(r"^## (\S+)$", (REFERENCE / name).read_text("utf-8"), re.MULTILINE)
+    return re.findall(r"^## (\S+)$", (DOCS / name).read_text("utf-8"), re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,176 @@
+"""Bugs of copies of a log: leases, snapshots, tails."""
+
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred
+
+from synrepl.errors import StorageError
+from synrepl.storage import MemoryEngine
+from synrepl.streams.digest import EMPTY, verify
+from synrepl.streams.facts import Fact
+from synrepl.testing.replicas import FakeNode
+from synrepl.transports.native import HELD_BYTES, UpstreamConnection
+from synrepl.wire.native import Standing
+from tests.replication.relay.test_refusals import PINNED, known, trim
+from tests.replication.relay.test_sending import MOST
+from tests.replication.worlds import World
+from tests.storage.builders import DISK_FULL, LogCase, rows
+
+
+def test_a_lease_that_was_created_again_hides_no_gap() -> None:
+    """Case 25, Debezium DBZ-5739: a slot was dropped and created again. The reader skipped facts in silence.
+
+    Here: a reader says where it stands. If its facts are gone, it is refused, whatever lease has its name.
+    """
+    world = World()
+    a = world.node("a")
+    world.wrote(a, 10)
+    raw, welcome = known(world, a)
+    raw.subscribe(world, welcome)
+    raw.transport.abortConnection()
+    world.wrote(a, 10)
+    digest = world.done(Deferred.fromCoroutine(_digest(a, 10)))
+
+    assert a.leases.drop("raw") is not None
+    a.leases.add(PINNED, "raw")
+    trim(world, a, 15)
+    raw, welcome = known(world, a)
+    raw.subscribe(world, welcome, Standing(1, 10, digest))
+
+    assert "trimmed" == raw.refusal()["code"]
+    assert [] == raw.blocks("facts")
+
+
+async def _digest(node: FakeNode, serial: int) -> str:
+    found = await node.log.digest_at(serial)
+    assert found is not None
+    return found
+
+
+def test_nothing_is_lost_between_snapshot_and_tail() -> None:
+    """Case 26, synchdb #256: the slot was created after the snapshot. What came in between was lost.
+
+    Here: the lease stands before the snapshot is taken. Facts written and trimmed meanwhile are in the copy.
+    """
+    world = World()
+    a = world.node("a")
+    world.wrote(a, 40)
+    b = world.node("b", "a", start=False)
+    leases = []
+    snapshot = a.log.snapshot
+
+    def snapshot_with_a_writer_beside() -> object:
+        leases.append(a.leases.lowest())
+        taken = snapshot()
+        world.append(a, 10)
+        return taken
+
+    a.log.snapshot = snapshot_with_a_writer_beside  # type: ignore[method-assign, assignment]
+    world.start(b)
+    world.pass_(3)
+
+    assert [0] == leases
+    assert 50 == b.log.serial
+    assert a.engine.facts == b.engine.facts
+
+
+def test_a_useless_position_pins_no_facts() -> None:
+    """Case 27, Tarantool #13209: a replica named a position that no log had. It pinned all logs from then on.
+
+    Here: the lease of a reader that must join anew ends with the refusal.
+    """
+    world = World()
+    a = world.node("a")
+    world.wrote(a, 5)
+    raw, welcome = known(world, a)
+    raw.subscribe(world, welcome)
+    raw.transport.abortConnection()
+    world.wrote(a, 5)
+    pinned = a.leases.lowest()
+
+    raw, welcome = known(world, a)
+    raw.subscribe(world, welcome, Standing(1, 5, "d" * 64))
+
+    assert (5, "fork") == (pinned, raw.refusal()["code"])
+    assert a.leases.lowest() is None
+
+
+def test_a_join_slower_than_the_writes_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 28, Tarantool #5536: a replica read faster than its disk could write, and ran out of memory.
+
+    Here: what it holds is bounded, as is what the primary holds for it. It gets there when writes are slower.
+    """
+    world = World()
+    a = world.node("a", ring_bytes=10_000)
+    world.wrote(a, 20_000)
+    slow = [0.0005]
+    b = world.node("b", "a", start=False, disk_delay=lambda: slow[0])
+    held: list[int] = []
+    receive = UpstreamConnection.dataReceived
+
+    def watched(connection: UpstreamConnection, data: bytes) -> None:
+        receive(connection, data)
+        held.append(connection._held)
+
+    monkeypatch.setattr(UpstreamConnection, "dataReceived", watched)
+    world.start(b)
+    slow[0] = 0.3
+    for _ in range(40):
+        world.wrote(a, 2_000)
+        world.pass_(0.1)
+    behind = a.log.serial - b.log.serial
+    slow[0] = 0.0005
+    world.pass_(30)
+
+    assert a.log.place == b.log.place
+    assert behind > 10_000
+    assert max(held) < 1.25 * HELD_BYTES
+    assert max(link.server.most_buffered for link in b.links()) < MOST
+
+
+class TailTests(LogCase):
+    """The end of the log, when a write of it fails."""
+
+    def test_a_reader_is_not_stuck_behind_a_failed_write(self) -> None:
+        """Case 29, Tarantool #3830: a failed write cut off the tail of the log. Readers waited behind it.
+
+        Here: a failed group leaves no hole, the next one takes its serials, and readers go on.
+        """
+        engine = MemoryEngine()
+        log = self.started(engine, delay=lambda: 0.1)
+        seen: list[Fact] = []
+        log.watch(seen.extend)
+        self.append(log, "events", "w1", rows("a"))
+
+        for kept in (False, True):
+            engine.fail_next(DISK_FULL, kept=kept)
+            failed: Deferred[Any] = log.append("events", "w1", [rows("b"), rows("c")])
+            following = log.append("events", "w2", [rows("d")])
+            self.clock.pump([0.1] * 10)
+            self.failureResultOf(failed, StorageError)
+            self.successResultOf(following)
+
+        read, upto = self.wait(log.read(after=0, upto=log.serial, limit=100))
+        self.assertEqual([1, 2, 3, 4, 5], [fact.serial for fact in seen])
+        self.assertEqual((seen, 5), (list(read), upto))
+        self.assertIsNone(verify(engine.facts, EMPTY))
+
+
+def test_an_idle_replica_is_listed() -> None:
+    """Case 30, devpi #1124: a replica that had everything vanished from the status page.
+
+    Here: it is listed as idle, and as lost once it is gone.
+    """
+    world = World()
+    a = world.node("a")
+    b = world.node("b", "a")
+    world.pass_(2)
+    world.wrote(a, 1)
+
+    world.pass_(90, step=0.1)
+    idle = [one["state"] for one in a.relays.describe()]
+    b.kill()
+    world.pass_(1)
+
+    assert (["idle"], ["lost"]) == (idle, [one["state"] for one in a.relays.describe()])

@@ -1,0 +1,56 @@
+"""Bugs of streams that nobody keeps: typing and presence."""
+
+from synrepl.errors import NeverAllocated
+from synrepl.replication.syncing import EXPIRY_SECONDS
+from synrepl.testing import Cluster
+from synrepl.wire.dialect import CURRENT
+from tests.replication.test_following import Story
+from tests.replication.test_serving import client
+
+
+def test_typing_that_restarts_lower_is_a_new_life() -> None:
+    """Case 21, Synapse #4127 and #17252: after a restart tokens of typing were lower. Rows were dropped.
+
+    Here: the follower takes the lower position and every row of the new life. A wait for a token of the
+    old life is refused, it does not hang.
+    """
+    story = Story(CURRENT, "typing").hears(
+        "POSITION typing master 40 40", 'RDATA typing master 41 ["!r",["@a:hs"]]'
+    )
+    waits: list[object] = []
+    story.follower.wait_for("typing", {"master": 50}, 1000).addBoth(lambda end: waits.append(end.value))
+    story.reconnect()
+
+    story.hears("POSITION typing master 1 1", 'RDATA typing master 2 ["!r",["@b:hs"]]')
+
+    assert [41, 2] == story.tokens()
+    assert {"master": 2} == story.follower.positions()["typing"]
+    (refused,) = waits
+    assert isinstance(refused, NeverAllocated)
+
+
+def test_users_stay_online_while_their_worker_lives() -> None:
+    """Case 22, Synapse 2026 (USER_SYNC): it is sent at changes only. Users of a silent process stayed online.
+
+    Here: any sign of life of a worker keeps its users online. They end when it has been silent for the
+    time that is documented.
+    """
+    one = Cluster()
+    seen: list[tuple[str, bool]] = []
+    one.daemon.publisher.upstream.syncing.watch(
+        lambda change: seen.append((change.user_id, change.is_syncing))
+    )
+    peer = client(one, "USER_SYNC w1 @a:hs start 1")
+
+    for _ in range(int(EXPIRY_SECONDS) + 60):
+        peer.says("PING 1")
+        one.clock.advance(1)
+    alive = list(seen)
+    peer.drop()
+    one.settle(1)
+    dropped = list(seen)
+    for _ in range(int(EXPIRY_SECONDS) + 60):
+        one.clock.advance(1)
+
+    assert [("@a:hs", True)] == alive == dropped
+    assert [("@a:hs", True), ("@a:hs", False)] == seen

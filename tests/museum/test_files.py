@@ -1,0 +1,66 @@
+"""Bugs of files, and of bodies that pass through a replica."""
+
+import json
+from typing import Any
+
+from tests.http.builders import receipt
+from tests.http.test_relaying import RelayCase
+from tests.replication.files_builders import FilesCase
+from tests.storage.files.builders import checksum
+
+
+class PoisonTests(FilesCase):
+    """A replica that fetches its files one at a time."""
+
+    def test_one_poisonous_file_holds_up_nothing(self) -> None:
+        """Case 31, devpi #447 and #489: one file that could not be had stopped a replica for good.
+
+        Here: all others arrive, wrong bytes are never kept, and status names the file. When the file is
+        right again it arrives too.
+        """
+        good = [self.upstream_has(b"%d" % number) for number in range(20)]
+        poison = checksum(b"right")
+        self.upstream.files[poison] = b"wrong"
+        files = self.started(workers=1)
+
+        self.say(("bad", poison), *((sha256, sha256) for sha256 in good))
+
+        self.assertEqual([("bad", poison)], self.wait(files.missing()))
+        self.assertFalse(self.store.has(poison))
+        self.clock.advance(2)
+        self.clock.advance(2)
+        self.assertEqual(["bad"], [one["name"] for one in files.describe()["failing"]])
+
+        self.upstream.files[poison] = b"right"
+        self.clock.advance(700)
+        self.clock.advance(2)
+
+        self.assertEqual([], self.wait(files.missing()))
+        self.assertEqual(b"right", self.served(files, poison))
+
+
+class BodyTests(RelayCase):
+    """A writer whose daemon is a replica."""
+
+    def test_a_large_body_passes_through_a_replica_whole(self) -> None:
+        """Case 32, devpi #1102: after a change of the client library, a relayed body was cut off at 64 KB.
+
+        Here: every byte of it reaches the primary, however it arrives in pieces.
+        """
+        facts: list[list[Any]] = [[receipt(f"@{'u' * 900}{number}:hs")] for number in range(300)]
+        body = json.dumps({"facts": facts}).encode()
+        whole = self.request("POST", "/v1/streams/receipts/facts", body)
+        talk = self.talk()
+
+        for start in range(0, len(whole), 1_000):
+            talk.say(whole[start : start + 1_000])
+        self.feed()
+
+        self.assertGreater(len(body), 4 * 65_536)
+        self.assertEqual(200, talk.answer().status)
+        ((relayed, _),) = self.primary.asked
+        self.assertEqual(facts, json.loads(relayed)["facts"])
+        self.assertEqual(
+            [self.table["receipts"].canonical_fact(fact) for fact in facts],
+            [fact.rows for fact in self.primary_engine.facts],
+        )

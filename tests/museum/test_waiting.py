@@ -1,0 +1,37 @@
+"""Bugs of waiting for a position."""
+
+from tests.replication.test_following import to_device
+from tests.replication.test_invalidating import Told
+from tests.replication.test_waiting import Waiting
+
+
+def test_a_stream_that_rarely_moves_stalls_nobody() -> None:
+    """Case 16, Synapse #15136 and #15150: waits on a stream that rarely moved took their full 5 seconds.
+
+    Here: a POSITION without rows wakes the waiter in the same turn of the event loop. A token that is
+    reached already is not waited for.
+    """
+    story = Waiting().hears("POSITION to_device master 5 5")
+    at = story.clock.seconds()
+    story.begin("reached", master=5)
+    story.begin("soon", master=8)
+    before = story.names()
+
+    story.hears("POSITION to_device master 5 8")
+
+    assert (["reached"], ["reached", "soon"]) == (before, story.names())
+    assert story.clock.seconds() - at < 1
+    assert not story.has_rest()
+
+
+def test_the_position_moves_after_the_caches() -> None:
+    """Case 17, Synapse #14723: a waiter was woken after the rows, but before caches were invalidated.
+
+    Here: rows, then caches, then the position, then waiters, for each fact.
+    """
+    told = Told(saved=1, waits=[2]).hears("POSITION to_device master 1 1")
+    told.since()
+
+    told.hears(f"RDATA to_device master 2 {to_device(2)}")
+
+    assert ["subscriber", "caches", "position", "waiter"] == [what for what, _ in told.since()]
