@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from synrepl.pipeline.archive.manifest import BadArchive, manifests, write_manifest
+from synrepl.pipeline.archive.tidying import tidy
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import Turn
 from tests.pipeline.archives import archive, chained, counted_by_the_manual
@@ -91,3 +92,17 @@ def test_the_query_of_the_manual_reads_an_archive(tmp_path: Path) -> None:
     after = counted_by_the_manual(tmp_path)
 
     assert [("push_rules", 10), ("pushers", 5)] == before == after
+
+
+@pytest.mark.parametrize("left", [".1.json.0a1b2c3d", "1.json.0a1b2c3d"])
+def test_a_manifest_that_was_never_finished_goes(tmp_path: Path, left: str) -> None:
+    """A kill leaves it under a name that nobody looks for, one for each kill, for ever."""
+    archive(str(tmp_path), chained([("push_rules", "w", ROWS)] * 3))
+    folder = tmp_path / "_manifests"
+    (folder / left).write_bytes(b"{")
+    (folder / "notes.txt").write_bytes(b"of a person")
+    store = Store(str(tmp_path))
+
+    tidy(store, manifests(store), now_ms=0)
+
+    assert ["0.json", "notes.txt"] == sorted(path.name for path in folder.iterdir())

@@ -1,5 +1,6 @@
 """What crashes and merges leave in an archive goes."""
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -11,6 +12,9 @@ __all__ = ["next_batch", "tidy"]
 GRACE_MS: Final = 3600 * 1000
 """How long the files of merged batches stay, for readers that have begun to read them."""
 
+UNFINISHED: Final = re.compile(r"\.?[0-9]+\.json\.[0-9a-f]{8}")
+"""What `Store.writing` calls a manifest that is not whole yet."""
+
 
 def next_batch(store: Store) -> int:
     """The number of the next batch: no file of that number is named by any manifest, or ever was."""
@@ -19,9 +23,12 @@ def next_batch(store: Store) -> int:
 
 
 def tidy(store: Store, kept: Sequence[Manifest], *, now_ms: int) -> int:
-    """Remove what no manifest names: batches that were never finished, and those that were merged some time
-    ago. Gives how many folders went. Nobody else may be writing.
+    """Remove what no manifest names: batches and manifests that were never finished, and batches that were
+    merged some time ago. Gives how many folders went. Nobody else may be writing.
     """
+    for name in store.names(MANIFESTS):
+        if UNFINISHED.fullmatch(name):
+            store.remove(f"{MANIFESTS}/{name}")
     numbers = {manifest.batch for manifest in kept}
     merged = {batch: manifest for manifest in kept for batch in manifest.replaces}
     for batch in merged:
