@@ -94,6 +94,8 @@ class ReplicationProtocol(LineOnlyReceiver):
         self._on_established = on_established
         self._on_lost = on_lost
         self._lines = Lines()
+        # Whether the line that is not whole yet is known to be ASCII without CR.
+        self._is_rest_clean = True
         self._end: End | None = None
         self._dialect_told = False
         self._reading = True
@@ -123,7 +125,9 @@ class ReplicationProtocol(LineOnlyReceiver):
         self._metrics.bytes_in.inc(len(data))
         lines, too_long = self._lines.feed(data)
         if getattr(self.lineReceived, "__func__", None) is ReplicationProtocol.lineReceived:
-            self._do(self.session.receive(lines, clean=data.isascii() and b"\r" not in data))
+            clean = data.isascii() and b"\r" not in data
+            self._do(self.session.receive(lines, clean=clean and self._is_rest_clean))
+            self._is_rest_clean = clean and (bool(lines) or self._is_rest_clean)
         else:
             for line in lines:
                 if self.session.closed:

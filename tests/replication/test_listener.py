@@ -115,3 +115,25 @@ def test_nothing_that_a_peer_says_reaches_log_or_terminal_raw(line: str) -> None
     names = [follower.name for follower in one.daemon.publisher.followers]
     assert lines
     assert all(text.isprintable() and len(text) < 1_500 for text in [*lines, *names, *peer.hears()])
+
+
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        ((b"NAME worker\r", b"\n"), "a line ends with LF alone, not with CR LF"),
+        ((b"ERROR \xff", b" x\n"), "a line is not UTF-8"),
+        ((b"NAME worker\nNAME \xff", b"", b"x\n"), "a line is not UTF-8"),
+    ],
+)
+def test_a_line_is_judged_as_a_whole_however_it_arrives(parts: tuple[bytes, ...], why: str) -> None:
+    """What came last of it was plain ASCII, and the rest of it was not looked at again."""
+    one = Cluster()
+    peer = connect(one)
+    peer.hears()
+
+    for part in parts:
+        peer.transport.write(part)
+        one.settle(0.05)
+
+    assert [f"ERROR {why}"] == peer.hears()
+    assert not peer.is_connected
