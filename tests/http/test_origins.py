@@ -44,6 +44,16 @@ class CrossSiteRequests(SiteCase):
             "foreign_origin", "GET", "/v1/changelog", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: no-cors"
         )
 
+    def test_a_host_that_is_no_name_is_a_bad_request(self) -> None:
+        """The library that finds the path raised an error for it: 500, with a traceback in the log."""
+        for host in ("a..b", "x" * 64, "local\x85ost", "\u00ad"):
+            with self.subTest(host):
+                talk = self.talk()
+                talk.say(self.request("GET", "/readyz", b"", f"Host: {host}"))
+
+                self.assertEqual((400, "bad_request"), (talk.answer().status, talk.answer().json()["error"]))
+        self.assertEqual([], self.flushLoggedErrors())
+
     def test_a_name_that_was_rebound_to_loopback_reads_nothing(self) -> None:
         """To the browser evil.example is the page's own origin, so that the page may read the answers."""
         for path in ("/v1/status", "/status", "/v1/changelog", "/metrics", "/readyz", "/livez"):

@@ -164,11 +164,13 @@ class ApiRequest(Request):
         try:
             self.method.decode("ascii")
             unquote_to_bytes(self.path).decode("utf-8")
-            (self.getRequestHostname() or b"").decode("utf-8")
-        except UnicodeDecodeError:
+            # As Werkzeug does, which answers what fails with 500.
+            (self.getRequestHostname() or b"").decode("utf-8").partition(":")[0].encode("idna")
+        except UnicodeError:
             self.prepath, self.postpath = [], []
             self.site = self.channel.site
-            self._answer(Refused(400, "bad_request", "the method, the path and Host must be UTF-8"))
+            why = "the method and the path must be UTF-8, and Host the name of a machine"
+            self._answer(Refused(400, "bad_request", why))
         else:
             super().process()
 
