@@ -27,7 +27,8 @@ def read_file(path: Path, known: Sequence[str]) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
-        raise ConfigError(f"{path}{where}: not YAML: {getattr(error, 'problem', None) or error}") from error
+        why = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise ConfigError(f"{path}{where}: not YAML: {why}") from error
     except (ValueError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
         raise ConfigError(f"{path}: not YAML: {why}") from error

@@ -312,6 +312,18 @@ def test_a_bad_file_is_told_in_one_line(content: str, said: str, tmp_path: Path)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("content", [b"listen: \xda", b"listen: \x07"])
+def test_a_file_that_is_no_text_is_told_in_one_line(content: bytes, tmp_path: Path) -> None:
+    """What the library says of it has several lines."""
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(content)
+
+    with pytest.raises(ConfigError, match=r"bad\.yaml: not YAML: ") as caught:
+        Settings.build(file=path)
+
+    assert "\n" not in str(caught.value)
+
+
 def test_the_map_of_instances_is_for_the_file_only(tmp_path: Path) -> None:
     """It is a table; flags are lines."""
     path = written(tmp_path, instance_map={"w1": "http://localhost:9101"})
