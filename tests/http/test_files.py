@@ -41,6 +41,16 @@ class PutTests(FilesSiteCase):
         self.assertEqual(200, self.ask("PUT", place, b"", "Content-Length: 0").status)
         self.assertEqual((200, b""), (self.get(place).status, self.get(place).body))
 
+    def test_a_header_that_is_not_utf_8_asks_for_nothing(self) -> None:
+        """It was answered with 500, and a traceback was logged."""
+        self.put(DATA)
+        for header in (b"If-None-Match", b"If-Range", b"Range"):
+            talk = self.talk()
+            talk.say(b"GET %b HTTP/1.1\r\nHost: localhost\r\n%b: \xff\r\n\r\n" % (PLACE.encode(), header))
+
+            self.assertEqual((200, DATA), (talk.answer().status, talk.answer().body), header)
+        self.assertEqual([], self.flushLoggedErrors())
+
     def test_a_wrong_checksum_is_told_and_nothing_is_kept(self) -> None:
         """With both, so that people see which end is wrong."""
         answer = self.put(DATA, checksum(b"else"))

@@ -54,6 +54,26 @@ class CrossSiteRequests(SiteCase):
                 self.assertEqual((400, "bad_request"), (talk.answer().status, talk.answer().json()["error"]))
         self.assertEqual([], self.flushLoggedErrors())
 
+    def test_headers_that_are_not_utf_8_are_no_error_of_ours(self) -> None:
+        """Each was answered with 500, and a traceback was logged. What cannot be read asks for nothing."""
+        cases = [
+            (200, b"GET /v1/changelog?since=0", b"Accept", b""),
+            (200, b"GET /_synapse/replication/get_repl_stream_updates/receipts/1?from_token=0&upto_token=0",
+             b"User-Agent", b""),
+            (200, b"POST /v1/streams/receipts/facts", b"Content-Digest", BODY),
+            (400, b"GET /v1/changelog?since=0", b"Synrepl-Reader", b""),
+        ]  # fmt: skip
+        for status, asked, header, body in cases:
+            with self.subTest(header):
+                talk = self.talk()
+                talk.say(
+                    b"%b HTTP/1.1\r\nHost: localhost\r\n%b: \xff\xd8\r\nContent-Length: %d\r\n"
+                    b"Content-Type: application/json\r\n\r\n%b" % (asked, header, len(body), body)
+                )
+
+                self.assertEqual(status, talk.answer().status, talk.answer().body)
+        self.assertEqual([], self.flushLoggedErrors())
+
     def test_a_name_that_was_rebound_to_loopback_reads_nothing(self) -> None:
         """To the browser evil.example is the page's own origin, so that the page may read the answers."""
         for path in ("/v1/status", "/status", "/v1/changelog", "/metrics", "/readyz", "/livez"):

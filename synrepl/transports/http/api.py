@@ -33,7 +33,7 @@ from synrepl.transports.http.gauges import refresh
 from synrepl.transports.http.held import check_held, check_readable, filtered, say_held
 from synrepl.transports.http.intact import HEADER, content_digest, is_intact, is_wanted
 from synrepl.transports.http.origins import check_content_type
-from synrepl.transports.http.parameters import integers, reader_of
+from synrepl.transports.http.parameters import headers, integers, reader_of
 from synrepl.transports.http.posting import check_writer, read_body, read_facts
 from synrepl.transports.http.rows import Rows
 from synrepl.transports.http.waiting import Waiting, read_your_writes
@@ -610,8 +610,8 @@ class Api:
 
 def _check_intact(request: Any) -> None:
     """Raises `Refused` if the body is known to be another one than was sent."""
-    said = request.requestHeaders.getRawHeaders(HEADER)
-    if said is None or request.method != b"POST":  # a file has its checksum in its path
+    said = headers(request, HEADER)
+    if not said or request.method != b"POST":  # a file has its checksum in its path
         return
     body = request.content.read()
     request.content.seek(0)

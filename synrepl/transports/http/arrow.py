@@ -10,6 +10,7 @@ from synrepl.storage import ImmediateThread
 from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact
 from synrepl.transports.http.answers import Refused
+from synrepl.transports.http.parameters import header
 from synrepl.transports.http.reading import Reading
 from synrepl.transports.http.wanted import Wanted
 
@@ -105,7 +106,7 @@ def arrow_form(request: Any, wanted: Wanted, clock: Any) -> ArrowForm | None:
 
     `clock` is the reactor, whose threads do the work; in tests it has none, and it is done at once.
     """
-    if ARROW.decode() not in (request.getHeader("accept") or ""):
+    if ARROW.decode() not in (header(request, "accept") or ""):
         return None
     if wanted.follow or wanted.turns or wanted.receipts:
         why = "Arrow holds the facts of a closed range alone; for follow, turns and receipts ask for NDJSON"

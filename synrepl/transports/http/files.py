@@ -9,7 +9,7 @@ from synrepl.ports.files import IStoredFile
 from synrepl.replication.files import Files
 from synrepl.streams import jsontext
 from synrepl.transports.http.answers import UPSTREAM_UNREACHABLE, Refused, upstream_unreachable
-from synrepl.transports.http.parameters import integer, is_checksum, seconds, text
+from synrepl.transports.http.parameters import header, integer, is_checksum, seconds, text
 from synrepl.transports.http.ranges import Unsatisfiable, matches, read_range
 from synrepl.transports.http.refusals import RequestRefused
 from synrepl.transports.http.streaming import streaming
@@ -99,13 +99,13 @@ class FileRoutes:
     async def _send(self, request: Any, files: Files, file: IStoredFile, sha256: str) -> bytes | None:
         request.setHeader(b"etag", _tag(sha256))
         request.setHeader(b"accept-ranges", b"bytes")
-        if matches(request.getHeader("if-none-match"), sha256):
+        if matches(header(request, "if-none-match"), sha256):
             request.setResponseCode(304)
             return None
         start, count = 0, file.size
-        if request.method == b"GET" and request.getHeader("if-range") in {None, f'"{sha256}"'}:
+        if request.method == b"GET" and header(request, "if-range") in {None, f'"{sha256}"'}:
             try:
-                wanted = read_range(request.getHeader("range"), file.size)
+                wanted = read_range(header(request, "range"), file.size)
             except Unsatisfiable:
                 told = b"bytes */%d" % file.size
                 why = f"the file has {file.size} bytes"

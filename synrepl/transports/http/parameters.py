@@ -1,4 +1,4 @@
-"""What stands in the query of a URL."""
+"""What stands in the query of a URL, and in headers."""
 
 import re
 from typing import Any, Final, NoReturn
@@ -10,6 +10,8 @@ __all__ = [
     "MAX_TOKEN",
     "digest",
     "flag",
+    "header",
+    "headers",
     "integer",
     "integers",
     "is_checksum",
@@ -23,6 +25,7 @@ __all__ = [
 ]
 
 MAX_TOKEN: Final = 2**63 - 1
+UNREADABLE: Final = "\ufffd"
 READER_HEADER: Final = "Synrepl-Reader"
 
 _integer: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
@@ -44,6 +47,18 @@ def text(request: Any, name: str) -> str | None:
     return given
 
 
+def headers(request: Any, name: str) -> list[str]:
+    """The values of this header, with U+FFFD in place of what is not UTF-8, where Twisted would raise."""
+    given = request.requestHeaders.getRawHeaders(name.encode()) or ()
+    return [value.decode("utf-8", "replace") for value in given]
+
+
+def header(request: Any, name: str) -> str | None:
+    """The value of this header, the last one of several; None if there is none."""
+    given = headers(request, name)
+    return given[-1] if given else None
+
+
 def word(request: Any, name: str) -> str | None:
     """The parameter of this name, which is an instance's name; None if there is none."""
     given = text(request, name)
@@ -62,13 +77,13 @@ def reader_of(request: Any) -> str | None:
     """
     if text(request, "reader") is not None:
         _refuse("the name of a reader is sent in the header Synrepl-Reader, not in the query")
-    shown = request.requestHeaders.getRawHeaders(READER_HEADER) or []
+    shown = headers(request, READER_HEADER)
     if not shown:
         return None
-    name = shown[0].decode("utf-8", "replace") if isinstance(shown[0], bytes) else shown[0]
-    if len(shown) > 1 or not is_word(name):
+    name = shown[0]
+    if len(shown) > 1 or not is_word(name) or UNREADABLE in name:
         _refuse(f"Synrepl-Reader is one word, once, of at most {MAX_NAME} printable characters")
-    return str(name)
+    return name
 
 
 def is_word(name: str) -> bool:

@@ -13,7 +13,7 @@ from synrepl.streams.table import StreamTable
 from synrepl.transports.http.answers import Refused
 from synrepl.transports.http.held import check_held
 from synrepl.transports.http.pages import read_page
-from synrepl.transports.http.parameters import integer, token_as_synapse, word
+from synrepl.transports.http.parameters import header, integer, token_as_synapse, word
 from synrepl.transports.http.waiting import Waiting, read_your_writes
 from synrepl.wire.dialect import Dialect
 
@@ -32,7 +32,7 @@ _synapse: Final = re.compile(r"Synapse/([0-9]{1,3}\.[0-9]{1,4}(?:\.[0-9]{1,4})?)
 def _worker_dialect(request: Any) -> Dialect | None:
     """The release of a real worker, which its User-Agent names (``Synapse/1.66.0``): it dies of a field or a
     kind of row that it does not know."""
-    found = _synapse.match(request.getHeader("user-agent") or "")
+    found = _synapse.match(header(request, "user-agent") or "")
     if found is None:
         return None
     try:
