@@ -205,3 +205,74 @@ def test_names_that_an_older_release_kept_are_safe_to_show(clock: Clock) -> None
     assert ["a\\x1b[2J"] == [
         one.name for one in Leases(FakeLog(bad), clock, LeaseTerms(), present=list).all()
     ]
+
+
+def test_the_slowest_reader_holds_the_log(leases: Leases) -> None:
+    """What it still needs may not be trimmed, however far others are; one whose lease ended holds nothing."""
+    leases.make("s", "slow", registered=True, serial=12)
+    leases.make("g", "gone", registered=True, serial=3)
+    leases.drop("gone")
+
+    assert 12 == leases.lowest()
+    leases.moved("s", 100)
+    assert 99 == leases.lowest()
+
+
+def test_nobody_holds_a_log_that_nobody_reads(clock: Clock) -> None:
+    """Its retention alone decides then."""
+    assert Leases(FakeLog(), clock, LeaseTerms(), present=list).lowest() is None
+
+
+def test_a_lease_never_moves_back(leases: Leases, log: FakeLog, clock: Clock) -> None:
+    """What was before it may be trimmed already: a late word of the reader promises nothing of it."""
+    acknowledge(leases, clock, [100, 40])
+
+    assert 100 == leases.lowest()
+    assert [99, 100] == [lease.serial for lease in log.kept]
+
+
+def test_time_runs_out_only_on_readers_that_are_away(clock: Clock) -> None:
+    """A connected replica may hear nothing and say nothing for a week, on a homeserver without traffic."""
+    leases = Leases(FakeLog(), clock, LeaseTerms(registered_seconds=300), present=lambda: ["r"])
+    for uuid in ("r", "away"):
+        leases.make(uuid, uuid, registered=True, serial=99)
+
+    clock.pump([5.0] * 70)
+
+    here, away = leases["r"], leases["away"]
+    assert here is not None
+    assert away is not None
+    assert here.ended_ms is None
+    assert "not heard of for 300 seconds" in away.reason
+    assert 99 == leases.lowest()
+
+
+def test_bytes_run_out_on_connected_readers_too(clock: Clock) -> None:
+    """A reader that stopped reading would otherwise fill the disk."""
+    leases = Leases(FakeLog(), clock, LeaseTerms(bytes=500), present=lambda: ["r", "s"])
+    leases.make("r", "replica", registered=True, serial=49)
+    leases.make("s", "second", registered=True, serial=51)
+
+    clock.pump([5.0] * 2)
+
+    assert [51] == [lease.serial for lease in leases.all() if lease.ended_ms is None]
+
+
+def test_leases_that_could_not_be_kept_are_kept_next_time(
+    leases: Leases, log: FakeLog, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease that the disk never hears of holds nothing after a restart."""
+    kept = log.keep_leases
+    log.kept.clear()
+
+    async def fail(changed: Sequence[Lease], dropped: Sequence[str] = ()) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(log, "keep_leases", fail)
+    leases.make("s", "second", registered=True, serial=100)
+    clock.advance(1)
+    monkeypatch.setattr(log, "keep_leases", kept)
+    leases.moved("r", 100)
+    clock.advance(1)
+
+    assert {"r", "s"} == {lease.uuid for lease in log.kept}
