@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from synrepl.pipeline.archive.manifest import Manifest
+from synrepl.pipeline.archive.manifest import Manifest, manifests
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.audit.comparing import Comparison
 from synrepl.pipeline.audit.findings import Findings
@@ -18,7 +18,7 @@ from synrepl.pipeline.store import Store
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import Given, archive, chained
 from tests.pipeline.test_audit import changed as differing
-from tests.pipeline.test_audit import daemon
+from tests.pipeline.test_audit import daemon, rewritten
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,6 +70,25 @@ def test_every_offset_of_a_file_is_named(tmp_path: Path) -> None:
         ways.add(bool(seen.unreadable))
     # Some bytes matter to nobody who reads rows.
     assert {True, False} == ways
+
+
+def test_a_doubled_serial_does_not_hide_a_missing_one(tmp_path: Path) -> None:
+    """There are as many facts as there should be; only their serials do not come out."""
+    (manifest,) = archive(str(tmp_path), facts_of(3), batch_facts=6)
+    (file,) = manifest.files
+
+    def change(table: Any) -> Any:
+        serials = [{3: 2}.get(serial, serial) for serial in table["serial"].to_pylist()]
+        return table.set_column(table.schema.get_field_index("serial"), "serial", [serials])
+
+    rewritten(tmp_path, file.path, change)
+    (manifest,) = manifests(Store(str(tmp_path)))
+    seen = look(Store(str(tmp_path)), file.path, file.stream, manifest.files[0].sha256)
+    told = Comparison([manifest], {file.path: seen}, Findings())
+    told.compare()
+
+    assert (file.facts, file.first_serial, file.last_serial) == (seen.facts, seen.first, seen.last)
+    assert {0} == told.uneven
 
 
 def places(data: Path) -> Iterator[int]:

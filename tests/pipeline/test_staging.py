@@ -1,13 +1,22 @@
 """Rows become facts to be written: what belongs together stays together, and in order."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from synrepl.errors import ConfigError
+from synrepl.pipeline.source import writer
 from synrepl.pipeline.source.options import Options, read_options
-from synrepl.pipeline.source.writer import StreamWriter, bodies, check_writable, facts_of
+from synrepl.pipeline.source.writer import (
+    BatchWriter,
+    Staged,
+    StreamWriter,
+    bodies,
+    check_writable,
+    facts_of,
+)
 
 OPTIONS = read_options({"url": "http://127.0.0.1:9093", "stream": "push_rules"})
 
@@ -77,3 +86,49 @@ def test_what_cannot_be_written_is_told_before_it_is_tried() -> None:
     with pytest.raises(ConfigError, match="needs the option query"):
         StreamWriter(options)
     check_writable(OPTIONS, schema("row"), overwrite=False)
+
+
+class Appended:
+    """A daemon that notes what is to become facts: the staged file, and its key."""
+
+    def __init__(self) -> None:
+        self.files: list[str] = []
+        self.keys: list[str] = []
+
+    def __call__(self, options: Options) -> "Appended":
+        return self
+
+    def post(self, path: str, body: bytes) -> None:
+        told = json.loads(body)
+        self.files.append(told["staged"])
+        self.keys.append(told["idempotency_key"])
+
+
+def test_each_file_has_a_key_of_its_own_and_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two under one key would be stored once, which loses facts; one under two keys twice. Spark may do a
+    batch again, with its messages in another order."""
+    daemon = Appended()
+    monkeypatch.setattr(writer, "Daemon", daemon)
+    options = replace(OPTIONS, query="q")
+    messages = [Staged(1, ("c", "d"), 2), None, Staged(0, ("a", "b"), 2)]
+
+    StreamWriter(options).commit([*messages], 7)
+    again = list(daemon.keys)
+    StreamWriter(options).commit([*reversed(messages)], 7)
+    StreamWriter(options).commit([*messages], 8)
+    StreamWriter(replace(OPTIONS, query="p")).commit([*messages], 7)
+
+    assert ["a", "b", "c", "d"] * 4 == daemon.files
+    assert again == daemon.keys[4:8]
+    assert 3 * 4 == len(set(daemon.keys))
+
+
+def test_writes_without_a_name_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same frame written twice is meant twice, unless its query has a name."""
+    daemon = Appended()
+    monkeypatch.setattr(writer, "Daemon", daemon)
+
+    for _ in range(2):
+        BatchWriter(OPTIONS).commit([Staged(0, ("a",), 1)])
+
+    assert 2 == len(set(daemon.keys))

@@ -1,5 +1,7 @@
 """Files and manifests of archives, without Spark."""
 
+import os
+import stat
 from pathlib import Path
 
 import duckdb
@@ -106,3 +108,26 @@ def test_a_manifest_that_was_never_finished_goes(tmp_path: Path, left: str) -> N
     tidy(store, manifests(store), now_ms=0)
 
     assert ["0.json", "notes.txt"] == sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_synced_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a power cut leaves a manifest of nothing, or one that names empty files; the log may be trimmed by
+    then. Names are synced as well, those of the folders above included."""
+    happened: list[str] = []
+    synced = os.fsync
+    named = tmp_path / "folder" / "file"
+
+    def sync(descriptor: int) -> None:
+        what = os.fstat(descriptor)
+        size = what.st_size if stat.S_ISREG(what.st_mode) else "folder"
+        happened.append(f"{size} {'named' if named.exists() else 'unnamed'}")
+        synced(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+
+    Store(str(tmp_path)).write("folder/file", b"data", new=True)
+    Store(str(tmp_path)).write("folder/file", b"other")
+
+    folders = ["folder named", "folder named"]
+    assert ["4 unnamed", *folders, "5 named", *folders] == happened
+    assert ["file"] == [path.name for path in named.parent.iterdir()]
