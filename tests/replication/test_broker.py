@@ -1,6 +1,7 @@
 """One process among its peers, on a channel that is spoken by hand."""
 
 import itertools
+import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -32,6 +33,10 @@ TABLE = StreamTable.default()
 CODEC = codec_of(NEWEST, ours=BROKER, theirs=BROKER)
 REPLICATE = "REPLICATE "
 UP = "REMOTE_SERVER_UP far"
+
+
+def _backfill(token: int, writer: str = "w1") -> str:
+    return f'RDATA backfill {writer} {token} ["${token}","!r","t",null,null,null]'
 
 
 class Channel:
@@ -75,6 +80,17 @@ class Shelf:
             await Deferred()
         found = [fact for fact in self.facts if after < fact[0] <= upto]
         return Missed(facts=found, upto=upto, limited=False)
+
+
+class Chance(random.Random):
+    """Always this part of what may be."""
+
+    def __init__(self, part: float) -> None:
+        super().__init__(0)
+        self._part = part
+
+    def uniform(self, a: float, b: float) -> float:
+        return a + self._part * (b - a)
 
 
 class Story:
@@ -281,6 +297,35 @@ class TestJoining:
         assert [("caches", "w1", 77, token) for token in (133, 218, 218)] == story.shelf.asked
         assert [82, 90, 83, 218] == [token for _, _, token in story.applied]
 
+    def test_facts_of_before_a_cut_may_come_late(self) -> None:
+        """Backfill is told from the highest token down: of 2010 and 2005 only the first may have come before
+        the cut, so that the last thousand are asked for again."""
+        story = Story()
+        story.says("POSITION backfill w1 5 5", _backfill(2010, writer="w2"))
+        story.wait(1)
+        story.peer.deaf("cut")
+        story.peer.hearing()
+        story.shelf.facts = [(2005, [b'["$2005","!r","t",null,null,null]'])]
+
+        story.says("POSITION backfill w2 2010 2010")
+
+        asked = [(after, upto) for _, _, after, upto in story.shelf.asked]
+        assert (1010, 2010) == (asked[0][0], asked[-1][1])
+        assert [2010, 2005] == [token for _, _, token in story.applied]
+
+    def test_a_writer_that_was_cut_off_moves_on_without_its_facts(self) -> None:
+        """It said 8 and 7, and was cut off before 6; then it says only where it stands. From where it said so
+        before, facts are asked for."""
+        story = Story()
+        story.says("POSITION backfill w1 5 5", _backfill(8), _backfill(7))
+        story.wait(1)
+        story.shelf.facts = [(6, [b'["$6","!r","t",null,null,null]'])]
+
+        story.says("POSITION backfill w1 8 8")
+
+        assert [("backfill", "w1", 5, 8)] == story.shelf.asked
+        assert [7, 8, 6] == [token for _, _, token in story.applied]
+
     def test_a_writer_may_come_later_than_all_others(self) -> None:
         """Its first rows are all it has."""
         story = Story()
@@ -435,6 +480,33 @@ class TestClash:
         assert story.peer.clash is not None
         assert "another process on the channel writes to_device as us" in str(story.peer.clash)
 
+    def test_the_very_next_fact_is_a_clash(self) -> None:
+        """Both began at the same place, and the other was first; what is as far as ours may be ours."""
+        story = Story()
+        story.append("@a:hs", "@b:hs")
+        story.told()
+        story.says('RDATA to_device us 2 ["@b:hs"]')
+        assert story.peer.clash is None
+
+        story.says('RDATA to_device us 3 ["@x:hs"]')
+
+        assert story.peer.clash is not None
+
+    def test_two_that_stop_for_each_other_do_not_go_on_together(self) -> None:
+        """Each would hear the other's question in its quiet second, and both stop again, for ever."""
+        waits = []
+        for chance in (0.0, 1.0):
+            story = Story()
+            story.peer._chance = Chance(chance)
+            story.says("POSITION to_device us 7 7")
+            began = story.clock.seconds()
+            while REPLICATE not in story.channel.lines:
+                story.clock.advance(0.25)
+            waits.append(story.clock.seconds() - began)
+
+        assert CLASH_SECONDS == waits[0]
+        assert waits[1] - waits[0] > 2 * PROBE_SECONDS
+
     def test_what_the_other_says_is_not_taken_in(self) -> None:
         """It would go into the log as our own."""
         story = Story()
@@ -539,6 +611,22 @@ class TestCommands:
         worker = story.worker("NAME w", REPLICATE)
         worker.says(UP)
         story.wait(0.1)
+        story.told()
+        worker.hears()
+        story.says(UP)
+        story.wait(0.1)
+
+        assert [UP] == worker.hears()
+
+    def test_words_that_were_lost_are_not_waited_for(self) -> None:
+        """The same words of another process go down, though our own never came back: we were deaf."""
+        story = Story()
+        worker = story.worker("NAME w", REPLICATE)
+        worker.says(UP)
+        story.wait(0.1)
+        story.channel.lines.clear()  # they do not come back
+        story.peer.deaf("cut")
+        story.peer.hearing()
         story.told()
         worker.hears()
         story.says(UP)

@@ -318,6 +318,29 @@ class TestPositions:
         assert story.tokens() == list(range(1, 2501))
         assert len(story.shelf.asked) == 25
 
+    def test_a_page_without_progress_is_told_and_asked_for_again_later(self) -> None:
+        """A master that answers so would otherwise be asked without a pause, and this process hang."""
+        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
+        story.shelve("to_device", [2, 3])
+        whole = story.shelf.fetch
+
+        async def fetch(**asked: Any) -> Missed:
+            page = await whole(**asked)
+            few = len(story.shelf.asked) <= 3
+            return Missed(facts=[], upto=asked["after"], limited=True) if few else page
+
+        story.shelf.fetch = fetch  # type: ignore[method-assign]
+        story.hears("POSITION to_device master 3 3")
+        at_once = len(story.shelf.asked)
+        for _ in range(10):
+            story.master.says("PING 1")
+            story.clock.advance(1)
+
+        assert at_once == 1
+        assert story.tokens() == [2, 3]
+        assert story.errors()[0].endswith("the answer makes no progress beyond 1")
+        assert story.gaps() == (1, 1)
+
     def test_a_failed_fetch_is_told_and_tried_again_for_ever(self) -> None:
         """A stream left disconnected in silence is what real workers do."""
         story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
@@ -416,6 +439,28 @@ class TestPositions:
 
         assert queued <= MAX_WAITING_BYTES
         assert story.tokens() == list(range(2, 3 + count))
+
+    def test_the_rest_of_a_fact_that_was_let_go_is_let_go_too(self) -> None:
+        """Its last row alone would pass for the whole fact. It is fetched whole."""
+        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
+        story.shelf.waiting = []
+        story.hears("POSITION to_device master 2 2")
+        big = "x" * 10_000
+        for _ in range(MAX_WAITING_BYTES // 10_000 + 1):
+            story.master.says(f'RDATA to_device master batch ["{big}"]')
+        story.wait(3)
+        story.hears('RDATA to_device master batch ["@waits:hs"]')
+        story.shelf.facts["to_device", "master"] = [
+            (2, [b'["@a:hs"]']),
+            (3, [b'["@b:hs"]', b'["@c:hs"]', b'["@d:hs"]']),
+        ]
+        waiting, story.shelf.waiting = story.shelf.waiting, None
+        waiting[0].callback(None)
+        story.wait(1)
+        story.hears('RDATA to_device master batch ["@waits no more:hs"]', *rows(3, 4))
+
+        assert story.applied == [("to_device", "master", n, count) for n, count in ((2, 1), (3, 3), (4, 1))]
+        assert [(1, 2), (2, 3)] == [(after, upto) for _, _, after, upto in story.shelf.asked]
 
     def test_a_writer_that_appears_later_starts_with_its_first_row(self) -> None:
         """Writers are added to running homeservers."""
@@ -631,6 +676,15 @@ class TestOrder:
         )
 
         assert story.tokens() == [211, 206, 207, 208, 209, 210]
+
+    def test_other_rows_at_the_same_token_are_another_fact(self) -> None:
+        """A restarted master counts from the beginning again, and says something else there."""
+        story = Story(CURRENT, "caches").hears("POSITION caches master 205 205")
+
+        story.hears(*[f'RDATA caches master 206 ["{name}",null,1]' for name in ("f", "g", "f")])
+
+        assert story.tokens() == [206, 206]
+        assert [row.cache_func for row in story.rows] == ["f", "g"]
 
     def test_a_numeric_gap_between_rows_is_no_loss(self) -> None:
         """Only POSITION's previous token tells of one."""

@@ -13,7 +13,7 @@ from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 from synrepl.testing.replicas import FakeNode
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import JoinedAt, Standing
+from synrepl.wire.native import JoinedAt, JoinRequest, Standing, read
 from tests.replication.worlds import World
 
 FACTS = 40
@@ -35,11 +35,13 @@ class Counting:
         self.at = at
         self.count = 0
         self.facts = 0
+        self.joins: list[JoinRequest] = []
 
     def __call__(self, data: bytes) -> bytes:
         for word in (b"BLOCK ", b"JOINING ", b"JOINED ", b"CHALLENGE ", b"WELCOME ", b"SUBSCRIBED "):
             self.count += data.count(word)
         self.facts += data.count(b'"prev_token"')
+        self.joins += [read(JoinRequest, line[5:]) for line in data.split(b"\n") if line.startswith(b"JOIN ")]
         if self.at is not None and self.count >= self.at:
             self.at = None
             for link in self.world.network.links_of("b"):
@@ -218,6 +220,41 @@ def test_another_filter_is_another_copy_and_the_old_one_is_served_meanwhile() ->
     assert [] == b.engine.facts
     assert a.log.place == b.log.place
     assert Filter.of(streams=("events",)) == b.relays.filter()
+
+
+def test_a_copy_that_was_cut_off_goes_on_under_its_own_filter_only() -> None:
+    """Half of another choice is not a half of this one, though the upstream would go on with it."""
+    world, a, b, counting = built(cut_after=8)
+    world.start(b)
+    while counting.at is not None:
+        world.pass_(0.001, step=0.001)
+    b.kill()
+    b._wanted = Filter.of(streams=("events",))
+    counting.joins.clear()
+    world.start(b)
+    world.pass_(5)
+
+    assert [""] == [asked.join for asked in counting.joins]
+    assert [] == b.engine.facts
+    assert a.log.place == b.log.place
+
+
+def test_a_copy_that_was_cut_off_is_asked_for_at_its_own_history_only() -> None:
+    """The daemon at the upstream's address was replaced; its copy is another one."""
+    world, _, b, counting = built(cut_after=8)
+    other = world.node("other")
+    world.wrote(other, FACTS)
+    world.start(b)
+    while counting.at is not None:
+        world.pass_(0.001, step=0.001)
+    b.kill()
+    b.upstream = "other"
+    counting.joins.clear()
+    world.start(b)
+    world.pass_(5)
+
+    assert [""] == [asked.join for asked in counting.joins]
+    assert is_copy(other, b)
 
 
 def test_a_filtered_copy_has_exactly_what_passes() -> None:
