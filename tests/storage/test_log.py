@@ -10,6 +10,7 @@ from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Appended
 from synrepl.storage import KeyReused, Log, MemoryEngine, SQLiteEngine
 from synrepl.storage.log import UNNAMED
+from synrepl.storage.refusals import LogLost
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 from tests.storage.builders import DISK_FULL, NOW, LogCase, facts_after, rows, tokens
@@ -407,6 +408,23 @@ class FailureTests(LogCase):
 
         self.assertIn("it has moved on", str(refused))
         self.assertFalse(refused.retryable)
+
+    def test_a_log_that_somebody_else_wrote_to_is_let_go_at_the_next_failure(self) -> None:
+        """It is neither where this process left it nor where its commit would have led: nobody may number
+        facts here any more."""
+        log = self.start()
+        other = MemoryEngine()
+        self.append(self.started(other), "events", "w2", B)
+        self.engine.commit(other.facts, [])
+        failed = log.append("events", "w1", [A])
+
+        self.clock.pump([0.1] * 30)
+
+        self.assertIn("it may have been kept", str(self.failureResultOf(failed, StorageError).value))
+        self.assertIn("somebody else writes to this log: it is at serial 1", log.healthy[1])
+        refused = self.failure_after(log.append("events", "w1", [B]), 0.1)
+        self.assertIsInstance(refused, LogLost)
+        self.assertEqual(1, len(self.engine.facts))
 
     def test_any_exception_of_the_engine_is_a_storage_error(self) -> None:
         """Callers know one class; and the log survives what nobody thought of."""

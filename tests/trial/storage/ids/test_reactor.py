@@ -110,6 +110,30 @@ class ReactorTests(GeneratorCase):
         await eventually(lambda: self.finished, "the id is finished")
         self.assertEqual(([[2]], 2, [2]), (self.finished, self.ids.persisted_upto, self.rows()))
 
+    async def test_called_off_while_a_bare_interaction_writes(self) -> None:
+        """adbapi calls back at once, and its thread goes on: the id is unfinished until that has ended."""
+
+        async def write() -> None:
+            async with self.ids.next() as token:
+                await self.pool.runInteraction(lambda cursor: cursor.execute(INSERT, (token,)))
+
+        with closing(psycopg.connect(self.url)) as other:
+            other.execute("LOCK TABLE things IN EXCLUSIVE MODE")
+            writing = Deferred.fromCoroutine(write())
+            await eventually(self.is_waiting, "it waits for the table")
+
+            writing.cancel()
+
+            with self.assertRaises(CancelledError):
+                await writing
+            async with self.ids.next() as token:
+                self.assertEqual(3, token)
+            self.assertEqual([(2,)], [one.tokens for one in self.ids.unfinished()])
+            self.assertEqual((1, [[3]]), (self.ids.persisted_upto, self.finished))
+            other.rollback()
+        await eventually(lambda: len(self.finished) == 2, "the id is finished")
+        self.assertEqual((3, [2]), (self.ids.persisted_upto, self.rows()))
+
     async def test_a_commit_of_doubtful_outcome_is_waited_for(self) -> None:
         """The connection failed, but what went over it before may still be carried out by the server."""
         with closing(psycopg.connect(self.url)) as backend:
