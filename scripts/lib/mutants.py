@@ -1,0 +1,123 @@
+"""The list of mutants: faults that were put into synrepl by hand, each with the tests that must notice it."""
+
+import ast
+import re
+import shlex
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+__all__ = ["LIST", "BadList", "Mutant", "complaints", "load", "mutated"]
+
+LIST: Final = "tests/mutants.toml"
+TRIAL: Final = "trial:"
+
+
+class BadList(Exception):
+    """The list cannot be read."""
+
+
+class Mutant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One fault: in `file`, `new` stands where `old` stood.
+
+    `tests` are arguments of pytest: paths, node ids, ``-k EXPRESSION``; or ``trial:`` and a module. Where the
+    program does the same with the fault as without it, `equivalent` says why, and no tests are named.
+    """
+
+    id: str
+    file: str
+    old: str
+    new: str
+    tests: str = ""
+    equivalent: str = ""
+
+    @property
+    def package(self) -> str:
+        """The folder of its file, below synrepl: ``storage/ids``."""
+        return Path(self.file).parent.relative_to("synrepl").as_posix()
+
+
+class _List(msgspec.Struct, forbid_unknown_fields=True):
+    mutant: list[Mutant]
+
+
+def load(root: Path) -> list[Mutant]:
+    """All mutants, as listed. Raises `BadList`."""
+    try:
+        table = tomllib.loads((root / LIST).read_text(encoding="utf-8"))
+        return msgspec.convert(table, _List).mutant
+    except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise BadList(f"{LIST}: {error}") from error
+
+
+def mutated(root: Path, mutant: Mutant) -> str:
+    """The text of its file with the fault in it. Raises `BadList` unless the old text is there once."""
+    try:
+        text = (root / mutant.file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadList(f"{mutant.id} is stale: cannot read {mutant.file}: {error.strerror}") from error
+    if (count := text.count(mutant.old)) != 1:
+        raise BadList(f"{mutant.id} is stale: {mutant.file} holds its old text {count} times, not once")
+    return text.replace(mutant.old, mutant.new)
+
+
+def complaints(root: Path, mutants: Sequence[Mutant]) -> list[str]:
+    """What is wrong with the list, one line each."""
+    ids = Counter(mutant.id for mutant in mutants)
+    found = [f"{name} is listed {count} times" for name, count in ids.items() if count > 1]
+    for mutant in mutants:
+        found += [f"{mutant.id}: {why}" for why in _faults(root, mutant)]
+    return found
+
+
+def _faults(root: Path, mutant: Mutant) -> Iterator[str]:
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", mutant.id):
+        yield "an id is lower case words and hyphens"
+    if not mutant.file.startswith("synrepl/"):
+        yield f"{mutant.file} is no file of synrepl"
+    elif mutant.old == mutant.new:
+        yield "old and new text are the same"
+    else:
+        try:
+            changed = mutated(root, mutant)
+            before = ast.dump(ast.parse((root / mutant.file).read_text(encoding="utf-8")))
+            if ast.dump(ast.parse(changed)) == before:
+                yield "the fault changes no code"
+        except (BadList, SyntaxError) as error:
+            yield str(error)
+    if bool(mutant.tests) == bool(mutant.equivalent):
+        yield "name either tests, or why it is equivalent"
+    for name in _named(mutant.tests):
+        if not _exists(root, name):
+            yield f"there is no test {name}"
+
+
+def _named(tests: str) -> Iterator[str]:
+    """The files, modules and node ids among these arguments."""
+    words = iter(shlex.split(tests))
+    for word in words:
+        if word == "-k":
+            next(words, None)
+        else:
+            yield word
+
+
+def _exists(root: Path, name: str) -> bool:
+    if name.startswith(TRIAL):
+        return (root / f"{name.removeprefix(TRIAL).replace('.', '/')}.py").is_file()
+    path, *inside = name.partition("[")[0].split("::")
+    if not (root / path).is_file():
+        return (root / path).is_dir() and not inside
+    defined: list[ast.AST] = [ast.parse((root / path).read_text(encoding="utf-8"))]
+    for part in inside:
+        defined = [
+            child
+            for node in defined
+            for child in ast.iter_child_nodes(node)
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and child.name == part
+        ]
+    return bool(defined)

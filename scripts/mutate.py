@@ -1,0 +1,308 @@
+"""Puts faults into a copy of synrepl, one at a time, and says which of them no test notices.
+
+tests/mutants.toml lists the faults, each with the tests that must notice it. The checkout is not touched:
+the copy lies in a temporary folder and is removed at the end. Exit code 1: a fault was not noticed; 2: wrong
+arguments, a stale list, or tests that fail without any fault.
+"""
+
+import argparse
+import compileall
+import fnmatch
+import os
+import queue
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import typing
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+import msgspec
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.lib.mutants import TRIAL, BadList, Mutant, complaints, load, mutated  # noqa: E402  # after the path
+
+T = TypeVar("T")
+Verdict = Literal["killed", "killed (time)", "SURVIVED", "equivalent"]
+
+
+class Run(msgspec.Struct, frozen=True):
+    """What became of the tests: whether they passed, how long that took, which one failed first."""
+
+    passed: bool
+    seconds: float
+    failed: str = ""
+    is_late: bool = False
+    output: str = ""
+
+
+class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of a mutant, as --json shows it."""
+
+    id: str
+    file: str
+    verdict: Verdict
+    seconds: float = 0.0
+    failed: str = ""
+    reason: str = ""
+
+
+class Stopped(Exception):
+    """Somebody asked for the end."""
+
+
+class Copy:
+    """A copy of the working tree, to put faults into and to run tests in."""
+
+    def __init__(self, folder: Path, stop: threading.Event) -> None:
+        self._root = folder / "copy"
+        self._temporary = folder / "tmp"
+        self._stop = stop
+        self._temporary.mkdir(parents=True)
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+        )
+        for name in filter(None, os.fsdecode(listed.stdout).split("\0")):
+            if (ROOT / name).is_file():
+                (self._root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, self._root / name)
+        # Faults are never compiled to disk, where the next run could take one for the sound module.
+        compileall.compile_dir(self._root / "synrepl", quiet=2)
+
+    def run_mutant(self, mutant: Mutant, timeout: float) -> Run:
+        """Its tests, with the fault in its file."""
+        path = self._root / mutant.file
+        sound = path.stat()
+        text = mutated(self._root, mutant)
+        before = path.read_bytes()
+        try:
+            path.write_text(text, encoding="utf-8")
+            # Another time than that of the sound file, whose compiled module is kept.
+            os.utime(path, (sound.st_atime, sound.st_mtime + 2))
+            return self.run(mutant.tests, timeout)
+        finally:
+            path.write_bytes(before)
+            os.utime(path, ns=(sound.st_atime_ns, sound.st_mtime_ns))
+
+    def run(self, tests: str, timeout: float) -> Run:
+        """These tests, up to the first that fails. Raises `Stopped`."""
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(dir=self._temporary, ignore_cleanup_errors=True) as folder:
+            log = Path(folder) / "log"
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    _command(tests, Path(folder)),
+                    cwd=self._root,
+                    env={
+                        **os.environ,
+                        "PYTHONPATH": str(self._root),
+                        "PYTHONDONTWRITEBYTECODE": "1",
+                        "TMPDIR": folder,
+                    },
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    # What it starts ends with it.
+                    start_new_session=True,
+                )
+            try:
+                code = self._wait(process, began + timeout)
+            finally:
+                _end(process)
+            text = log.read_text(encoding="utf-8", errors="replace")
+        seconds = time.monotonic() - began
+        if code is None:
+            return Run(
+                passed=False, seconds=seconds, failed=f"more than {timeout:.0f} s", is_late=True, output=text
+            )
+        return Run(passed=code == 0, seconds=seconds, failed=_first_failed(text), output=text)
+
+    def _wait(self, process: "subprocess.Popen[bytes]", until: float) -> int | None:
+        """Its exit code; None if it has not ended by then."""
+        while time.monotonic() < until:
+            if self._stop.is_set():
+                raise Stopped
+            try:
+                return process.wait(0.2)
+            except subprocess.TimeoutExpired:
+                pass
+        return None
+
+
+def _command(tests: str, folder: Path) -> list[str]:
+    if tests.startswith(TRIAL):
+        module = tests.removeprefix(TRIAL)
+        return [
+            sys.executable,
+            "-m",
+            "twisted.trial",
+            "-x",
+            "--temp-directory",
+            str(folder / "trial"),
+            module,
+        ]
+    return [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *shlex.split(tests)]
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def _first_failed(output: str) -> str:
+    """The name of the first test that failed, as pytest or trial tells it."""
+    if found := re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE):
+        return found[1]
+    if found := re.search(r"^\[(?:FAIL|ERROR)\]$.*?^(tests\.\S+)$", output, re.MULTILINE | re.DOTALL):
+        return found[1]
+    return ""
+
+
+class Mutation:
+    """All of it: tests run in copies, and one line tells each outcome as it comes."""
+
+    def __init__(self, options: argparse.Namespace, say: Callable[[str], None]) -> None:
+        self._options = options
+        self._say = say
+        self._stop = threading.Event()
+
+    def run(self, mutants: Sequence[Mutant], folder: Path) -> list[Outcome]:
+        """Try these, in copies inside this folder. Raises `BadList` if a test fails without any fault."""
+        copies = [Copy(folder / str(number), self._stop) for number in range(self._options.jobs)]
+        timeout = self._options.timeout
+        outcomes: list[Outcome] = []
+
+        def tell_passed(tests: str, run: Run, left: str) -> None:
+            if not run.passed:
+                raise BadList(f"without any fault these tests fail: {tests}\n{run.output}")
+            self._say(f"passed        {run.seconds:5.1f} s  {left}  {tests}")
+
+        def tell_outcome(mutant: Mutant, run: Run, left: str) -> None:
+            outcomes.append(Outcome(mutant.id, mutant.file, _verdict(run), round(run.seconds, 1), run.failed))
+            by = f" by {run.failed}" if run.failed and not run.is_late else ""
+            self._say(f"{outcomes[-1].verdict:<13} {run.seconds:5.1f} s  {left}  {mutant.id}{by}")
+
+        if not self._options.no_baseline:
+            distinct = list(dict.fromkeys(mutant.tests for mutant in mutants if mutant.tests))
+            self._each(copies, distinct, lambda copy, tests: copy.run(tests, timeout), tell_passed)
+        for mutant in mutants:
+            if mutant.equivalent:
+                outcomes.append(Outcome(mutant.id, mutant.file, "equivalent", reason=mutant.equivalent))
+                self._say(f"equivalent    {mutant.id}: {mutant.equivalent}")
+        work = [mutant for mutant in mutants if not mutant.equivalent]
+        self._each(copies, work, lambda copy, mutant: copy.run_mutant(mutant, timeout), tell_outcome)
+        return outcomes
+
+    def _each(
+        self,
+        copies: Sequence[Copy],
+        work: Sequence[T],
+        run: Callable[[Copy, T], Run],
+        tell: Callable[[T, Run, str], None],
+    ) -> None:
+        """Do all the work, as many pieces at a time as there are copies; `tell` hears when all will end."""
+        free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        for copy in copies:
+            free.put(copy)
+
+        def run_one(piece: T) -> Run:
+            copy = free.get()
+            try:
+                return run(copy, piece)
+            finally:
+                free.put(copy)
+
+        began = time.monotonic()
+        with ThreadPoolExecutor(len(copies)) as pool:
+            try:
+                futures = {pool.submit(run_one, piece): piece for piece in work}
+                for done, future in enumerate(as_completed(futures), 1):
+                    left = (time.monotonic() - began) / done * (len(work) - done)
+                    minutes, seconds = divmod(round(left), 60)
+                    tell(futures[future], future.result(), f"{done}/{len(work)}, {minutes}:{seconds:02} left")
+            except BaseException:
+                # What is under way ends at once.
+                self._stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+def _verdict(run: Run) -> Verdict:
+    if run.is_late:
+        return "killed (time)"
+    return "SURVIVED" if run.passed else "killed"
+
+
+def _summary(outcomes: Sequence[Outcome]) -> str:
+    counts = Counter(outcome.verdict for outcome in outcomes)
+    parts = [f"{counts[verdict]} {verdict}" for verdict in typing.get_args(Verdict) if counts[verdict]]
+    return f"{len(outcomes)} mutants: {', '.join(parts)}"
+
+
+def main() -> int:
+    """Choose, try, tell."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/mutate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="so many copies at a time (1)")
+    parser.add_argument("--only", metavar="GLOB", help="only mutants whose id is like this")
+    parser.add_argument("--package", help="only those below this folder of synrepl, as in storage/ids")
+    parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="for each (120)")
+    parser.add_argument(
+        "--no-baseline", action="store_true", help="do not try the tests without a fault first"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object; progress goes to stderr")
+    options = parser.parse_args()
+    if options.jobs < 1:
+        parser.error("-j needs a number from 1 on")
+    # Asked to end by a signal, it ends as by Ctrl-C, and the copies go.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr if options.json else sys.stdout, flush=True)
+
+    try:
+        mutants = load(ROOT)
+        if wrong := complaints(ROOT, mutants):
+            raise BadList("\n".join(wrong))
+        chosen = [
+            mutant
+            for mutant in mutants
+            if (options.only is None or fnmatch.fnmatch(mutant.id, options.only))
+            and (options.package is None or f"{mutant.package}/".startswith(f"{options.package}/"))
+        ]
+        if not chosen:
+            parser.error("no mutant is like this")
+        with tempfile.TemporaryDirectory(prefix="mutate-", ignore_cleanup_errors=True) as folder:
+            outcomes = Mutation(options, say).run(chosen, Path(folder))
+    except BadList as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    say(_summary(outcomes))
+    if options.json:
+        print(msgspec.json.encode({"mutants": outcomes}).decode())
+    return int(any(outcome.verdict == "SURVIVED" for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

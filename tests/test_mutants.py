@@ -1,0 +1,84 @@
+"""The list of mutants: it fits the code."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.lib.mutants import LIST, BadList, Mutant, complaints, load, mutated
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A checkout of one module and one test."""
+    (tmp_path / "synrepl/part").mkdir(parents=True)
+    (tmp_path / "synrepl/part/module.py").write_text("def least(a, b):\n    return min(a, b)\n")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test_module.py").write_text("class TestLeast:\n    def test_it(self): pass\n")
+    return tmp_path
+
+
+def mutant(**changed: Any) -> Mutant:
+    """A sound one, but for this."""
+    given = {
+        "id": "least-is-most",
+        "file": "synrepl/part/module.py",
+        "old": "min(",
+        "new": "max(",
+        "tests": "tests/test_module.py::TestLeast::test_it -k 'it and not all'",
+    }
+    return Mutant(**given | changed)
+
+
+def test_every_mutant_fits_the_code() -> None:
+    """Whoever changes a line that a mutant changes finds out here, and moves the mutant along."""
+    assert [] == complaints(ROOT, load(ROOT))
+
+
+def test_a_mutant_that_fits_is_put_in(root: Path) -> None:
+    """The text around it stays."""
+    assert [] == complaints(root, [mutant()])
+    assert "def least(a, b):\n    return max(a, b)\n" == mutated(root, mutant())
+    assert "part" == mutant().package
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"old": "gone("}, "holds its old text 0 times, not once"),
+        ({"old": "least", "new": "most", "file": "tests/test_module.py"}, "is no file of synrepl"),
+        ({"old": "a,", "new": "c,"}, "holds its old text 2 times, not once"),
+        ({"file": "synrepl/gone.py"}, "cannot read synrepl/gone.py"),
+        ({"new": "min("}, "old and new text are the same"),
+        ({"new": "max)("}, "unmatched"),
+        ({"new": "min( "}, "the fault changes no code"),
+        ({"tests": ""}, "name either tests, or why it is equivalent"),
+        ({"equivalent": "nobody asks"}, "name either tests, or why it is equivalent"),
+        ({"tests": "tests/test_gone.py"}, "there is no test tests/test_gone.py"),
+        ({"tests": "tests/test_module.py::test_it"}, "there is no test tests/test_module.py::test_it"),
+        ({"tests": "trial:tests.trial.test_gone"}, "there is no test trial:tests.trial.test_gone"),
+        ({"id": "Least"}, "lower case words and hyphens"),
+    ],
+)
+def test_what_does_not_fit_is_named(root: Path, changed: dict[str, str], complaint: str) -> None:
+    """With the mutant it is about, in one line."""
+    found = complaints(root, [mutant(**changed)])
+
+    assert [True] == [complaint in line for line in found]
+    assert mutant(**changed).id in found[0]
+
+
+def test_two_of_one_name_are_told(root: Path) -> None:
+    """One of them could not be asked for."""
+    assert ["least-is-most is listed 2 times"] == complaints(root, [mutant(), mutant()])
+
+
+@pytest.mark.parametrize("text", ["[[mutant]\n", "[[mutant]]\nid = 'x'\n", "[[mutant]]\nname = 'x'\n"])
+def test_a_list_that_cannot_be_read_is_told(root: Path, text: str) -> None:
+    """A field misspelled would otherwise be a mutant that is never tried."""
+    (root / LIST).write_text(text)
+
+    with pytest.raises(BadList, match=LIST):
+        load(root)
