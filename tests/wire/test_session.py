@@ -13,7 +13,17 @@ from synrepl.wire.commands import Error, Name, Ping, Position, Rdata, Replicate,
 from synrepl.wire.declare import BROKER, CLIENT, SERVER, Command, Side
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
 from synrepl.wire.lines import Lines
-from synrepl.wire.session import AUTO, Action, Close, Complain, Deliver, Keepalive, Send, Session
+from synrepl.wire.session import (
+    AUTO,
+    MAX_TEXT,
+    Action,
+    Close,
+    Complain,
+    Deliver,
+    Keepalive,
+    Send,
+    Session,
+)
 
 NOTHING_ASKED = "nothing was asked for within 30 seconds: say REPLICATE to follow"
 NOT_AUTHENTICATED = "HELLO and AUTH were not finished within 30 seconds"
@@ -258,6 +268,17 @@ class TestKeepalive:
         else:
             assert (closed_at, why) == (time.now - start, told(actions))
 
+    def test_a_driver_that_wakes_at_the_deadline_closes_in_time(self) -> None:
+        """Also where PING is due but later."""
+        time = Time()
+        session = Session(
+            SERVER, AUTO, name="hs", seconds=time, keepalive=Keepalive(ping_seconds=40, timeout_seconds=90)
+        )
+
+        assert session.deadline() == 1030.0
+        time.now = session.deadline()
+        assert told(session.tick()) == NOTHING_ASKED
+
     def test_a_replica_that_is_known_may_be_silent(self) -> None:
         """It has its own signs of life."""
         time = Time()
@@ -383,6 +404,15 @@ def test_an_error_of_the_peer_is_handed_on_and_the_connection_kept() -> None:
 
     assert session.receive([b"ERROR server shutting down"]) == [Deliver([Error(text="server shutting down")])]
     assert not session.closed
+
+
+def test_an_error_of_the_peer_is_safe_to_show() -> None:
+    """It goes to logs and terminals."""
+    (told,) = delivered(client().receive([b"ERROR a\x1b[2J\tb " + b"x" * 2_000]))
+
+    assert isinstance(told, Error)
+    assert told.text.startswith("a\\x1b[2J b x")
+    assert len(told.text) <= MAX_TEXT + len("\\x1b[2J...")
 
 
 def test_failing_twice_says_it_once() -> None:
