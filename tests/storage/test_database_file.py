@@ -383,6 +383,21 @@ class StateTests(FileCase):
         self.beside(".state").unlink()
         self.assertEqual(10, self.opened().head().serial)
 
+    def test_an_older_copy_of_the_same_start_is_refused(self) -> None:
+        """It was made while the log was open; only its serial tells."""
+        engine = self.filled()
+        copy = self.directory() / "copy.db"
+        with closing(sqlite3.connect(self.path)) as source, closing(sqlite3.connect(copy)) as target:
+            source.backup(target)
+        engine.commit(FACTS[10:20], [])
+        engine.close()
+        shutil.copy(copy, self.path)
+
+        told = str(self.refused())
+
+        self.assertIn("holds serial 10 in epoch 1 after 1 starts", told)
+        self.assertIn("had reached serial 20 in epoch 1 after 1 starts", told)
+
     def test_a_copy_that_went_on_elsewhere_is_refused(self) -> None:
         """It is as long, and of the same history, and yet another one."""
         self.filled().close()

@@ -215,6 +215,25 @@ class Contract(Case):
         copy.close()
         self.assertEqual((20, 17), (copy.open().serial, copy.head().begin.serial))
 
+    def test_a_copy_that_learns_late_keeps_the_newest(self) -> None:
+        """Keys of its base are learned after those of newer facts, which must not make way for it."""
+        engine, facts = self.filled(*[("devices", [n % 5]) for n in range(10)])
+        facts += made([("devices", [4 - n]) for n in range(5)], after=facts)
+        engine.commit(facts[10:], [])
+        self.trim(engine, 10)
+        snapshot, kept = engine.snapshot(), self.serials(engine)
+        copy = engine.staging()
+        copy.open()
+        self.addCleanup(copy.close)
+        copy.commit([facts[n - 1] for n in kept if n <= 10], [], upto=snapshot.begin)
+        copy.commit([facts[n - 1] for n in kept if n > 10], [], upto=snapshot.place)
+        copy.restore(snapshot)
+
+        for _ in range(12):
+            copy.trim(15, keys_of, 1)
+
+        self.assertEqual([11, 12, 13, 14, 15], self.serials(copy))
+
     def test_a_log_with_holes_is_trimmed_up_to_a_place_it_knows(self) -> None:
         """Its beginning has a digest, whatever happens."""
         facts = made([("devices", [n % 2]) for n in range(12)])

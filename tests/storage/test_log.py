@@ -9,6 +9,7 @@ from synrepl.config import settings
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Appended
 from synrepl.storage import KeyReused, Log, MemoryEngine, SQLiteEngine
+from synrepl.storage.groups import checksum
 from synrepl.storage.log import UNNAMED
 from synrepl.storage.refusals import LogLost
 from synrepl.streams.digest import EMPTY, verify
@@ -243,6 +244,12 @@ class IdempotencyTests(LogCase):
             refused = self.failureResultOf(log.append(stream, writer, facts, key="k"), KeyReused)
             self.assertEqual("k", refused.value.key)
         self.assertEqual(2, log.serial)
+
+    def test_where_a_fact_ends_makes_another_request(self) -> None:
+        """Two of one row are not one of two, whatever the bytes between them."""
+        asked = [[b"[1]", b"[2]"], [b"[1][2]", b""], [b"", b"[1][2]"], [b"[1][2]"]]
+
+        self.assertEqual(4, len({checksum("events", "w1", facts) for facts in asked}))
 
     def test_two_at_once_share_one_answer(self) -> None:
         """An impatient client asks again before the first is answered."""

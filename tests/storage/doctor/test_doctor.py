@@ -6,12 +6,15 @@ from typing import Any
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 
 from synrepl.errors import ConfigError, StorageError
 from synrepl.storage.choosing import engine_for
 from synrepl.storage.databases import Database
 from synrepl.storage.doctor import Diagnosis
+from synrepl.storage.doctor.holding import holds
 from synrepl.storage.ids import IdStream, IdTable
+from synrepl.storage.ids.writers import WriterState
 from tests.postgres import shared_server
 from tests.storage.builders import facts_after
 from tests.storage.doctor.places import FLAVORS, Place, things
@@ -258,6 +261,24 @@ def test_a_silent_writer_that_holds_nothing(place: Place) -> None:
 
     assert [("note", "silent_writer")] == kinds(found)
     assert found.is_healthy
+
+
+def test_a_writer_that_ended_well_is_not_silent() -> None:
+    """Nobody waits for it to tell anything, however long ago it was."""
+    ended = WriterState(
+        stream="things",
+        writer="A",
+        process="",
+        told_at=0.0,
+        position=4,
+        unfinished=0,
+        oldest_id=None,
+        oldest_since=None,
+        owner=None,
+    )
+
+    for state, whys in ((ended, ["behind"]), (replace(ended, process="host:1"), ["silent", "behind"])):
+        assert whys == [hold.why for hold in holds([state], {"things": {"A": 4, "B": 9}}, 1e6)]
 
 
 # -- the log -----------------------------------------------------------------------------------------------
@@ -607,6 +628,26 @@ def test_a_homeservers_database_is_only_read(postgres: Place) -> None:
         "SELECT setval('receipts_sequence', greatest(36, (SELECT last_value FROM receipts_sequence)))"
     )
     assert not found.complaints[0].mended
+    assert before == postgres.tables()
+    assert [(4,)] == postgres.do("SELECT last_value FROM receipts_sequence")
+
+
+def test_a_homeservers_database_is_only_read_for_a_stream_that_is_configured(postgres: Place) -> None:
+    """A daemon that reads its tables names them; they are the homeserver's all the same."""
+    make_homeserver(postgres)
+    postgres.position(36, "master", "receipts")
+    before = postgres.tables()
+    receipts = IdStream(
+        name="receipts",
+        sequence="receipts_sequence",
+        tables=(IdTable(name="receipts_linearized"),),
+        writers=("master",),
+    )
+    doctor = postgres.doctor(receipts)
+
+    found = doctor.mend(doctor.examine())
+
+    assert [("error", "sequence_behind_positions")] == kinds(found)
     assert before == postgres.tables()
     assert [(4,)] == postgres.do("SELECT last_value FROM receipts_sequence")
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 from typing import Any
 from unittest import mock
 
@@ -132,6 +133,37 @@ class ReceivingTests(DiskCase):
         self.assertIn("broken", str(error))
         self.assertFalse(self.store.has(checksum(DATA)))
         self.assertEqual([], self.everything())
+
+    def test_a_file_is_synced_before_it_has_its_name(self) -> None:
+        """Who brought it is told that it is kept: a power cut must not leave an empty file after that."""
+        happened: list[str] = []
+        synced = os.fsync
+        target = self.path(checksum(DATA))
+
+        def sync(descriptor: int) -> None:
+            found = os.fstat(descriptor)
+            what = "file" if stat.S_ISREG(found.st_mode) else "folder"
+            happened.append(f"{what} {'named' if target.exists() else 'unnamed'}")
+            synced(descriptor)
+
+        spool = self.store.receive()
+        spool.append(DATA)
+        target.parent.mkdir(parents=True)
+        with mock.patch("os.fsync", sync):
+            spool.commit(checksum(DATA))
+
+        self.assertEqual(["file unnamed", "folder named"], happened)
+
+    def test_what_a_write_left_over_is_written_too(self) -> None:
+        """The system may take a part of what it is given, as before a disk is full."""
+        write = os.pwrite
+        spool = self.store.receive()
+
+        with mock.patch("os.pwrite", lambda file, data, at: write(file, data[:700], at)):
+            spool.append(DATA)
+        spool.commit(checksum(DATA))
+
+        self.assertEqual(DATA, self.path(checksum(DATA)).read_bytes())
 
     def test_a_daemon_without_files_makes_no_directory(self) -> None:
         """Looking is not making."""

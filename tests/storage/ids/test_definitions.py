@@ -73,6 +73,17 @@ class WorkedExampleTests(IdCase):
         reader.advance("w", 10)
         self.assertEqual(10, reader.persisted_upto)
 
+    def test_a_stranger_holds_up_nobody(self) -> None:
+        """A writer that was renamed tells nothing any more; its old name is heard once more, late."""
+        reader = Tracker("r", ["w", "v"], positions={"w": 9, "v": 9}, persisted_upto=9)
+
+        reader.advance("stranger", 4)
+        reader.advance("w", 12)
+        reader.advance("v", 11)
+
+        self.assertEqual(11, reader.persisted_upto)
+        self.assertEqual({"w": 12, "v": 11, "stranger": 4}, reader.positions())
+
 
 class _Process:
     """One life of a writer."""

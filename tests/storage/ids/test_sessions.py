@@ -206,6 +206,34 @@ class Sessions(IdCase):
         self.pass_time(2)
         self.assertEqual(6, b.persisted_upto)
 
+    def test_a_writer_that_is_gone_for_a_moment_keeps_its_ids(self) -> None:
+        """A switch may be restarted within seconds: what it has under way may yet be written."""
+        session, a = self.begun("A")
+        _, b = self.begun("B")
+        self.wait(a.next().__aenter__())
+        self.write_facts(b, 2)
+
+        self.end(session)
+        self.pass_time(4)
+
+        self.assertEqual((1, "A"), (b.persisted_upto, a.unfinished()[0].writer))
+        self.assertEqual(1, self.get_positions().get("A", 1))
+        self.assertTrue(self.states()["A"].process)
+
+    def test_a_writer_that_never_told_of_itself_is_left_alone(self) -> None:
+        """It is some other program, which may have ids under way of which nobody here knows."""
+        other = self.started("B", ["A", "B"])
+        self.write_facts(other)
+        self.wait(other.next().__aenter__())
+        _, a = self.begun("A")
+        before = self.get_positions()["B"]
+
+        self.write_facts(a, 3)
+        self.pass_time(20)
+
+        self.assertEqual(before, self.get_positions()["B"])
+        self.assertNotIn("B", self.states())
+
     def test_a_dead_writer_comes_back(self) -> None:
         """It begins above everything that was released in its name."""
         session, a = self.begun("A")

@@ -2,8 +2,10 @@
 
 import sqlite3
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 from twisted.logger import Logger, formatEvent
 
@@ -11,6 +13,7 @@ from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.storage.ids import transact
 from synrepl.storage.ids.writers import create_writers
 from synrepl.storage.tables.layout import table_streams
+from synrepl.storage.tables.reading import TableReader
 from synrepl.storage.tables.source import TableSource
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
@@ -156,6 +159,30 @@ class Sources(IdCase):
         counts = [fact.rows.count(b"m.read") for fact in self.facts()]
         self.assertEqual([700] * 4 + [2500, 3], counts)
 
+    def reader(self, only: tuple[str, ...] = ()) -> TableReader:
+        (stream,) = table_streams([RECEIPTS], default_writer="master")
+        return TableReader(msgspec.structs.replace(stream, only=only), self.flavor)
+
+    def test_a_page_has_about_as_many_rows_as_asked_for(self) -> None:
+        """All of a large table at once would be held in memory."""
+        self.write("A", *range(2, 10))
+        self.set_position("B", 9)
+
+        page = self.interact(partial(self.reader().page, after=3, rows=3))
+
+        self.assertEqual([4, 5, 6], [token for _, token, _ in page.facts])
+        self.assertEqual((6, 9), (page.upto, page.limit))
+
+    def test_facts_of_chosen_writers_wait_for_nobody_else(self) -> None:
+        """The others are told by themselves; here they would be there twice."""
+        self.write("A", 2, 4)
+        self.write("B", 3, position=1)
+
+        page = self.interact(partial(self.reader(only=("A",)).page, after=0, rows=99))
+
+        self.assertEqual([("A", 2), ("A", 4)], [(writer, token) for writer, token, _ in page.facts])
+        self.assertEqual((4, ["A"]), (page.limit, page.writers))
+
     def test_it_begins_at_the_end_unless_told_otherwise(self) -> None:
         """A homeserver's history may be long; what comes from now on is what followers lack."""
         self.write("A", 2, 3)
@@ -296,6 +323,25 @@ class Sources(IdCase):
         rows = [(fact.epoch, fact.writer, fact.token) for fact in facts if fact.rows != b"[]"]
         self.assertEqual([(1, "A", 2), (1, "A", 3), (2, "B", 4)], rows)
         self.assertIn("epoch 2 begins", self.errors[0])
+
+    def test_an_older_dump_is_noticed_when_the_database_is_back(self) -> None:
+        """It was restored while this daemon went on, and tried to connect."""
+        lost: list[str] = []
+        source = self.source(start="earliest", lost=lost.append)
+        self.write("A", 2, 3, 4, 5)
+        self.set_position("B", 5)
+        self.wake(source)
+        connect, source._connect = source._connect, self.refuse
+        self.wait(source._thread.run(source._close))
+        self.clock.advance(1)
+        self.do("DELETE FROM receipts_linearized WHERE stream_id > 3")
+        self.do("UPDATE stream_positions SET stream_id = 3")
+        self.set_sequence(3)
+
+        source._connect = connect
+        self.clock.advance(1)
+
+        self.assertEqual((["receipts"], 2), (lost, self.log.epoch))
 
 
 class SQLiteSourceTests(Sources):

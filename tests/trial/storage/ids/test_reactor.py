@@ -102,6 +102,8 @@ class ReactorTests(GeneratorCase):
 
             writing.cancel()
 
+            # What comes next may rely on the end of what was written, so it is not told before that.
+            self.assertNoResult(writing)
             self.assertEqual([(2,)], [one.tokens for one in self.ids.unfinished()])
             self.assertEqual(1, self.ids.persisted_upto)
             other.rollback()
