@@ -33,6 +33,9 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.lib.mutants import TRIAL, BadList, Mutant, complaints, load, mutated  # noqa: E402  # after the path
 
+NO_TESTS: Final = 5
+"""What pytest says when it has found none."""
+
 T = TypeVar("T")
 Verdict = Literal["killed", "killed (time)", "SURVIVED", "equivalent"]
 
@@ -125,6 +128,8 @@ class Copy:
                 _end(process)
             text = log.read_text(encoding="utf-8", errors="replace")
         seconds = time.monotonic() - began
+        if code == NO_TESTS:
+            raise BadList(f"no test is like this: {tests}")
         if code is None:
             return Run(
                 passed=False, seconds=seconds, failed=f"more than {timeout:.0f} s", is_late=True, output=text

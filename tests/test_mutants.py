@@ -59,6 +59,7 @@ def test_a_mutant_that_fits_is_put_in(root: Path) -> None:
         ({"tests": "tests/test_gone.py"}, "there is no test tests/test_gone.py"),
         ({"tests": "tests/test_module.py::test_it"}, "there is no test tests/test_module.py::test_it"),
         ({"tests": "trial:tests.trial.test_gone"}, "there is no test trial:tests.trial.test_gone"),
+        ({"tests": "tests/test_module.py trial:tests.test_module"}, "a module of trial goes alone"),
         ({"id": "Least"}, "lower case words and hyphens"),
     ],
 )

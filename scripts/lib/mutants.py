@@ -91,6 +91,8 @@ def _faults(root: Path, mutant: Mutant) -> Iterator[str]:
             yield str(error)
     if bool(mutant.tests) == bool(mutant.equivalent):
         yield "name either tests, or why it is equivalent"
+    if TRIAL in mutant.tests and len(mutant.tests.split()) > 1:
+        yield "a module of trial goes alone"
     for name in _named(mutant.tests):
         if not _exists(root, name):
             yield f"there is no test {name}"

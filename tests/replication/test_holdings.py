@@ -1,9 +1,13 @@
 """Followers of a copy that does not hold everything: nothing is claimed that is not there."""
 
+from unittest.mock import Mock
+
 import pytest
 
+from synrepl.replication.serving import serving
 from synrepl.testing.raw import RawPeer, raw_client
 from synrepl.testing.replicas import FakeNode
+from synrepl.wire.dialect import CURRENT, LEGACY, Dialect
 from synrepl.wire.filter import Filter
 from tests.replication.worlds import World
 
@@ -123,3 +127,17 @@ class TestJoiningReplica:
         assert "joining anew (trimmed): the copy that is here is served until the new one is whole" == (
             b.replica.joining_anew
         )
+
+
+def test_a_reader_knows_no_stream_that_it_may_not_see() -> None:
+    """What its key hides is told like what the copy lacks: not at all."""
+    _, a, d = filtered(streams=("to_device",))
+    seen = frozenset({"to_device", "push_rules"})
+
+    def names(node: FakeNode, dialect: Dialect) -> set[str]:
+        reader = node.publisher.reader(Mock(), dialect, serving(dialect), seen)
+        return {stream.name for stream in reader.known_streams()}
+
+    for dialect in (LEGACY, CURRENT):
+        assert seen == names(a, dialect)
+        assert {"to_device"} == names(d, dialect)

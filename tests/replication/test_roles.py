@@ -653,6 +653,67 @@ def test_only_a_replica_that_is_being_promoted_stops_the_writes() -> None:
         world.wrote(a)
 
 
+def test_nobody_hands_over_to_a_stranger() -> None:
+    """It says that it is a replica that is being promoted; it has no lease, and another log."""
+    world = World()
+    a, _, _ = world.chain()
+    world.wrote(a, 3)
+    for place in (Place(1, 3, "x" * 64), Place(1, 9, a.log.place.digest), Place(2, 3, a.log.place.digest)):
+        told = Described(history=a.log.history, uuid="x", role="replica", place=place, promoting=True)
+        a._strangers = {"s": told}
+        with pytest.raises(ClaimRefused) as caught:
+            world.done(a.roles.hand_over(HandOver(seconds=5, uuid="x", address="s -")))
+        assert "unknown_replica" == caught.value.code
+        world.pass_(1)
+    world.wrote(a)
+
+
+def test_a_replica_that_is_killed_as_its_epoch_begins_is_primary_of_it() -> None:
+    """Otherwise the epoch would have none: the old primary is told of it, and gives way."""
+    world = World()
+    a, b, _ = world.chain()
+    begin = b.log.next_epoch
+
+    async def next_epoch(*arguments: Any, **named: Any) -> Turn:
+        turn = await begin(*arguments, **named)
+        b.kill()
+        await Deferred()
+        return turn
+
+    b.log.next_epoch = next_epoch  # type: ignore[method-assign]
+    Deferred.fromCoroutine(b.roles.promote()).addErrback(lambda failure: None)
+    world.pass_(2)
+    assert not b.is_running
+    world.start(b)
+    world.pass_(30)
+
+    assert (2, "primary") == (b.log.epoch, b.roles.role)
+    assert "fenced" == a.roles.role
+
+
+def test_facts_that_the_primary_took_at_the_last_moment_are_waited_for() -> None:
+    """It had forgotten that it was to take none, while the new one looked for its files."""
+    world = World()
+    a, b, _ = world.chain()
+    world.wrote(a, 5)
+    world.pass_(1)
+    forgot: list[int] = []
+
+    async def missing(serial: int) -> list[Any]:
+        if not forgot:
+            forgot.append(serial)
+            a.roles._handed_over()
+            a.roles._budget._not_before = 0.0  # as after a restart
+            await world.append(a, 2)
+        return []
+
+    b.roles._missing = missing
+    world.promote(b, seconds=30)
+
+    assert [5] == forgot
+    assert 7 == b.log.serial
+
+
 def test_a_replica_of_a_replica_is_promoted_in_order() -> None:
     """The primary has no lease of it, and asks it for its digest."""
     world = World()

@@ -529,6 +529,23 @@ class TestSlowReaders:
         append(one, "to_device", [["@live:hs"]])
         assert slow.hears() == ['RDATA to_device master 4001 ["@live:hs"]']
 
+    def test_a_page_that_ends_in_the_middle_of_a_group_is_gone_on_with(self) -> None:
+        """Nothing of the group comes twice; and its position comes when all of it is sent."""
+        one = cluster(ring_bytes=1_500_000)
+        slow = client(one, "REPLICATE", name="slow")
+        slow.hears()
+        slow.transport.pauseProducing()
+        for start in range(0, 7_600, 190):
+            append(one, "to_device", *self.rows(start, 190))
+
+        slow.says("REPLICATE")
+        slow.transport.resumeProducing()
+        one.settle(20)
+
+        lines = [line.split()[:4] for line in slow.hears() if " to_device " in line]
+        assert [int(line[3]) for line in lines if line[0] == "RDATA"] == list(range(1, 7_601))
+        assert lines[-1] == ["POSITION", "to_device", "master", "7600"]
+
     def test_a_legacy_reader_far_behind_converges_while_writes_go_on(self) -> None:
         """Real masters cut off who is 10,000 rows behind, for ever."""
         one = cluster(ring_bytes=50_000)

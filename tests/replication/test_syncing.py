@@ -191,6 +191,18 @@ def test_users_who_wait_for_lost_connections_are_bounded(monkeypatch: pytest.Mon
     assert {"@0:2", "@1:2", "@0:3", "@1:3"} == watched.users.users()
 
 
+def test_a_late_end_of_a_worker_that_speaks_elsewhere_ends_nothing() -> None:
+    """It was said before the worker connected to another daemon, and came by a longer way."""
+    watched = Watched()
+    watched.users.user_sync("old", said("@a:x", instance="i"))
+    watched.users.user_sync("new", said("@b:x", instance="i"))
+
+    assert not watched.users.clear(ClearUserSync(instance_id="i"), "old")
+    assert {"@a:x", "@b:x"} == watched.users.users()
+    assert watched.users.clear(ClearUserSync(instance_id="i"), "new")
+    assert set() == watched.users.users()
+
+
 def test_the_shared_channel_has_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """It speaks for every process there is, and cannot be closed on."""
     monkeypatch.setattr(syncing_module, "MAX_INSTANCES", 1)

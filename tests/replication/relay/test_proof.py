@@ -80,7 +80,9 @@ def test_an_overheard_proof_is_of_no_use() -> None:
     assert "no_rights" == third.refusal()["code"]
 
 
-@pytest.mark.parametrize("line", ["JOIN {}", 'AUTH {"proof":""}', "DIGESTS [1]"])
+@pytest.mark.parametrize(
+    "line", ["JOIN {}", 'AUTH {"proof":""}', "DIGESTS [1]", "UP o 1 REMOTE_SERVER_UP far"]
+)
 def test_nothing_is_said_to_who_is_not_known(line: str) -> None:
     """The order of the conversation is not a matter of taste."""
     world = World()

@@ -2,7 +2,9 @@
 
 import pytest
 
+from synrepl.ports.access import Access
 from synrepl.replication.relay import REFUSALS, LeaseTerms
+from synrepl.replication.relay import relay as relay_module
 from synrepl.replication.relay.leases import MAX_LEASES
 from synrepl.replication.retention import keys_of
 from synrepl.testing.replicas import FakeNode
@@ -40,26 +42,28 @@ def check(world: World, node: FakeNode, raw: RawReplica, code: str) -> None:
     assert lease is None or lease.ended_ms is not None
 
 
-def test_trimmed() -> None:
-    """What it lacks is gone: it is told before it is told that all is well."""
+@pytest.mark.parametrize("serial", [7, 14])
+def test_trimmed(serial: int) -> None:
+    """What it lacks is gone, be it one fact: it is told before it is told that all is well."""
     world = World()
     a = world.node("a")
     world.wrote(a, 20)
     trim(world, a, 15)
     raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, Standing(1, 7, "d"))
+    raw.subscribe(world, welcome, Standing(1, serial, "d"))
 
     check(world, a, raw, "trimmed")
     assert [] == raw.lines("SUBSCRIBED")
 
 
-def test_ahead() -> None:
+@pytest.mark.parametrize("serial", [6, 9])
+def test_ahead(serial: int) -> None:
     """It has more than there is: the primary was restored, and must not starve it in silence."""
     world = World()
     a = world.node("a")
     world.wrote(a, 5)
     raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, Standing(1, 9, "d"))
+    raw.subscribe(world, welcome, Standing(1, serial, "d"))
 
     check(world, a, raw, "ahead")
 
@@ -341,3 +345,43 @@ def test_a_lease_that_ends_while_it_is_served_is_told() -> None:
     world.pass_(0.5)
 
     assert "trimmed" == raw.refusal()["code"]
+
+
+def test_a_lease_that_ends_in_the_middle_of_a_snapshot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first half is of another age than its second, and no digest tells."""
+    monkeypatch.setattr(relay_module, "PAGE_ROWS", 5)
+    world = World()
+    a = world.node("a")
+    world.wrote(a, 40)
+    raw, _ = known(world, a)
+    (relay,) = a.relays.connected
+    raw.tell("JOIN", JoinRequest())
+    for _ in range(1_000):
+        if raw.blocks("facts"):
+            break
+        world.clock.advance(0.0001)
+    relay.pause()
+    assert 1 <= len(raw.blocks("facts")) < 8
+    lease = a.leases[PINNED]
+    assert lease is not None
+    a.leases.end(lease, "too late")
+    trim(world, a, 30)
+    relay.resume()
+    world.pass_(0.5)
+
+    assert "trimmed" == raw.refusal()["code"]
+    assert [] == raw.lines("JOINED")
+
+
+@pytest.mark.parametrize("wanted", [Filter(), Filter.of(streams=["events", "receipts"])])
+def test_a_key_gets_no_copy_of_streams_that_it_may_not_see(wanted: Filter) -> None:
+    """A copy of some streams would hold all."""
+    world = World()
+    a = world.node("a")
+    access = Access(name="k", streams=frozenset({"events"}), is_proven=True)
+
+    refused = a.relays.refuses_join("u", "n", wanted, access)
+
+    assert refused is not None
+    assert "no_rights" == refused.code
+    assert a.relays.refuses_join("u", "n", Filter.of(streams=["events"]), access) is None

@@ -177,6 +177,22 @@ def test_a_replica_that_was_slow_is_told_what_nobody_keeps() -> None:
     assert before + 1 == len(raw.blocks("held"))
 
 
+def test_what_nobody_keeps_is_told_as_far_as_it_is_wanted() -> None:
+    """As it comes, and as it is held."""
+    world = World()
+    a = world.node("a")
+    chosen = subscribed(world, "a", filter=Filter.of(streams=("to_device", "presence")))
+    whole = subscribed(world, "a", uuid="whole")
+    world.done(a.append("typing", [[["!r", ["@u"]]]]))
+    world.pass_(0.2)
+    late = subscribed(world, "a", uuid="late", filter=Filter.of(streams=("to_device",)))
+
+    told = [b"".join(block.data for kind in ("ephemeral", "held") for block in one.blocks(kind)) for one in (
+        chosen, whole, late
+    )]  # fmt: skip
+    assert [False, True, False] == [b"typing" in data for data in told]
+
+
 def test_digests_are_told_as_far_as_they_are_known() -> None:
     """And no more of them at once than fit in a line."""
     world = World()

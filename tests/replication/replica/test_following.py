@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 from twisted.internet.defer import Deferred
 
 from synrepl.errors import StorageError
@@ -142,6 +143,23 @@ def test_stopped_while_it_connects_it_connects_no_more() -> None:
 
     assert "off" == replica.state
     assert [] == a.links()
+
+
+def test_an_upstream_with_another_digest_is_not_followed() -> None:
+    """Both stand at the same serial, and are not the same: nothing more is taken from there."""
+    world = World()
+    a, b = world.node("a"), world.node("b", "a")
+    world.wrote(a, 3)
+    world.pass_(2)
+    (relay,) = a.relays.connected
+    relay.sent = msgspec.structs.replace(relay.sent, digest="x" * 64)
+    states: list[str] = []
+    assert b.replica is not None
+    for _ in range(200):
+        world.pass_(0.01)
+        states.append(b.replica.why)
+
+    assert any("the upstream has another digest at serial 3" in why for why in states)
 
 
 def test_an_append_is_on_a_replica_whole_or_not_at_all() -> None:

@@ -1,0 +1,159 @@
+"""Whom a daemon believes that another one is primary: the one that it can ask, and whose log is its own."""
+
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+
+from synrepl.errors import NotConnected
+from synrepl.ports.history import Place, Turn
+from synrepl.replication.addresses import Address
+from synrepl.replication.roles import ClaimRefused
+from synrepl.replication.roles.asked import Described
+from synrepl.replication.roles.verification import MAX_EPOCH, MAX_QUEUED, REST_SECONDS, ClaimVerifier
+
+THERE = Address.parse("there -")
+TURN = Turn(epoch=2, serial=5, digest="d5", at_ms=0, why="promoted")
+
+
+class FakeLog:
+    """A log of ours, at serial 7 of epoch 1."""
+
+    history = "h"
+    turns: tuple[Turn, ...] = ()
+    place = Place(1, 7, "d7")
+
+    async def digest_at(self, serial: int) -> str:
+        return f"d{serial}"
+
+
+class Others:
+    """What others say of themselves; `failure` if they cannot be asked."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, Any] = {
+            "history": "h",
+            "uuid": "u",
+            "role": "primary",
+            "place": Place(2, 9, "d9"),
+            "turns": (TURN,),
+        }
+        self.failure: Exception | None = None
+        self.asked: list[str] = []
+        self.digests = "d"
+        self.waits: Deferred[None] | None = None
+
+    async def describe(self, address: Address, *, trusted: bool) -> Described:
+        self.asked.append(str(address))
+        if self.waits is not None:
+            await self.waits
+        if self.failure is not None:
+            raise self.failure
+        return Described(**self.told)
+
+    async def digest(self, address: Address, serial: int, *, trusted: bool) -> str:
+        return f"{self.digests}{serial}"
+
+
+class Story:
+    """A verifier, and what came of what it was asked."""
+
+    def __init__(self, *, is_known: bool = False) -> None:
+        self.clock = Clock()
+        self.others = Others()
+        self.verifier = ClaimVerifier(
+            FakeLog(),  # type: ignore[arg-type]  # as much of a log as is asked
+            self.clock,
+            self.others,  # type: ignore[arg-type]  # nobody is told anything
+            is_known=lambda address: is_known,
+        )
+        self.codes: list[str] = []
+
+    def verify(self, address: Address = THERE, **asked: Any) -> str:
+        """The code of the refusal; empty if it is believed."""
+        given: dict[str, Any] = {"epoch": 2, "uuid": "u"} | asked
+        asked_of = Deferred.fromCoroutine(self.verifier.verify(address, trusted=False, **given))
+        asked_of.addCallbacks(
+            lambda _: self.codes.append(""),
+            lambda failure: self.codes.append(failure.value.code),
+        )
+        return self.codes[-1] if self.codes else "waits"
+
+
+def test_a_primary_whose_log_goes_on_where_ours_is_believed() -> None:
+    """It has begun the epoch that is claimed."""
+    assert "" == Story().verify()
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ({"uuid": "somebody"}, "not_verified"),
+        ({"role": "replica"}, "not_verified"),
+        ({"role": "fenced"}, "not_verified"),
+        ({"history": "other"}, "other_history"),
+        ({"place": Place(1, 9, "d9"), "turns": ()}, "not_verified"),
+        ({"place": Place(MAX_EPOCH + 1, 9, "d9")}, "epoch_too_far"),
+        ({"place": Place(0, 9, "d9")}, "epoch_too_far"),
+        ({"turns": ()}, "not_verified"),
+        ({"place": Place(2, 4, "d4")}, "not_verified"),
+        ({"turns": (Turn(epoch=2, serial=5, digest="x", at_ms=0, why="promoted"),)}, "digest_differs"),
+    ],
+)
+def test_others_are_not(said: dict[str, Any], code: str) -> None:
+    """Each of these could be anybody who knows an address."""
+    story = Story()
+    story.others.told |= said
+
+    assert code == story.verify()
+
+
+def test_one_that_has_another_fact_is_not() -> None:
+    """Its turns say nothing of the serial at which ours ends, so it is asked."""
+    story = Story()
+    story.others.told |= {"turns": (Turn(epoch=2, serial=8, digest="d8", at_ms=0, why="promoted"),)}
+    assert "" == story.verify()
+
+    story.others.digests = "x"
+
+    assert "digest_differs" == story.verify()
+
+
+def test_strangers_that_fail_are_asked_seldom() -> None:
+    """Nobody scans the ports of a network through a daemon."""
+    story = Story()
+    story.others.failure = NotConnected("refused")
+    for number in range(4):
+        story.verify(Address.parse(f"s{number} -"))
+    assert ["s0 -"] == story.others.asked
+
+    story.clock.pump([REST_SECONDS / 2] * 3)
+
+    assert ["s0 -", "s1 -"] == story.others.asked
+
+
+def test_known_daemons_are_asked_at_once() -> None:
+    """One that was away may be there again."""
+    story = Story(is_known=True)
+    story.others.failure = NotConnected("refused")
+
+    assert ["not_verified"] * 3 == [story.verify() for _ in range(3)]
+    assert 3 == len(story.others.asked)
+
+
+def test_only_so_many_wait() -> None:
+    """Each holds a claim in memory."""
+    story = Story()
+    story.others.waits = Deferred()
+    for _ in range(MAX_QUEUED):
+        story.verify()
+
+    assert "busy" == story.verify()
+    story.others.waits.callback(None)
+    assert ["busy", *[""] * MAX_QUEUED] == story.codes
+
+
+def test_a_claim_refused_says_whether_to_try_again() -> None:
+    """What may pass is told as such."""
+    assert ClaimRefused("busy", "why", retryable=True).retryable
