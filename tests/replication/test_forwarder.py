@@ -18,16 +18,19 @@ SYNC = UserSync(instance_id="i", user_id="@ada:hs", is_syncing=True, last_sync_m
 
 
 class Upstream:
-    """A conversation that notes what was said; and the daemon's own, that knows who syncs."""
+    """A conversation that notes what was said, but for reminders; and the daemon's, which knows who syncs."""
 
     def __init__(self) -> None:
         self.told: list[Numbered] = []
 
     def tell(self, origin: str, said: Sequence[Numbered]) -> None:
-        self.told += said
+        self.told += [one for one in said if not one[1].startswith(b"PING")]
 
     def said(self) -> Iterator[Command]:
         yield SYNC
+
+    def senders(self) -> Iterator[Command]:
+        yield from ()
 
 
 def forwarder(clock: Clock) -> CommandForwarder:
