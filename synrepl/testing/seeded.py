@@ -19,7 +19,7 @@ STEP_SECONDS: Final = 0.01
 # How many facts a writer appends at once. Most runs do with few: bad luck finds more in two runs than in one
 # with twice the facts.
 _FEW: Final = (1, 1, 1, 1, 2, 3)
-_MANY: Final = (1, 1, 1, 2, 5, 25)
+_MANY: Final = (1, 1, 2, 5, 20)
 
 _runs: Final = itertools.count(1)
 
@@ -43,7 +43,7 @@ class SeededRun:
         self.chance = random.Random(seed)
         self.history: list[str] = []
         self._seconds = seconds
-        self._sizes = _MANY if self.chance.random() < 0.1 else _FEW
+        self._sizes = _MANY if self.chance.random() < 0.07 else _FEW
         self._count = 0
         self._outages: list[tuple[float, Callable[[], None]]] = []
         self._failures: list[str] = []
