@@ -173,7 +173,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 def _first_failed(output: str) -> str:
     """The name of the first test that failed, as pytest or trial tells it."""
-    if found := re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE):
+    if found := re.search(r"^(?:FAILED|ERROR) (tests/\S+)", output, re.MULTILINE):
         return found[1]
     if found := re.search(r"^\[(?:FAIL|ERROR)\]$.*?^(tests\.\S+)$", output, re.MULTILINE | re.DOTALL):
         return found[1]

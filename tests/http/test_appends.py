@@ -30,6 +30,14 @@ class AppendsTests(FilesSiteCase):
         """What the log has."""
         return [(fact.serial, fact.stream, fact.writer, fact.token) for fact in self.engine.facts]
 
+    def test_a_body_that_is_too_long_is_refused_before_it_is_sent(self) -> None:
+        """Its length is said first: nobody need send a gigabyte to hear that."""
+        talk = self.talk()
+        head = self.request("POST", "/v1/streams/receipts/facts", b"", "Expect: 100-continue")
+        talk.say(head.replace(b"Content-Length: 0", b"Content-Length: 99999999999"))
+
+        self.assertEqual((413, "too_large"), (talk.answer().status, talk.answer().json()["error"]))
+
     def test_appends_keep_their_order_across_streams(self) -> None:
         """What is played back is in the order in which it once came."""
         said = self.told(

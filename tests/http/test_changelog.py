@@ -81,6 +81,7 @@ class ChangelogTests(SiteCase):
             ("streams=receipts,nope", 404, "unknown_stream"),
             ("streams=", 404, "unknown_stream"),
             ("since=-1", 400, "bad_request"),
+            (f"since={2**63}", 400, "bad_request"),
             ("limit=0", 400, "bad_request"),
             ("wait=soon", 400, "bad_request"),
             ("wait=-1", 400, "bad_request"),

@@ -194,6 +194,17 @@ class FollowingTests(FollowCase):
         self.assertEqual([(1, True), (1, False)], [(one["token"], bool(one["rows"])) for one in held])
         self.assertEqual([2], [line["ephemeral"]["token"] for line in lines if "ephemeral" in line])
 
+    def test_what_nobody_keeps_is_told_as_far_as_it_is_wanted(self) -> None:
+        """A reader of other streams hears nothing of it, at first or later."""
+        self.post("typing", [typing()])
+        talk = self.follow("ephemeral=true&streams=receipts,presence")
+        self.post("typing", [typing()])
+
+        lines = talk.answer().lines()
+
+        self.assertEqual([[]], [line["held"] for line in lines if "held" in line])
+        self.assertEqual([], [line for line in lines if "ephemeral" in line])
+
     def test_a_turn_comes_before_a_heartbeat_of_its_epoch(self) -> None:
         """A reader never hears of an epoch that it was not told of."""
         self.receipts(1)

@@ -80,6 +80,29 @@ class CrossSiteRequests(SiteCase):
             with self.subTest(path):
                 self.refused("foreign_host", "GET", path, "Host: evil.example:9093")
 
+    def test_a_name_that_only_ends_like_this_machine_reads_nothing(self) -> None:
+        """Anybody can have one."""
+        for host in (
+            "evil.notlocalhost",
+            "localhost.evil.example",
+            "evil.example.",
+            "127.0.0.1.evil.example",
+        ):
+            with self.subTest(host):
+                self.refused("foreign_host", "GET", "/v1/status", f"Host: {host}")
+
+    def test_a_form_of_another_site_cannot_navigate_here(self) -> None:
+        """To follow a link is harmless; to send a form is not, though the browser calls both navigation."""
+        self.refused(
+            "foreign_origin",
+            "POST",
+            FACTS,
+            "Sec-Fetch-Site: cross-site",
+            "Sec-Fetch-Mode: navigate",
+            "Sec-Fetch-Dest: document",
+            body=BODY,
+        )
+
     def test_a_body_that_is_not_json_by_its_type_is_refused(self) -> None:
         """No page can send application/json without asking first, by OPTIONS, which is refused."""
         for kind in ("text/plain", "multipart/form-data; boundary=x", "x"):

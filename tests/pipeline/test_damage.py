@@ -91,6 +91,19 @@ def test_a_doubled_serial_does_not_hide_a_missing_one(tmp_path: Path) -> None:
     assert {0} == told.uneven
 
 
+def test_a_manifest_with_another_digest_than_its_last_fact_is_named(tmp_path: Path) -> None:
+    """The digest of a batch is what the next one, and a daemon, are held against."""
+    (manifest,) = archive(str(tmp_path), facts_of(3), batch_facts=6)
+    (file,) = manifest.files
+    seen = look(Store(str(tmp_path)), file.path, file.stream, file.sha256)
+    found = Findings()
+    told = Comparison([msgspec.structs.replace(manifest, digest="0" * 64)], {file.path: seen}, found)
+    told.compare()
+
+    assert {0} == told.uneven
+    assert ["manifest"] == [one.what for one in found.told()]
+
+
 def places(data: Path) -> Iterator[int]:
     """Where each column begins, and its middle; the footer, and the end."""
     group = pq.read_metadata(data).row_group(0)

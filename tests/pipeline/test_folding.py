@@ -1,11 +1,19 @@
 """What a fold keeps, without Spark: the parts that tasks and the driver do by themselves."""
 
 import json
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
+import pytest
 
 from synrepl.pipeline.snapshot.folding import _judged, _reached
+from synrepl.pipeline.snapshot.parts import write_parts
+from synrepl.pipeline.snapshot.snapshot import PartFile
+from synrepl.pipeline.source.rows import exploded
+from synrepl.pipeline.store import Store
+from tests.pipeline.archives import batch_of_facts, chained
 
 
 def pusher(name: str, *, deleted: bool = False) -> str:
@@ -43,3 +51,23 @@ def test_rows_say_that_their_key_is_gone() -> None:
     (told,) = _judged([batch])
 
     assert [False, True, False, False] == told["gone"].to_pylist()
+
+
+@pytest.mark.parametrize("file_rows", [1, 2, 4, 5, 100])
+def test_files_of_a_snapshot_part_no_fact(tmp_path: Path, file_rows: int) -> None:
+    """Who reads one file has whole facts; one of more rows than a file is longer than asked for."""
+    counts = [1, 3, 2, 4, 1]
+    rows = exploded(batch_of_facts(chained([("push_rules", "w", [["@a:b"]] * count) for count in counts])))
+    last = pa.record_batch([*rows.columns, pa.array([True] * len(rows))], names=[*rows.schema.names, "last"])
+    store = Store(str(tmp_path))
+
+    written = list(write_parts(store, "upto=5", file_rows, [last.slice(0, 4), last.slice(4)]))
+
+    parts = [
+        msgspec.json.decode(part, type=PartFile) for one in written for part in one["written"].to_pylist()
+    ]
+    assert sum(counts) == sum(part.rows for part in parts)
+    assert sum(value for one in written for value in one["keys"].to_pylist()) == sum(counts)
+    assert [5, 1, 5] == [sum(part.facts for part in parts), parts[0].first_serial, parts[-1].last_serial]
+    for part in parts:
+        assert part.rows == sum(counts[part.first_serial - 1 : part.last_serial])

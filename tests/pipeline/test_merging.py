@@ -11,6 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
+from synrepl.errors import ConfigError
+from synrepl.pipeline.archive.lock import locked
 from synrepl.pipeline.archive.manifest import Manifest, manifests, write_manifest
 from synrepl.pipeline.archive.merging import merge
 from synrepl.pipeline.archive.tidying import GRACE_MS, next_batch, tidy
@@ -136,6 +138,15 @@ def test_the_second_of_two_jobs_fails_at_its_manifest(store: Store) -> None:
         write_manifest(store, replace(mine, digest="other"))
 
     assert first == store.read(mine.name)
+
+
+def test_one_job_at_a_time_writes(store: Store) -> None:
+    """The second one is told; when the first is over, it may."""
+    with locked(store), pytest.raises(ConfigError, match="another job is writing this archive"):
+        with locked(store):
+            raise AssertionError("two write")
+    with locked(store):
+        pass
 
 
 def test_numbers_of_merged_batches_are_not_given_again(store: Store) -> None:

@@ -390,6 +390,13 @@ def test_rows_are_split_as_the_log_splits_them() -> None:
         assert [part.decode() for part in jsontext.split(text)] == split(text.decode())
 
 
+def test_a_fact_without_rows_has_a_line_without_a_row() -> None:
+    """Also where no fact of the batch has several: an empty text would be taken for a row."""
+    facts = chained([("push_rules", "w", []), ("push_rules", "w", [["@a:b"]])])
+
+    assert [None, '["@a:b"]'] == exploded(batch_of_facts(facts))["row"].to_pylist()
+
+
 def test_an_empty_batch_has_no_rows() -> None:
     """Spark asks for parts with nothing in them."""
     assert 0 == len(exploded(batch_of_facts([])))

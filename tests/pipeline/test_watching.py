@@ -48,6 +48,18 @@ def again(chain: Chain) -> Chain:
     return msgspec.json.decode(msgspec.json.encode(chain), type=Chain)
 
 
+def test_a_part_of_a_gap_that_came_leaves_the_rest_open() -> None:
+    """Facts go over the beginning of what was missing: it is not repaired yet."""
+    chain, _ = follow((1, 1, 0, 5), (2, 1, 20, 21))
+
+    chain, told = follow((3, 1, 5, 10), chain=chain)
+    assert [] == told
+    assert ((10, 20),) == chain.holes[0].parts
+    chain, told = follow((4, 1, 10, 20), chain=chain)
+
+    assert ["repaired"] == [line.split()[0] for line in said(told)]
+
+
 GAPS: dict[str, tuple[list[Told], list[str]]] = {
     "a whole chain": ([(1, 1, 0, 2), (2, 1, 2, 3), (3, 1, 3, 7)], []),
     "tokens may be far apart": ([(1, 1, 4, 10), (2, 1, 10, 900)], []),

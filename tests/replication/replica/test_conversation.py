@@ -1,5 +1,8 @@
 """What an upstream sends, before a replica has looked at it."""
 
+from typing import Any
+
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 from twisted.internet.task import Clock
@@ -74,3 +77,46 @@ def test_an_unknown_block_is_named_in_words_that_are_safe_to_show() -> None:
 
     assert isinstance(connection._end, RemoteProtocolError)
     assert "a block of x\\x1b[2J is not known here" in connection._end.why
+
+
+@pytest.mark.parametrize(("old", "new"), [(b"1 0 d", b"1 1 d"), (b"1 0 d", b"2 0 d"), (b" 0 0 ", b" 9 0 ")])
+def test_a_heartbeat_that_was_changed_on_its_way_is_not_believed(old: bytes, new: bytes) -> None:
+    """A changed bit in it would make a replica believe that it stands where it does not."""
+    connection, transport = connected()
+    connection.dataReceived(HEARTBEAT.replace(old, new, 1))
+
+    assert connection.ready() is None
+    assert b"a HEARTBEAT was changed on its way here" in transport.value()
+
+
+@pytest.mark.parametrize(
+    "member", ["uuid", "history", "instance", "server_name", "role", "address", "primary"]
+)
+@pytest.mark.parametrize("text", ["a\x1b[2J", "\u202e", "x" * 1_001])
+def test_a_welcome_names_nobody_by_what_cannot_be_shown(member: str, text: str) -> None:
+    """It stands in the status, and in the log."""
+    said = {"proof": "", "place": {"epoch": 1, "serial": 0, "digest": "d"}, "begin": 0}
+    said |= dict.fromkeys(("uuid", "history", "instance", "server_name", "role"), "x")
+    connection, transport = connected()
+
+    connection.dataReceived(b"WELCOME " + msgspec.json.encode(said | {member: text}) + b"\n")
+
+    assert connection.ready() is None
+    assert b"a name or address that is none" in transport.value()
+
+
+def test_an_upstream_is_not_blamed_for_what_was_not_read() -> None:
+    """While the replica is at its disk it takes nothing, and hears no sign of life."""
+    connection, transport = connected()
+    clock: Any = connection._clock
+    connection.dataReceived(HEARTBEAT)
+    while transport.producerState == "producing":
+        connection.dataReceived(HEARTBEAT * 5_000)
+    clock.pump([1] * 200)
+    assert not transport.disconnecting
+
+    while connection.ready() is not None:
+        pass
+    clock.pump([1] * 200)
+
+    assert transport.disconnecting

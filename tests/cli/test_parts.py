@@ -1,0 +1,85 @@
+"""Parts of the commands by themselves: posting once, printing enough, showing what is safe."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from twisted.internet.task import Clock
+
+from synrepl.asking import Refused, Unreachable
+from synrepl.cli.output import Lines
+from synrepl.cli.posting import Posting
+from synrepl.cli.tailing import Tailing
+from synrepl.cli.trouble import Trouble, connect
+
+
+class Daemon:
+    """Answers what a test says, and notes what it was asked."""
+
+    url = "http://daemon"
+
+    def __init__(self, *answers: Exception | dict[str, Any]) -> None:
+        self.bodies: list[bytes] = []
+        self._answers = list(answers)
+
+    def post_json(self, path: str, body: bytes) -> Any:
+        self.bodies.append(body)
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def posting(daemon: Any) -> Posting:
+    """Without a pause between attempts."""
+    return Posting(daemon, patience=(0, 0))
+
+
+def test_a_batch_whose_answer_was_lost_is_not_stored_again() -> None:
+    """The daemon knows it by its key, which is the same each time; another batch has another one."""
+    busy = Refused(503, "busy", "too much")
+    daemon = Daemon(Unreachable("broke off"), busy, {"tokens": [1]}, {"tokens": [2]})
+    made = posting(daemon)
+
+    assert [{"tokens": [1]}, {"tokens": [2]}] == [made.post("receipts", [b"[[1]]"]) for _ in range(2)]
+
+    keys = [json.loads(body)["idempotency_key"] for body in daemon.bodies]
+    assert [1, 1, 1, 2] == [1 + (key != keys[0]) for key in keys]
+
+
+def test_what_the_daemon_does_not_want_is_not_said_again() -> None:
+    """Nor is anything for ever."""
+    refused = Daemon(Refused(400, "bad_row", "no"))
+    with pytest.raises(Refused):
+        posting(refused).post("receipts", [b"[[1]]"])
+    away = Daemon(*[Unreachable("away")] * 3)
+    with pytest.raises(Trouble, match="whether the last batch was stored is not known"):
+        posting(away).post("receipts", [b"[[1]]"])
+
+    assert [1, 3] == [len(daemon.bodies) for daemon in (refused, away)]
+
+
+class Reactor(Clock):
+    """Runs nothing but what it is given."""
+
+    def callWhenRunning(self, call: Callable[[], None]) -> None:
+        """It never ends here."""
+
+
+def test_facts_beyond_enough_do_not_count_as_had() -> None:
+    """The place that is kept would be beyond them, and the next run would leave them out."""
+    reactor = Reactor()
+    tailing = Tailing(reactor, Lines(), exit_after=2)
+
+    assert [True, True, False, False] == [tailing.fact({"n": n}) for n in range(4)]
+
+    assert tailing.is_ending
+    assert 2 == len(tailing._lines)
+
+
+def test_what_a_daemon_answers_is_safe_to_show() -> None:
+    """Names come from peers, and escape sequences act on a terminal."""
+    clean = connect("http://127.0.0.1:9093", None)._clean
+
+    assert {"a\\x1b[2J": ["b\\n", 1]} == clean({"a\x1b[2J": ["b\n", 1]})

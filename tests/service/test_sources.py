@@ -1,0 +1,70 @@
+"""What a daemon hears from several servers: each fact once, and what may go back from one of them alone."""
+
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from twisted.internet.defer import Deferred
+from twisted.internet.testing import MemoryReactorClock
+from twisted.logger import Logger
+
+from synrepl.config import Settings
+from synrepl.hearing.sources import Sources
+from synrepl.ports.metrics import Metrics
+from synrepl.replication.publisher import Publisher
+from synrepl.replication.writes import Writing
+from synrepl.storage import ImmediateThread, Log, MemoryEngine
+from synrepl.streams.table import StreamTable
+from synrepl.transports.credentials import Credentials
+
+TABLE = StreamTable.default()
+
+
+def sources(*servers: str, tables: tuple[str, ...] = ()) -> Sources:
+    """Those of a daemon that follows these servers."""
+    reactor: Any = MemoryReactorClock()
+    settings = Settings.build({"follow": list(servers)})
+    metrics = Metrics(CollectorRegistry())
+    log = Log(
+        MemoryEngine(),
+        ImmediateThread(),
+        ImmediateThread(),
+        reactor,
+        ephemeral=[stream.name for stream in TABLE if stream.ephemeral],
+        logger=Logger(),
+    )
+    Deferred.fromCoroutine(log.start())
+    return Sources(
+        settings,
+        reactor,
+        log=log,
+        publisher=Publisher(log, TABLE, reactor, metrics, instance="w"),
+        table=TABLE,
+        metrics=metrics,
+        writing=Writing((), instance="w", table=TABLE, tables=tables),
+        tables=tables,
+        credentials=Credentials(),
+        lost=lambda stream: None,
+    )
+
+
+def names(made: Sources) -> list[set[str]]:
+    """The streams that are heard from each server."""
+    return [{stream.name for stream in server.follower.table} for server in made.servers]
+
+
+def test_what_may_go_back_is_heard_from_the_first_server_alone() -> None:
+    """Of what is kept a token says whether it is here already; that of typing does not."""
+    ephemeral = {stream.name for stream in TABLE if stream.ephemeral}
+
+    first, second = names(sources("tcp:a:1", "tcp:b:2"))
+
+    assert {stream.name for stream in TABLE} == first
+    assert "typing" in ephemeral
+    assert first - ephemeral == second
+
+
+def test_what_is_read_from_tables_is_heard_from_nobody() -> None:
+    """Its facts are taken in the order of ids, which a server could get ahead of."""
+    heard = names(sources("tcp:a:1", "tcp:b:2", tables=("receipts",)))
+
+    assert [False, False] == ["receipts" in one for one in heard]
