@@ -1,11 +1,14 @@
 """The list of mutants: it fits the code, and no part of the code is left out."""
 
+import subprocess
+from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from scripts import mutate
 from scripts.lib.mutants import LIST, BadList, Mutant, complaints, load, mutated
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,6 +32,8 @@ LEFT_OUT: Final = {
 def root(tmp_path: Path) -> Path:
     """A checkout of one module and one test."""
     (tmp_path / "synrepl/part").mkdir(parents=True)
+    (tmp_path / "synrepl/__init__.py").touch()
+    (tmp_path / "synrepl/part/__init__.py").touch()
     (tmp_path / "synrepl/part/module.py").write_text("def least(a, b):\n    return min(a, b)\n")
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/test_module.py").write_text("class TestLeast:\n    def test_it(self): pass\n")
@@ -114,3 +119,49 @@ def test_a_list_that_cannot_be_read_is_told(root: Path, text: str) -> None:
 
     with pytest.raises(BadList, match=LIST):
         load(root)
+
+
+def test_what_became_of_each_is_told(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a copy: the checkout is as it was, and nothing is left of the copy's work in it."""
+    (root / "tests/test_module.py").write_text(
+        "from synrepl.part.module import least\n\n\ndef test_it():\n    assert 1 == least(1, 2)\n"
+    )
+    subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
+    monkeypatch.setattr(mutate, "ROOT", root)
+    before = {path: path.read_bytes() for path in root.rglob("*.py")}
+    said: list[str] = []
+    options = Namespace(jobs=1, timeout=60.0, no_baseline=False)
+    tests = "tests/test_module.py"
+    given = [
+        mutant(tests=tests),
+        mutant(id="least-is-first", old="min(a, b)", new="a", tests=tests),
+        mutant(id="least-of-others", old="min(a, b)", new="min(b, a)", tests="", equivalent="it is the same"),
+    ]
+
+    outcomes = mutate.Mutation(options, said.append).run(given, tmp_path / "folder")
+
+    assert {
+        "least-is-most": ("killed", "tests/test_module.py::test_it"),
+        "least-is-first": ("SURVIVED", ""),
+        "least-of-others": ("equivalent", ""),
+    } == {outcome.id: (outcome.verdict, outcome.failed) for outcome in outcomes}
+    assert "3 mutants: 1 killed, 1 SURVIVED, 1 equivalent" == mutate._summary(outcomes)
+    assert ["passed", "equivalent", "killed", "SURVIVED"] == [line.split()[0] for line in said]
+    assert before == {path: path.read_bytes() for path in before}
+    (copied,) = (tmp_path / "folder").rglob("module.py")
+    assert before[root / "synrepl/part/module.py"] == copied.read_bytes()
+
+
+def test_tests_that_fail_without_a_fault_are_told(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would seem to notice everything. So it is with a name that no test has."""
+    (root / "tests/test_module.py").write_text("def test_it():\n    assert False\n")
+    subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
+    monkeypatch.setattr(mutate, "ROOT", root)
+    options = Namespace(jobs=1, timeout=60.0, no_baseline=False)
+
+    for tests, why in (("", "without any fault these tests fail"), (" -k nothing", "no test is like this")):
+        given = mutant(tests=f"tests/test_module.py{tests}")
+        with pytest.raises(BadList, match=why):
+            mutate.Mutation(options, print).run([given], tmp_path / f"folder{len(tests)}")
