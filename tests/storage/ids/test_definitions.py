@@ -73,6 +73,17 @@ class WorkedExampleTests(IdCase):
         reader.advance("w", 10)
         self.assertEqual(10, reader.persisted_upto)
 
+    def test_what_is_unfinished_here_holds_the_linear_position(self) -> None:
+        """However far the others are; once nothing is, an idle writer holds up nobody."""
+        tracker = Tracker("w", ["w", "v"], positions={"w": 1, "v": 1}, persisted_upto=1)
+        tracker.reserved(tracker.asks(), [2])
+
+        tracker.advance("v", 9)
+
+        self.assertEqual((1, 1), (tracker.persisted_upto, tracker.announced))
+        tracker.finish([2])
+        self.assertEqual((9, 9), (tracker.persisted_upto, tracker.announced))
+
     def test_a_stranger_holds_up_nobody(self) -> None:
         """A writer that was renamed tells nothing any more; its old name is heard once more, late."""
         reader = Tracker("r", ["w", "v"], positions={"w": 9, "v": 9}, persisted_upto=9)
