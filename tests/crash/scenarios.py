@@ -1,0 +1,453 @@
+"""What is done until the process dies, what must be true then, and how it must end after a restart.
+
+Each scenario can be run again from wherever it was cut off, as a client that was not answered asks again.
+"""
+
+import hashlib
+import os
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import psycopg
+from twisted.internet.defer import ensureDeferred
+from twisted.internet.task import Clock
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from synrepl.ports.files import Named, Seen
+from synrepl.ports.history import Lease
+from synrepl.replication.retention import keys_of
+from synrepl.storage import ImmediateThread, Log, SQLiteEngine
+from synrepl.storage.engine import SQLEngine
+from synrepl.storage.files import FileQueue, FileStore
+from synrepl.storage.ids import MultiWriterIdGenerator, transact
+from synrepl.storage.ids.database import IdDatabase
+from synrepl.storage.positions import FilePositions
+from synrepl.storage.postgres import PostgresEngine
+from synrepl.streams.digest import verify
+from synrepl.streams.table import StreamTable
+from tests.storage.builders import NOW
+from tests.storage.ids.databases import DirectPool
+
+__all__ = ["POSTGRES", "Acknowledge", "Acknowledged", "Scenario", "named"]
+
+Acknowledged = tuple[str, Any]
+"""What the process promised: what kind, and what."""
+
+Acknowledge = Callable[[Acknowledged], None]
+
+TABLE: Final = StreamTable.default()
+POSTGRES: Final = "SYNREPL_CRASH_POSTGRES"
+"""The URL of the database, in the environment."""
+
+
+class Scenario:
+    """Something to be done in the folder `place`."""
+
+    def __init__(self, place: str) -> None:
+        self.place = Path(place)
+
+    def run(self, acknowledge: Acknowledge) -> None:
+        """All of it, or what is left of it."""
+        raise NotImplementedError
+
+    def check(self, acknowledged: Sequence[Acknowledged]) -> None:
+        """Raise AssertionError unless what was promised before the death is true after it."""
+        raise NotImplementedError
+
+    def state(self) -> Any:
+        """What is there at the end of `run`, as JSON. The same every time."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Remove what is elsewhere than in the folder."""
+
+
+def done(awaitable: Any) -> Any:
+    """What came of it, at once."""
+    results: list[Any] = []
+    ensureDeferred(_awaited(awaitable)).addBoth(results.append)
+    assert results, "it waits"
+    if isinstance(results[0], Failure):
+        results[0].raiseException()
+    return results[0]
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable
+
+
+# -- the log -------------------------------------------------------------------------------------------------
+
+
+class LogScenario(Scenario):
+    """Appends with keys by two writers, a lease, epochs, trimming, and a copy that takes the log's place."""
+
+    APPENDS: Final = {
+        "one": ("to_device", "w1", [["@a:hs"], ["@b:hs"]]),
+        "two": ("push_rules", "w2", [["@a:hs"]]),
+        "three": ("to_device", "w1", [["@c:hs"]]),
+        "four": ("push_rules", "w2", [["@a:hs"], ["@b:hs"]]),
+    }
+
+    def __init__(self, place: str) -> None:
+        super().__init__(place)
+        self.found: Any = None
+
+    def engine(self) -> SQLEngine:
+        """The engine, not open."""
+        raise NotImplementedError
+
+    def run(self, acknowledge: Acknowledge) -> None:
+        engine = self.engine()
+        log = self._log(engine)
+        done(log.start())
+        self._append(log, acknowledge, "one", "two")
+        done(log.keep_leases([Lease(uuid="u", name="reader", registered=True, serial=1, made_ms=1)]))
+        acknowledge(("lease", "u"))
+        if log.epoch < 2:
+            done(log.next_epoch("promoted"))
+        acknowledge(("epoch", 2))
+        self._append(log, acknowledge, "three")
+        if log.epoch < 3:
+            done(log.lose("push_rules", log.linear_position("push_rules") - 1))
+        acknowledge(("epoch", 3))
+        self._append(log, acknowledge, "four")
+        while log.begin.serial < 3:
+            done(log.trim(3, keys_of(TABLE), 2))
+        acknowledge(("begin", 3))
+        engine.check()
+        self._replace_by_a_copy(engine)
+        acknowledge(("copied", None))
+        self.found = self._described(engine)
+        done(log.stop())
+
+    def _append(self, log: Log, acknowledge: Acknowledge, *keys: str) -> None:
+        for key in keys:
+            stream, writer, facts = self.APPENDS[key]
+            given = [TABLE[stream].canonical_fact([list[object](row)]) for row in facts]
+            appended = done(log.append(stream, writer, given, key=key))
+            acknowledge(("append", [key, msgspec.to_builtins(appended)]))
+
+    def _replace_by_a_copy(self, engine: SQLEngine) -> None:
+        """As a replica that joins anew does, with a log that is a copy of this one."""
+        snapshot = engine.snapshot()
+        facts, _ = engine.read(after=0, upto=snapshot.place.serial, limit=1000)
+        notes, leases = engine.notes(), engine.leases()
+        engine.drop_staged()
+        copy = engine.staging()
+        copy.open()
+        copy.commit(facts, [], upto=snapshot.place)
+        copy.restore(snapshot)
+        # As if it was of another log: what is noted beside this one must not be taken for its own.
+        copy.note({**notes, "history": "another"})
+        copy.keep_leases(leases)
+        copy.close()
+        engine.adopt_staged()
+
+    def check(self, acknowledged: Sequence[Acknowledged]) -> None:
+        engine = self.engine()
+        head = engine.open()
+        engine.check()
+        facts, upto = engine.read(after=0, upto=head.serial, limit=1000)
+        begin = head.begin
+        dense = [fact for fact in facts if fact.serial > begin.serial]
+        assert head.serial == upto
+        assert [fact.serial for fact in dense] == list(range(begin.serial + 1, head.serial + 1))
+        assert verify(dense, begin.digest) is None
+        for what, told in acknowledged:
+            if what == "append":
+                key, appended = told
+                receipt = engine.receipt(key)
+                assert receipt is not None, f"the receipt of {key} is gone"
+                assert msgspec.to_builtins(receipt.appended) == appended
+                assert head.serial >= appended["first_serial"] + len(appended["tokens"]) - 1
+            elif what == "lease":
+                assert [told] == [lease.uuid for lease in engine.leases()]
+            elif what == "epoch":
+                assert head.epoch >= told
+            elif what == "begin":
+                assert begin.serial >= told
+        # Whoever was not answered must not find half of what it asked for.
+        for key, (_, _, rows) in self.APPENDS.items():
+            receipt = engine.receipt(key)
+            if receipt is not None:
+                assert len(receipt.appended.tokens) == len(rows)
+        engine.close()
+
+    def state(self) -> Any:
+        return [self.found, self.left()]
+
+    def _described(self, engine: SQLEngine) -> Any:
+        head = engine.head()
+        facts, _ = engine.read(after=0, upto=head.serial, limit=1000)
+        assert not engine._is_staged()
+        return {
+            "facts": [(fact.serial, fact.digest, fact.stream, fact.writer, fact.token) for fact in facts],
+            "place": msgspec.to_builtins(head.place),
+            "begin": msgspec.to_builtins(head.begin),
+            "turns": [(turn.epoch, turn.serial, turn.why) for turn in head.turns],
+            "positions": sorted((*pair, token) for pair, token in head.positions.items()),
+            "receipts": {key: msgspec.to_builtins(engine.receipt(key)) for key in self.APPENDS},
+            "leases": [lease.uuid for lease in engine.leases()],
+            "notes": sorted(engine.notes()),
+        }
+
+    def left(self) -> list[str]:
+        """What is beside the log."""
+        return []
+
+    @staticmethod
+    def _log(engine: SQLEngine) -> Log:
+        clock = Clock()
+        clock.advance(NOW)
+        thread = ImmediateThread()
+        quiet: Any = lambda event: None  # noqa: E731  # an observer
+        return Log(engine, thread, thread, clock, ephemeral=["typing"], logger=Logger(observer=quiet))
+
+
+class SQLiteLog(LogScenario):
+    """In a file."""
+
+    def engine(self) -> SQLEngine:
+        self.place.mkdir(parents=True, exist_ok=True)
+        return SQLiteEngine(self.place / "synrepl.db")
+
+    def left(self) -> list[str]:
+        return sorted(path.name for path in self.place.iterdir())
+
+
+class PostgresLog(LogScenario):
+    """On a server."""
+
+    def engine(self) -> SQLEngine:
+        return PostgresEngine(os.environ[POSTGRES])
+
+    def forget(self) -> None:
+        _forget_schemas()
+
+
+def _forget_schemas() -> None:
+    with psycopg.connect(os.environ[POSTGRES], autocommit=True) as database:
+        database.execute("SET client_min_messages = warning")
+        database.execute("DROP SCHEMA IF EXISTS synrepl CASCADE")
+        database.execute("DROP SCHEMA IF EXISTS synrepl_joining CASCADE")
+        database.execute("DROP SCHEMA public CASCADE")
+        database.execute("CREATE SCHEMA public")
+
+
+# -- ids -----------------------------------------------------------------------------------------------------
+
+
+class IdScenario(Scenario):
+    """Rows with ids by two writers, some of them rolled back."""
+
+    FLAVOR: Any = "sqlite"
+    MARK = "?"
+    BODIES: Final = {"w1": ["a", "b", "c"], "w2": ["d", "e"]}
+
+    def connect(self) -> Any:
+        """A connection to the database."""
+        self.place.mkdir(parents=True, exist_ok=True)
+        return sqlite3.connect(self.place / "ids.db", timeout=5)
+
+    def run(self, acknowledge: Acknowledge) -> None:
+        with closing(self.connect()) as connection:
+            pool = DirectPool(connection)
+            done(pool.runInteraction(self._create))
+            for writer, bodies in self.BODIES.items():
+                generator = self._generator(pool, writer)
+                done(generator.start())
+                for body in bodies:
+                    if body not in done(pool.runInteraction(self._bodies)):
+                        try:
+                            done(transact(pool, partial(self._fail, generator=generator)))
+                        except ZeroDivisionError:
+                            pass
+                        token = done(transact(pool, partial(self._insert, generator=generator, body=body)))
+                        acknowledge(("id", [body, token]))
+                done(pool.runInteraction(generator.tell_position))
+                acknowledge(("position", [writer, generator.minimal_token]))
+
+    def _generator(self, pool: DirectPool, writer: str) -> MultiWriterIdGenerator:
+        from synrepl.storage.ids import IdStream, IdTable
+
+        stream = IdStream(
+            name="things", sequence="things_sequence", tables=(IdTable(name="things"),), writers=("w1", "w2")
+        )
+        return MultiWriterIdGenerator(pool, stream, instance=writer, flavor=self.FLAVOR, clock=Clock())
+
+    def _create(self, cursor: Any) -> None:
+        cursor.execute(
+            "CREATE TABLE IF NOT EXISTS things (stream_id BIGINT NOT NULL, instance_name TEXT, body TEXT)"
+        )
+        IdDatabase(self._generator(None, "w1").stream, self.FLAVOR).create(cursor)  # type: ignore[arg-type]
+
+    def _bodies(self, cursor: Any) -> dict[str, int]:
+        cursor.execute("SELECT body, stream_id FROM things")
+        return dict(cursor.fetchall())
+
+    def _insert(self, cursor: Any, generator: MultiWriterIdGenerator, body: str) -> int:
+        with generator.within(cursor, 1) as (token,):
+            values = f"VALUES ({self.MARK}, {self.MARK}, {self.MARK})"
+            cursor.execute(f"INSERT INTO things {values}", (token, generator.instance, body))
+        return int(token)
+
+    @staticmethod
+    def _fail(cursor: Any, generator: MultiWriterIdGenerator) -> None:
+        with generator.within(cursor, 2):
+            raise ZeroDivisionError
+
+    def check(self, acknowledged: Sequence[Acknowledged]) -> None:
+        with closing(self.connect()) as connection:
+            pool = DirectPool(connection)
+            done(pool.runInteraction(self._create))
+            found = done(pool.runInteraction(self._bodies))
+            assert len(set(found.values())) == len(found), "an id was given twice"
+            highest = max(found.values(), default=1)
+            for what, told in acknowledged:
+                name, token = told
+                if what == "id":
+                    assert found[name] == token
+                highest = max(highest, token)
+            generator = self._generator(pool, "w1")
+            done(generator.start())
+            assert done(transact(pool, partial(self._insert, generator=generator, body="next"))) > highest
+            done(pool.runInteraction(self._remove_next))
+
+    def _remove_next(self, cursor: Any) -> None:
+        cursor.execute("DELETE FROM things WHERE body = 'next'")
+
+    def state(self) -> Any:
+        with closing(self.connect()) as connection:
+            found = done(DirectPool(connection).runInteraction(self._bodies))
+        assert len(set(found.values())) == len(found)
+        return sorted(found)
+
+
+class PostgresIds(IdScenario):
+    """On a server."""
+
+    FLAVOR = "postgresql"
+    MARK = "%s"
+
+    def connect(self) -> Any:
+        return psycopg.connect(os.environ[POSTGRES])
+
+    def forget(self) -> None:
+        _forget_schemas()
+
+
+# -- files ---------------------------------------------------------------------------------------------------
+
+
+class FilesScenario(Scenario):
+    """Files put, fetched in parts, deleted; the queue of files; a follower's positions."""
+
+    PUT: Final = b"put" * 100
+    FETCHED: Final = b"fetched" * 100
+    DELETED: Final = b"deleted" * 100
+
+    def _store(self) -> FileStore:
+        self.place.mkdir(parents=True, exist_ok=True)
+        store = FileStore(self.place / "files", seconds=lambda: float(NOW))
+        store.sweep(lambda name: name == _sha256(self.FETCHED))
+        return store
+
+    def run(self, acknowledge: Acknowledge) -> None:
+        store, queue = self._store(), FileQueue(self.place / "files")
+        positions = FilePositions(self.place / "positions")
+        positions.open()
+        queue.open()
+        for data in (self.PUT, self.DELETED):
+            spool = store.receive()
+            spool.append(data[:50])
+            spool.append(data[50:])
+            spool.commit(_sha256(data))
+            acknowledge(("file", _sha256(data)))
+        positions.save({"events": {"w1": 1}})
+        acknowledge(("positions", 1))
+        named = [Named(name="fetched", sha256=_sha256(self.FETCHED), size=len(self.FETCHED), serial=1)]
+        queue.note(named, Seen(1, "digest"), now_ms=NOW * 1000, has=store.has, fetches=True)
+        self._fetch(store, until=300)
+        self._fetch(store, until=len(self.FETCHED))
+        acknowledge(("file", _sha256(self.FETCHED)))
+        queue.arrived(_sha256(self.FETCHED), NOW * 1000)
+        store.remove(_sha256(self.DELETED))
+        acknowledge(("deleted", _sha256(self.DELETED)))
+        positions.save({"events": {"w1": 2}})
+        acknowledge(("positions", 2))
+        queue.close()
+        positions.close()
+
+    def _fetch(self, store: FileStore, *, until: int) -> None:
+        if store.has(_sha256(self.FETCHED)):
+            return
+        spool = store.resume(_sha256(self.FETCHED))
+        while not spool.rehash(100):
+            pass
+        spool.append(self.FETCHED[spool.length : until])
+        if until < len(self.FETCHED):
+            spool.close()
+        else:
+            spool.commit(_sha256(self.FETCHED), len(self.FETCHED))
+
+    def check(self, acknowledged: Sequence[Acknowledged]) -> None:
+        store = self._store()
+        deleted = {told for what, told in acknowledged if what == "deleted"}
+        saved = max((told for what, told in acknowledged if what == "positions"), default=0)
+        for what, told in acknowledged:
+            if what == "file" and told not in deleted and told != _sha256(self.DELETED):
+                assert store.open_verified(told) is not None, f"{told} is gone"
+        for sha256 in deleted:
+            assert not store.has(sha256)
+        for data in (self.PUT, self.FETCHED, self.DELETED):
+            file = store.open_verified(_sha256(data))
+            assert file is None or file.size == len(data)
+        assert store.quarantined == 0
+        found = FilePositions(self.place / "positions").load().get("events", {}).get("w1", 0)
+        assert found >= saved
+        incoming = self.place / "files" / "incoming"
+        assert not incoming.exists() or not list(incoming.iterdir())
+
+    def state(self) -> Any:
+        # What a kill left beside its name goes at the next start, or with the next save.
+        self._store()
+        queue = FileQueue(self.place / "files")
+        seen = queue.open().text
+        wanted = queue.take(NOW * 1000, 10)
+        queue.close()
+        found = sorted(
+            (str(path.relative_to(self.place)), path.stat().st_size if "sha256" in path.parts else 0)
+            for path in self.place.rglob("*")
+            if path.is_file()
+        )
+        return [found, seen, [one.name for one in wanted], (self.place / "positions").read_text()]
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def named(scenario: str, place: str) -> Scenario:
+    """The scenario of this name, in this folder."""
+    if scenario == "archive":
+        # The others do not need pyarrow, and forks are cheaper without it.
+        from tests.crash.archives import ArchiveScenario
+
+        return ArchiveScenario(place)
+    return SCENARIOS[scenario](place)
+
+
+SCENARIOS: Final[Mapping[str, type[Scenario]]] = {
+    "log in SQLite": SQLiteLog,
+    "log in PostgreSQL": PostgresLog,
+    "ids in SQLite": IdScenario,
+    "ids in PostgreSQL": PostgresIds,
+    "files": FilesScenario,
+}
