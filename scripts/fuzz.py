@@ -1,0 +1,200 @@
+"""Feeds changed inputs to all that reads what peers and people send, until something gives way."""
+
+import argparse
+import hashlib
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from twisted.logger import globalLogPublisher
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.fuzz_parts.mutating import mutated  # noqa: E402  # after the path
+from scripts.fuzz_parts.targets import TARGETS, BadAnswer, Target  # noqa: E402
+
+CORPUS: Final = ROOT / "tests" / "corpus"
+SECONDS: Final = 2.0
+"""One input may take so long, in time of the processor; one that takes longer is a find."""
+MEMORY_KIB: Final = 256 * 1024
+"""One input may make the process so much larger."""
+POOL: Final = 5_000
+"""Inputs that are kept in memory, to be changed further."""
+
+
+class Find(Exception):
+    """An input that something gave way to. `why` is the traceback, or what else was wrong."""
+
+    def __init__(self, target: str, data: bytes, why: str) -> None:
+        super().__init__(why)
+        self.target = target
+        self.data = data
+        self.why = why
+
+
+class Fuzzer:
+    """One target, and the inputs that made it do something new."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        self.name = name
+        self.target: Target = TARGETS[name]()
+        self.inputs = 0
+        self._chance = random.Random(f"{name} {seed}")
+        self._pool = [*corpus(name).values(), *self.target.seeds()]
+        self._seen: set[object] = set()
+
+    @property
+    def kinds(self) -> int:
+        """How many different things it has made the target do."""
+        return len(self._seen)
+
+    def again(self) -> None:
+        """Feed the corpus as it is. Raises `Find`."""
+        for data in list(self._pool):
+            self.feed(data)
+
+    def step(self) -> None:
+        """Feed one more input. Raises `Find`."""
+        self.feed(mutated(self._chance, self._pool))
+
+    def feed(self, data: bytes) -> None:
+        """Feed this one. Raises `Find`."""
+        self.inputs += 1
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        tracebacks: list[str] = []
+        try:
+            with _observed(tracebacks), _limited():
+                did = repr(self.target.run(data))
+        except BadAnswer as error:
+            raise Find(self.name, data, str(error)) from error
+        except Exception as error:
+            raise Find(self.name, data, traceback.format_exc()) from error
+        if tracebacks:
+            raise Find(self.name, data, "logged: " + tracebacks[0])
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        if grown > MEMORY_KIB:
+            raise Find(self.name, data, f"{grown} KiB of memory for {len(data)} bytes")
+        if did not in self._seen:
+            self._seen.add(did)
+            if len(self._pool) < POOL:
+                self._pool.append(data)
+
+
+class TooSlow(Exception):
+    """An input took too long."""
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    def too_slow(number: int, frame: Any) -> None:
+        raise TooSlow(f"more than {SECONDS:g} seconds")
+
+    before = signal.signal(signal.SIGVTALRM, too_slow)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+@contextmanager
+def _observed(tracebacks: list[str]) -> Iterator[None]:
+    """Failures that are logged meanwhile."""
+
+    def observe(event: Any) -> None:
+        if (failure := event.get("log_failure")) is not None:
+            tracebacks.append(f"{event.get('log_format')}\n{failure.getTraceback()}")
+
+    observer: Any = observe
+    globalLogPublisher.addObserver(observer)
+    try:
+        yield
+    finally:
+        globalLogPublisher.removeObserver(observer)
+
+
+def corpus(name: str) -> dict[Path, bytes]:
+    """The inputs that are kept for this target, finds included."""
+    return {path: path.read_bytes() for path in sorted((CORPUS / name).glob("*")) if path.is_file()}
+
+
+def keep(find: Find) -> Path:
+    """Put a find into the corpus."""
+    folder = CORPUS / find.target
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"found-{hashlib.sha256(find.data).hexdigest()[:12]}"
+    path.write_bytes(find.data)
+    return path
+
+
+def fuzz(name: str, *, seconds: float, seed: int) -> int:
+    """Feed one target for so long; gives the exit code."""
+    fuzzer = Fuzzer(name, seed)
+    until = time.monotonic() + seconds
+    try:
+        fuzzer.again()
+        while time.monotonic() < until:
+            fuzzer.step()
+    except Find as find:
+        path = keep(find)
+        print(f"{name}: found after {fuzzer.inputs} inputs (seed {seed})\n{find.why}")
+        print(f"again: scripts/fuzz {name} --input {path.relative_to(ROOT)}", flush=True)
+        return 1
+    print(
+        f"{name}: {fuzzer.inputs:,} inputs, {fuzzer.kinds:,} kinds of answers, no find (seed {seed})",
+        flush=True,
+    )
+    return 0
+
+
+def main() -> int:
+    """Feed the targets, each for so long, some at once."""
+    parser = argparse.ArgumentParser(prog="scripts/fuzz", description=__doc__)
+    parser.add_argument(
+        "targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)}; all by default"
+    )
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each target (60)")
+    parser.add_argument("--seed", type=int, default=1, help="the same seed, the same inputs (1)")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="processes for each target, with seeds of their own (1)"
+    )
+    parser.add_argument("--input", type=Path, help="feed this file to the one target, and nothing else")
+    options = parser.parse_args()
+    names = options.targets or list(TARGETS)
+    if unknown := [name for name in names if name not in TARGETS]:
+        parser.error(f"there is no target {unknown[0]}; there are {', '.join(TARGETS)}")
+    if options.input is not None:
+        if len(names) != 1:
+            parser.error("--input wants one target")
+        try:
+            Fuzzer(names[0], 0).feed(options.input.read_bytes())
+        except Find as find:
+            print(find.why)
+            return 1
+        print("no find")
+        return 0
+    if options.jobs == 1:
+        # One after the other, each to its end: a find in one must not keep the others from being fed.
+        return max([fuzz(name, seconds=options.seconds, seed=options.seed) for name in names])
+    codes = []
+    for name in names:
+        command = [sys.executable, str(ROOT / "scripts" / "fuzz.py"), name, "--seconds", str(options.seconds)]
+        seeds = range(options.seed, options.seed + options.jobs)
+        running = [subprocess.Popen([*command, "--seed", str(seed)], env=os.environ) for seed in seeds]
+        codes += [process.wait() for process in running]
+    return max(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

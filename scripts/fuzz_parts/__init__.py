@@ -1,0 +1,1 @@
+"""What `scripts/fuzz` is made of."""

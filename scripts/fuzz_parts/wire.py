@@ -1,0 +1,195 @@
+"""What peers say on connections, on native ones, and on the channel of a homeserver."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry
+from twisted.internet.address import IPv4Address
+from twisted.internet.task import Clock
+
+from scripts.fuzz_parts.target import MAX_ANSWER, BadAnswer, Target, conversed, pieces, words
+from synrepl.errors import RemoteProtocolError
+from synrepl.ports.metrics import Metrics
+from synrepl.replication.follower import Follower
+from synrepl.streams.table import StreamTable
+from synrepl.testing import Cluster
+from synrepl.testing.replicas import KEEPALIVE
+from synrepl.transports.native import UpstreamConnection
+from synrepl.transports.tcp import FollowerFactory
+from synrepl.wire.blocks import BlockReader
+from synrepl.wire.declare import BROKER
+from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
+from synrepl.wire.session import Close, Complain, Deliver, Session
+from tests.captures import GOLDEN, said
+from tests.replication.test_broker import Story
+from tests.replication.worlds import World
+
+__all__ = ["DIALECTS", "TABLE", "NativeTarget", "RedisTarget", "SessionTarget"]
+
+TABLE: Final = StreamTable.default()
+DIALECTS: Final[Sequence[Dialect]] = (LEGACY, MIDDLE, CURRENT, NEWEST, NATIVE)
+
+
+class SessionTarget(Target):
+    """A conversation, either side, in each dialect. First byte: side and dialect; second: how it is split."""
+
+    def seeds(self) -> list[bytes]:
+        spoken: dict[tuple[int, bool], list[bytes]] = {}
+        for one in said():
+            key = (DIALECTS.index(one.dialect), one.by_server)
+            if len(lines := spoken.setdefault(key, [])) < 400:
+                lines.append(one.line)
+        found = []
+        for (dialect, by_server), lines in spoken.items():
+            for start in range(0, len(lines), 40):
+                text = b"\n".join(lines[start : start + 40]) + b"\n"
+                found.append(bytes([2 * dialect + by_server, 3]) + text)
+                found.append(bytes([10, 3]) + text)
+        return found
+
+    def run(self, data: bytes) -> object:
+        how, seed, text = (*data[:1], 0)[0], (*data[1:2], 0)[0], data[2:]
+        whole = self._converse(how, text, 0)
+        if seed and (parts := self._converse(how, text, seed)) and parts[1] != whole[1]:
+            raise BadAnswer(f"closed: {whole[1]}; split otherwise: {parts[1]}; {whole[0]!r}")
+        return how % 11, words(whole[0]), whole[1]
+
+    def _converse(self, how: int, text: bytes, seed: int) -> tuple[bytes, bool]:
+        if how % 11 == 10:
+            return self._heard(text)
+        if how % 2:
+            return self._followed(DIALECTS[how // 2 % 4], text, seed)
+        return self._served(how, text, seed)
+
+    @staticmethod
+    def _served(how: int, text: bytes, seed: int) -> tuple[bytes, bool]:
+        """We are the server; it finds out the dialect, or knows it."""
+        one = Cluster()
+        one.daemon.append("to_device", [[["@a:hs"]]])
+        one.settle(0.01)
+        factory = one.daemon._factories[how // 2 % len(one.daemon._factories)]
+        protocol: Any = factory.buildProtocol(IPv4Address("TCP", "127.0.0.1", 1))
+        return conversed(protocol, one.clock, text, seed)
+
+    @staticmethod
+    def _followed(dialect: Dialect, text: bytes, seed: int) -> tuple[bytes, bool]:
+        """We are the client."""
+        clock = Clock()
+        metrics = Metrics(CollectorRegistry())
+        follower = Follower(instance="worker", clock=clock, streams=TABLE, metrics=metrics)
+        follower.on_everything(lambda updates: None)
+        factory = FollowerFactory(
+            follower, dialect=dialect, expected_server=None, clock=clock, metrics=metrics
+        )
+        protocol: Any = factory.buildProtocol(IPv4Address("TCP", "127.0.0.1", 1))
+        return conversed(protocol, clock, text, seed)
+
+    @staticmethod
+    def _heard(text: bytes) -> tuple[bytes, bool]:
+        """Messages of a shared channel; those do not depend on how anything is split."""
+        session = Session(BROKER, NEWEST, name="us", seconds=lambda: 0.0)
+        kinds = [type(action).__name__ for action in session.receive(text.split(b"\n"))]
+        return "\n".join(sorted(set(kinds))).encode(), False
+
+
+class NativeTarget(Target):
+    """Blocks and words between daemons. First byte: who hears them; second: how they are split."""
+
+    def seeds(self) -> list[bytes]:
+        spoken: list[bytes] = []
+
+        def record(data: bytes) -> bytes:
+            spoken.append(data)
+            return data
+
+        world = World(corrupt=record)
+        world.node("a")
+        world.wrote(world.nodes["a"], 3)
+        world.node("b", "a")
+        world.pass_(2)
+        world.wrote(world.nodes["a"], 2)
+        world.pass_(0.5)
+        every = b"".join(spoken)
+        _end(world)
+        return [bytes([who, 5]) + every[start:] for who in range(3) for start in range(0, len(every), 700)]
+
+    def run(self, data: bytes) -> object:
+        who, seed, text = (*data[:1], 0)[0] % 3, (*data[1:2], 0)[0], data[2:]
+        if who == 0:
+            return who, self._read(text, seed)
+        if who == 1:
+            return who, self._upstream(text, seed)
+        return who, self._relayed(text, seed)
+
+    @staticmethod
+    def _read(text: bytes, seed: int) -> object:
+        reader = BlockReader()
+        kinds = set()
+        try:
+            for piece in pieces(text, seed):
+                kinds |= {type(found).__name__ for found in reader.feed(piece)}
+        except RemoteProtocolError as error:
+            return sorted(kinds), error.why[:20]
+        return sorted(kinds), ""
+
+    @staticmethod
+    def _upstream(text: bytes, seed: int) -> object:
+        """A replica hears it."""
+        clock = Clock()
+        connection = UpstreamConnection(
+            clock, Metrics(CollectorRegistry()), name="b", expected_server=None, keepalive=KEEPALIVE
+        )
+        answer = conversed(connection, clock, text, seed)
+        events = 0
+        while events < 10_000 and connection._events:
+            connection.ready()
+            events += 1
+        return words(answer[0]), answer[1]
+
+    @staticmethod
+    def _relayed(text: bytes, seed: int) -> object:
+        """A primary hears it."""
+        world = World()
+        node = world.node("a")
+        world.wrote(node, 3)
+        try:
+            protocol: Any = node._factory.buildProtocol(IPv4Address("TCP", "127.0.0.1", 1))
+            answer = conversed(protocol, world.clock, text, seed)
+        finally:
+            _end(world)
+        return words(answer[0]), answer[1]
+
+
+def _end(world: World) -> None:
+    World.made.remove(world)
+    for node in world.nodes.values():
+        node.kill()
+
+
+class RedisTarget(Target):
+    """Messages on the channel of a homeserver, to one of its processes; a line is a message."""
+
+    def seeds(self) -> list[bytes]:
+        spoken = [one.line for one in said() if one.dialect is CURRENT]
+        rows = [
+            line.strip().encode() for line in (GOLDEN / "redis" / "rows.txt").read_text("utf-8").splitlines()
+        ]
+        spoken += [b'RDATA caches w1 5 ["get_user",["@a:hs"],1]', b"POSITION to_device us 3 3", *rows]
+        return [b"\n".join(spoken[start : start + 30]) for start in range(0, min(len(spoken), 1500), 30)]
+
+    def run(self, data: bytes) -> object:
+        story = Story()
+        session = Session(BROKER, NEWEST, name="us", seconds=story.clock.seconds)
+        kinds = set()
+        for action in session.receive(data.split(b"\n")):
+            kinds.add(type(action).__name__)
+            if isinstance(action, Deliver):
+                story.peer.received(action.commands)
+            else:
+                assert isinstance(action, Complain | Close)
+        story.wait(2)
+        told = story.told()
+        story.peer.stop()
+        if sum(map(len, told)) > MAX_ANSWER:
+            raise BadAnswer(f"{len(told)} lines told")
+        return sorted(kinds), sorted({line.split(" ")[0] for line in told}), bool(story.applied)
