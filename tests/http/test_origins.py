@@ -44,6 +44,12 @@ class CrossSiteRequests(SiteCase):
             "foreign_origin", "GET", "/v1/changelog", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: no-cors"
         )
 
+    def test_an_origin_that_is_no_url_is_refused(self) -> None:
+        """The connection was cut without an answer, and a traceback was logged."""
+        for origin in ("http://[", "http://[::1", "http://[not-an-address]", "http://a\u2100"):
+            with self.subTest(origin):
+                self.refused("foreign_origin", "POST", FACTS, f"Origin: {origin}", body=BODY)
+
     def test_a_host_that_is_no_name_is_a_bad_request(self) -> None:
         """The library that finds the path raised an error for it: 500, with a traceback in the log."""
         for host in ("a..b", "x" * 64, "local\x85ost", "\u00ad"):

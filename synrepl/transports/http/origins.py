@@ -63,7 +63,7 @@ def check_origin(request: Any) -> None:
         raise Refused(403, "foreign_origin", "a page of another site made this request")
     host = _host((headers.getRawHeaders(b"host") or [b""])[0], with_port=True)
     for origin in origins or ():
-        said = urlsplit(origin.decode("latin-1")).netloc.lower()
+        said = _origin(origin)
         if not said or said != host:
             raise Refused(
                 403,
@@ -94,6 +94,14 @@ def check_content_type(request: Any) -> None:
             "content_type",
             f"the body is to be JSON: say Content-Type: application/json, not {printable(kind) or 'nothing'}",
         )
+
+
+def _origin(said: bytes) -> str:
+    """Host and port of an origin; empty if it is none."""
+    try:
+        return urlsplit(said.decode("latin-1")).netloc.lower()
+    except ValueError:
+        return ""
 
 
 @lru_cache(maxsize=256)
