@@ -1,17 +1,37 @@
 """Requests over HTTP."""
 
 import atexit
-from typing import Final
+import itertools
+from typing import Any, Final
 
 from scripts.fuzz_parts.target import MAX_ANSWER, BadAnswer, Target, pieces
+from synrepl.errors import NotConnected
+from synrepl.replication.addresses import Address
+from synrepl.replication.roles import HandOver
 from tests.http.builders import CATCH_UP, Talk
-from tests.http.files_builders import FilesSiteCase
+from tests.http.files_builders import DATA, PLACE, FilesSiteCase
+from tests.http.test_replicas import CopiesCase, Nobody
 
 __all__ = ["HttpTarget"]
 
 
-class Site(FilesSiteCase):
-    """A site that outlives the test it is made for."""
+class Unreachable(Nobody):
+    """Other daemons, none of which answers."""
+
+    async def hand_over(self, address: Address, asked: HandOver) -> Any:
+        raise NotConnected(f"{address} cannot be reached")
+
+    async def digest(self, address: Address, serial: int, *, trusted: bool) -> str | None:
+        raise NotConnected(f"{address} cannot be reached")
+
+
+class Site(CopiesCase, FilesSiteCase):
+    """A primary with copies and files, that outlives the test it is made for."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.network.__class__ = Unreachable
+        self.site = self.make_site(files=self.files, roles=self.roles, relays=self.relays)
 
     def runTest(self) -> None:
         """Nothing: it is fed from outside."""
@@ -20,27 +40,39 @@ class Site(FilesSiteCase):
 class HttpTarget(Target):
     """Requests as bytes, to the real site. First byte: how they are split."""
 
-    PATHS: Final = [
-        "/", "/livez", "/readyz", "/metrics", "/status", "/v1/status", "/v1/streams",
-        "/v1/streams/receipts/rows?writer=master&from=0&upto=9&limit=5", "/v1/changelog?since=0&limit=5",
+    GETS: Final = [
+        "/", "/livez", "/readyz", "/metrics", "/status", "/v1/status", "/v1/replication", "/v1/leases",
+        "/v1/streams/receipts/rows?writer=master&from=0&upto=9&limit=5", "/v1/streams/receipts/allocated",
+        "/v1/changelog?since=0&limit=5", "/v1/changelog?since=0&turns=true&receipts=true&digests=true",
         "/v1/changelog?since=0&follow=true&ephemeral=true&streams=receipts", "/v1/extent?since=0&upto=3",
-        "/v1/digests?serials=1,2", "/v1/receipts?after=0&upto=9",
-        "/v1/commands?since=0&wait=0&limit=10&life=x",
-        "/v1/files", "/v1/files/sha256/" + "a" * 64, "/v1/leases", "/v1/positions", "/v1/about",
-        "/v1/snapshot", "/v1/changelog?since=9999999999999999999&wait=1",
+        "/v1/changelog?since=9999999999999999999&wait=1", "/v1/digests?serials=1,2", "/v1/syncing",
+        "/v1/commands?since=0&wait=0&limit=10&life=x", "/v1/files/sha256/" + "a" * 64,
         CATCH_UP + "/receipts/1?from_token=0&upto_token=9",
     ]  # fmt: skip
-    POSTS: Final = [
+    SENT: Final = [
         ("POST", "/v1/streams/receipts/facts", b'{"facts":[[["!r:h","m.read","@a:h","$e",null,{"ts":1}]]]}'),
-        ("POST", "/v1/streams/receipts/facts?files=wait&timeout=1",
-         b'{"facts":[],"idempotency_key":"k","writer":"w"}'),
-        ("POST", "/v1/commands?origin=o&number=1", b"USER_SYNC a @b:h start 1\n"),
+        ("POST", "/v1/streams/typing/facts?files=wait&timeout=1",
+         b'{"facts":[[["!r:h",["@a:h"]]]],"idempotency_key":"k","writer":"w"}'),
+        ("POST", "/v1/facts", b'{"appends":[{"stream":"push_rules","facts":[[["@a:h"]]]}]}'),
+        ("POST", "/v1/commands", b'{"origin":"o","commands":[[1,"USER_SYNC a @b:h start 1"]]}'),
+        ("POST", "/v1/commands/ack", b'{"life":"x","number":1}'),
         ("POST", "/v1/leases", b'{"name":"r"}'),
+        ("POST", "/v1/replicas/u1", b'{"name":"p","subscription":{"history":"h","place":{"epoch":1,'
+         b'"serial":0,"digest":"' + b"0" * 64 + b'"},"filter":{"streams":["events"]}}}'),
+        ("POST", "/v1/replicas/u1/join", b'{"name":"p","join":{},"address":"- http://a:1"}'),
+        ("POST", "/v1/replicas/u1/ack", b'{"epoch":1,"serial":0,"digest":"0"}'),
+        ("POST", "/v1/promote", b'{"force":false}'), ("POST", "/v1/resync", b"{}"),
+        ("POST", "/v1/handover", b'{"seconds":1,"uuid":"u1"}'),
+        ("POST", "/v1/claim", b'{"epoch":2,"uuid":"z","address":"- http://other:9093","history":"h","name":"o"}'),
         ("PUT", "/v1/files/sha256/" + "b" * 64, b"bytes"),
-        ("PATCH", "/v1/files/sha256/" + "b" * 64, b"bytes"),
-        ("DELETE", "/v1/leases/r", b""),
-        ("HEAD", "/v1/files/sha256/" + "b" * 64, b""),
-        ("OPTIONS", "*", b""),
+        ("PUT", PLACE, DATA), ("HEAD", PLACE, b""), ("GET", PLACE, b""),
+        ("DELETE", "/v1/leases/r", b""), ("OPTIONS", "*", b""),
+    ]  # fmt: skip
+    HEADERS: Final = [
+        "Synrepl-Reader: r", "Range: bytes=0-5,9-", "Accept: application/vnd.apache.arrow.stream",
+        "Content-Digest: sha-256=:x:", "Want-Content-Digest: sha-256=1", "Transfer-Encoding: chunked",
+        "Content-Type: application/json; charset=utf-8", "Origin: http://localhost", "If-None-Match: W/\"x\"",
+        "Authorization: Bearer x", "User-Agent: Synapse/1.66.0", "Expect: 100-continue", "Connection: close",
     ]  # fmt: skip
 
     def __init__(self) -> None:
@@ -49,9 +81,9 @@ class HttpTarget(Target):
         atexit.register(self._site.doCleanups)
 
     def seeds(self) -> list[bytes]:
-        gets = [("GET", path, b"") for path in self.PATHS]
-        site = Site()
-        return [b"\0" + site.request(*one, "Synrepl-Reader: r") for one in [*gets, *self.POSTS]]
+        asked = [*(("GET", path, b"") for path in self.GETS), *self.SENT]
+        headers = itertools.cycle(self.HEADERS)
+        return [b"\0" + self._site.request(*one, *extra) for one in asked for extra in ((), (next(headers),))]
 
     def run(self, data: bytes) -> object:
         seed, text = (*data[:1], 0)[0], data[1:]
@@ -74,4 +106,5 @@ class HttpTarget(Target):
         first = heard.partition(b"\r\n")[0]
         if b" 500 " in first and CATCH_UP.encode() not in text:
             raise BadAnswer(heard[:2_000].decode("latin-1"))
-        return first, len(heard).bit_length()
+        error = heard.partition(b'"error":"')[2].partition(b'"')[0]
+        return first, error, len(heard).bit_length()
