@@ -276,6 +276,9 @@ class Settings:
                 found[one.name] = one.parse(value)
             except ConfigError as error:
                 raise ConfigError(f"{where} {error}") from error
+            except (OverflowError, ValueError) as error:
+                # Numbers of YAML have no bound; as a float or a text they have.
+                raise ConfigError(f"{where} cannot be used: {' '.join(str(error).split())}") from error
         for unknown in given:
             raise ConfigError(
                 f"there is no setting {unknown}{suggestion(unknown, [one.name for one in settings()])}"

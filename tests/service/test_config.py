@@ -325,6 +325,22 @@ def test_a_file_that_is_no_text_is_told_in_one_line(content: bytes, tmp_path: Pa
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["ping_seconds", "lease_bytes", "server_name", "database"])
+@pytest.mark.parametrize("number", ["1" * 400, "0x" + "f" * 9000], ids=["decimal", "hexadecimal"])
+def test_a_number_that_python_cannot_bear_is_refused_in_a_line(
+    name: str, number: str, tmp_path: Path
+) -> None:
+    """As a float it overflows; beyond 4,300 digits it cannot even be shown."""
+    path = tmp_path / "bad.yaml"
+    path.write_text(f"{name}: {number}\n")
+
+    try:
+        Settings.build(file=path)
+    except ConfigError as error:
+        assert f"{name} in {path}" in str(error)
+        assert "\n" not in str(error)
+
+
 def test_the_map_of_instances_is_for_the_file_only(tmp_path: Path) -> None:
     """It is a table; flags are lines."""
     path = written(tmp_path, instance_map={"w1": "http://localhost:9101"})
