@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from twisted.logger import globalLogPublisher
+from twisted.logger import globalLogBeginner, globalLogPublisher
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -171,6 +171,8 @@ def main() -> int:
     )
     parser.add_argument("--input", type=Path, help="feed this file to the one target, and nothing else")
     options = parser.parse_args()
+    # What is logged is looked at here, and shown with a find.
+    globalLogBeginner.beginLoggingTo([], discardBuffer=True, redirectStandardIO=False)
     names = options.targets or list(TARGETS)
     if unknown := [name for name in names if name not in TARGETS]:
         parser.error(f"there is no target {unknown[0]}; there are {', '.join(TARGETS)}")
