@@ -12,6 +12,7 @@ import pytest
 SLOW: Final = (
     # Real processes.
     "processes/",
+    "crash/",
     "cli/test_processes",
     "cli/test_replicas",
     "cli/test_tail_failures",

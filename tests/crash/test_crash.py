@@ -22,7 +22,9 @@ FEWEST = {
 """So many deaths at least, or a part of the scenario is not swept any more."""
 
 
-@pytest.mark.parametrize("scenario", FEWEST)
+@pytest.mark.parametrize(
+    "scenario", [pytest.param(name, marks=pytest.mark.story if name == "files" else ()) for name in FEWEST]
+)
 def test_every_death_is_survived(scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right before each statement, commit, write, rename and removal that changes something (which is right
     after the one before), and in the middle of each write; SYNREPL_LONG=1 adds both sides of every effect.
