@@ -266,7 +266,6 @@ def test_unknown_names_are_told_with_the_nearest_known_one(tmp_path: Path) -> No
         (["--secret-file", "/no/such/file"], "cannot read the secret file /no/such/file"),
         (["--config", "/no/such/file"], "cannot read /no/such/file"),
         (["--ping-seconds", "30"], "longer than --ping-seconds"),
-        (["--ping-seconds", "30", "--timeout-seconds", "30"], "longer than --ping-seconds"),
         (["extra"], "'extra' is no option"),
         (
             ["--upstream", "https://ada:hush@berlin.example", "--upstream", "tcp:rome:9092"],
@@ -326,19 +325,15 @@ def test_a_file_that_is_no_text_is_told_in_one_line(content: bytes, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["ping_seconds", "lease_bytes", "server_name", "database"])
-@pytest.mark.parametrize("number", ["1" * 400, "0x" + "f" * 9000], ids=["decimal", "hexadecimal"])
-def test_a_number_that_python_cannot_bear_is_refused_in_a_line(
-    name: str, number: str, tmp_path: Path
-) -> None:
+def test_a_number_that_python_cannot_bear_is_refused_in_a_line(name: str, tmp_path: Path) -> None:
     """As a float it overflows; beyond 4,300 digits it cannot even be shown."""
     path = tmp_path / "bad.yaml"
-    path.write_text(f"{name}: {number}\n")
+    path.write_text(f"{name}: 0x{'f' * 9000}\n")
 
-    try:
+    with pytest.raises(ConfigError, match=f"{name} in {path}") as caught:
         Settings.build(file=path)
-    except ConfigError as error:
-        assert f"{name} in {path}" in str(error)
-        assert "\n" not in str(error)
+
+    assert "\n" not in str(caught.value)
 
 
 def test_the_map_of_instances_is_for_the_file_only(tmp_path: Path) -> None:
