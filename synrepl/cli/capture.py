@@ -8,7 +8,7 @@ and so are facts as the changelog has them, a line of JSON each.
 
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -59,7 +59,7 @@ class _Entry(msgspec.Struct, frozen=True):
     stream: str = ""
     writer: str = ""
     rows: list[msgspec.Raw] = []
-    committed_at_ms: int = 0
+    committed_at_ms: Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)] = 0
 
 
 class _Line(msgspec.Struct, frozen=True):

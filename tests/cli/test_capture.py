@@ -131,3 +131,14 @@ def test_facts_as_the_changelog_has_them_are_read() -> None:
         Recorded("push_rules", [b'["@a:b"]', b'["@c:d"]'], 1_700_000_000.0, "worker1"),
     ]
     assert [(bad.number, bad.why) for bad in found.bad] == [(3, "unknown stream")]
+
+
+def test_a_time_that_cannot_be_is_a_bad_line() -> None:
+    """It was no number that could be divided, and the reading of the whole file ended with a traceback."""
+    fact = b'{"stream":"push_rules","writer":"w","rows":[["@a:b"]],"committed_at_ms":%b}\n'
+
+    found = read(fact % (b"1" * 400) + fact % b"1000", StreamTable.default())
+
+    assert [1.0] == [fact.at for fact in found.facts]
+    assert [1] == [bad.number for bad in found.bad]
+    assert "committed_at_ms" in found.bad[0].why
