@@ -55,10 +55,11 @@ class Effects:
             if self._side == "half" and half is not None:
                 half()
             os._exit(DIED)
-        result = work()
-        if is_last:
-            os._exit(DIED)
-        return result
+        try:
+            return work()
+        finally:
+            if is_last:
+                os._exit(DIED)
 
     def install(self) -> None:
         """From here on everything counts. There is no way back: for processes that end soon."""
