@@ -7,10 +7,29 @@ from typing import Any
 import pytest
 from twisted.logger import capturedLogs, formatEvent
 
+from synrepl.ports.access import Key, Keyring, Right
 from synrepl.ports.limited_logger import MAX_LINES, WINDOW_SECONDS
 from synrepl.testing import Cluster, RawPeer, raw_client
-from synrepl.transports.tcp import PublisherFactory
+from synrepl.transports.tcp import PublisherFactory, ReplicationProtocol
 from synrepl.wire.session import AUTO
+
+READER = Key(name="reader", secret=None, rights=frozenset({Right.READ}))
+
+
+class CertifiedProtocol(ReplicationProtocol):
+    """Its peer has shown a certificate with the name under which it connects."""
+
+    @property
+    def certified_name(self) -> str:
+        """That name."""
+        name: bytes = self.transport.getPeer().name
+        return name.decode()
+
+
+class CertifiedFactory(PublisherFactory):
+    """A listener that wants certificates, as one with TLS does."""
+
+    protocol = CertifiedProtocol
 
 
 @contextmanager
@@ -22,9 +41,11 @@ def logged() -> Iterator[list[str]]:
     lines += [formatEvent(event) for event in events]
 
 
-def listener(one: Cluster, address: str, **options: Any) -> PublisherFactory:
+def listener(
+    one: Cluster, address: str, made_by: type[PublisherFactory] = PublisherFactory, **options: Any
+) -> PublisherFactory:
     daemon = one.daemon
-    factory = PublisherFactory(
+    factory = made_by(
         daemon.publisher, server_name="hs", dialect=AUTO, clock=one.clock, metrics=daemon.metrics, **options
     )
     one.network.listen(address, factory)
@@ -137,3 +158,27 @@ def test_a_line_is_judged_as_a_whole_however_it_arrives(parts: tuple[bytes, ...]
 
     assert [f"ERROR {why}"] == peer.hears()
     assert not peer.is_connected
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [[READER], [READER, Key(name="other", secret=None, rights=READER.rights)]],
+    ids=["removed", "fewer-rights"],
+)
+def test_a_certificate_that_was_revoked_ends_its_connections_alone(kept: list[Key]) -> None:
+    """A follower stays connected for months: removing its key must not wait until it connects again."""
+    one = Cluster()
+    keys = Keyring(keys=[READER, Key(name="other", secret=None)])
+    factory = listener(one, "tls", CertifiedFactory, keys=keys)
+    follower, revoked = connect(one, "tls", "reader"), connect(one, "tls", "other")
+    for peer in (follower, revoked):
+        peer.says("REPLICATE push_rules 0")
+        one.settle(0.1)
+        assert "POSITION" in peer.hears()[-1]
+
+    keys.replace(Keyring(keys=kept))
+    factory.recheck()
+    one.settle(0.1)
+
+    assert (["ERROR its key was revoked or changed"], False) == (revoked.hears(), revoked.is_connected)
+    assert ([], True) == (follower.hears(), follower.is_connected)
