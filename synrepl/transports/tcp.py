@@ -21,6 +21,7 @@ from synrepl.replication.publisher import Attached, Publisher
 from synrepl.replication.serving import serving
 from synrepl.transports.peers import certified_name, is_local
 from synrepl.wire.codec import MAX_LENGTH
+from synrepl.wire.commands import Error, Name, Ping
 from synrepl.wire.declare import CLIENT, SERVER, Command
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.lines import Lines
@@ -310,7 +311,16 @@ class _ServedEnd:
         return f"the certificate of {name} is not in keys_file, or was revoked"
 
     def received(self, commands: Sequence[Command | Rows]) -> None:
-        if not self._protocol.session.closed:
+        session = self._protocol.session
+        if session.closed:
+            return
+        # A replica greets with these and proves its key later. Any other line is that of a follower.
+        is_follower = session.dialect is None and not all(
+            isinstance(one, Name | Ping | Error) for one in commands
+        )
+        if is_follower and (why := self._refusal()):
+            self._protocol.fail(why)
+        else:
             self._end.received(commands)
 
     def pause(self) -> None:

@@ -14,6 +14,7 @@ from synrepl.transports.tcp import PublisherFactory, ReplicationProtocol
 from synrepl.wire.session import AUTO
 
 READER = Key(name="reader", secret=None, rights=frozenset({Right.READ}))
+WRITER = Key(name="writer", secret=None, rights=frozenset({Right.WRITE}))
 
 
 class CertifiedProtocol(ReplicationProtocol):
@@ -182,3 +183,55 @@ def test_a_certificate_that_was_revoked_ends_its_connections_alone(kept: list[Ke
 
     assert (["ERROR its key was revoked or changed"], False) == (revoked.hears(), revoked.is_connected)
     assert ([], True) == (follower.hears(), follower.is_connected)
+
+
+@pytest.mark.parametrize("name", ["stranger", "replica"])
+def test_a_greeting_alone_is_not_refused(name: str) -> None:
+    """A replica greets as a follower does. It proves its key later, and its certificate need not be one."""
+    one = Cluster()
+    keys = Keyring(keys=[Key(name="replica", secret=None, rights=frozenset({Right.REPLICATE}))])
+    listener(one, "tls", CertifiedFactory, keys=keys)
+
+    peer = connect(one, "tls", name)
+    peer.says("NAME paris", "PING 5")
+    one.settle(0.1)
+
+    assert (["SERVER hs"], True) == (peer.hears(), peer.is_connected)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("stranger", "the certificate of stranger is not in keys_file, or was revoked"),
+        ("writer", "the key writer lacks the right read: add it in keys_file"),
+    ],
+    ids=["stranger", "writer"],
+)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "REPLICATE push_rules 0",
+        "USER_SYNC w1 @a:hs start 1",
+        "REMOTE_SERVER_UP b.example",
+        'INVALIDATE_CACHE get_user ["@a:hs"]',
+        "REMOVE_PUSHER app key @a:hs",
+    ],
+    ids=lambda line: line.partition(" ")[0],
+)
+def test_who_may_not_read_is_told_nothing_and_not_heard(line: str, name: str, why: str) -> None:
+    """The CA may have signed certificates for other ends. Some lines look the same in every release: what
+    they say is not taken before it is known whether the peer may follow."""
+    one = Cluster()
+    listener(one, "tls", CertifiedFactory, keys=Keyring(keys=[READER, WRITER]))
+    follower = connect(one)
+    follower.says("REPLICATE push_rules 0", "REPLICATE caches 0")
+    one.settle(0.1)
+    follower.hears()
+
+    peer = connect(one, "tls", name)
+    peer.says(line, 'INVALIDATE_CACHE get_user ["@b:hs"]', "REMOTE_SERVER_UP c.example")
+    one.settle(0.5)
+
+    assert (["SERVER hs", f"ERROR {why}"], False) == (peer.hears(), peer.is_connected)
+    assert [] == follower.hears()
+    assert 0 == one.daemon.log.serial
