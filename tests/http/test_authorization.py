@@ -1,6 +1,7 @@
 """Who may ask: a peer that shows a key that is known here, once; and what that key allows."""
 
 import json
+from io import BytesIO
 from typing import Any
 
 import pytest
@@ -127,6 +128,33 @@ class Authorization(SiteCase):
 
         self.assertEqual(401, self.asked("GET", "/v1/status", "of paris").status)
         self.assertEqual(200, self.asked("GET", "/v1/status", "of oslo").status)
+
+    def test_nothing_is_held_of_a_body_that_may_not_be_sent(self) -> None:
+        """Many connections without a key could fill the memory with what nobody reads."""
+        for secret, held in (("wrong", 0), (SHARED, 9)):
+            for length, body in (
+                ("Content-Length: 12", b'{"facts":'),
+                ("Transfer-Encoding: chunked", b'9\r\n{"facts":\r\n'),
+            ):
+                with self.subTest(secret, length=length):
+                    talk = self.talk()
+                    talk.say(
+                        f"POST /v1/facts HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {secret}\r\n".encode()
+                    )
+                    talk.say(f"{length}\r\n\r\n".encode() + body)
+
+                    (request,) = talk.protocol.requests
+                    self.assertEqual(held, request.content.tell())
+
+    def test_no_room_is_made_for_a_body_that_may_not_be_sent(self) -> None:
+        """Twisted opens a file for one that is large, or of unknown length: each takes a descriptor."""
+        for length in ("Content-Length: 200000", "Transfer-Encoding: chunked"):
+            with self.subTest(length):
+                talk = self.talk()
+                talk.say(f"POST /v1/facts HTTP/1.1\r\nHost: h\r\n{length}\r\n\r\n".encode())
+
+                (request,) = talk.protocol.requests
+                self.assertIsInstance(request.content, BytesIO)
 
     def test_health_and_metrics_need_no_key(self) -> None:
         """Probes and scrapers have none."""
