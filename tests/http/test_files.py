@@ -86,6 +86,24 @@ class PutTests(FilesSiteCase):
 
             self.assertEqual([], self.everything())
 
+    def test_nothing_remains_of_a_client_that_goes_away_before_the_answer(self) -> None:
+        """All of it came, and the disk is not done with it."""
+        keep = self.files.keep
+        free: Deferred[None] = Deferred()
+
+        async def slow(spool: ISpool, sha256: str) -> bool:
+            await free
+            return await keep(spool, sha256)
+
+        talk = self.talk()
+        with mock.patch.object(self.files, "keep", slow):
+            talk.say(self.request("PUT", PLACE, DATA))
+            self.assertEqual(1, len(self.everything()))
+
+            talk.leave()
+
+        self.assertEqual([], self.everything())
+
     def test_too_much_is_refused_before_it_comes(self) -> None:
         """A bound of its own, as files are bigger than facts."""
         self.site = self.make_site(files=self.files, max_body=10, max_file=len(DATA))
