@@ -22,6 +22,7 @@ from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.transports.http.upstream import HttpUpstream
 from synrepl.wire.commands import FederationAck, RemoteServerUp
 from synrepl.wire.filter import Filter
+from synrepl.wire.native import Standing, Subscription
 from tests.http.builders import Answer, SiteCase, receipt, typing
 
 HERE = Address(http="http://hs.example:9093")
@@ -491,6 +492,47 @@ class FollowingOverHttpTests(CopiesCase):
         self.pass_(1)
 
         self.assertEqual(["one", "two"], [one.server for one in told])
+
+
+class RecordingClient:
+    """A client of a site that remembers what was posted to which path."""
+
+    def __init__(self, site: Any) -> None:
+        self.posted: list[tuple[str, Any]] = []
+        self._client: Any = StubTreq(site.resource)
+
+    async def request(self, method: str, url: str, *, data: bytes | None, **options: Any) -> Any:
+        """As treq does it."""
+        if data is not None:
+            self.posted.append((url.removeprefix(HERE.http), json.loads(data)))
+        return await self._client.request(method, url, data=data, **options)
+
+    def flush(self) -> None:
+        """Let what was written arrive."""
+        self._client.flush()
+
+
+class AcknowledgingTests(CopiesCase):
+    """What a replica says of its place over HTTP."""
+
+    def test_an_acknowledgement_never_goes_back(self) -> None:
+        """The primary may have let go of what was acknowledged; a lower serial would promise that it is
+        still there."""
+        self.receipts(9)
+        client = RecordingClient(self.site)
+        conversation = self.wait(HttpUpstream(self.clock, where=HERE, client=client).connect("u-1", "paris"))
+        self.addCleanup(conversation.close)
+        place = Standing(1, 6, self.wait(self.log.digest_at(6)))
+        conversation.subscribe(Subscription(history=self.log.history, place=place))
+        client.flush()
+
+        for serial in (4, 8, 6, 9):
+            conversation.acknowledge(Place(1, serial, ""), 0)
+            self.clock.advance(1)
+            client.flush()
+
+        acknowledged = [said["serial"] for path, said in client.posted if path == "/v1/replicas/u-1/ack"]
+        self.assertEqual([6, 8, 8, 9], acknowledged)
 
 
 class CommandsTests(CopiesCase):
