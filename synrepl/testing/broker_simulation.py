@@ -208,12 +208,18 @@ class BrokerSimulation(SeededRun):
 
     def _begin(self) -> None:
         """Let all meet, and everybody write something, as nobody is heard to stand at 0."""
+        crumbles, self.crumbles = self.crumbles, False
         self._pass(5)
         writers: list[Any] = [*self.synapses, *self.daemons]
         for writer in writers:
             for stream in writer.writes:
                 self._write_one(writer, stream)
-        self._pass(4)
+        self._pass(3)
+        for _ in range(60):
+            self._pass(1)
+            if not self._behind():
+                break
+        self.crumbles = crumbles
         self._has_begun = True
 
     def _observe(self, event: Any) -> None:
