@@ -29,6 +29,9 @@ __all__ = ["BrokerSimulation"]
 QUIET_SECONDS: Final = 30
 """For so long nobody may say anything on the channel when all is told."""
 
+SETTLE_SECONDS: Final = 40
+"""Before that: when nothing was said for so long, all is told."""
+
 MESSAGES_EACH: Final = 40
 """So many POSITIONs at most are told for each reason to tell any."""
 
@@ -448,13 +451,14 @@ class BrokerSimulation(SeededRun):
         else:
             self._fail(f"G3: never caught up: {', '.join(behind[:4])}")
         self._note("everybody has everything")
-        # The last of what was said may still be on its way, and be answered.
+        # The last of what was said may still be on its way, and be answered; a process may still be away, and
+        # announce itself when it is back; and a writer that did not answer is asked again.
         before = -1
         for _ in range(20):
             if self.redis.published == before:
                 break
             before = self.redis.published
-            self._pass(8, 0.1)
+            self._pass(SETTLE_SECONDS, 0.1)
         before = self.redis.published
         self._pass(QUIET_SECONDS, 0.1)
         if self.redis.published != before:
