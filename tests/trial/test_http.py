@@ -11,17 +11,16 @@ from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
-from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
 from synrepl.asking import Asking
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
-from synrepl.storage import Log, ReactorThread, SQLiteEngine
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.client import HttpAppender, HttpCatchUp, HttpChangelog
 from synrepl.transports.http.server import make_site
+from tests.trial.worlds import running_log
 
 ROW = ["!room:hs.example", "m.read", "@ada:hs.example", "$event", None, {"ts": 1}]
 
@@ -62,16 +61,7 @@ class SocketTests(TestCase):
 
     async def setUp(self) -> None:  # type: ignore[override]
         table = StreamTable.default()
-        self.log = Log(
-            SQLiteEngine(self.mktemp()),
-            ReactorThread(reactor, "writing"),
-            ReactorThread(reactor, "reading"),
-            reactor,
-            ephemeral=[stream.name for stream in table if stream.ephemeral],
-            logger=Logger(),
-        )
-        await self.log.start()
-        self.addCleanup(lambda: ensureDeferred(self.log.stop()))
+        self.log = await running_log(self, self.mktemp(), table)
         metrics = Metrics(CollectorRegistry())
         clock: Any = reactor
         publisher = Publisher(self.log, table, clock, metrics, instance="master")

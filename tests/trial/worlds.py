@@ -22,7 +22,23 @@ from synrepl.streams.catalog import PUSH_RULES
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.server import make_site
 
-__all__ = ["World"]
+__all__ = ["World", "running_log"]
+
+
+async def running_log(case: TestCase, path: str | Path, table: StreamTable) -> Log:
+    """A log in SQLite with threads of its own, which is stopped at the end of the test."""
+    clock: Any = reactor
+    log = Log(
+        SQLiteEngine(path),
+        ReactorThread(clock, "writing"),
+        ReactorThread(clock, "reading"),
+        clock,
+        ephemeral=[stream.name for stream in table if stream.ephemeral],
+        logger=Logger(),
+    )
+    await log.start()
+    case.addCleanup(lambda: ensureDeferred(log.stop()))
+    return log
 
 
 class World(TestCase):
@@ -36,16 +52,7 @@ class World(TestCase):
         self.home = Path(tempfile.mkdtemp(prefix="synrepl-"))
         self.addCleanup(shutil.rmtree, self.home)
         table = StreamTable.default()
-        self.log = Log(
-            SQLiteEngine(self.home / "log.db"),
-            ReactorThread(reactor, "writing"),
-            ReactorThread(reactor, "reading"),
-            reactor,
-            ephemeral=[stream.name for stream in table if stream.ephemeral],
-            logger=Logger(),
-        )
-        await self.log.start()
-        self.addCleanup(lambda: ensureDeferred(self.log.stop()))
+        self.log = await running_log(self, self.home / "log.db", table)
         metrics = Metrics(CollectorRegistry())
         self.publisher = Publisher(self.log, table, self.clock, metrics, instance="master")
         self.addCleanup(self.publisher.stop)
