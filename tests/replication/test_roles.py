@@ -20,8 +20,10 @@ from synrepl.replication.roles import (
     ClaimRefused,
     HandOver,
     ReadOnlyHere,
+    Roles,
 )
 from synrepl.replication.roles.asked import Described
+from synrepl.replication.roles.remembering import Noted
 from synrepl.replication.roles.verification import checked_address, common_serial
 from synrepl.testing.replica_simulation import copied
 from synrepl.testing.replicas import FakeNode
@@ -33,6 +35,10 @@ def claim(world: World, node: FakeNode, of: FakeNode, epoch: int, *, uuid: str |
     """Tell a node that another one is primary."""
     said = Claim(epoch=epoch, uuid=uuid or of.log.uuid, address=f"{of.name} -", history=of.log.history)
     world.done(Deferred.fromCoroutine(node.roles.heard(said)))
+
+
+async def nothing(*_: Any, **__: Any) -> None:
+    """A part that is missing."""
 
 
 def restarted(world: World, node: FakeNode) -> None:
@@ -259,6 +265,60 @@ def test_of_two_promoted_into_one_epoch_one_stays(winner: str) -> None:
     restarted(world, loser)
     world.pass_(1)
     assert "primary" != loser.roles.role
+
+
+@pytest.mark.parametrize("without", ["", "_answer", "_ask_who_superseded"])
+def test_a_replica_that_knows_a_later_primary_brings_both_together(
+    without: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two primaries of one epoch never heard of each other. Their go-between refuses the lower claim, says of
+    whom it knows, and can be asked: either is enough."""
+    parted = Parted()
+    world = World(reaches=parted.reaches)
+    a = world.node("a", can_reach=parted.reaches)
+    b, c, d = (world.node(name, "a", start=False, can_reach=parted.reaches) for name in "bcd")
+    for node, uuid in ((b, "z"), (c, "y"), (d, "x")):
+        node.engine._notes["uuid"] = uuid
+        world.start(node)
+    world.wrote(a, 4)
+    world.pass_(2)
+    parted.part(world, "c")
+    world.promote(b, force=True)
+    a.kill()
+    world.promote(c, force=True)
+    world.pass_(5)
+    assert ["primary", "primary", "replica"] == roles(b, c, d)
+    assert "b -" == str(d.roles.primary)
+    b.roles.untold.clear()
+    c.roles.untold[:] = [Address("d")]
+    if without:
+        monkeypatch.setattr(Roles, without, nothing)
+    parted.part(world)
+    with pytest.raises(ClaimRefused) as caught:
+        claim(world, d, c, 2)
+    assert "superseded" == caught.value.code
+    world.pass_(90)
+
+    assert ["primary", "fenced", "replica"] == roles(b, c, d)
+
+
+def test_a_primary_that_is_superseded_says_so() -> None:
+    """As long as it cannot ask the other primary."""
+    world = World()
+    a, b, c = world.chain()
+    world.wrote(a, 5)
+    world.promote(b)
+    world.pass_(2)
+    world.resync(a)
+    world.pass_(2)
+    b.kill()
+    world.promote(c, force=True)
+    noted = Noted("replica", 4, "zz", "b -", (), ())
+    world.done(Deferred.fromCoroutine(a.roles._note(noted)))
+    world.pass_(90)
+
+    assert "primary" == c.roles.role
+    assert any("two daemons are primary: a" in text for text, _ in c.roles.troubles)
 
 
 def test_a_claim_of_a_lower_epoch_means_nothing() -> None:

@@ -22,7 +22,7 @@ class ClaimRefused(ReplicationError):
     """A claim, or another word of a peer about roles, does not count; it changed nothing.
 
     `code` is ``bad_request``, ``busy``, ``not_whole``, ``other_history``, ``epoch_too_far``,
-    ``not_verified``, ``digest_differs`` or ``unknown_replica``.
+    ``not_verified``, ``digest_differs``, ``superseded`` (a later primary is known) or ``unknown_replica``.
     """
 
     def __init__(self, code: str, why: str, *, retryable: bool = False) -> None:

@@ -434,8 +434,10 @@ class Roles:
                 try:
                     await self._tell.claim(address, claim)
                 except ReplicationError as error:
-                    if getattr(error, "code", "") == "other_history":
-                        # It holds another log by now, so that it cannot be primary of this one.
+                    code = getattr(error, "code", "")
+                    if code == "other_history" or (code == "superseded" and self.role != PRIMARY):
+                        # It holds another log by now, so that it cannot be primary of this one; or it knows
+                        # a later primary than this daemon does.
                         self._forget_untold(address)
                     self._logger.info(
                         "{address} is not told of epoch {epoch} yet: {why}",
@@ -443,6 +445,8 @@ class Roles:
                         epoch=claim.epoch,
                         why=str(error),
                     )
+                    if code == "superseded" and self.role == PRIMARY:
+                        await self._ask_who_superseded(address, str(error))
                 else:
                     if claim == self._claim():
                         self._forget_untold(address)
@@ -691,10 +695,17 @@ class Roles:
         if before is not None and not believable(before.epoch):
             before = msgspec.structs.replace(before, epoch=0, uuid="")
         mine = (self._log.epoch, self._log.uuid if self.role == PRIMARY else "")
-        if self.role == REPLICA and before is not None and before.role != PRIMARY:
+        if self.role != PRIMARY and before is not None and before.role != PRIMARY:
             mine = max(mine, (before.epoch, before.uuid))
-        if claim.uuid == self._log.uuid or (claim.epoch, claim.uuid) < mine:
+        if claim.uuid == self._log.uuid:
+            return
+        if (claim.epoch, claim.uuid) < mine:
             await self._answer(claim)
+            if self.role != PRIMARY:
+                why = (
+                    f"this daemon is {self.role}; the primary it knows is {self.primary}, of epoch {mine[0]}"
+                )
+                raise ClaimRefused("superseded", why, retryable=True)
             return
         # Whoever was primary before, as far as this daemon knew, may be out of reach of the new one.
         followed = [] if self.replica is None else [self.replica.upstream.where]
@@ -731,12 +742,20 @@ class Roles:
         self._must_tell(others)
 
     async def _answer(self, claim: Claim) -> None:
-        """Somebody else takes itself for primary who is not: it hears so, until it has heard it."""
-        where = Address.parse(claim.address)
-        if self.role != PRIMARY or claim.uuid == self._log.uuid or not where or where in self.untold:
+        """Another daemon takes itself for primary: it is told of the one that is, until it has heard it."""
+        where, ours = Address.parse(claim.address), self._claim()
+        if (
+            not where
+            or where in self.untold
+            or ours is None
+            or (ours.epoch, ours.uuid) < (claim.epoch, claim.uuid)
+        ):
             return
         self._logger.warn(
-            "{where} claims epoch {epoch}; this daemon stays primary", where=str(where), epoch=claim.epoch
+            "{where} claims epoch {epoch}, but {primary} is primary",
+            where=str(where),
+            epoch=claim.epoch,
+            primary=ours.address,
         )
         # Written down first: the other one takes a claim that was heard for one that holds.
         others = [*self.untold, where]
@@ -760,6 +779,13 @@ class Roles:
         )
         with suppress(ClaimRefused):
             self._ask_about_epoch(checked_address(address), trusted=trusted)
+
+    async def _ask_who_superseded(self, address: Address, why: str) -> None:
+        """A daemon that was told of this primary knows a later one: ask it which, then ask that one."""
+        text = f"two daemons are primary: {address} refuses this one: {why}; ask it: synrepl status"
+        self._later_epochs.add(str(address), text)
+        self._warn_seldom("superseded", text)
+        await self._ask_who_is_primary(address, trusted=True, may_name_strangers=False)
 
     def _ask_about_epoch(self, address: Address, *, trusted: bool) -> None:
         """Ask one replica that is known here, and one that is not, at a time."""
@@ -792,7 +818,7 @@ class Roles:
             return
         claim = Claim(epoch=told.place.epoch, uuid=told.uuid, address=str(where), history=told.history)
         async with self._changing:
-            if self.role == PRIMARY and claim.epoch > self._log.epoch:
+            if self.role == PRIMARY and (claim.epoch, claim.uuid) > (self._log.epoch, self._log.uuid):
                 await self._judge(claim)
 
     async def _heard_at_start(self, address: Address, told: Described) -> None:
