@@ -27,6 +27,9 @@ from synrepl.testing.simulation import Simulation  # noqa: E402
 
 WORLDS: Final = {"workers": Simulation, "broker": BrokerSimulation, "replicas": ReplicaSimulation}
 
+SEEDS_EACH: Final = 16
+"""So many seeds are run by one process."""
+
 
 class Outcome(NamedTuple):
     """One seed: its CPU seconds, and the broken promise, if any."""
@@ -50,9 +53,14 @@ def run(task: tuple[str, int]) -> Outcome:
 
 
 def outcomes(tasks: list[tuple[str, int]], jobs: int) -> Iterator[Outcome]:
-    """What becomes of each seed, as they end. A process is replaced from time to time: it keeps garbage."""
-    with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=500) as pool:
-        yield from pool.imap_unordered(run, tasks, chunksize=10)
+    """What becomes of each seed, as they end.
+
+    A process ends after a few seeds: that costs less than to collect the garbage of former ones.
+    """
+    for world in {world for world, _ in tasks}:
+        WORLDS[world](0).run()  # imports what processes then need not import
+    with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
+        yield from pool.imap_unordered(run, tasks, chunksize=SEEDS_EACH)
 
 
 def main() -> int:
