@@ -193,7 +193,8 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """SUBSCRIBE: where the replica stands, and what it wants from there on.
 
     `turn` is where its epoch began, `began_ms` when: where trimming hides digests, that tells two daemons
-    apart that were promoted into one epoch at one place.
+    apart that were promoted into one epoch at one place. An epoch that began since facts of `lost_stream`
+    beyond `lost_upto` were lost is another one than an epoch that began with a promotion.
     """
 
     history: str
@@ -202,6 +203,8 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     clock: dict[str, dict[str, Int64]] = {}
     turn: Standing | None = None
     began_ms: Int64 = 0
+    lost_stream: str = ""
+    lost_upto: Natural64 = 0
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -267,6 +267,37 @@ def test_of_two_promoted_into_one_epoch_one_stays(winner: str) -> None:
     assert "primary" != loser.roles.role
 
 
+@pytest.mark.parametrize("winner", ["a", "b"])
+def test_an_epoch_that_began_with_a_loss_is_another_one(winner: str) -> None:
+    """A lost facts of a stream while B was promoted: both epochs begin after the same fact, and the writers
+    stand elsewhere."""
+    parted = Parted()
+    world = World(reaches=parted.reaches)
+    nodes = {
+        name: world.node(name, upstream, start=False, can_reach=parted.reaches)
+        for name, upstream in (("a", None), ("b", "a"))
+    }
+    for name, node in nodes.items():
+        node.engine._notes["uuid"] = "z" if name == winner else "y"
+        world.start(node)
+    a, b = nodes.values()
+    world.wrote(a, 5)
+    world.pass_(2)
+    parted.part(world, "a")
+    world.done(Deferred.fromCoroutine(a.log.lose("to_device", 3)))
+    world.promote(b, force=True)
+    assert a.log.place == b.log.place
+    parted.part(world)
+    world.pass_(12)
+    loser = nodes["b" if winner == "a" else "a"]
+    assert "fenced" == loser.roles.role
+    assert world.resync(loser)
+    world.pass_(5)
+
+    assert a.log.clock() == b.log.clock()
+    assert a.log.place == b.log.place
+
+
 @pytest.mark.parametrize("without", ["", "_answer", "_ask_who_superseded"])
 def test_a_replica_that_knows_a_later_primary_brings_both_together(
     without: str, monkeypatch: pytest.MonkeyPatch

@@ -231,8 +231,15 @@ class Relays:
         if not asked.filter.within(self.filter()):
             return refusal("filtered", "this daemon has only some streams or writers, and not all of these")
         head, begun = log.place, asked.turn
-        if begun is not None and not any(begun == _began(turn) for turn in log.turns):
+        same = [turn for turn in log.turns if begun == _began(turn)]
+        if begun is not None and not any(
+            (turn.stream, turn.token) == (asked.lost_stream, asked.lost_upto) for turn in same
+        ):
             why = f"{name} says that epoch {begun.epoch} began at serial {begun.serial}: not here"
+            if same:
+                why = (
+                    f"epoch {begun.epoch} began for another reason at {name}: facts were lost at one of both"
+                )
             return self._refuse("fork", why)
         parted = next((turn for turn in log.turns if turn.epoch > place.epoch), None)
         if parted is not None and parted.serial < place.serial:
@@ -245,11 +252,9 @@ class Relays:
                 "ahead",
                 f"{name} is at serial {place.serial}, this log ends at {head.serial}",
             )
-        if place.serial < log.begin.serial and begun is not None:
-            times = [turn.at_ms for turn in log.turns if begun == _began(turn)]
-            if asked.began_ms and asked.began_ms not in times:
-                return self._refuse("fork", f"{name} began epoch {begun.epoch} at another time")
         if place.serial < log.begin.serial:
+            if begun and asked.began_ms and asked.began_ms not in [turn.at_ms for turn in same]:
+                return self._refuse("fork", f"{name} began epoch {begun.epoch} at another time")
             return self._refuse(
                 "trimmed",
                 f"{name} is at serial {place.serial}, this log begins after {log.begin.serial}",

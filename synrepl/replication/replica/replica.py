@@ -240,6 +240,8 @@ class Replica:
                 clock=clock if len(say(clock)) <= MAX_CLOCK_BYTES else {},
                 turn=None if turn is None else Standing(turn.epoch, turn.serial, turn.digest),
                 began_ms=0 if turn is None else turn.at_ms,
+                lost_stream="" if turn is None else turn.stream,
+                lost_upto=0 if turn is None else turn.token,
             )
         )
         taking = Taking(log, is_filtered=not self.wanted.is_open)
