@@ -7,8 +7,8 @@ takes the `DefaultSource` of each. An exception here would break the data source
 import warnings
 
 try:
-    from synrepl.pipeline.source.source import SynreplSource as DefaultSource
-    from synrepl.pipeline.source.source import pickle_by_value
+    from synrepl.pipeline.source.data_source import SynreplSource as DefaultSource
+    from synrepl.pipeline.source.data_source import pickle_by_value
 except ImportError as error:
     warnings.warn(
         f"the Spark data source synrepl cannot be used: {error}."

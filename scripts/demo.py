@@ -22,7 +22,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from synrepl.cli.capture import read  # noqa: E402  # after the path
+from synrepl.cli.recordings import read  # noqa: E402  # after the path
 from synrepl.streams.table import StreamTable  # noqa: E402
 from synrepl.wire.dialect import Dialect  # noqa: E402
 

@@ -17,16 +17,16 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from scripts.lib.museum import cases  # noqa: E402  # after the path
+from synrepl.cli.errors import EXIT_CODES  # noqa: E402
 from synrepl.cli.main import main as synrepl_command  # noqa: E402
-from synrepl.cli.trouble import EXIT_CODES  # noqa: E402
 from synrepl.config import table_for_the_manual  # noqa: E402
 from synrepl.ports.metrics import Metrics  # noqa: E402
-from synrepl.streams.declare import Stream  # noqa: E402
+from synrepl.streams.stream import Stream  # noqa: E402
 from synrepl.streams.table import StreamTable  # noqa: E402
 from synrepl.wire.codec import MAX_LENGTH  # noqa: E402
 from synrepl.wire.commands import declared_commands  # noqa: E402
-from synrepl.wire.declare import Command, Form, Side  # noqa: E402
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect, Release, Span  # noqa: E402
+from synrepl.wire.grammar import Command, Form, Side  # noqa: E402
 
 DOCS: Final = ROOT / "docs"
 MADE: Final = "<!-- Written by scripts/docs from the code; edit that. -->\n"

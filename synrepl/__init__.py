@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from synrepl.caches import Changes, Invalidation, Vintage
     from synrepl.config import Settings
-    from synrepl.connecting import connect, serve
     from synrepl.errors import (
         ConfigError,
         GapError,
@@ -26,11 +25,12 @@ if TYPE_CHECKING:
         UnknownStream,
         WaitTimeout,
     )
-    from synrepl.ports.caching import Caches
+    from synrepl.ports.caches import Caches
     from synrepl.ports.metrics import Metrics
-    from synrepl.replication.follower import Event, Follower
+    from synrepl.replication.follower.follower import Event, Follower
+    from synrepl.replication.follower.updates import Updates
     from synrepl.replication.publisher import Publisher
-    from synrepl.replication.updates import Updates
+    from synrepl.services import connect, serve
     from synrepl.storage.ids import (
         IdStream,
         IdTable,
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
         transact,
     )
     from synrepl.storage.invalidations import InvalidationWriter
-    from synrepl.streams.declare import Stream, row
     from synrepl.streams.positions import VClock
+    from synrepl.streams.stream import Stream, row
     from synrepl.streams.table import StreamTable
     from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, Dialect
 
 _HOMES = {
     "CURRENT": "synrepl.wire.dialect",
-    "Caches": "synrepl.ports.caching",
+    "Caches": "synrepl.ports.caches",
     "Changes": "synrepl.caches",
     "ConfigError": "synrepl.errors",
     "Dialect": "synrepl.wire.dialect",
-    "Event": "synrepl.replication.follower",
-    "Follower": "synrepl.replication.follower",
+    "Event": "synrepl.replication.follower.follower",
+    "Follower": "synrepl.replication.follower.follower",
     "GapError": "synrepl.errors",
     "IdStream": "synrepl.storage.ids",
     "IdTable": "synrepl.storage.ids",
@@ -73,18 +73,18 @@ _HOMES = {
     "RowError": "synrepl.errors",
     "Settings": "synrepl.config",
     "StorageError": "synrepl.errors",
-    "Stream": "synrepl.streams.declare",
+    "Stream": "synrepl.streams.stream",
     "StreamIdGenerator": "synrepl.storage.ids",
     "StreamTable": "synrepl.streams.table",
     "UnknownStream": "synrepl.errors",
-    "Updates": "synrepl.replication.updates",
+    "Updates": "synrepl.replication.follower.updates",
     "VClock": "synrepl.streams.positions",
     "Vintage": "synrepl.caches",
     "WaitTimeout": "synrepl.errors",
     "WriterSession": "synrepl.storage.ids",
-    "connect": "synrepl.connecting",
-    "row": "synrepl.streams.declare",
-    "serve": "synrepl.connecting",
+    "connect": "synrepl.services",
+    "row": "synrepl.streams.stream",
+    "serve": "synrepl.services",
     "transact": "synrepl.storage.ids",
 }
 

@@ -19,7 +19,7 @@ from synrepl.config import Settings, settings, suggestion
 from synrepl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from synrepl.service import Daemon
+    from synrepl.daemon.service import Daemon
 
 __all__ = ["Options", "makeService"]
 
@@ -123,7 +123,7 @@ def makeService(options: Options) -> IService:
     """The daemon, ready to be started."""
     from twisted.internet import reactor
 
-    from synrepl.service import Daemon
+    from synrepl.daemon.service import Daemon
 
     assert options.settings is not None
 

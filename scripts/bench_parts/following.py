@@ -13,8 +13,8 @@ from twisted.internet.testing import StringTransport
 
 from scripts.bench_parts.measuring import EVENT, Options, Result, best, peer
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.follower import Follower
-from synrepl.replication.updates import Updates
+from synrepl.replication.follower.follower import Follower
+from synrepl.replication.follower.updates import Updates
 from synrepl.streams.catalog import EVENTS
 from synrepl.streams.catalog.events import Event
 from synrepl.transports.tcp import FollowerFactory

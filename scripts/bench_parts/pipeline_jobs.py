@@ -89,7 +89,7 @@ def run(url: str, folder: Path, cores: int) -> dict[str, float]:
     from synrepl.pipeline.audit.audit import audit
     from synrepl.pipeline.session import session
     from synrepl.pipeline.snapshot.compact import compact
-    from synrepl.pipeline.source.source import register
+    from synrepl.pipeline.source.data_source import register
     from synrepl.pipeline.store import Store
 
     # As many for the Python of tasks as for Java.

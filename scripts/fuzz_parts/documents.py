@@ -5,7 +5,7 @@ from pathlib import Path
 
 from scripts.fuzz_parts.target import BadAnswer, Target
 from scripts.fuzz_parts.wire import DIALECTS, TABLE
-from synrepl.cli import capture
+from synrepl.cli import recordings
 from synrepl.config import Settings
 from synrepl.config.files import read_keys, read_secret
 from synrepl.errors import ConfigError
@@ -54,6 +54,6 @@ class RecordedTarget(Target):
     def run(self, data: bytes) -> object:
         which, text = (*data[:1], 0)[0] % 6, data[1:]
         dialect = None if which == 0 else DIALECTS[which - 1]
-        found = capture.read(text, TABLE, dialect=dialect)
-        posted = [capture.as_posted(fact) for fact in found.facts]
+        found = recordings.read(text, TABLE, dialect=dialect)
+        posted = [recordings.as_posted(fact) for fact in found.facts]
         return which, len(posted).bit_length(), sorted({bad.why[:15] for bad in found.bad})[:5]

@@ -10,7 +10,7 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.roles import HandOver
 from tests.http.builders import CATCH_UP, Talk
 from tests.http.files_builders import DATA, PLACE, FilesSiteCase
-from tests.http.test_replicas import CopiesCase, Nobody
+from tests.http.test_replica_routes import CopiesCase, Nobody
 
 __all__ = ["HttpTarget"]
 

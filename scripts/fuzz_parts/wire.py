@@ -10,15 +10,15 @@ from twisted.internet.task import Clock
 from scripts.fuzz_parts.target import MAX_ANSWER, BadAnswer, Target, conversed, pieces, words
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.follower import Follower
+from synrepl.replication.follower.follower import Follower
 from synrepl.streams.table import StreamTable
 from synrepl.testing import Cluster
 from synrepl.testing.replicas import KEEPALIVE
 from synrepl.transports.native import UpstreamConnection
 from synrepl.transports.tcp import FollowerFactory
 from synrepl.wire.blocks import BlockReader
-from synrepl.wire.declare import BROKER
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
+from synrepl.wire.grammar import BROKER
 from synrepl.wire.session import Close, Complain, Deliver, Session
 from tests.captures import GOLDEN, said
 from tests.replication.test_broker import Story

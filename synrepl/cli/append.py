@@ -11,11 +11,11 @@ from typing import Final
 import click
 import msgspec
 
-from synrepl.asking import Refused
+from synrepl.cli.errors import EXIT_CODES, Trouble, connect, secret_option, url_option
+from synrepl.cli.fact_poster import BATCH, Posting
 from synrepl.cli.output import Lines, OutputClosed
-from synrepl.cli.posting import BATCH, Posting
 from synrepl.cli.progress import Advance
-from synrepl.cli.trouble import EXIT_CODES, Trouble, connect, secret_option, url_option
+from synrepl.http_client import Refused
 
 __all__ = ["append"]
 

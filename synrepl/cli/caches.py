@@ -13,14 +13,14 @@ import click
 import msgspec
 from rich.console import Console
 
-from synrepl.asking import Asking, Refused, Unreachable
 from synrepl.caches import CacheRegistry, Finding
 from synrepl.caches import lint as find_wrong
 from synrepl.caches.counters import NameCounts
-from synrepl.cli.capture import read
+from synrepl.cli.errors import EXIT_CODES, Trouble, read_secret, secret_option
 from synrepl.cli.progress import Advance
-from synrepl.cli.trouble import EXIT_CODES, Trouble, read_secret, secret_option
-from synrepl.showing.words import counted
+from synrepl.cli.recordings import read
+from synrepl.html.humanize import counted
+from synrepl.http_client import Asking, Refused, Unreachable
 from synrepl.streams.table import StreamTable
 
 __all__ = ["caches"]

@@ -10,11 +10,11 @@ import click
 import msgspec
 from rich.console import Console
 
+from synrepl.cli.errors import EXIT_CODES, Trouble
 from synrepl.cli.progress import Advance
-from synrepl.cli.trouble import EXIT_CODES, Trouble
 from synrepl.config import Settings
 from synrepl.errors import ConfigError, ReplicationError
-from synrepl.showing.words import counted
+from synrepl.html.humanize import counted
 from synrepl.storage.databases import Database
 from synrepl.storage.doctor import Complaint, Diagnosis, Doctor
 from synrepl.storage.ids import IdStream

@@ -9,9 +9,9 @@ from urllib.parse import quote
 import click
 from rich.console import Console
 
-from synrepl.asking import Asking, Refused, Unreachable
-from synrepl.cli import standing
-from synrepl.cli.trouble import EXIT_CODES, Trouble, connect, secret_option, url_option
+from synrepl.cli import tables
+from synrepl.cli.errors import EXIT_CODES, Trouble, connect, secret_option, url_option
+from synrepl.http_client import Asking, Refused, Unreachable
 
 __all__ = ["leases"]
 
@@ -41,7 +41,7 @@ def leases(action: str, name: str | None, url: str, secret_file: Path | None, as
         click.echo(f"{answer['name']} is dropped: nothing is kept for it, and it is not served any more")
     else:
         console = Console(highlight=False)
-        for part in standing.leases(answer["leases"], time.time()) or ["no leases"]:
+        for part in tables.leases(answer["leases"], time.time()) or ["no leases"]:
             console.print(part)
 
 

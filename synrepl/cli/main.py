@@ -7,6 +7,7 @@ import click
 from synrepl.cli.append import append
 from synrepl.cli.caches import caches
 from synrepl.cli.doctor import doctor
+from synrepl.cli.errors import EXIT_CODES, Trouble
 from synrepl.cli.leases import leases
 from synrepl.cli.pipeline import pipeline
 from synrepl.cli.promote import promote
@@ -16,7 +17,6 @@ from synrepl.cli.resync import resync
 from synrepl.cli.status import status
 from synrepl.cli.streams import streams
 from synrepl.cli.tail import tail
-from synrepl.cli.trouble import EXIT_CODES, Trouble
 from synrepl.errors import ConfigError
 
 __all__ = ["main"]

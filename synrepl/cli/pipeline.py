@@ -2,13 +2,13 @@
 
 import click
 
+from synrepl.cli.errors import EXIT_CODES
 from synrepl.cli.jobs.archive import archive_command
 from synrepl.cli.jobs.audit import audit_command
 from synrepl.cli.jobs.compact import compact_command
 from synrepl.cli.jobs.replay import replay_command
 from synrepl.cli.jobs.report import report_command
 from synrepl.cli.jobs.watch import watch_command
-from synrepl.cli.trouble import EXIT_CODES
 
 __all__ = ["pipeline"]
 

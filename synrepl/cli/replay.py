@@ -12,11 +12,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from synrepl.asking import Refused
-from synrepl.cli.capture import Recorded, Recording, as_posted, read
-from synrepl.cli.posting import BATCH, Posting
+from synrepl.cli.errors import EXIT_CODES, Trouble, connect, dialect_option, secret_option, url_option
+from synrepl.cli.fact_poster import BATCH, Posting
 from synrepl.cli.progress import Advance
-from synrepl.cli.trouble import EXIT_CODES, Trouble, connect, dialect_option, secret_option, url_option
+from synrepl.cli.recordings import Recorded, Recording, as_posted, read
+from synrepl.http_client import Refused
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import Dialect
 

@@ -9,9 +9,9 @@ from typing import Final
 import click
 from rich.console import Console
 
-from synrepl.cli import standing
+from synrepl.cli import tables
+from synrepl.cli.errors import EXIT_CODES, secret_option, url_option
 from synrepl.cli.status import ask_status
-from synrepl.cli.trouble import EXIT_CODES, secret_option, url_option
 
 __all__ = ["replicas"]
 
@@ -30,7 +30,7 @@ def replicas(url: str, secret_file: Path | None, check: bool, as_json: bool) -> 
         click.echo(json.dumps(found))
     else:
         console = Console(highlight=False)
-        for part in standing.replicas(found, time.time()) or ["no replicas"]:
+        for part in tables.replicas(found, time.time()) or ["no replicas"]:
             console.print(part)
     if check and any(one["state"] in BAD for one in found):
         sys.exit(1)

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import click
 
-from synrepl.asking import Asking, Refused, Unreachable
+from synrepl.cli.errors import EXIT_CODES, Trouble, confirm, connect, secret_option, url_option
 from synrepl.cli.progress import Advance
-from synrepl.cli.trouble import EXIT_CODES, Trouble, confirm, connect, secret_option, url_option
+from synrepl.http_client import Asking, Refused, Unreachable
 
 __all__ = ["resync"]
 

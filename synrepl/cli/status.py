@@ -12,9 +12,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from synrepl.asking import Asking, Refused, Unreachable
-from synrepl.cli import standing
-from synrepl.cli.trouble import EXIT_CODES, Trouble, connect, secret_option, url_option
+from synrepl.cli import tables
+from synrepl.cli.errors import EXIT_CODES, Trouble, connect, secret_option, url_option
+from synrepl.http_client import Asking, Refused, Unreachable
 
 __all__ = ["ask_status", "status"]
 
@@ -69,7 +69,7 @@ def _watch(url: str, secret_file: Path | None, interval: float, *, as_json: bool
                 if as_json:
                     click.echo(json.dumps(found))
                 else:
-                    live.update(standing.together(parts), refresh=True)
+                    live.update(tables.together(parts), refresh=True)
                 time.sleep(interval)
     except KeyboardInterrupt:
         sys.exit(0)
@@ -80,19 +80,19 @@ def _watch(url: str, secret_file: Path | None, interval: float, *, as_json: bool
 def _parts(found: dict[str, Any], now: float) -> list[RenderableType]:
     """What is shown of it."""
     parts = [
-        *standing.errors(found, now),
-        standing.about(found),
-        *standing.upstream(found),
-        *standing.replicas(found.get("replicas") or [], now),
-        *standing.leases(found.get("leases") or [], now),
-        *standing.files(found, now),
+        *tables.errors(found, now),
+        tables.about(found),
+        *tables.upstream(found),
+        *tables.replicas(found.get("replicas") or [], now),
+        *tables.leases(found.get("leases") or [], now),
+        *tables.files(found, now),
         *_sources(found),
     ]
     followers = found.get("followers") or []
     if not followers:
         return [*parts, Text("no followers")]
     table = Table("follower", "dialect", "", "lag in rows", "lag in seconds")
-    for one in followers[: standing.SHOWN]:
+    for one in followers[: tables.SHOWN]:
         table.add_row(
             one["name"] or "(no name)",
             one["dialect"] or "unknown",

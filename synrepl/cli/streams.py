@@ -8,9 +8,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from synrepl.cli.errors import EXIT_CODES, secret_option, url_option
 from synrepl.cli.status import ask_status
-from synrepl.cli.stuck import Stuck, of_database, of_status
-from synrepl.cli.trouble import EXIT_CODES, secret_option, url_option
+from synrepl.cli.stuck_streams import Stuck, of_database, of_status
 
 __all__ = ["streams"]
 

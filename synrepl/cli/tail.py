@@ -6,10 +6,10 @@ from typing import Literal
 
 import click
 
+from synrepl.cli.errors import EXIT_CODES, Trouble, dialect_option, read_secret, secret_option
 from synrepl.cli.output import Lines
-from synrepl.cli.trouble import EXIT_CODES, Trouble, dialect_option, read_secret, secret_option
 from synrepl.errors import ConfigError, StorageError
-from synrepl.storage.positions import FilePositions
+from synrepl.storage.position_files import FilePositions
 from synrepl.transports.redis.address import SCHEMES
 from synrepl.wire.dialect import Dialect
 
@@ -69,10 +69,10 @@ def tail(
     file = FilePositions(state) if state is not None else None
     from twisted.internet import reactor
 
-    from synrepl.cli.quiet import quiet
+    from synrepl.cli.log_level import quiet
     from synrepl.cli.tail_changelog import tail_changelog
+    from synrepl.cli.tail_common import Tailing
     from synrepl.cli.tail_lines import tail_lines
-    from synrepl.cli.tailing import Tailing
 
     quiet()
     tailing = Tailing(reactor, Lines(), exit_after=exit_after)

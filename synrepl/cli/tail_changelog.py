@@ -10,11 +10,11 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.web._newclient import ParseError
 
+from synrepl.cli.tail_common import Tailing
 from synrepl.cli.tail_failures import advice_for
-from synrepl.cli.tailing import Tailing
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError, StorageError
 from synrepl.ports.tasks import Tasks
-from synrepl.storage.positions import ChangelogPlace, FilePositions
+from synrepl.storage.position_files import ChangelogPlace, FilePositions
 from synrepl.streams import jsontext
 from synrepl.transports.http.client import AheadOfLog, HttpChangelog, RequestRefused
 from synrepl.transports.tls import tls_trouble

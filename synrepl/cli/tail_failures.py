@@ -9,8 +9,8 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.python.failure import Failure
 
-from synrepl.cli.tailing import Tailing
-from synrepl.replication.follower import Event, Follower
+from synrepl.cli.tail_common import Tailing
+from synrepl.replication.follower.follower import Event, Follower
 from synrepl.wire.commands import Position
 
 __all__ = ["PERMANENT", "PermanentFailure", "TargetCheck", "advice_for", "speaks_http"]

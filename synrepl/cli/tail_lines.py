@@ -5,13 +5,13 @@ from typing import Any, Literal
 
 from twisted.internet.defer import Deferred
 
+from synrepl.cli.tail_common import PrintedPositions, Tailing
 from synrepl.cli.tail_failures import TargetCheck, speaks_http
-from synrepl.cli.tailing import PrintedPositions, Tailing
-from synrepl.connecting import connect
-from synrepl.replication.follower import Event, Follower, untyped
-from synrepl.replication.following import following
-from synrepl.replication.updates import Updates
-from synrepl.storage.positions import FilePositions
+from synrepl.replication.follower.follower import Event, Follower, untyped
+from synrepl.replication.follower.strategy import following
+from synrepl.replication.follower.updates import Updates
+from synrepl.services import connect
+from synrepl.storage.position_files import FilePositions
 from synrepl.streams.table import StreamTable
 from synrepl.transports.endpoints import client_endpoint
 from synrepl.transports.redis.address import SCHEMES

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from synrepl import asking
-from synrepl.config.near import suggestion
+from synrepl import http_client
+from synrepl.config.suggestion import suggestion
 from synrepl.errors import ConfigError
 from synrepl.ports.access import ALL_RIGHTS, Key, Right
 
@@ -45,7 +45,7 @@ def read_file(path: Path, known: Sequence[str]) -> dict[str, Any]:
 
 
 def read_secret(path: Path, warnings: list[str]) -> str:
-    secret = asking.read_secret(path)
+    secret = http_client.read_secret(path)
     _warn_if_public(path, warnings)
     return secret
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from synrepl.config import values
-from synrepl.config.checks import check
-from synrepl.config.declaring import Setting, setting
 from synrepl.config.files import read_file, read_keys, read_secret
-from synrepl.config.near import suggestion
+from synrepl.config.setting import Setting, setting
+from synrepl.config.suggestion import suggestion
+from synrepl.config.validation import check
 from synrepl.errors import ConfigError
 from synrepl.ports.access import Key, Keyring
 from synrepl.transports.credentials import Credentials
 from synrepl.wire.dialect import Dialect
 
 if TYPE_CHECKING:
-    from synrepl.replication.writes import Write
+    from synrepl.replication.write_policy import Write
     from synrepl.storage.tables.layout import TableStream
     from synrepl.transports.redis.address import RedisAddress
 

@@ -10,13 +10,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from synrepl.config.near import suggestion
+from synrepl.config.suggestion import suggestion
 from synrepl.errors import ConfigError
 from synrepl.transports.endpoints import check_client, check_server
 from synrepl.wire.dialect import Dialect
 
 if TYPE_CHECKING:
-    from synrepl.replication.writes import Write
+    from synrepl.replication.write_policy import Write
     from synrepl.storage.tables.layout import TableStream
     from synrepl.transports.redis.address import RedisAddress
 
@@ -291,7 +291,7 @@ def redis_writes(value: Any) -> "tuple[Write, ...]":
     """Streams that are told on Redis."""
     if value in ((), [], None, ""):
         return ()
-    from synrepl.replication.writes import read_writes
+    from synrepl.replication.write_policy import read_writes
 
     return read_writes(value)
 

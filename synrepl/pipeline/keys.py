@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from synrepl.errors import RowError
 from synrepl.streams import jsontext
-from synrepl.streams.declare import Stream
+from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import NEWEST
 

@@ -11,13 +11,13 @@ import msgspec
 
 from synrepl.errors import ConfigError
 from synrepl.pipeline.archive.manifest import Manifest, manifests
-from synrepl.pipeline.archive.reading import LAST, rows_of
-from synrepl.pipeline.source.daemon import Daemon
+from synrepl.pipeline.archive.reader import LAST, rows_of
+from synrepl.pipeline.progress import Tell, nobody
+from synrepl.pipeline.source.daemon_client import Daemon
+from synrepl.pipeline.source.data_sink import bodies, facts_of
+from synrepl.pipeline.source.data_source import register
 from synrepl.pipeline.source.options import read_options
-from synrepl.pipeline.source.source import register
-from synrepl.pipeline.source.writer import bodies, facts_of
 from synrepl.pipeline.store import Store
-from synrepl.pipeline.telling import Tell, nobody
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -331,7 +331,7 @@ class ILog(Protocol):
 
 
 class ICaches(Protocol):
-    """What a worker remembers, and must forget in time; `synrepl.ports.caching.Caches` is one."""
+    """What a worker remembers, and must forget in time; `synrepl.ports.caches.Caches` is one."""
 
     @property
     def streams(self) -> Collection[str]:

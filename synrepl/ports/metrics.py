@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from synrepl.wire.declare import Command
-from synrepl.wire.runs import Rows
+from synrepl.wire.grammar import Command
+from synrepl.wire.rdata_runs import Rows
 
 if TYPE_CHECKING:
     # A daemon has none, and need not have all that makes them in memory.

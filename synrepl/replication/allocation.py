@@ -5,7 +5,7 @@ from typing import Any
 
 from synrepl.errors import NeverAllocated, ReplicationError
 from synrepl.ports.interfaces import IAllocated
-from synrepl.replication.waiters import Waiter, Waiters
+from synrepl.replication.follower.waiters import Waiter, Waiters
 
 __all__ = ["Allocation"]
 

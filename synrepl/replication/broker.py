@@ -14,14 +14,14 @@ from twisted.logger import Logger
 from synrepl.errors import LocalProtocolError, NotConnected
 from synrepl.ports.interfaces import IClock
 from synrepl.replication.echoes import Echoes
-from synrepl.replication.follower import Follower
-from synrepl.replication.following import SHARED
+from synrepl.replication.follower.follower import Follower
+from synrepl.replication.follower.strategy import SHARED
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.reader import Reader
 from synrepl.wire.commands import Position, Rdata, Replicate
-from synrepl.wire.declare import Command
 from synrepl.wire.dialect import NEWEST, Dialect
-from synrepl.wire.runs import Rows
+from synrepl.wire.grammar import Command
+from synrepl.wire.rdata_runs import Rows
 
 __all__ = ["PROBE_SECONDS", "Broker", "BrokerPeer", "Clash"]
 

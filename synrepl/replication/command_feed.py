@@ -11,8 +11,8 @@ from twisted.internet.defer import Deferred
 
 from synrepl.errors import LocalProtocolError
 from synrepl.ports.interfaces import IClock
-from synrepl.replication.forwarding import line_of
-from synrepl.wire.declare import Command
+from synrepl.replication.command_forwarder import line_of
+from synrepl.wire.grammar import Command
 
 __all__ = ["MAX_BYTES", "MAX_COMMANDS", "CommandFeed", "FeedEntry"]
 

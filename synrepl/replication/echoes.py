@@ -5,8 +5,8 @@ from typing import Final
 
 from synrepl.ports.interfaces import IClock
 from synrepl.wire.codec import codec_of
-from synrepl.wire.declare import BROKER, Command
 from synrepl.wire.dialect import NEWEST
+from synrepl.wire.grammar import BROKER, Command
 
 __all__ = ["Echoes"]
 

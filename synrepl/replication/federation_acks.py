@@ -6,7 +6,7 @@ from typing import Final
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.interfaces import IClock
-from synrepl.replication.forwarding import REMIND_SECONDS, Origin
+from synrepl.replication.command_forwarder import REMIND_SECONDS, Origin
 
 __all__ = [
     "MAX_NAME",

@@ -11,22 +11,22 @@ from synrepl.ports.access import LOCAL, Access, Right
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
-from synrepl.replication.encode import Encoder
-from synrepl.replication.forwarding import CommandReceiver
+from synrepl.replication.command_forwarder import CommandReceiver
+from synrepl.replication.encoder import Encoder
+from synrepl.replication.follower_commands import Upstream
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.reader import Connection, Reader
 from synrepl.replication.ring import Ring
-from synrepl.replication.serving import Serving, serving
-from synrepl.replication.upstream import Upstream
+from synrepl.replication.serve_strategy import Serving, serving
 from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import Error, InvalidateCache, Name, RemoteServerUp, Replicate
-from synrepl.wire.declare import BOTH, BROKER, SERVER, Command
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.filter import Filter
-from synrepl.wire.runs import Rows
+from synrepl.wire.grammar import BOTH, BROKER, SERVER, Command
+from synrepl.wire.rdata_runs import Rows
 
 __all__ = ["Attached", "Publisher"]
 

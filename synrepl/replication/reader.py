@@ -7,13 +7,13 @@ from typing import Any, Final, Protocol
 from twisted.logger import Logger
 
 from synrepl.ports.interfaces import ILog
-from synrepl.replication.encode import Encoder
+from synrepl.replication.encoder import Encoder
 from synrepl.replication.ring import Ring
-from synrepl.streams.declare import Stream
 from synrepl.streams.facts import Fact
+from synrepl.streams.stream import Stream
 from synrepl.wire.commands import Position
-from synrepl.wire.declare import Command
 from synrepl.wire.filter import Filter
+from synrepl.wire.grammar import Command
 
 __all__ = ["Backlog", "Connection", "Feed", "Reader"]
 

@@ -1,11 +1,11 @@
 """The log: where facts are kept, in which order, and how one knows that it is still the same log."""
 
-from synrepl.storage.choosing import engine_for
+from synrepl.storage.append_errors import FROM_TABLE, GivenElsewhere, KeyReused
+from synrepl.storage.diverged_facts import Leftovers
+from synrepl.storage.engines import engine_for
 from synrepl.storage.ephemeral import EphemeralStream
-from synrepl.storage.leftovers import Leftovers
 from synrepl.storage.log import Log
 from synrepl.storage.memory import MemoryEngine
-from synrepl.storage.refusals import FROM_TABLE, GivenElsewhere, KeyReused
 from synrepl.storage.sqlite import SQLiteEngine
 from synrepl.storage.threads import DelayedThread, ImmediateThread, ReactorThread
 

@@ -13,15 +13,15 @@ import msgspec
 from synrepl.errors import StorageError
 from synrepl.ports.history import Place, Receipt
 from synrepl.ports.interfaces import Head
-from synrepl.storage.checking import CHECKED_AT_OPEN, what_is_wrong
-from synrepl.storage.following import advance, check_ascend, check_follow
+from synrepl.storage.consistency import CHECKED_AT_OPEN, what_is_wrong
+from synrepl.storage.continuity import advance, check_ascend, check_follow
 from synrepl.storage.paging import take_tokens
-from synrepl.storage.places import Places
 from synrepl.storage.sql_base import COLUMNS, DAMAGED, Row, facts_of, row_of
 from synrepl.storage.sql_history import SQLHistory
 from synrepl.storage.sql_notes import SQLNotes
 from synrepl.storage.sql_reading import SQLReading
 from synrepl.storage.sql_trimming import SQLTrimming
+from synrepl.storage.writer_positions import Places
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 

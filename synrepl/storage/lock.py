@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Lock
 
 from synrepl.errors import StorageError
-from synrepl.storage.private import make_private
+from synrepl.storage.private_files import make_private
 
 __all__ = ["DatabaseFile", "FileLock"]
 

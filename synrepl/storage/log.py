@@ -12,11 +12,11 @@ from synrepl.errors import StorageError
 from synrepl.ports.history import Extent
 from synrepl.ports.interfaces import Appended, Head, IClock, IEngine, IThread
 from synrepl.ports.tasks import Tasks
-from synrepl.storage.copying import Copying
+from synrepl.storage.append_errors import FROM_TABLE, GivenElsewhere, InvalidValue, KeyReused, LogLost
 from synrepl.storage.ephemeral import EphemeralStream, KeyOf
-from synrepl.storage.groups import Group, Request, Standing, checksum, form
+from synrepl.storage.group_commit import Group, Request, Standing, checksum, form
 from synrepl.storage.health import Probe, ReadHealth
-from synrepl.storage.refusals import FROM_TABLE, GivenElsewhere, InvalidValue, KeyReused, LogLost
+from synrepl.storage.replica_staging import Copying
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.wire.filter import ALL, Filter
 

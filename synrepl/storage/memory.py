@@ -10,9 +10,9 @@ import msgspec
 from synrepl.errors import StorageError
 from synrepl.ports.history import BEGINNING, Extent, Lease, Place, Snapshot, Turn
 from synrepl.ports.interfaces import Head, KeysOf, Receipt
-from synrepl.storage.following import advance, check_ascend, check_follow, check_turn
+from synrepl.storage.continuity import advance, check_ascend, check_follow, check_turn
+from synrepl.storage.discarded import Void, Voids
 from synrepl.storage.paging import take_rows, take_tokens
-from synrepl.storage.voids import Void, Voids
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.wire.filter import ALL, Filter
 

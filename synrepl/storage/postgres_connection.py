@@ -12,8 +12,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from synrepl.errors import StorageError
+from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.engine import DAMAGED
-from synrepl.storage.refusals import InvalidValue
 
 if TYPE_CHECKING:
     import psycopg

@@ -12,9 +12,9 @@ import msgspec
 
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Head
-from synrepl.storage.places import Places, load_places
-from synrepl.storage.refusals import LogLost
-from synrepl.storage.voids import Voids
+from synrepl.storage.append_errors import LogLost
+from synrepl.storage.discarded import Voids
+from synrepl.storage.writer_positions import Places, load_places
 from synrepl.streams.facts import Fact
 
 __all__ = ["COLUMNS", "DAMAGED", "Row", "SQLBase", "facts_of", "in_runs", "marks", "row_of"]

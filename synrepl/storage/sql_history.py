@@ -8,10 +8,10 @@ import msgspec
 from synrepl.errors import StorageError
 from synrepl.ports.history import Snapshot, Turn
 from synrepl.ports.interfaces import Head
-from synrepl.storage.following import check_turn
-from synrepl.storage.places import load_places
+from synrepl.storage.continuity import check_turn
+from synrepl.storage.discarded import Voids
 from synrepl.storage.sql_receipts import RECEIPT_COLUMNS, SQLReceipts, row_of_receipt
-from synrepl.storage.voids import Voids
+from synrepl.storage.writer_positions import load_places
 
 __all__ = ["SQLHistory"]
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from synrepl.ports.history import Extent
+from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.paging import take_rows
-from synrepl.storage.refusals import InvalidValue
 from synrepl.storage.sql_base import COLUMNS, SQLBase, facts_of, marks
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import ALL, Filter

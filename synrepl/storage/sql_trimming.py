@@ -16,8 +16,8 @@ import msgspec
 
 from synrepl.ports.history import Place
 from synrepl.ports.interfaces import KeysOf
-from synrepl.storage.places import Places
 from synrepl.storage.sql_base import COLUMNS, SQLBase, facts_of, in_runs, marks
+from synrepl.storage.writer_positions import Places
 from synrepl.streams.facts import NO_ROWS, Fact
 
 __all__ = ["SQLTrimming"]

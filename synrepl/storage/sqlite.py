@@ -24,13 +24,13 @@ from twisted.logger import Logger
 from synrepl.errors import StorageError
 from synrepl.ports.history import Place, Receipt
 from synrepl.ports.interfaces import Head
-from synrepl.storage import swapping
+from synrepl.storage import file_swap
+from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.engine import DAMAGED, Row, SQLEngine
 from synrepl.storage.lock import DatabaseFile
-from synrepl.storage.places import load_places
-from synrepl.storage.refusals import InvalidValue
 from synrepl.storage.schema import MIGRATIONS, migrate
 from synrepl.storage.state_file import StateFile, Summary
+from synrepl.storage.writer_positions import load_places
 from synrepl.streams.facts import Fact
 
 __all__ = ["SQLiteEngine"]
@@ -98,7 +98,7 @@ class SQLiteEngine(SQLEngine):
                 self._check_summary(Summary())
         elif is_new:
             # Of a file that is gone.
-            swapping.remove(self._path)
+            file_swap.remove(self._path)
         self._file.acquire()
 
     def _let_go(self) -> None:
@@ -288,8 +288,8 @@ class SQLiteEngine(SQLEngine):
     def drop_staged(self) -> None:
         """Remove the file, and what SQLite has beside it."""
         self._check_open("drop_staged")
-        with swapping.telling("drop_staged", self._staged_path):
-            swapping.remove(self._staged_path)
+        with file_swap.telling("drop_staged", self._staged_path):
+            file_swap.remove(self._staged_path)
 
     def _replace(self, staged: SQLEngine, boots: int) -> Head:
         """Put the staged file in the place of this one.
@@ -300,16 +300,16 @@ class SQLiteEngine(SQLEngine):
         """
         assert isinstance(staged, SQLiteEngine)
         assert self._state is not None
-        with swapping.telling("adopt_staged", self._path):
+        with file_swap.telling("adopt_staged", self._path):
             fresh = DatabaseFile(self._staged_path, note=False)
             fresh.acquire()
             try:
-                swapping.seal(self._staged_path)
+                file_swap.seal(self._staged_path)
                 # Whichever of the two logs a start finds after a kill, it is the right one.
                 self._state.write(self._summarize(self._writing("adopt_staged")), adopting=staged._summary)
                 self._disconnect()
-                swapping.seal(self._path)
-                swapping.replace(self._staged_path, self._path)
+                file_swap.seal(self._path)
+                file_swap.replace(self._staged_path, self._path)
             except BaseException:
                 fresh.release()
                 raise
@@ -317,8 +317,8 @@ class SQLiteEngine(SQLEngine):
         self._file.become(fresh)
         self._boots, self._kept = None, (0, "")
         try:
-            with swapping.telling("adopt_staged", self._path):
-                swapping.sync_directory(self._path)
+            with file_swap.telling("adopt_staged", self._path):
+                file_swap.sync_directory(self._path)
             head = self.head()
             self._check_file("adopt_staged")
         except BaseException:

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from synrepl.errors import StorageError
-from synrepl.storage.private import replace_private
+from synrepl.storage.private_files import replace_private
 
 __all__ = ["StateFile", "Summary"]
 

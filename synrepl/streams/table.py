@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from synrepl.errors import ConfigError, UnknownStream
-from synrepl.streams.declare import Stream
+from synrepl.streams.stream import Stream
 from synrepl.wire.dialect import Dialect
 
 __all__ = ["StreamTable"]

@@ -14,7 +14,7 @@ from synrepl.testing.cluster import (
     kill_follower,
 )
 from synrepl.testing.network import MemoryEndpoint, Network
-from synrepl.testing.raw import RawPeer, raw_client, raw_server
+from synrepl.testing.raw_peer import RawPeer, raw_client, raw_server
 
 if TYPE_CHECKING:
     from synrepl.testing.simulation import Simulation

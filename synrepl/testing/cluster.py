@@ -13,25 +13,25 @@ from twisted.logger import Logger
 from synrepl.errors import NotConnected, ReplicationError
 from synrepl.ports.interfaces import Appended, ICaches, IClock, SaveablePosition
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.catchup import ICatchUp, Missed
-from synrepl.replication.follower import Event, Follower
+from synrepl.replication.follower.catchup import ICatchUp, Missed
+from synrepl.replication.follower.follower import Event, Follower
+from synrepl.replication.follower.updates import Updates
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.updates import Updates
 from synrepl.storage.log import Log
 from synrepl.storage.memory import MemoryEngine
 from synrepl.storage.threads import DelayedThread
 from synrepl.streams import jsontext
-from synrepl.streams.declare import Stream
+from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.testing.network import Link, MemoryEndpoint, Network
-from synrepl.transports.http.pages import read_page
+from synrepl.transports.http.row_pages import read_page
 from synrepl.transports.tcp import FollowerFactory, PublisherFactory
 from synrepl.wire.dialect import CURRENT, MIDDLE, Dialect
 from synrepl.wire.session import AUTO
 
 if TYPE_CHECKING:
     from synrepl.testing.fake_redis import FakeRedis
-    from synrepl.testing.on_redis import OnFakeRedis
+    from synrepl.testing.redis_daemon import OnFakeRedis
 
 __all__ = ["Cluster", "DirectCatchUp", "FakeDaemon", "FakeWorker", "MemoryPositions", "kill_follower"]
 
@@ -127,7 +127,7 @@ class FakeDaemon:
         )
         if self.redis is not None:
             # Here, as it needs the libraries for Redis, and imports a reactor.
-            from synrepl.testing.on_redis import OnFakeRedis
+            from synrepl.testing.redis_daemon import OnFakeRedis
 
             self.redis_side = OnFakeRedis(self, self.redis)
             self.redis_side.start()

@@ -14,14 +14,14 @@ from twisted.internet.task import deferLater
 
 from synrepl.errors import NotConnected
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.catchup import Missed
+from synrepl.replication.follower.catchup import Missed
 from synrepl.streams.catalog import TYPING
 from synrepl.streams.table import StreamTable
 from synrepl.testing.fake_redis import FakeRedis
-from synrepl.testing.on_redis import link_to
+from synrepl.testing.redis_daemon import link_to
 from synrepl.wire.commands import Position, Rdata, Replicate
-from synrepl.wire.declare import Command
-from synrepl.wire.runs import Rows
+from synrepl.wire.grammar import Command
+from synrepl.wire.rdata_runs import Rows
 
 __all__ = ["FakeSynapse", "SynapseDatabase"]
 

@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from synrepl.testing.watched import OwnServer, Watched
+from synrepl.testing.owned_process import OwnServer, Watched
 
 __all__ = ["PostgresServer", "find_binaries"]
 

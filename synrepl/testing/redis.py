@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import hiredis
 
-from synrepl.testing.watched import OwnServer, Watched
+from synrepl.testing.owned_process import OwnServer, Watched
 
 __all__ = ["RedisServer", "SentinelServer", "find_redis_servers"]
 

@@ -22,7 +22,7 @@ from synrepl.ports.history import Place, Turn
 from synrepl.replication.relay import LeaseTerms
 from synrepl.replication.relay import leases as leases_module
 from synrepl.replication.relay import relay as relay_module
-from synrepl.replication.replica import joining as joining_module
+from synrepl.replication.replica import join as joining_module
 from synrepl.replication.replica import replica as replica_module
 from synrepl.replication.retention import keys_of
 from synrepl.replication.roles import Claim, Described, HandOver

@@ -18,7 +18,7 @@ from synrepl.ports.interfaces import Appended
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
-from synrepl.replication.forwarding import CommandForwarder
+from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay import Leases, LeaseTerms, Relays
@@ -31,7 +31,7 @@ from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from synrepl.testing.network import Link, MemoryEndpoint, Network
-from synrepl.transports.http.replicas import Replicas
+from synrepl.transports.http.replica_routes import Replicas
 from synrepl.transports.native import NativeUpstream
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.filter import Filter

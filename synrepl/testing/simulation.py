@@ -11,16 +11,16 @@ from typing import Any, Final
 import msgspec
 from twisted.internet.task import deferLater
 
-from synrepl.replication.following import following
-from synrepl.replication.updates import Updates
+from synrepl.replication.follower.strategy import following
+from synrepl.replication.follower.updates import Updates
 from synrepl.streams import digest
 from synrepl.streams.catalog import CacheInvalidation
-from synrepl.streams.declare import Stream
 from synrepl.streams.facts import Fact
+from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
+from synrepl.testing.cached_reads import Reader, Truth, invalidation
 from synrepl.testing.cluster import FakeDaemon, FakeWorker, MemoryPositions
 from synrepl.testing.network import BUFFER_BYTES, Network
-from synrepl.testing.reading import Reader, Truth, invalidation
 from synrepl.testing.seeded import STEP_SECONDS, Broken, SeededRun
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect
 

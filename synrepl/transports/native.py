@@ -17,10 +17,9 @@ from synrepl.ports.history import Place
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.addresses import Address
-from synrepl.replication.forwarding import Numbered
-from synrepl.replication.places import said_place
-from synrepl.replication.relay.meta import SnapshotReader, read_meta
+from synrepl.replication.command_forwarder import Numbered
 from synrepl.replication.relay.proof import PRIMARY, REPLICA, nonce, proof, proves
+from synrepl.replication.relay.snapshot_codec import SnapshotReader, read_meta
 from synrepl.replication.replica.conversation import (
     Beat,
     Ephemeral,
@@ -36,13 +35,14 @@ from synrepl.replication.replica.conversation import (
     TakenUpTo,
     ToldDown,
 )
-from synrepl.streams.entries import read_facts
+from synrepl.replication.wire_positions import said_place
+from synrepl.streams.ndjson import read_facts
 from synrepl.transports.credentials import Credentials
 from synrepl.wire import native
 from synrepl.wire.blocks import BlockReader, Payload
 from synrepl.wire.commands import Error, Ping, Server
-from synrepl.wire.declare import CLIENT, Command
 from synrepl.wire.dialect import NATIVE
+from synrepl.wire.grammar import CLIENT, Command
 from synrepl.wire.native import Standing, read, say
 from synrepl.wire.session import KEEPALIVE, MAX_TEXT, Close, Deliver, Keepalive, Send, Session
 from synrepl.wire.text import printable

@@ -18,20 +18,20 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Attached, Publisher
-from synrepl.replication.serving import serving
+from synrepl.replication.serve_strategy import serving
 from synrepl.transports.peers import certified_name, is_local
 from synrepl.wire.codec import MAX_LENGTH
 from synrepl.wire.commands import Error, Name, Ping
-from synrepl.wire.declare import CLIENT, SERVER, Command
 from synrepl.wire.dialect import Dialect
+from synrepl.wire.grammar import CLIENT, SERVER, Command
 from synrepl.wire.lines import Lines
-from synrepl.wire.runs import Rows
+from synrepl.wire.rdata_runs import Rows
 from synrepl.wire.session import KEEPALIVE, Action, Close, Deliver, Keepalive, Send, Session
 from synrepl.wire.text import printable
 
 if TYPE_CHECKING:
     # A daemon follows nobody, and need not have it in memory.
-    from synrepl.replication.follower import Follower
+    from synrepl.replication.follower.follower import Follower
     from synrepl.replication.relay import Relays
     from synrepl.replication.relay.relay import Relay
 

@@ -7,8 +7,8 @@ import msgspec
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.wire.codec import MAX_LENGTH, codec_of
-from synrepl.wire.declare import CLIENT, SERVER
 from synrepl.wire.dialect import NATIVE
+from synrepl.wire.grammar import CLIENT, SERVER
 from synrepl.wire.native import Block
 from synrepl.wire.text import printable
 

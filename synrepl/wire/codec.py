@@ -6,10 +6,10 @@ from typing import Final
 
 from synrepl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from synrepl.wire.commands import Rdata, declared_commands
-from synrepl.wire.declare import BROKER, Command, Form, Side, exists
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect, nearest
+from synrepl.wire.grammar import BROKER, Command, Form, Side, exists
 from synrepl.wire.kinds import show
-from synrepl.wire.runs import RunReader
+from synrepl.wire.rdata_runs import RunReader
 
 __all__ = ["MAX_LENGTH", "MAX_MESSAGE", "Codec", "codec_of"]
 

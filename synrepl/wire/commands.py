@@ -6,7 +6,8 @@ Spans are the releases of Synapse (found in its source, from the tags v0.21.0 to
 from collections.abc import Iterator
 from typing import Any
 
-from synrepl.wire.declare import (
+from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST
+from synrepl.wire.grammar import (
     BOTH,
     BROKER,
     CLIENT,
@@ -23,7 +24,6 @@ from synrepl.wire.declare import (
     token_or,
     word,
 )
-from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST
 from synrepl.wire.native import native_commands
 
 __all__ = [

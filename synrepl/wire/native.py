@@ -32,9 +32,9 @@ from zlib import crc32
 import msgspec
 
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
-from synrepl.wire.declare import CLIENT, SERVER, Command, command, integer, json_rest, rest, word
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.filter import ALL, Filter
+from synrepl.wire.grammar import CLIENT, SERVER, Command, command, integer, json_rest, rest, word
 from synrepl.wire.kinds import MAX_INTEGER, MIN_INTEGER
 from synrepl.wire.text import printable
 

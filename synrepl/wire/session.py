@@ -18,10 +18,10 @@ import msgspec
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.wire.codec import MAX_LENGTH, Codec, codec_of
 from synrepl.wire.commands import Error, Name, Ping, Server
-from synrepl.wire.declare import BOTH, BROKER, SERVER, Command, Side, exists
 from synrepl.wire.dialect import CURRENT, LEGACY, NATIVE, NEWEST, Dialect
+from synrepl.wire.grammar import BOTH, BROKER, SERVER, Command, Side, exists
 from synrepl.wire.native import NATIVE_COMMANDS, Hello
-from synrepl.wire.runs import Rows
+from synrepl.wire.rdata_runs import Rows
 from synrepl.wire.text import printable
 
 __all__ = [

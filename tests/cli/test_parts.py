@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
-from synrepl.asking import Refused, Unreachable
+from synrepl.cli.errors import Trouble, connect
+from synrepl.cli.fact_poster import Posting
 from synrepl.cli.output import Lines
-from synrepl.cli.posting import Posting
-from synrepl.cli.tailing import Tailing
-from synrepl.cli.trouble import Trouble, connect
+from synrepl.cli.tail_common import Tailing
+from synrepl.http_client import Refused, Unreachable
 
 
 class Daemon:

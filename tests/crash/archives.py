@@ -7,14 +7,14 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from synrepl.pipeline.archive.committing import Origin, batch_of
+from synrepl.pipeline.archive.cleanup import GRACE_MS, next_batch, tidy
+from synrepl.pipeline.archive.commit import Origin, batch_of
 from synrepl.pipeline.archive.manifest import manifests, write_manifest
-from synrepl.pipeline.archive.merging import merge
-from synrepl.pipeline.archive.tidying import GRACE_MS, next_batch, tidy
-from synrepl.pipeline.archive.writing import write_files
+from synrepl.pipeline.archive.merge import merge
+from synrepl.pipeline.archive.writer import write_files
 from synrepl.pipeline.keys import Keys
-from synrepl.pipeline.source.columns import FACTS
 from synrepl.pipeline.source.rows import exploded
+from synrepl.pipeline.source.schema import FACTS
 from synrepl.pipeline.store import Store
 from synrepl.streams.facts import Fact
 from tests.crash.scenarios import Acknowledge, Acknowledged, Scenario

@@ -27,7 +27,7 @@ from synrepl.storage.engine import SQLEngine
 from synrepl.storage.files import FileQueue, FileStore
 from synrepl.storage.ids import MultiWriterIdGenerator, transact
 from synrepl.storage.ids.database import IdDatabase
-from synrepl.storage.positions import FilePositions
+from synrepl.storage.position_files import FilePositions
 from synrepl.storage.postgres import PostgresEngine
 from synrepl.streams.digest import verify
 from synrepl.streams.table import StreamTable

@@ -22,8 +22,8 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.streams.table import StreamTable
+from synrepl.transports.http.log_waiters import Waiting
 from synrepl.transports.http.server import make_site
-from synrepl.transports.http.waiting import Waiting
 
 NOW = 1_700_000_000
 """When every test begins, in seconds."""

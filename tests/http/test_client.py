@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred, ensureDeferred, fail
 from twisted.internet.error import ConnectionRefusedError as Refused
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
-from synrepl.replication.catchup import Missed, NowhereToFetch
+from synrepl.replication.follower.catchup import Missed, NowhereToFetch
 from synrepl.transports.http.client import (
     AheadOfLog,
     HttpAppender,

@@ -4,8 +4,8 @@ from typing import Any
 
 from synrepl.ports.metrics import POSITION_WRITERS
 from synrepl.replication.status import STATES
-from synrepl.wire.declare import Command
 from synrepl.wire.dialect import CURRENT
+from synrepl.wire.grammar import Command
 from tests.http.builders import BROKEN, SiteCase, receipt
 
 

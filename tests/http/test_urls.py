@@ -11,11 +11,11 @@ from twisted.web.client import URI
 from twisted.web.iweb import IAgent
 from zope.interface import implementer
 
-from synrepl.asking import Asking, NotADaemon
 from synrepl.config.values import upstream
 from synrepl.errors import ConfigError
+from synrepl.http_client import Asking, NotADaemon
 from synrepl.transports.http.files_client import HttpFiles
-from synrepl.transports.http.requests import Http
+from synrepl.transports.http.http_client import Http
 
 SHA256 = "a" * 64
 

@@ -14,7 +14,7 @@ from twisted.internet import reactor as twisted_reactor
 from synrepl import Dialect, Follower, StreamTable, Updates, connect
 from synrepl.wire.codec import Codec
 from synrepl.wire.commands import RemoteServerUp
-from synrepl.wire.declare import CLIENT, SERVER
+from synrepl.wire.grammar import CLIENT, SERVER
 
 reactor: Any = twisted_reactor
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from tests.http.builders import receipt
-from tests.http.test_relaying import RelayCase
+from tests.http.test_write_forwarder import RelayCase
 from tests.replication.files_builders import FilesCase
 from tests.storage.files.builders import checksum
 

@@ -3,7 +3,7 @@
 from synrepl.errors import NeverAllocated
 from synrepl.storage.ids import WriterSession
 from synrepl.storage.threads import ImmediateThread
-from tests.replication.test_waiting import Waiting
+from tests.replication.follower.test_apply_queue import Waiting
 from tests.storage.ids.databases import IdCase
 
 

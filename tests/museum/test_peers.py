@@ -12,8 +12,8 @@ from synrepl.testing.network import Network
 from synrepl.transports.tls import ClientTls, ServerTls, TlsFiles
 from synrepl.wire.dialect import CURRENT
 from tests.certificates import Authority
-from tests.replication.test_following import Story
-from tests.replication.test_serving import append, client, cluster
+from tests.replication.follower.test_strategy import Story
+from tests.replication.test_serve_strategy import append, client, cluster
 
 
 def test_old_and_new_row_formats_live_in_one_cluster() -> None:

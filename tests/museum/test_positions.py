@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from twisted.internet.defer import Deferred
 
-from synrepl.replication.updates import Updates
+from synrepl.replication.follower.updates import Updates
 from synrepl.testing import Cluster, MemoryPositions, raw_client
 from synrepl.wire.codec import MAX_LENGTH
 from synrepl.wire.dialect import CURRENT
 from tests.http.builders import SiteCase, receipt
-from tests.replication.test_following import TABLE, Story, rows
-from tests.replication.test_serving import append, client
+from tests.replication.follower.test_strategy import TABLE, Story, rows
+from tests.replication.test_serve_strategy import append, client
 
 
 def test_a_position_does_not_overtake_queued_rows() -> None:

@@ -1,8 +1,8 @@
 """Bugs of waiting for a position."""
 
-from tests.replication.test_following import to_device
+from tests.replication.follower.test_apply_queue import Waiting
+from tests.replication.follower.test_strategy import to_device
 from tests.replication.test_invalidating import Told
-from tests.replication.test_waiting import Waiting
 
 
 def test_a_stream_that_rarely_moves_stalls_nobody() -> None:

@@ -8,12 +8,12 @@ import duckdb
 import msgspec
 import pyarrow as pa
 
-from synrepl.pipeline.archive.committing import Origin, batch_of
+from synrepl.pipeline.archive.commit import Origin, batch_of
 from synrepl.pipeline.archive.manifest import Manifest, write_manifest
-from synrepl.pipeline.archive.writing import write_files
+from synrepl.pipeline.archive.writer import write_files
 from synrepl.pipeline.keys import Keys
-from synrepl.pipeline.source.columns import FACTS
 from synrepl.pipeline.source.rows import exploded
+from synrepl.pipeline.source.schema import FACTS
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import Turn
 from synrepl.streams.digest import EMPTY, chain

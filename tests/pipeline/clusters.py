@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, Final, Self, TypeVar
 
 from synrepl.pipeline.java import find_java
-from synrepl.testing.watched import Watched
+from synrepl.testing.owned_process import Watched
 from tests.processes.loading import size
 
 __all__ = ["QUICK", "QUICK_JAVA", "connect_server", "run_python", "standalone_cluster"]

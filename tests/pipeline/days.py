@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from synrepl.pipeline.archive.committing import Origin, batch_of
+from synrepl.pipeline.archive.commit import Origin, batch_of
 from synrepl.pipeline.archive.manifest import Manifest, write_manifest
-from synrepl.pipeline.archive.writing import write_files
+from synrepl.pipeline.archive.writer import write_files
 from synrepl.pipeline.keys import Keys
 from synrepl.pipeline.source.rows import exploded
 from synrepl.pipeline.store import Store

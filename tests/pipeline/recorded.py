@@ -6,9 +6,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import Final
 
-from synrepl.cli.capture import Recorded, read
+from synrepl.cli.recordings import Recorded, read
 from synrepl.storage import SQLiteEngine
-from synrepl.storage.groups import Request, Standing, form
+from synrepl.storage.group_commit import Request, Standing, form
 from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
 from tests.pipeline.archives import BEGAN_MS, DAY_MS

@@ -11,18 +11,18 @@ import duckdb
 import msgspec
 import pytest
 
-from synrepl.asking import Asking
 from synrepl.errors import ConfigError
-from synrepl.pipeline.archive import merging
+from synrepl.http_client import Asking
+from synrepl.pipeline.archive import merge
 from synrepl.pipeline.archive.archive import archive
+from synrepl.pipeline.archive.cleanup import GRACE_MS, tidy
 from synrepl.pipeline.archive.lock import locked
 from synrepl.pipeline.archive.manifest import BadArchive, Manifest, manifests, write_manifest
-from synrepl.pipeline.archive.tidying import GRACE_MS, tidy
 from synrepl.pipeline.store import Store
 from synrepl.streams import jsontext
 from synrepl.streams.digest import EMPTY, verify
-from synrepl.streams.entries import read_facts
 from synrepl.streams.facts import Fact
+from synrepl.streams.ndjson import read_facts
 from tests.pipeline.archives import archive as write_archive
 from tests.pipeline.archives import chained, counted_by_the_manual
 from tests.pipeline.kills import ArchiveProcess
@@ -136,7 +136,7 @@ def test_small_batches_are_merged(daemon: Daemon, spark: "SparkSession", tmp_pat
     archive(spark, daemon.url, store, batch_facts=1_000)
     before = {file.path for one in manifests(store) for file in one.files}
 
-    gone = merging.merge(spark, store, now_ms=1, fewest=3)
+    gone = merge.merge(spark, store, now_ms=1, fewest=3)
 
     (merged,) = check(place, list(changelog(daemon.url)))
     assert (6, [0, 1, 2, 3, 4, 5], 6) == (gone, merged.replaces, merged.batch)
@@ -182,7 +182,7 @@ def test_what_is_told_of_merged_batches_is_not_much(tmp_path: Path) -> None:
     made = write_archive(str(tmp_path), facts, batch_facts=1)
     late = msgspec.structs.replace(made[2], archived_at_ms=made[2].archived_at_ms + 5_000)
 
-    found = merging.thinned([one.came[0] for one in (*made[:2], late, *made[3:])])
+    found = merge.thinned([one.came[0] for one in (*made[:2], late, *made[3:])])
 
     assert 33 == len(found)
     assert 130 == sum(one.facts for one in found)
@@ -239,7 +239,7 @@ def test_which_batches_are_merged() -> None:
         ]
 
     def chosen(*facts: int) -> list[list[int]]:
-        found = merging.runs(batches(*facts), small=10, target=20, fewest=2)
+        found = merge.runs(batches(*facts), small=10, target=20, fewest=2)
         return [[one.batch for one in run] for run in found]
 
     assert [] == chosen()

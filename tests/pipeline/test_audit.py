@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from synrepl.pipeline.archive.committing import Origin, batch_of
+from synrepl.pipeline.archive.commit import Origin, batch_of
 from synrepl.pipeline.archive.manifest import Manifest, manifests, write_manifest
-from synrepl.pipeline.archive.merging import merge
-from synrepl.pipeline.archive.writing import write_files
+from synrepl.pipeline.archive.merge import merge
+from synrepl.pipeline.archive.writer import write_files
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.audit.findings import CODES, Audited, Finding
 from synrepl.pipeline.keys import Keys

@@ -14,7 +14,7 @@ from synrepl.pipeline.archive.archive import archive
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.session import session
 from synrepl.pipeline.snapshot.compact import compact
-from synrepl.pipeline.source.source import register
+from synrepl.pipeline.source.data_source import register
 from synrepl.pipeline.store import Store
 
 master, java, url, folder, facts = sys.argv[1:]

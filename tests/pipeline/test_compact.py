@@ -9,11 +9,11 @@ import duckdb
 import msgspec
 import pytest
 
-from synrepl.pipeline.archive.committing import Origin, batch_of
+from synrepl.pipeline.archive.cleanup import next_batch
+from synrepl.pipeline.archive.commit import Origin, batch_of
 from synrepl.pipeline.archive.manifest import BadArchive, manifests, write_manifest
-from synrepl.pipeline.archive.merging import merge
-from synrepl.pipeline.archive.tidying import next_batch
-from synrepl.pipeline.archive.writing import write_files
+from synrepl.pipeline.archive.merge import merge
+from synrepl.pipeline.archive.writer import write_files
 from synrepl.pipeline.keys import Keys
 from synrepl.pipeline.snapshot import compact as compaction
 from synrepl.pipeline.snapshot.compact import Compacted, compact

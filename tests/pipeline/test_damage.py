@@ -10,10 +10,10 @@ import pytest
 
 from synrepl.pipeline.archive.manifest import Manifest, manifests
 from synrepl.pipeline.audit.audit import audit
-from synrepl.pipeline.audit.comparing import Comparison
+from synrepl.pipeline.audit.comparison import Comparison
+from synrepl.pipeline.audit.file_scan import Seen, look
 from synrepl.pipeline.audit.findings import Findings
-from synrepl.pipeline.audit.looking import Seen, look
-from synrepl.pipeline.source.columns import COLUMNS
+from synrepl.pipeline.source.schema import COLUMNS
 from synrepl.pipeline.store import Store
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import Given, archive, chained

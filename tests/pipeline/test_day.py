@@ -9,7 +9,7 @@ import pytest
 from synrepl.pipeline.archive.archive import archive
 from synrepl.pipeline.archive.manifest import manifests
 from synrepl.pipeline.audit.audit import audit
-from synrepl.pipeline.report.making import report
+from synrepl.pipeline.report.report import report
 from synrepl.pipeline.snapshot.compact import compact
 from synrepl.pipeline.store import Store
 from tests.pipeline.recorded import fill_day

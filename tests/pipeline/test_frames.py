@@ -13,7 +13,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from synrepl.asking import Asking
+from synrepl.http_client import Asking
 from synrepl.pipeline.java import find_java
 from synrepl.pipeline.source.rows import exploded
 from tests.pipeline.archives import batch_of_facts
@@ -64,9 +64,9 @@ QUERIES = {
 USES = """
 import json, sys
 from pyspark.sql import SparkSession
-from synrepl.asking import Asking
+from synrepl.http_client import Asking
 from synrepl.pipeline.session import session
-from synrepl.pipeline.source.source import register
+from synrepl.pipeline.source.data_source import register
 
 url, folder, queries = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 

@@ -8,16 +8,16 @@ import pyarrow as pa
 import pytest
 
 from synrepl.errors import ConfigError
-from synrepl.pipeline.source.checking import Checking
-from synrepl.pipeline.source.columns import COLUMNS
-from synrepl.pipeline.source.daemon import DataLoss
+from synrepl.pipeline.source.completeness import Checking
+from synrepl.pipeline.source.daemon_client import DataLoss
 from synrepl.pipeline.source.offsets import BadOffset, Offset, read_wish
 from synrepl.pipeline.source.options import read_options
-from synrepl.pipeline.source.pacing import Pacing
-from synrepl.pipeline.source.planning import Planning
+from synrepl.pipeline.source.pacer import Pacing
+from synrepl.pipeline.source.planner import Planning
+from synrepl.pipeline.source.range_reader import read_range
 from synrepl.pipeline.source.ranges import Range, cuts
-from synrepl.pipeline.source.reading import read_range
 from synrepl.pipeline.source.rows import exploded, split
+from synrepl.pipeline.source.schema import COLUMNS
 from synrepl.streams import jsontext
 from synrepl.streams.digest import EMPTY
 from synrepl.streams.facts import Fact

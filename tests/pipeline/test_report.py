@@ -12,10 +12,10 @@ import pytest
 
 from synrepl.caches import NEWEST
 from synrepl.pipeline.archive.manifest import manifests, write_manifest
-from synrepl.pipeline.archive.merging import merge
+from synrepl.pipeline.archive.merge import merge
 from synrepl.pipeline.report import Reported, report
-from synrepl.pipeline.report.daemon import Daemon
-from synrepl.pipeline.report.measuring import STEPS, measure
+from synrepl.pipeline.report.daemon_status import Daemon
+from synrepl.pipeline.report.measurement import STEPS, measure
 from synrepl.pipeline.store import Store
 from tests.pipeline.archives import archive, chained
 from tests.pipeline.days import Day, archive_day

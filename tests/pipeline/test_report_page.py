@@ -12,20 +12,20 @@ import pyarrow as pa
 import pytest
 
 from synrepl.caches import NEWEST
+from synrepl.html.humanize import number, rate, share, shortened, size, span
+from synrepl.html.markup import Markup, element
 from synrepl.pipeline.archive.manifest import Arrival
 from synrepl.pipeline.report.bins import Bins, bins_for
 from synrepl.pipeline.report.chains import Break
-from synrepl.pipeline.report.covering import Coverage
-from synrepl.pipeline.report.daemon import Daemon, ask, counters
-from synrepl.pipeline.report.expanding import expand_batches, meaning
+from synrepl.pipeline.report.coverage import Coverage
+from synrepl.pipeline.report.daemon_status import Daemon, ask, counters
+from synrepl.pipeline.report.expansion import expand_batches, meaning
 from synrepl.pipeline.report.invalidations import Invalidations
-from synrepl.pipeline.report.making import Reported, write
-from synrepl.pipeline.report.measured import Measured
-from synrepl.pipeline.report.standing import standings
+from synrepl.pipeline.report.measurements import Measured
+from synrepl.pipeline.report.report import Reported, write
 from synrepl.pipeline.report.tables import Column, Table, as_csv, as_html
+from synrepl.pipeline.report.writer_lag import standings
 from synrepl.ports.history import Turn
-from synrepl.showing.markup import Markup, element
-from synrepl.showing.words import number, rate, share, shortened, size, span
 from tests.pipeline.archives import BEGAN_MS
 
 BEGAN = BEGAN_MS // 1000

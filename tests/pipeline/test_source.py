@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from synrepl.asking import Asking
+from synrepl.http_client import Asking
 from synrepl.pipeline.failures import words
-from synrepl.pipeline.source.source import progress, register
+from synrepl.pipeline.source.data_source import progress, register
 from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
 from tests.pipeline.clusters import connect_server, run_python
@@ -28,7 +28,7 @@ BY_VALUE = """
 import json, sys
 from pyspark import SparkContext
 from synrepl.pipeline.session import session
-from synrepl.pipeline.source.source import register
+from synrepl.pipeline.source.data_source import register
 
 remote, url, folder = sys.argv[1:]
 spark = session(app="by value", remote=remote)

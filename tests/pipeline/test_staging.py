@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from synrepl.errors import ConfigError
-from synrepl.pipeline.source import writer
-from synrepl.pipeline.source.options import Options, read_options
-from synrepl.pipeline.source.writer import (
+from synrepl.pipeline.source import data_sink
+from synrepl.pipeline.source.data_sink import (
     BatchWriter,
     Staged,
     StreamWriter,
@@ -17,6 +16,7 @@ from synrepl.pipeline.source.writer import (
     check_writable,
     facts_of,
 )
+from synrepl.pipeline.source.options import Options, read_options
 
 OPTIONS = read_options({"url": "http://127.0.0.1:9093", "stream": "push_rules"})
 
@@ -108,7 +108,7 @@ def test_each_file_has_a_key_of_its_own_and_keeps_it(monkeypatch: pytest.MonkeyP
     """Two under one key would be stored once, which loses facts; one under two keys twice. Spark may do a
     batch again, with its messages in another order."""
     daemon = Appended()
-    monkeypatch.setattr(writer, "Daemon", daemon)
+    monkeypatch.setattr(data_sink, "Daemon", daemon)
     options = replace(OPTIONS, query="q")
     messages = [Staged(1, ("c", "d"), 2), None, Staged(0, ("a", "b"), 2)]
 
@@ -126,7 +126,7 @@ def test_each_file_has_a_key_of_its_own_and_keeps_it(monkeypatch: pytest.MonkeyP
 def test_writes_without_a_name_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same frame written twice is meant twice, unless its query has a name."""
     daemon = Appended()
-    monkeypatch.setattr(writer, "Daemon", daemon)
+    monkeypatch.setattr(data_sink, "Daemon", daemon)
 
     for _ in range(2):
         BatchWriter(OPTIONS).commit([Staged(0, ("a",), 1)])

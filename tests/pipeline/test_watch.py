@@ -13,8 +13,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from synrepl.asking import Asking
 from synrepl.errors import ConfigError
+from synrepl.http_client import Asking
 from synrepl.pipeline.watch.watch import Watched, watch
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synrepl.pipeline.source.rows import exploded
-from synrepl.pipeline.watch import minutes
-from synrepl.pipeline.watch.chain import Chain, Rules, advance, deadline_ms, runs_of, silence
-from synrepl.pipeline.watch.lines import KINDS, Line, encode, place
-from synrepl.pipeline.watch.minutes import MINUTE_MS, Begun, Drops, Log, Seen, look, look_ms, pass_time
-from synrepl.pipeline.watch.observing import COLUMNS, observe
+from synrepl.pipeline.watch import log_state
+from synrepl.pipeline.watch.events import KINDS, Line, encode, place
+from synrepl.pipeline.watch.log_state import MINUTE_MS, Begun, Drops, Log, Seen, look, look_ms, pass_time
+from synrepl.pipeline.watch.observations import COLUMNS, observe
+from synrepl.pipeline.watch.writer_chain import Chain, Rules, advance, deadline_ms, runs_of, silence
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import BEGAN_MS, batch_of_facts, chained
 
@@ -333,7 +333,7 @@ class TestMinutes:
 
     def test_the_rarest_of_very_many_entries_are_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """And it is said by how much a count may be too low."""
-        monkeypatch.setattr(minutes, "MOST_KEYS", 10)
+        monkeypatch.setattr(log_state, "MOST_KEYS", 10)
         drops = dropped("hot", "hot", "hot", *(f"k{n}" for n in range(15)))
 
         _, (line,) = look(None, [saw(70, m0=drops)], now_ms=0, rules=Rules(top=1))

@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
-from synrepl.streams.entries import read_facts
 from synrepl.streams.facts import Fact
+from synrepl.streams.ndjson import read_facts
 from tests.service.processes import ROOT
 
 __all__ = [

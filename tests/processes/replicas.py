@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple, Self
 import msgspec
 
 from synrepl.storage import SQLiteEngine
-from synrepl.storage.groups import Request, Standing, form
+from synrepl.storage.group_commit import Request, Standing, form
 from synrepl.streams.digest import EMPTY, verify
-from synrepl.streams.entries import read_facts
 from synrepl.streams.facts import Fact
+from synrepl.streams.ndjson import read_facts
 from tests.processes.channel import eventually, status
 from tests.processes.loading import (
     PATIENCE_SECONDS,

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from synrepl.storage import SQLiteEngine
-from synrepl.storage.groups import Request, Standing, form
+from synrepl.storage.group_commit import Request, Standing, form
 from tests.processes.loading import MIB, PATIENCE_SECONDS, Asker, RawReader, made_rows, memory, report, size
 from tests.service.processes import Daemon
 

@@ -13,9 +13,9 @@ import pytest
 
 from synrepl.replication.relay.leases import MAX_ANONYMOUS
 from synrepl.streams.digest import EMPTY
-from synrepl.streams.entries import line
 from synrepl.streams.facts import Fact
-from synrepl.transports.http.posting import MAX_WRITERS
+from synrepl.streams.ndjson import line
+from synrepl.transports.http.append_body import MAX_WRITERS
 from synrepl.wire.blocks import MAX_BLOCK, block
 from synrepl.wire.native import JoiningFrom, Known, Standing, WelcomeTo, heartbeat_check, say
 from tests.processes.loading import MIB, Asker, RawReader, Refused, made_rows, memory, report

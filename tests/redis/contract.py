@@ -15,8 +15,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from synrepl.errors import RemoteProtocolError
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.wire.commands import FederationAck, UserIp
-from synrepl.wire.declare import Command
-from synrepl.wire.runs import Rows
+from synrepl.wire.grammar import Command
+from synrepl.wire.rdata_runs import Rows
 from synrepl.wire.session import Keepalive
 from tests.redis.worlds import SERVER, FakeWorld, Recorder, Story, World, rdata, refusal, stopped
 

@@ -15,8 +15,8 @@ from synrepl.testing.network import Network
 from synrepl.transports.redis import RedisLink
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.wire.commands import Rdata
-from synrepl.wire.declare import Command
-from synrepl.wire.runs import Rows
+from synrepl.wire.grammar import Command
+from synrepl.wire.rdata_runs import Rows
 
 __all__ = ["SERVER", "FakeWorld", "Recorder", "Story", "World", "rdata", "refusal", "stopped"]
 

@@ -10,12 +10,12 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from synrepl.passing import Passing
+from synrepl.daemon.write_forwarder import Passing
 from synrepl.ports.access import LOCAL
 from synrepl.replication.files import Files
 from synrepl.storage import ImmediateThread
 from synrepl.storage.files import FileQueue, FileStore
-from synrepl.testing.raw import raw_client
+from synrepl.testing.raw_peer import raw_client
 from synrepl.testing.replicas import FakeNode
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.server import make_site

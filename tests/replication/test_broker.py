@@ -14,10 +14,10 @@ from twisted.logger import Logger
 from synrepl.errors import NotConnected
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker import CLASH_SECONDS, PROBE_SECONDS, BrokerPeer
-from synrepl.replication.catchup import Missed
-from synrepl.replication.follower import Follower
+from synrepl.replication.follower.catchup import Missed
+from synrepl.replication.follower.follower import Follower
+from synrepl.replication.follower.updates import Updates
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.updates import Updates
 from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.streams.table import StreamTable
 from synrepl.testing import RawPeer, raw_client
@@ -25,8 +25,8 @@ from synrepl.testing.network import Network
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import RemoteServerUp, Replicate, UserIp, UserSync
-from synrepl.wire.declare import BROKER, Command
 from synrepl.wire.dialect import NEWEST
+from synrepl.wire.grammar import BROKER, Command
 from synrepl.wire.session import AUTO
 
 TABLE = StreamTable.default()

@@ -10,12 +10,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from twisted.internet.defer import CancelledError, Deferred
 
 from synrepl.errors import NotConnected
-from synrepl.ports.caching import Caches
+from synrepl.ports.caches import Caches
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.updates import Updates
+from synrepl.replication.follower.updates import Updates
 from synrepl.testing import MemoryPositions
 from synrepl.wire.dialect import CURRENT
-from tests.replication.test_following import TABLE, Story
+from tests.replication.follower.test_strategy import TABLE, Story
 
 KEYS = ["!a", "!b"]
 

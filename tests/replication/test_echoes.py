@@ -5,7 +5,7 @@ from twisted.internet.task import Clock
 
 from synrepl.replication.echoes import EXPIRY_SECONDS, Echoes
 from synrepl.wire.commands import Position, RemoteServerUp, UserSync
-from synrepl.wire.declare import Command
+from synrepl.wire.grammar import Command
 
 UP = RemoteServerUp(server="far")
 SYNC = UserSync(instance_id="life", user_id="@a:hs", device_id=None, is_syncing=True, last_sync_ms=1)

@@ -8,6 +8,7 @@ from twisted.internet.task import Clock
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.replication import federation_acks as acks_module
+from synrepl.replication.command_forwarder import REMIND_SECONDS, Origin
 from synrepl.replication.federation_acks import (
     MAX_NAME,
     MAX_SENDERS,
@@ -16,7 +17,6 @@ from synrepl.replication.federation_acks import (
     REMINDED_SECONDS,
     FederationAcks,
 )
-from synrepl.replication.forwarding import REMIND_SECONDS, Origin
 
 
 def test_the_lowest_is_that_of_the_slowest_sender() -> None:

@@ -9,9 +9,9 @@ from twisted.internet.task import Clock
 
 from synrepl.ports.access import Access, Right
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.forwarding import EXPIRY_SECONDS, CommandForwarder, CommandReceiver, Numbered
+from synrepl.replication.command_forwarder import EXPIRY_SECONDS, CommandForwarder, CommandReceiver, Numbered
 from synrepl.wire.commands import RemovePusher, UserSync
-from synrepl.wire.declare import Command
+from synrepl.wire.grammar import Command
 
 REMOVE = b"REMOVE_PUSHER app key%d @ada:hs"
 SYNC = UserSync(instance_id="i", user_id="@ada:hs", is_syncing=True, last_sync_ms=1)

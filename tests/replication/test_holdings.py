@@ -4,8 +4,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from synrepl.replication.serving import serving
-from synrepl.testing.raw import RawPeer, raw_client
+from synrepl.replication.serve_strategy import serving
+from synrepl.testing.raw_peer import RawPeer, raw_client
 from synrepl.testing.replicas import FakeNode
 from synrepl.wire.dialect import CURRENT, LEGACY, Dialect
 from synrepl.wire.filter import Filter

@@ -8,11 +8,11 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from synrepl.errors import ConfigError, NotConnected
-from synrepl.replication.follower import Follower
-from synrepl.replication.updates import Updates
+from synrepl.replication.follower.follower import Follower
+from synrepl.replication.follower.updates import Updates
 from synrepl.testing import MemoryPositions
 from synrepl.wire.dialect import CURRENT, LEGACY, Dialect
-from tests.replication.test_following import TABLE, Story, rows
+from tests.replication.follower.test_strategy import TABLE, Story, rows
 
 Step = tuple[str, int]
 

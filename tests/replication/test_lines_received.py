@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry
 from twisted.internet.task import Clock
 
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.follower import Follower
+from synrepl.replication.follower.follower import Follower
 from synrepl.streams.table import StreamTable
 from synrepl.testing import MemoryEndpoint, Network, RawPeer, raw_server
 from synrepl.transports.tcp import FollowerFactory, ReplicationProtocol

@@ -22,8 +22,8 @@ from synrepl.replication.roles import (
     ReadOnlyHere,
     Roles,
 )
-from synrepl.replication.roles.asked import Described
-from synrepl.replication.roles.remembering import Noted
+from synrepl.replication.roles.interfaces import Described
+from synrepl.replication.roles.record import Noted
 from synrepl.replication.roles.verification import checked_address, common_serial
 from synrepl.testing.replica_simulation import copied
 from synrepl.testing.replicas import FakeNode

@@ -10,7 +10,7 @@ from twisted.python.usage import UsageError
 from synrepl.config import Settings, settings, table_for_the_manual
 from synrepl.errors import ConfigError
 from synrepl.ports.access import Key, Right
-from synrepl.replication.writes import Write
+from synrepl.replication.write_policy import Write
 from synrepl.tap import Options
 from synrepl.wire.dialect import LEGACY, NATIVE, Dialect
 from tests.certificates import Authority

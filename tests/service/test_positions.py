@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from synrepl.errors import StorageError
-from synrepl.storage.positions import ChangelogPlace, FilePositions
+from synrepl.storage.position_files import ChangelogPlace, FilePositions
 
 POSITIONS = {"events": {"master": 5, "w1": 7}, "typing": {"master": 0}}
 

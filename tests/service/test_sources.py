@@ -8,10 +8,10 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import Logger
 
 from synrepl.config import Settings
-from synrepl.hearing.sources import Sources
+from synrepl.ingest.source_manager import Sources
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.writes import Writing
+from synrepl.replication.write_policy import Writing
 from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials

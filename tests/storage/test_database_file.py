@@ -14,9 +14,9 @@ from pathlib import Path
 
 from synrepl.errors import StorageError
 from synrepl.ports.history import Turn
-from synrepl.storage import SQLiteEngine, swapping
+from synrepl.storage import SQLiteEngine, file_swap
+from synrepl.storage.append_errors import LogLost
 from synrepl.storage.files.tables import Tables
-from synrepl.storage.refusals import LogLost
 from synrepl.storage.state_file import StateFile
 from tests.storage.builders import facts_after
 from tests.storage.engines import OverSQLite
@@ -164,7 +164,7 @@ class LockTests(FileCase):
         copy.open()
         copy.commit(FACTS[:5], [])
         copy.close()
-        failing = self.patch(swapping, "replace", lambda fresh, path: 1 / 0)
+        failing = self.patch(file_swap, "replace", lambda fresh, path: 1 / 0)
         self.assertRaises(ZeroDivisionError, engine.adopt_staged)
         failing.restore()
         self.beside(".lock").unlink()

@@ -14,7 +14,7 @@ import psycopg
 from synrepl.errors import StorageError
 from synrepl.ports.history import Appended, Lease, Receipt, Snapshot, Turn
 from synrepl.ports.interfaces import Head, IEngine
-from synrepl.storage import SQLiteEngine, swapping
+from synrepl.storage import SQLiteEngine, file_swap
 from synrepl.storage.postgres import PostgresEngine
 from synrepl.storage.schema import TABLES
 from synrepl.streams.facts import Fact
@@ -289,7 +289,7 @@ class SQLiteTests(OverSQLite, Contract):
                 self.setUp()
                 engine = self.filled()
                 self.stage(engine)
-                real, calls = getattr(swapping, step), [0]
+                real, calls = getattr(file_swap, step), [0]
 
                 def fail(*args: Path, at: int = at, real: Any = real, calls: list[int] = calls) -> None:
                     calls[0] += 1
@@ -297,7 +297,7 @@ class SQLiteTests(OverSQLite, Contract):
                         raise OSError(5, "the disk failed")
                     real(*args)
 
-                failing = self.patch(swapping, step, fail)
+                failing = self.patch(file_swap, step, fail)
                 with self.assertRaises(StorageError) as caught:
                     engine.adopt_staged()
                 failing.restore()
@@ -318,7 +318,7 @@ class SQLiteTests(OverSQLite, Contract):
         def fail(path: Path) -> None:
             raise OSError(5, "the disk failed")
 
-        failing = self.patch(swapping, "sync_directory", fail)
+        failing = self.patch(file_swap, "sync_directory", fail)
         with self.assertRaises(StorageError):
             engine.adopt_staged()
         failing.restore()
@@ -328,7 +328,7 @@ class SQLiteTests(OverSQLite, Contract):
 
     def test_a_program_that_reads_the_file_is_waited_for(self) -> None:
         """What it holds of the old log must not be found beside the new one."""
-        self.patch(swapping, "PATIENCE", 0.1)
+        self.patch(file_swap, "PATIENCE", 0.1)
         engine = self.filled()
         self.stage(engine)
 

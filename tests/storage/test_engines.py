@@ -14,7 +14,7 @@ from synrepl.errors import StorageError
 from synrepl.ports.history import Extent, Lease
 from synrepl.ports.interfaces import Appended, IEngine, Receipt
 from synrepl.storage import sql_reading
-from synrepl.storage.refusals import InvalidValue
+from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.schema import MIGRATIONS
 from synrepl.streams.digest import EMPTY
 from synrepl.wire.filter import Filter

@@ -9,9 +9,9 @@ from synrepl.config import settings
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Appended
 from synrepl.storage import KeyReused, Log, MemoryEngine, SQLiteEngine
-from synrepl.storage.groups import checksum
+from synrepl.storage.append_errors import LogLost
+from synrepl.storage.group_commit import checksum
 from synrepl.storage.log import UNNAMED
-from synrepl.storage.refusals import LogLost
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 from tests.storage.builders import DISK_FULL, NOW, LogCase, facts_after, rows, tokens

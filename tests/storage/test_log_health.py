@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import KeysOf
 from synrepl.storage import MemoryEngine, SQLiteEngine
-from synrepl.storage.refusals import InvalidValue, LogLost
+from synrepl.storage.append_errors import InvalidValue, LogLost
 from synrepl.streams.facts import Fact
 from tests.storage.builders import DISK_FULL, LogCase, facts_after, rows
 

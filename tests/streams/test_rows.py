@@ -35,7 +35,7 @@ from synrepl.streams.catalog import (
     StateAll,
     Typing,
 )
-from synrepl.streams.declare import Bool, Gone, Since, Stream, row
+from synrepl.streams.stream import Bool, Gone, Since, Stream, row
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
 

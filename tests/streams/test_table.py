@@ -3,7 +3,7 @@
 import pytest
 
 from synrepl.errors import ConfigError, UnknownStream
-from synrepl.streams.declare import Stream, row
+from synrepl.streams.stream import Stream, row
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
 

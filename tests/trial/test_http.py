@@ -14,7 +14,7 @@ from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
-from synrepl.asking import Asking
+from synrepl.http_client import Asking
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.streams.table import StreamTable

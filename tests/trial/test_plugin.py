@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from zope.interface.verify import verifyObject
 
 from synrepl.config import Settings
-from synrepl.service import Daemon
+from synrepl.daemon.service import Daemon
 from synrepl.tap import Options
 
 LOOPBACK = "tcp:0:interface=127.0.0.1"

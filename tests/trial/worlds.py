@@ -12,11 +12,11 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.logger import Logger
 from twisted.trial.unittest import TestCase
 
-from synrepl.connecting import PublisherService, connect, serve
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.follower import Event, Follower
+from synrepl.replication.follower.follower import Event, Follower
+from synrepl.replication.follower.updates import Updates
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.updates import Updates
+from synrepl.services import PublisherService, connect, serve
 from synrepl.storage import Log, ReactorThread, SQLiteEngine
 from synrepl.streams.catalog import PUSH_RULES
 from synrepl.streams.table import StreamTable

@@ -18,10 +18,10 @@ from synrepl.wire.commands import (
     UserSync,
     declared_commands,
 )
-from synrepl.wire.declare import BOTH, BROKER, CLIENT, SERVER, Command
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
+from synrepl.wire.grammar import BOTH, BROKER, CLIENT, SERVER, Command
 from synrepl.wire.lines import Lines
-from synrepl.wire.runs import Rows, RunReader
+from synrepl.wire.rdata_runs import Rows, RunReader
 from tests.captures import Said, said
 
 BAD_ON_PURPOSE = {

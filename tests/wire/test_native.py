@@ -5,9 +5,9 @@ import pytest
 
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.wire.codec import codec_of
-from synrepl.wire.declare import CLIENT, SERVER, Command
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
 from synrepl.wire.filter import ALL, Filter
+from synrepl.wire.grammar import CLIENT, SERVER, Command
 from synrepl.wire.native import (
     Challenge,
     Greeting,

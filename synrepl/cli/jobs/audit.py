@@ -9,9 +9,9 @@ from typing import Any
 import click
 import msgspec
 
+from synrepl.cli.errors import EXIT_CODES, read_secret, secret_option
 from synrepl.cli.jobs.common import archive_option, maybe_url_option, running, spark_options, telling
-from synrepl.cli.trouble import EXIT_CODES, read_secret, secret_option
-from synrepl.showing.words import counted
+from synrepl.html.humanize import counted
 
 __all__ = ["audit_command"]
 

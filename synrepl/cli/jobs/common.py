@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 import msgspec
 
-from synrepl.asking import Refused, Unreachable
+from synrepl.cli.errors import Trouble
 from synrepl.cli.progress import Advance
-from synrepl.cli.trouble import Trouble
 from synrepl.errors import ConfigError, ReplicationError
+from synrepl.http_client import Refused, Unreachable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
+from synrepl.cli.errors import EXIT_CODES
 from synrepl.cli.jobs.common import archive_option, running, say, spark_options, telling
-from synrepl.cli.trouble import EXIT_CODES
 
 __all__ = ["compact_command"]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
+from synrepl.cli.errors import EXIT_CODES, secret_option, url_option
 from synrepl.cli.jobs.common import archive_option, running, say, spark_options, telling
-from synrepl.cli.trouble import EXIT_CODES, secret_option, url_option
 
 __all__ = ["replay_command"]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
+from synrepl.cli.errors import EXIT_CODES, read_secret, secret_option
 from synrepl.cli.jobs.common import archive_option, maybe_url_option, running, say, spark_options, telling
-from synrepl.cli.trouble import EXIT_CODES, read_secret, secret_option
 
 __all__ = ["report_command"]
 
@@ -39,7 +39,7 @@ def report_command(
     With --url the daemon is asked for its leases too.
     """
     with running("report", **spark) as session, telling() as tell:
-        from synrepl.pipeline.report.making import report
+        from synrepl.pipeline.report.report import report
         from synrepl.pipeline.store import Store
 
         done = report(

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
+from synrepl.cli.errors import EXIT_CODES, secret_option, url_option
 from synrepl.cli.jobs.common import running, say, spark_options
-from synrepl.cli.trouble import EXIT_CODES, secret_option, url_option
 
 __all__ = ["watch_command"]
 

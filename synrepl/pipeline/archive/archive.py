@@ -14,18 +14,18 @@ from uuid import uuid4
 import msgspec
 
 from synrepl.pipeline.archive.batches import At, BatchWriter, now_ms
-from synrepl.pipeline.archive.committing import Origin
+from synrepl.pipeline.archive.cleanup import tidy
+from synrepl.pipeline.archive.commit import Origin
 from synrepl.pipeline.archive.lock import locked
 from synrepl.pipeline.archive.manifest import BadArchive, Manifest, manifests
-from synrepl.pipeline.archive.tidying import tidy
+from synrepl.pipeline.progress import Tell, nobody
 from synrepl.pipeline.retries import retried
 from synrepl.pipeline.session import is_remote
-from synrepl.pipeline.source.daemon import Daemon
+from synrepl.pipeline.source.daemon_client import Daemon
+from synrepl.pipeline.source.data_source import register
 from synrepl.pipeline.source.offsets import Offset
 from synrepl.pipeline.source.options import read_options
-from synrepl.pipeline.source.source import register
 from synrepl.pipeline.store import Store
-from synrepl.pipeline.telling import Tell, nobody
 from synrepl.ports.history import Place
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ import msgspec
 import pyarrow as pa
 
 from synrepl.errors import ConfigError
-from synrepl.pipeline.archive.committing import Origin, batch_of
+from synrepl.pipeline.archive.cleanup import GRACE_MS, next_batch, tidy
+from synrepl.pipeline.archive.commit import Origin, batch_of
 from synrepl.pipeline.archive.manifest import Manifest, manifests, write_manifest
-from synrepl.pipeline.archive.merging import FEWEST, merge
-from synrepl.pipeline.archive.tidying import GRACE_MS, next_batch, tidy
-from synrepl.pipeline.archive.writing import WRITTEN, Written, write_files
-from synrepl.pipeline.source.daemon import Daemon
+from synrepl.pipeline.archive.merge import FEWEST, merge
+from synrepl.pipeline.archive.writer import WRITTEN, Written, write_files
+from synrepl.pipeline.progress import Tell
+from synrepl.pipeline.source.daemon_client import Daemon
 from synrepl.pipeline.store import Store
-from synrepl.pipeline.telling import Tell
 from synrepl.ports.history import Place, Turn
 
 if TYPE_CHECKING:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from synrepl.asking import Asking
+from synrepl.http_client import Asking
 from synrepl.pipeline.archive.manifest import BadArchive, Manifest
-from synrepl.pipeline.audit import daemon
-from synrepl.pipeline.audit.comparing import Comparison
-from synrepl.pipeline.audit.explaining import Explanation
+from synrepl.pipeline.audit import daemon_digests
+from synrepl.pipeline.audit.comparison import Comparison
+from synrepl.pipeline.audit.explanation import Explanation
+from synrepl.pipeline.audit.file_scan import SEEN, Seen, look_at_all
 from synrepl.pipeline.audit.findings import Audited, Findings
-from synrepl.pipeline.audit.looking import SEEN, Seen, look_at_all
-from synrepl.pipeline.audit.named import read_manifests, tell_unnamed
+from synrepl.pipeline.audit.manifests import read_manifests, tell_unnamed
+from synrepl.pipeline.progress import Tell, nobody
 from synrepl.pipeline.retries import retried
 from synrepl.pipeline.store import Store
-from synrepl.pipeline.telling import Tell, nobody
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,7 +62,7 @@ def audit(
         with clock.phase("daemon"):
             asking = Asking(url, secret=secret)
             try:
-                daemon.compare(spark, archive, manifests, asking, found, compared=compared)
+                daemon_digests.compare(spark, archive, manifests, asking, found, compared=compared)
             finally:
                 asking.close()
     return Audited(

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from synrepl.html.humanize import number, shortened, span
 from synrepl.pipeline.report.bins import Bins
 from synrepl.pipeline.report.style import Size
-from synrepl.showing.words import number, shortened, span
 
 __all__ = [
     "DAY",

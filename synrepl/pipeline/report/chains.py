@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from synrepl.pipeline.report.counting import collected
+from synrepl.pipeline.report.counts import collected
 from synrepl.ports.history import Turn
 
 if TYPE_CHECKING:

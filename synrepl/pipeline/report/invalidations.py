@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from synrepl.pipeline.report.bins import Bins
-from synrepl.pipeline.report.counting import collected
-from synrepl.pipeline.report.expanding import MEANT_DDL, expand_batches, told_in
+from synrepl.pipeline.report.counts import collected
+from synrepl.pipeline.report.expansion import MEANT_DDL, expand_batches, told_in
 from synrepl.pipeline.report.files import Part, read, read_by_executors
 from synrepl.pipeline.store import Store
 

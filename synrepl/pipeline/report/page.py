@@ -2,15 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from synrepl.pipeline.report.covering import Coverage
-from synrepl.pipeline.report.measured import Measured
-from synrepl.pipeline.report.sections import sections, sections_without_facts
-from synrepl.pipeline.report.shell import shell
-from synrepl.pipeline.report.style import Drawn
-from synrepl.pipeline.report.tables import Table
-from synrepl.pipeline.report.verdict import KINDS, Finding
-from synrepl.showing.markup import Markup, element, join
-from synrepl.showing.words import (
+from synrepl.html.humanize import (
     at,
     counted,
     number,
@@ -18,6 +10,14 @@ from synrepl.showing.words import (
     size,
     span,
 )
+from synrepl.html.markup import Markup, element, join
+from synrepl.pipeline.report.coverage import Coverage
+from synrepl.pipeline.report.measurements import Measured
+from synrepl.pipeline.report.sections import sections, sections_without_facts
+from synrepl.pipeline.report.shell import shell
+from synrepl.pipeline.report.style import Drawn
+from synrepl.pipeline.report.tables import Table
+from synrepl.pipeline.report.verdict import KINDS, Finding
 
 __all__ = ["STATES", "page", "state"]
 

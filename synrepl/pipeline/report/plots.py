@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from synrepl.html.humanize import number, shortened, size
 from synrepl.pipeline.report.axes import (
     DAY,
     edges_of,
@@ -17,9 +18,8 @@ from synrepl.pipeline.report.axes import (
     time_axis,
     unit_of,
 )
-from synrepl.pipeline.report.measured import Measured
+from synrepl.pipeline.report.measurements import Measured
 from synrepl.pipeline.report.style import ACCENT, ALARM, LINE, OTHER, SERIES, SOFT, Drawn, Size, draw
-from synrepl.showing.words import number, shortened, size
 
 __all__ = ["pictures"]
 

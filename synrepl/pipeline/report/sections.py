@@ -2,12 +2,7 @@
 
 from collections.abc import Mapping
 
-from synrepl.pipeline.report.covering import Coverage
-from synrepl.pipeline.report.measured import Measured
-from synrepl.pipeline.report.style import Drawn
-from synrepl.pipeline.report.tables import Column, Table, as_html, folded, named
-from synrepl.showing.markup import Markup, details, element, facts, join, mark
-from synrepl.showing.words import (
+from synrepl.html.humanize import (
     at,
     counted,
     printable,
@@ -17,6 +12,11 @@ from synrepl.showing.words import (
     size,
     span,
 )
+from synrepl.html.markup import Markup, details, element, facts, join, mark
+from synrepl.pipeline.report.coverage import Coverage
+from synrepl.pipeline.report.measurements import Measured
+from synrepl.pipeline.report.style import Drawn
+from synrepl.pipeline.report.tables import Column, Table, as_html, folded, named
 
 __all__ = ["Section", "sections", "sections_without_facts"]
 

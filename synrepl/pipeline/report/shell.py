@@ -3,9 +3,9 @@
 from html import escape
 from typing import Final
 
+from synrepl.html.markup import Markup
+from synrepl.html.theme import LOOK
 from synrepl.pipeline.report.style import colors_css
-from synrepl.showing.look import LOOK
-from synrepl.showing.markup import Markup
 
 __all__ = ["shell"]
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.showing.markup import Markup
+from synrepl.html.markup import Markup
 
 __all__ = ["ACCENT", "ALARM", "INK", "LINE", "OTHER", "SERIES", "SOFT", "Drawn", "Size", "colors_css", "draw"]
 

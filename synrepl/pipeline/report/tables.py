@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from synrepl.showing.markup import Markup, details, element, text
-from synrepl.showing.words import number, printable, shortened
+from synrepl.html.humanize import number, printable, shortened
+from synrepl.html.markup import Markup, details, element, text
 
 __all__ = ["Column", "Table", "as_csv", "as_html", "folded", "named"]
 

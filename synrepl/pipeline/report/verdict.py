@@ -5,12 +5,12 @@ from typing import Any, Final
 
 import msgspec
 
+from synrepl.html.humanize import at, counted, printable, span
 from synrepl.pipeline.archive.manifest import Arrival
 from synrepl.pipeline.report.chains import Break
-from synrepl.pipeline.report.covering import Coverage
-from synrepl.pipeline.report.daemon import Daemon
-from synrepl.pipeline.report.standing import Standing
-from synrepl.showing.words import at, counted, printable, span
+from synrepl.pipeline.report.coverage import Coverage
+from synrepl.pipeline.report.daemon_status import Daemon
+from synrepl.pipeline.report.writer_lag import Standing
 
 __all__ = ["KINDS", "Finding", "findings"]
 

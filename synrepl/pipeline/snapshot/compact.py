@@ -12,8 +12,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.pipeline.archive.manifest import ArchivedFile, BadArchive, Manifest, manifests
+from synrepl.pipeline.progress import Tell, nobody
 from synrepl.pipeline.retries import retried
-from synrepl.pipeline.snapshot import folding
+from synrepl.pipeline.snapshot import fold
 from synrepl.pipeline.snapshot.parts import FILE_ROWS, WRITTEN, write_parts
 from synrepl.pipeline.snapshot.snapshot import (
     LAST_DDL,
@@ -24,9 +25,8 @@ from synrepl.pipeline.snapshot.snapshot import (
     read_snapshot,
     write_snapshot,
 )
-from synrepl.pipeline.source.columns import COLUMNS, spark_schema
+from synrepl.pipeline.source.schema import COLUMNS, spark_schema
 from synrepl.pipeline.store import Store
-from synrepl.pipeline.telling import Tell, nobody
 from synrepl.streams.table import StreamTable
 
 if TYPE_CHECKING:
@@ -208,16 +208,16 @@ def _made(
     rows = _rows(spark, archive, snapshot, reading)
     if rows is None:
         return [], 0
-    rows = rows.where(~folding.is_void(end.turns))
-    declaring = folding.declaring(table)
-    last = folding.winners(rows, declaring).persist()
+    rows = rows.where(~fold.is_void(end.turns))
+    declaring = fold.declaring(table)
+    last = fold.winners(rows, declaring).persist()
     try:
         counted = _counted(last, end.last_serial)
         keys = sum(alive for _, alive, _ in counted)
         is_gone = any(gone for _, _, gone in counted)
         tell("reading", reading.rows, reading.rows)
         tell("writing", 0, keys)
-        facts = folding.kept(rows, last, declaring, look=is_gone and reading.may_have_several)
+        facts = fold.kept(rows, last, declaring, look=is_gone and reading.may_have_several)
         ranges = _ranges(counted, file_rows)
         found = (
             rows.join(facts, "serial")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from synrepl.errors import ConfigError
-from synrepl.pipeline.source.columns import COLUMNS
 from synrepl.pipeline.source.offsets import EARLIEST, LATEST, Wish, read_wish
+from synrepl.pipeline.source.schema import COLUMNS
 
 __all__ = ["Options", "read_options"]
 

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synrepl.pipeline.source.columns import ROWS
+from synrepl.pipeline.source.schema import ROWS
 
 __all__ = ["exploded", "split"]
 

@@ -7,9 +7,9 @@ import msgspec
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from synrepl.pipeline.watch.chain import Chain, Rules, Run, advance, deadline_ms, silence
-from synrepl.pipeline.watch.lines import Line, encode, place
-from synrepl.pipeline.watch.minutes import THE_LOG, Log, Seen, look, look_ms, pass_time
+from synrepl.pipeline.watch.events import Line, encode, place
+from synrepl.pipeline.watch.log_state import THE_LOG, Log, Seen, look, look_ms, pass_time
+from synrepl.pipeline.watch.writer_chain import Chain, Rules, Run, advance, deadline_ms, silence
 
 __all__ = ["TOLD_DDL", "Watching"]
 

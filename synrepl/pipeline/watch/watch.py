@@ -24,12 +24,12 @@ import msgspec
 
 from synrepl.errors import ConfigError
 from synrepl.pipeline.session import is_remote, session_settings
-from synrepl.pipeline.source.daemon import Daemon
+from synrepl.pipeline.source.daemon_client import Daemon
+from synrepl.pipeline.source.data_source import register
 from synrepl.pipeline.source.options import read_options
-from synrepl.pipeline.source.source import register
-from synrepl.pipeline.watch.chain import Rules
-from synrepl.pipeline.watch.lines import KINDS
-from synrepl.pipeline.watch.observing import COLUMNS, OBSERVED_DDL, observe
+from synrepl.pipeline.watch.events import KINDS
+from synrepl.pipeline.watch.observations import COLUMNS, OBSERVED_DDL, observe
+from synrepl.pipeline.watch.writer_chain import Rules
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,11 +10,11 @@ from twisted.logger import Logger
 from synrepl.errors import ReplicationError, StorageError
 from synrepl.ports.files import IFetchFile, IFileQueue, IFileStore, ISpool, IStoredFile, QueueSummary
 from synrepl.ports.interfaces import IClock, ILog, IThread
-from synrepl.replication.files.checks import Checks
-from synrepl.replication.files.desk import Bell, Desk, Rule
-from synrepl.replication.files.fetching import Fetching
-from synrepl.replication.files.names import Names
-from synrepl.replication.files.upkeep import Upkeep
+from synrepl.replication.files.context import Bell, Desk, Rule
+from synrepl.replication.files.fetcher import Fetching
+from synrepl.replication.files.maintenance import Upkeep
+from synrepl.replication.files.name_index import Names
+from synrepl.replication.files.verified_reads import Checks
 
 __all__ = ["Files"]
 

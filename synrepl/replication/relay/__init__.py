@@ -5,7 +5,7 @@
 
 from synrepl.replication.relay.leases import Leases, LeaseTerms
 from synrepl.replication.relay.refusals import REFUSALS
-from synrepl.replication.relay.relays import Relays
+from synrepl.replication.relay.registry import Relays
 from synrepl.replication.relay.states import RELAY_STATES, REPLICA_STATES
 
 __all__ = [

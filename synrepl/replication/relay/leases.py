@@ -11,7 +11,7 @@ from twisted.logger import Logger
 from synrepl.ports.history import Lease
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
-from synrepl.wire.names import MAX_NAME, is_address
+from synrepl.wire.peer_names import MAX_NAME, is_address
 from synrepl.wire.text import printable
 
 __all__ = ["MAX_ANONYMOUS", "MAX_ENDED", "MAX_LEASES", "LeaseTerms", "LeasedLog", "Leases"]

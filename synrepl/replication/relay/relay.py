@@ -11,20 +11,19 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.ports.access import LOCAL, REMOTE, Access, Key, Right, access_of
 from synrepl.ports.history import BEGINNING, Place, Snapshot, Turn
 from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.replication.places import said_place, standing
-from synrepl.replication.relay.asked import IRelays
-from synrepl.replication.relay.beginning import Welcoming, copy_begins
-from synrepl.replication.relay.meta import meta_block, snapshot_block
-from synrepl.replication.relay.pages import KEPT, BlockEncoder, facts_block
+from synrepl.replication.relay.fact_blocks import KEPT, BlockEncoder, facts_block
+from synrepl.replication.relay.interfaces import IRelays
 from synrepl.replication.relay.proof import PRIMARY, REPLICA, nonce, proof, proves
 from synrepl.replication.relay.refusals import refusal
-from synrepl.streams.entries import line
+from synrepl.replication.relay.snapshot_codec import meta_block, snapshot_block
+from synrepl.replication.relay.snapshot_start import Welcoming, copy_begins
+from synrepl.replication.wire_positions import said_place, standing
 from synrepl.streams.facts import Fact
+from synrepl.streams.ndjson import line
 from synrepl.wire.blocks import block
 from synrepl.wire.commands import Error, Name, Ping
-from synrepl.wire.declare import Command
 from synrepl.wire.filter import ALL, Filter
-from synrepl.wire.names import identity_error
+from synrepl.wire.grammar import Command
 from synrepl.wire.native import (
     COMMANDS,
     Ack,
@@ -59,7 +58,8 @@ from synrepl.wire.native import (
     read,
     say,
 )
-from synrepl.wire.runs import Rows
+from synrepl.wire.peer_names import identity_error
+from synrepl.wire.rdata_runs import Rows
 from synrepl.wire.text import printable
 
 __all__ = ["Relay", "RelayConnection"]

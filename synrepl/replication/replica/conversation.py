@@ -8,10 +8,10 @@ import msgspec
 from synrepl.errors import ReplicationError
 from synrepl.ports.history import Place, Receipt, Snapshot, Turn
 from synrepl.replication.addresses import Address
-from synrepl.replication.forwarding import Numbered
+from synrepl.replication.command_forwarder import Numbered
 from synrepl.streams.facts import Fact
-from synrepl.wire.names import is_address
 from synrepl.wire.native import JoinRequest, Refusal, Subscription, WelcomeTo
+from synrepl.wire.peer_names import is_address
 from synrepl.wire.text import printable
 
 __all__ = [

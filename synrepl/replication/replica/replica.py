@@ -12,9 +12,9 @@ from synrepl.errors import RemoteProtocolError, ReplicationError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
-from synrepl.replication.forwarding import CommandForwarder, command_of
+from synrepl.replication.command_forwarder import CommandForwarder, command_of
 from synrepl.replication.holdings import held
-from synrepl.replication.places import standing
+from synrepl.replication.replica.batcher import Taking
 from synrepl.replication.replica.conversation import (
     Beat,
     Ephemeral,
@@ -29,15 +29,15 @@ from synrepl.replication.replica.conversation import (
     ToldDown,
 )
 from synrepl.replication.replica.forks import facts_after, last_common
-from synrepl.replication.replica.joining import Joining, Progress
-from synrepl.replication.replica.log import IKeepLeftovers, ReplicaLog
+from synrepl.replication.replica.interfaces import IKeepLeftovers, ReplicaLog
+from synrepl.replication.replica.join import Joining, Progress
 from synrepl.replication.replica.states import STATES, WAYS_OUT
-from synrepl.replication.replica.taking import Taking
+from synrepl.replication.wire_positions import standing
 from synrepl.streams.facts import NO_ROWS, Fact
-from synrepl.wire.declare import Command
 from synrepl.wire.filter import ALL, Filter
-from synrepl.wire.names import MAX_ADDRESS, is_address
+from synrepl.wire.grammar import Command
 from synrepl.wire.native import COMMANDS, Refusal, Standing, Subscription, WelcomeTo, say
+from synrepl.wire.peer_names import MAX_ADDRESS, is_address
 from synrepl.wire.text import printable
 
 __all__ = ["Replica"]

@@ -1,8 +1,8 @@
 """Primary, replica or fenced: what a daemon is, and how it becomes another thing."""
 
-from synrepl.replication.roles.asked import Claim, Described, HandOver, ITellOthers
-from synrepl.replication.roles.refusing import CannotPromote, ClaimRefused, Fenced, HandingOver, ReadOnlyHere
-from synrepl.replication.roles.role import (
+from synrepl.replication.roles.errors import CannotPromote, ClaimRefused, Fenced, HandingOver, ReadOnlyHere
+from synrepl.replication.roles.interfaces import Claim, Described, HandOver, ITellOthers
+from synrepl.replication.roles.manager import (
     FENCED,
     HANDOVER_SECONDS,
     MAX_HANDOVER_SECONDS,

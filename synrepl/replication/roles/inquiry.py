@@ -9,7 +9,7 @@ from synrepl.errors import ReplicationError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles.asked import Described, ITellOthers
+from synrepl.replication.roles.interfaces import Described, ITellOthers
 
 __all__ = ["INQUIRY_SECONDS", "MAX_ASKED", "Inquiry"]
 

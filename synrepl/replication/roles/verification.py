@@ -11,9 +11,9 @@ from synrepl.errors import ReplicationError
 from synrepl.ports.history import EMPTY, Turn
 from synrepl.ports.interfaces import IClock
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles.asked import Described, ITellOthers, RoleLog
-from synrepl.replication.roles.refusing import ClaimRefused
-from synrepl.wire.names import MAX_ADDRESS
+from synrepl.replication.roles.errors import ClaimRefused
+from synrepl.replication.roles.interfaces import Described, ITellOthers, RoleLog
+from synrepl.wire.peer_names import MAX_ADDRESS
 from synrepl.wire.text import printable
 
 __all__ = ["MAX_EPOCH", "ClaimVerifier", "believable", "checked_address", "common_serial"]

@@ -1,7 +1,7 @@
 """What is wrong with the streams in a database, in words, and what mends it."""
 
 from synrepl.storage.doctor.complaints import Complaint, Diagnosis
-from synrepl.storage.doctor.examining import Doctor
-from synrepl.storage.doctor.holding import Hold, holds, read_holds
+from synrepl.storage.doctor.examination import Doctor
+from synrepl.storage.doctor.holds import Hold, holds, read_holds
 
 __all__ = ["Complaint", "Diagnosis", "Doctor", "Hold", "holds", "read_holds"]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from synrepl.ports.files import Damaged
-from synrepl.storage.files.checking import Checking
+from synrepl.storage.files.file_check import Checking
 
 __all__ = ["Scrub"]
 

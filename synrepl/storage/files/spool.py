@@ -8,7 +8,7 @@ from typing import Final
 
 from synrepl.errors import StorageError
 from synrepl.ports.files import ChecksumMismatch
-from synrepl.storage.files.disk import telling
+from synrepl.storage.files.durability import telling
 
 __all__ = ["Spool"]
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Final
 
-from synrepl.storage.files.checking import Checking, StoredFile
-from synrepl.storage.files.disk import make_directory, telling
+from synrepl.storage.files.durability import make_directory, telling
+from synrepl.storage.files.file_check import Checking, StoredFile
 from synrepl.storage.files.scrub import Scrub
 from synrepl.storage.files.spool import Spool
-from synrepl.storage.private import sync_directory
+from synrepl.storage.private_files import sync_directory
 
 __all__ = ["FileStore"]
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from synrepl.errors import StorageError
 from synrepl.ports.files import DiskFull
-from synrepl.storage.files.disk import make_directory
+from synrepl.storage.files.durability import make_directory
 from synrepl.storage.lock import DatabaseFile
 from synrepl.storage.sqlite import HINTS, RETRYABLE
 

@@ -4,8 +4,8 @@ from synrepl.storage.ids.allocated import AllocatedIds
 from synrepl.storage.ids.generator import MultiWriterIdGenerator, StreamIdGenerator
 from synrepl.storage.ids.layout import IdStream, IdTable
 from synrepl.storage.ids.reservation import NotAWriter, Reservation, Unfinished
-from synrepl.storage.ids.sessions import WriterSession
 from synrepl.storage.ids.transactions import ITransaction, Transaction, transact
+from synrepl.storage.ids.writer_session import WriterSession
 
 __all__ = [
     "AllocatedIds",

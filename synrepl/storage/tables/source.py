@@ -15,7 +15,7 @@ from synrepl.storage.ids.startup import Findings
 from synrepl.storage.ids.writers import WriterState, read_writers
 from synrepl.storage.log import Log
 from synrepl.storage.tables.layout import TableStream
-from synrepl.storage.tables.reading import Page, TableReader
+from synrepl.storage.tables.reader import Page, TableReader
 from synrepl.streams.facts import NO_ROWS
 from synrepl.streams.table import StreamTable
 

@@ -26,7 +26,7 @@ from synrepl.streams.catalog.typing import TYPING, Typing
 from synrepl.streams.catalog.un_partial_stated_event import UN_PARTIAL_STATED_EVENT, UnPartialStatedEvent
 from synrepl.streams.catalog.un_partial_stated_room import UN_PARTIAL_STATED_ROOM, UnPartialStatedRoom
 from synrepl.streams.catalog.user_signature import USER_SIGNATURE, UserSignature
-from synrepl.streams.declare import Stream
+from synrepl.streams.stream import Stream
 
 __all__ = [
     "ACCOUNT_DATA",

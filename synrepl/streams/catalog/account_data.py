@@ -1,6 +1,6 @@
 """What users keep on the server, for all rooms or for one."""
 
-from synrepl.streams.declare import Gone, Stream, row
+from synrepl.streams.stream import Gone, Stream, row
 
 __all__ = ["ACCOUNT_DATA", "AccountData"]
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from synrepl.streams.declare import Since, Stream, row
+from synrepl.streams.stream import Since, Stream, row
 
 __all__ = ["BACKFILL", "Backfilled"]
 

@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 
 from synrepl.streams import jsontext
-from synrepl.streams.declare import Stream, row
+from synrepl.streams.stream import Stream, row
 
 __all__ = ["CACHES", "CacheInvalidation"]
 

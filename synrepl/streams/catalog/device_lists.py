@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from synrepl.streams.declare import Bool, Gone, Since, Stream, row
+from synrepl.streams.stream import Bool, Gone, Since, Stream, row
 
 __all__ = ["DEVICE_LISTS", "DeviceList"]
 

@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from typing import Annotated
 
-from synrepl.streams.declare import Bool, Since, Stream, row
+from synrepl.streams.stream import Bool, Since, Stream, row
 
 __all__ = ["EVENTS", "Event", "State", "StateAll"]
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from synrepl.streams.declare import Stream, row
+from synrepl.streams.stream import Stream, row
 
 __all__ = ["FEDERATION", "Federation"]
 

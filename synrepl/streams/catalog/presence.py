@@ -1,6 +1,6 @@
 """Who is online."""
 
-from synrepl.streams.declare import Bool, Stream, row
+from synrepl.streams.stream import Bool, Stream, row
 
 __all__ = ["PRESENCE", "Presence"]
 

@@ -1,6 +1,6 @@
 """Whose presence other servers are to be told."""
 
-from synrepl.streams.declare import Stream, row
+from synrepl.streams.stream import Stream, row
 
 __all__ = ["PRESENCE_FEDERATION", "PresenceFederation"]
 

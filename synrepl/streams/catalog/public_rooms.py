@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from synrepl.streams.declare import Stream, Truth, row
+from synrepl.streams.stream import Stream, Truth, row
 
 __all__ = ["PUBLIC_ROOMS", "PublicRoom"]
 

@@ -1,6 +1,6 @@
 """Whose push rules changed."""
 
-from synrepl.streams.declare import Stream, row
+from synrepl.streams.stream import Stream, row
 
 __all__ = ["PUSH_RULES", "PushRules"]
 

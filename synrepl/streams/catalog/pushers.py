@@ -1,6 +1,6 @@
 """Where push notifications are to go."""
 
-from synrepl.streams.declare import Bool, Stream, row
+from synrepl.streams.stream import Bool, Stream, row
 
 __all__ = ["PUSHERS", "Pusher"]
 

@@ -1,6 +1,6 @@
 """Which media nobody may see."""
 
-from synrepl.streams.declare import Bool, Stream, row
+from synrepl.streams.stream import Bool, Stream, row
 
 __all__ = ["QUARANTINED_MEDIA", "QuarantinedMedia"]
 

@@ -1,6 +1,6 @@
 """Which events stick to their rooms for a while."""
 
-from synrepl.streams.declare import Stream, row
+from synrepl.streams.stream import Stream, row
 
 __all__ = ["STICKY_EVENTS", "StickyEvent"]
 

@@ -1,6 +1,6 @@
 """Who follows which thread."""
 
-from synrepl.streams.declare import Stream, row
+from synrepl.streams.stream import Stream, row
 
 __all__ = ["THREAD_SUBSCRIPTIONS", "ThreadSubscription"]
 

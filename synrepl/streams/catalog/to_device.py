@@ -1,6 +1,6 @@
 """For whom there are new to-device messages."""
 
-from synrepl.streams.declare import Stream, row
+from synrepl.streams.stream import Stream, row
 
 __all__ = ["TO_DEVICE", "ToDevice"]
 

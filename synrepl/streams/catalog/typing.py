@@ -1,6 +1,6 @@
 """Who is typing where."""
 
-from synrepl.streams.declare import Stream, row
+from synrepl.streams.stream import Stream, row
 
 __all__ = ["TYPING", "Typing"]
 

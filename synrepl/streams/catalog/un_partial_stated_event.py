@@ -1,6 +1,6 @@
 """Which events now have their full state."""
 
-from synrepl.streams.declare import Bool, Stream, row
+from synrepl.streams.stream import Bool, Stream, row
 
 __all__ = ["UN_PARTIAL_STATED_EVENT", "UnPartialStatedEvent"]
 

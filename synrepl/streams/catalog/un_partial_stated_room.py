@@ -1,6 +1,6 @@
 """Which rooms now have their full state."""
 
-from synrepl.streams.declare import Stream, row
+from synrepl.streams.stream import Stream, row
 
 __all__ = ["UN_PARTIAL_STATED_ROOM", "UnPartialStatedRoom"]
 

@@ -1,6 +1,6 @@
 """Who signed the keys of others (from 1.6 until 1.67; then part of device_lists)."""
 
-from synrepl.streams.declare import Stream, row
+from synrepl.streams.stream import Stream, row
 
 __all__ = ["USER_SIGNATURE", "UserSignature"]
 

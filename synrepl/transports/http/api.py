@@ -25,18 +25,18 @@ from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
 from synrepl.storage import Log
 from synrepl.streams import jsontext
-from synrepl.streams.declare import Stream
+from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
-from synrepl.transports.http.answers import INTERNAL, Refused, as_refused, ours, synapse
+from synrepl.transports.http.api_error import INTERNAL, Refused, as_refused, ours, synapse
+from synrepl.transports.http.append_body import check_writer, read_body, read_facts
 from synrepl.transports.http.authorization import Guard, check_right, check_streams
-from synrepl.transports.http.gauges import refresh
-from synrepl.transports.http.held import check_held, check_readable, filtered, say_held
-from synrepl.transports.http.intact import HEADER, content_digest, is_intact, is_wanted
-from synrepl.transports.http.origins import check_content_type
-from synrepl.transports.http.parameters import headers, integers, reader_of
-from synrepl.transports.http.posting import check_writer, read_body, read_facts
-from synrepl.transports.http.rows import Rows
-from synrepl.transports.http.waiting import Waiting, read_your_writes
+from synrepl.transports.http.content_digest import HEADER, content_digest, is_intact, is_wanted
+from synrepl.transports.http.holdings_check import check_held, check_readable, filtered, say_held
+from synrepl.transports.http.log_waiters import Waiting, read_your_writes
+from synrepl.transports.http.metrics_collector import refresh
+from synrepl.transports.http.origin_check import check_content_type
+from synrepl.transports.http.query import headers, integers, reader_of
+from synrepl.transports.http.row_routes import Rows
 from synrepl.wire.dialect import Dialect
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from synrepl.replication.relay import Relays
     from synrepl.replication.roles import Roles
     from synrepl.replication.status import DescribedBringing, DescribedCopies
+    from synrepl.transports.http.admin_routes import Standing
     from synrepl.transports.http.changelog import Changelog
-    from synrepl.transports.http.commands import Commands
-    from synrepl.transports.http.files import FileRoutes
-    from synrepl.transports.http.replicas import Replicas
-    from synrepl.transports.http.standing import Standing
-    from synrepl.transports.http.wanted import Wanted
+    from synrepl.transports.http.changelog_query import Wanted
+    from synrepl.transports.http.command_routes import Commands
+    from synrepl.transports.http.file_routes import FileRoutes
+    from synrepl.transports.http.replica_routes import Replicas
 
 __all__ = ["Api", "IRelaying"]
 
@@ -163,7 +163,7 @@ class Api:
         """Facts of several streams become durable together."""
 
         async def answer() -> bytes:
-            from synrepl.transports.http.appends import append_all
+            from synrepl.transports.http.batch_append import append_all
 
             if self._relaying is not None and self._relaying.is_active:
                 if self._roles is not None and (stopped := self._roles.refuses_passing("")) is not None:
@@ -224,7 +224,7 @@ class Api:
 
         async def answer() -> None:
             from synrepl.transports.http.arrow import arrow_form
-            from synrepl.transports.http.wanted import read_wanted
+            from synrepl.transports.http.changelog_query import read_wanted
 
             wanted = read_wanted(request, self._table, self._holdings)
             form = arrow_form(request, wanted, self._clock)
@@ -239,8 +239,8 @@ class Api:
         """How much there is from a serial on."""
 
         async def answer() -> bytes:
-            from synrepl.transports.http.extents import extent
-            from synrepl.transports.http.wanted import read_wanted
+            from synrepl.transports.http.changelog_query import read_wanted
+            from synrepl.transports.http.log_extent import extent
 
             wanted = read_wanted(request, self._table, self._holdings)
             await self._begin_reading(request, wanted)
@@ -264,7 +264,7 @@ class Api:
         """What stands at some serials: where two histories part is found by halving."""
 
         async def answer() -> bytes:
-            from synrepl.transports.http.forks import digests
+            from synrepl.transports.http.fork_check import digests
 
             return jsontext.dumps(await digests(self._log, integers(request, "serials", most=MAX_SERIALS)))
 
@@ -399,19 +399,19 @@ class Api:
 
     @cached_property
     def _commands(self) -> "Commands":
-        from synrepl.transports.http.commands import Commands
+        from synrepl.transports.http.command_routes import Commands
 
         return Commands(self._publisher)
 
     @cached_property
     def _files(self) -> "FileRoutes":
-        from synrepl.transports.http.files import FileRoutes
+        from synrepl.transports.http.file_routes import FileRoutes
 
         return FileRoutes(self._described_files)
 
     @cached_property
     def _replicas(self) -> "Replicas":
-        from synrepl.transports.http.replicas import Replicas
+        from synrepl.transports.http.replica_routes import Replicas
 
         if self._relays is None:
             raise NO_COPIES
@@ -419,7 +419,7 @@ class Api:
 
     @cached_property
     def _standing(self) -> "Standing":
-        from synrepl.transports.http.standing import Standing
+        from synrepl.transports.http.admin_routes import Standing
 
         if self._relays is None or self._roles is None:
             raise NO_COPIES

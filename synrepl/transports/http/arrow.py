@@ -9,10 +9,10 @@ from twisted.internet.threads import deferToThreadPool
 from synrepl.storage import ImmediateThread
 from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact
-from synrepl.transports.http.answers import Refused
-from synrepl.transports.http.parameters import header
-from synrepl.transports.http.reading import Reading
-from synrepl.transports.http.wanted import Wanted
+from synrepl.transports.http.api_error import Refused
+from synrepl.transports.http.changelog_cursor import Reading
+from synrepl.transports.http.changelog_query import Wanted
+from synrepl.transports.http.query import header
 
 __all__ = ["ARROW", "ArrowForm", "arrow_form"]
 

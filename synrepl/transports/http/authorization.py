@@ -4,8 +4,8 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from synrepl.ports.access import LOCAL, REMOTE, Access, Keyring, Right, access_of
-from synrepl.transports.http.answers import Refused
-from synrepl.transports.http.origins import check_origin, check_rebinding
+from synrepl.transports.http.api_error import Refused
+from synrepl.transports.http.origin_check import check_origin, check_rebinding
 from synrepl.transports.peers import certified_name, is_local
 from synrepl.wire.text import printable
 

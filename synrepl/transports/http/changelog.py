@@ -7,13 +7,13 @@ from twisted.logger import Logger
 from synrepl.ports.interfaces import IClock
 from synrepl.replication.publisher import Publisher
 from synrepl.storage import Log
-from synrepl.transports.http.following import Following
-from synrepl.transports.http.forks import check
-from synrepl.transports.http.lines import NDJSON, line, written
-from synrepl.transports.http.reading import Reading
+from synrepl.transports.http.changelog_cursor import Reading
+from synrepl.transports.http.changelog_feed import Following
+from synrepl.transports.http.changelog_lines import NDJSON, line, written
+from synrepl.transports.http.changelog_query import Wanted
+from synrepl.transports.http.fork_check import check
+from synrepl.transports.http.log_waiters import Waiting
 from synrepl.transports.http.streaming import streaming
-from synrepl.transports.http.waiting import Waiting
-from synrepl.transports.http.wanted import Wanted
 
 __all__ = ["Changelog", "Form", "line"]
 

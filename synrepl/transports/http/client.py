@@ -13,10 +13,11 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from synrepl.errors import NotConnected, RemoteProtocolError
-from synrepl.replication.catchup import Missed, NowhereToFetch
+from synrepl.replication.follower.catchup import Missed, NowhereToFetch
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.appending import HttpAppender
-from synrepl.transports.http.refusals import (
+from synrepl.transports.http.append_client import HttpAppender
+from synrepl.transports.http.changelog_client import Answering, Digests, HttpChangelog
+from synrepl.transports.http.client_errors import (
     AheadOfLog,
     Fork,
     NotHereYet,
@@ -25,8 +26,7 @@ from synrepl.transports.http.refusals import (
     RequestRefused,
     Trimmed,
 )
-from synrepl.transports.http.requests import Http, NeverSent, decoded, public
-from synrepl.transports.http.subscribing import Answering, Digests, HttpChangelog
+from synrepl.transports.http.http_client import Http, NeverSent, decoded, public
 
 __all__ = [
     "AheadOfLog",

@@ -11,8 +11,8 @@ from zope.interface import implementer
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.refusals import as_refusal
-from synrepl.transports.http.requests import (
+from synrepl.transports.http.client_errors import as_refusal
+from synrepl.transports.http.http_client import (
     MAX_ERROR_BYTES,
     abort,
     is_whole,

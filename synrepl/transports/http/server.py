@@ -10,7 +10,7 @@ from synrepl.replication.publisher import Publisher
 from synrepl.storage import Log
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.authorization import Guard
-from synrepl.transports.http.bodies import ApiSite
+from synrepl.transports.http.request import ApiSite
 from synrepl.wire.dialect import Dialect
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from twisted.internet.interfaces import IPushProducer
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from synrepl.transports.http.answers import Refused
+from synrepl.transports.http.api_error import Refused
 
 __all__ = ["Valve", "streaming"]
 

@@ -11,7 +11,7 @@ from synrepl.errors import ReplicationError
 from synrepl.ports.files import ChecksumMismatch, DiskFull, ISpool
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.files import Files
-from synrepl.transports.http.answers import INTERNAL, Refused, as_refused
+from synrepl.transports.http.api_error import INTERNAL, Refused, as_refused
 
 __all__ = ["Upload", "refused_upload", "uploaded"]
 

@@ -12,10 +12,9 @@ from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.ports.history import Place, Receipt, Turn
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
-from synrepl.replication.forwarding import Numbered
-from synrepl.replication.places import said_place
+from synrepl.replication.command_forwarder import Numbered
 from synrepl.replication.relay import REFUSALS
-from synrepl.replication.relay.meta import read_meta, read_snapshot
+from synrepl.replication.relay.snapshot_codec import read_meta, read_snapshot
 from synrepl.replication.replica import (
     Beat,
     Ephemeral,
@@ -31,16 +30,17 @@ from synrepl.replication.replica import (
     TakenUpTo,
     ToldDown,
 )
+from synrepl.replication.wire_positions import said_place
 from synrepl.streams.digest import checksum
-from synrepl.streams.entries import read_facts
 from synrepl.streams.facts import Fact
+from synrepl.streams.ndjson import read_facts
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.commands import MAX_FORWARDED_BYTES, ForwardedCommands, TakenCommands
-from synrepl.transports.http.lines import inner
-from synrepl.transports.http.refusals import RequestRefused
-from synrepl.transports.http.replicas import Acknowledged, JoinAnswer, JoinAsked, SubscribeAsked
-from synrepl.transports.http.requests import Http, decoded, public
-from synrepl.transports.http.subscribing import HttpChangelog
+from synrepl.transports.http.changelog_client import HttpChangelog
+from synrepl.transports.http.changelog_lines import inner
+from synrepl.transports.http.client_errors import RequestRefused
+from synrepl.transports.http.command_routes import MAX_FORWARDED_BYTES, ForwardedCommands, TakenCommands
+from synrepl.transports.http.http_client import Http, decoded, public
+from synrepl.transports.http.replica_routes import Acknowledged, JoinAnswer, JoinAsked, SubscribeAsked
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import JoinRequest, Refusal, Standing, Subscription, WelcomeTo
 

@@ -8,12 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from synrepl.transports.redis.interfaces import Member
     from synrepl.transports.redis.link import REDIS_KEEPALIVE, RedisLink, RedisState
-    from synrepl.transports.redis.roles import Member
 
 _HOMES = {
     "REDIS_KEEPALIVE": "synrepl.transports.redis.link",
-    "Member": "synrepl.transports.redis.roles",
+    "Member": "synrepl.transports.redis.interfaces",
     "RedisLink": "synrepl.transports.redis.link",
     "RedisState": "synrepl.transports.redis.link",
 }

@@ -14,8 +14,8 @@ from twisted.python.failure import Failure
 
 from synrepl.errors import ConfigError
 from synrepl.transports.redis.connections import Connection, Lost, Publisher, Subscriber
-from synrepl.transports.redis.reasons import TLS_WORDS, WITHOUT_A_WORD, Refused, place, told
-from synrepl.transports.redis.roles import Link
+from synrepl.transports.redis.errors import TLS_WORDS, WITHOUT_A_WORD, Refused, place, told
+from synrepl.transports.redis.interfaces import Link
 from synrepl.transports.tls import ClientTls, TlsFiles
 
 __all__ = ["Attempt"]

@@ -15,8 +15,8 @@ from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from synrepl.transports.redis.reasons import WITHOUT_A_WORD, Refused, explain, told
-from synrepl.transports.redis.roles import Link
+from synrepl.transports.redis.errors import WITHOUT_A_WORD, Refused, explain, told
+from synrepl.transports.redis.interfaces import Link
 
 __all__ = ["Connection", "Lost", "Publisher", "Subscriber"]
 

@@ -14,12 +14,12 @@ from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.transports.redis.address import RedisAddress
-from synrepl.transports.redis.halves import Hearing, Speaking
-from synrepl.transports.redis.roles import Member
+from synrepl.transports.redis.half_links import Hearing, Speaking
+from synrepl.transports.redis.interfaces import Member
 from synrepl.transports.redis.sentinel import Sentinels
-from synrepl.wire.declare import BROKER, Command
 from synrepl.wire.dialect import NEWEST, Dialect
-from synrepl.wire.runs import Rows
+from synrepl.wire.grammar import BROKER, Command
+from synrepl.wire.rdata_runs import Rows
 from synrepl.wire.session import Close, Complain, Deliver, Keepalive, Session
 
 __all__ = ["REDIS_KEEPALIVE", "RedisLink", "RedisState"]

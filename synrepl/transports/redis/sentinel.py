@@ -7,7 +7,7 @@ from twisted.python.failure import Failure
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.attempt import Attempt
 from synrepl.transports.redis.connections import Connection, Lost
-from synrepl.transports.redis.reasons import Refused, place
+from synrepl.transports.redis.errors import Refused, place
 
 __all__ = ["Sentinels"]
 

@@ -5,9 +5,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from synrepl.storage.choosing import engine_for
 from synrepl.storage.databases import Database
 from synrepl.storage.doctor import Diagnosis, Doctor
+from synrepl.storage.engines import engine_for
 from synrepl.storage.ids import IdStream, IdTable
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.reservation import Unfinished

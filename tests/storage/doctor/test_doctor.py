@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from synrepl.errors import ConfigError, StorageError
-from synrepl.storage.choosing import engine_for
 from synrepl.storage.databases import Database
 from synrepl.storage.doctor import Diagnosis
-from synrepl.storage.doctor.holding import holds
+from synrepl.storage.doctor.holds import holds
+from synrepl.storage.engines import engine_for
 from synrepl.storage.ids import IdStream, IdTable
 from synrepl.storage.ids.writers import WriterState
 from tests.postgres import shared_server
@@ -401,7 +401,7 @@ def test_a_log_that_lost_history_is_whole(place: Place) -> None:
 def test_late_facts_leave_positions_alone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last fact of an unordered stream need not be the one that its position is from."""
     place.make_log(("backfill", "A", 0, 9), ("backfill", "A", 8, 8), ("backfill", "A", 7, 7))
-    monkeypatch.setattr("synrepl.storage.doctor.logs.NEWEST", 2)
+    monkeypatch.setattr("synrepl.storage.doctor.log_check.NEWEST", 2)
 
     assert [] == place.examine(whole_log=True).complaints
     assert [] == place.examine(whole_log=False).complaints
@@ -422,7 +422,7 @@ def test_a_quick_look_checks_the_newest(place: Place, monkeypatch: pytest.Monkey
     """What is older is not read."""
     place.make_log(*FACTS)
     place.do(f"UPDATE {place.schema}facts SET writer = 'X' WHERE serial = 2")
-    monkeypatch.setattr("synrepl.storage.doctor.logs.NEWEST", 2)
+    monkeypatch.setattr("synrepl.storage.doctor.log_check.NEWEST", 2)
 
     quick = place.examine(whole_log=False)
 
@@ -432,7 +432,7 @@ def test_a_quick_look_checks_the_newest(place: Place, monkeypatch: pytest.Monkey
 def test_progress_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """How many more, of how many."""
     place.make_log(*FACTS)
-    monkeypatch.setattr("synrepl.storage.doctor.logs.AT_ONCE", 3)
+    monkeypatch.setattr("synrepl.storage.doctor.log_check.AT_ONCE", 3)
     told: list[tuple[int, int]] = []
 
     place.doctor(progress=lambda more, total: told.append((more, total))).examine()
@@ -443,7 +443,7 @@ def test_progress_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None
 def test_facts_that_arrive_meanwhile(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon runs beside: what is looked at is one moment."""
     facts = place.make_log(*FACTS)
-    monkeypatch.setattr("synrepl.storage.doctor.logs.AT_ONCE", 1)
+    monkeypatch.setattr("synrepl.storage.doctor.log_check.AT_ONCE", 1)
     engine = engine_for(place.url)
     engine.open()
     last = [facts[-1]]

@@ -5,8 +5,8 @@ import tempfile
 from pathlib import Path
 from shutil import rmtree
 
-from synrepl.bringing import Bringing
 from synrepl.config import Settings
+from synrepl.daemon.ingest import Bringing
 from synrepl.storage import ImmediateThread
 from synrepl.storage.ids.writers import create_writers
 from synrepl.storage.tables.layout import table_streams

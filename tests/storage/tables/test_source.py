@@ -13,7 +13,7 @@ from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.storage.ids import transact
 from synrepl.storage.ids.writers import create_writers
 from synrepl.storage.tables.layout import table_streams
-from synrepl.storage.tables.reading import TableReader
+from synrepl.storage.tables.reader import TableReader
 from synrepl.storage.tables.source import TableSource
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from synrepl.html.humanize import at, span
+from synrepl.html.markup import Markup, element, facts, mark
 from synrepl.replication.status import STATES
-from synrepl.showing.markup import Markup, element, facts, mark
-from synrepl.showing.words import at, span
 from synrepl.transports.http.status_page.markup import bar, section, timed
 from synrepl.transports.http.status_page.words import address, ago, lag, short
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from synrepl.showing.markup import Markup, details, element, facts, mark
-from synrepl.showing.words import counted, size, span
+from synrepl.html.humanize import counted, size, span
+from synrepl.html.markup import Markup, details, element, facts, mark
 from synrepl.transports.http.status_page.markup import section, table
 from synrepl.transports.http.status_page.words import ago, short
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from html import escape
 from typing import Any
 
-from synrepl.showing.markup import Markup, element, text
+from synrepl.html.markup import Markup, element, text
 
 __all__ = ["bar", "section", "table", "timed"]
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from synrepl.showing.markup import Markup, element
-from synrepl.showing.words import at, span
+from synrepl.html.humanize import at, span
+from synrepl.html.markup import Markup, element
 from synrepl.transports.http.status_page.about import errors, log, state, upstream
 from synrepl.transports.http.status_page.contents import files, recent, streams, turns
 from synrepl.transports.http.status_page.readers import followers, leases, replicas

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from synrepl.html.humanize import counted, size, span
+from synrepl.html.markup import Markup, details, facts, mark
 from synrepl.replication.relay.states import RELAY_STATES, REPLICA_STATES
-from synrepl.showing.markup import Markup, details, facts, mark
-from synrepl.showing.words import counted, size, span
 from synrepl.transports.http.status_page.markup import bar, section, table, timed
 from synrepl.transports.http.status_page.words import address, ago, lag
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from synrepl.showing.markup import Markup, mark
-from synrepl.showing.words import span
+from synrepl.html.humanize import span
+from synrepl.html.markup import Markup, mark
 from synrepl.transports.http.status_page.markup import section, table
 from synrepl.transports.http.status_page.words import lag
 

@@ -1,7 +1,7 @@
 """Times, digests and places as the page says them."""
 
-from synrepl.showing.markup import Markup
-from synrepl.showing.words import at, counted, span
+from synrepl.html.humanize import at, counted, span
+from synrepl.html.markup import Markup
 from synrepl.transports.http.status_page.markup import timed
 
 __all__ = ["address", "ago", "lag", "short"]

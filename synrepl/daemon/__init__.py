@@ -1,0 +1,1 @@
+"""The daemon: its parts, built from the settings, started and stopped in order."""

@@ -1,0 +1,454 @@
+"""What a daemon needs to be a replica, and to have replicas, built from the settings."""
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgspec
+from twisted.logger import Logger
+
+from synrepl.config import Settings
+from synrepl.errors import StorageError
+from synrepl.ports.access import Keyring
+from synrepl.ports.history import Place
+from synrepl.ports.metrics import Metrics
+from synrepl.ports.tasks import Tasks
+from synrepl.replication.addresses import Address
+from synrepl.replication.command_forwarder import CommandForwarder
+from synrepl.replication.files import Files
+from synrepl.replication.holdings import Holdings
+from synrepl.replication.publisher import Publisher
+from synrepl.replication.relay import LeaseTerms, Relays
+from synrepl.replication.retention import Retention, keys_of
+from synrepl.replication.roles import PRIMARY, REPLICA, Claim, Described, HandOver, ReadOnlyHere, Roles
+from synrepl.storage import Leftovers, Log, ReactorThread
+from synrepl.storage.files import FileQueue, FileStore
+from synrepl.streams.table import StreamTable
+from synrepl.transports.credentials import Credentials
+from synrepl.transports.endpoints import client_endpoint
+from synrepl.wire.filter import Filter
+from synrepl.wire.session import Keepalive
+
+if TYPE_CHECKING:
+    from synrepl.replication.replica import IUpstream, Replica
+    from synrepl.transports.http.peer_client import HttpTelling
+
+__all__ = ["Copies"]
+
+ENDPOINTS: Final = ("tcp", "ssl", "tls", "unix")
+"""The kinds of endpoints that replicas connect to."""
+
+NOT_READY: Final = "this daemon is a replica itself, and has no whole copy yet"
+
+
+class Copies:
+    """The relays, the role and the leases of one daemon.
+
+    `address` says where it is, once it listens. `changed` is called when its role has changed. Until `start`
+    the log takes no facts.
+    """
+
+    _logger = Logger()
+
+    def __init__(
+        self,
+        settings: Settings,
+        reactor: Any,
+        *,
+        log: Log,
+        publisher: Publisher,
+        table: StreamTable,
+        metrics: Metrics,
+        keys: Keyring,
+        credentials: Credentials,
+        address: Callable[[], Address],
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._settings = settings
+        self._reactor = reactor
+        self._log = log
+        self._metrics = metrics
+        self._keys = keys
+        self._credentials = credentials
+        self._address = address
+        self._ephemeral = [stream.name for stream in table if stream.ephemeral]
+        self._role_changed = changed
+        self._publisher = publisher
+        self.commands = CommandForwarder(
+            publisher.upstream,
+            reactor,
+            origin=f"{log.uuid}-{secrets.token_hex(4)}",
+            is_active=lambda: self.roles.role == REPLICA,
+            dropped=lambda name: metrics.commands_dropped.labels(name).inc(),
+        )
+        publisher.upstream.carry(self.commands)
+        self._fetching: Any = None
+        self._fetching_from = ""
+        self._tasks = Tasks(self._logger, "copies")
+        self._telling = _Telling(reactor, credentials, self._secret_of)
+        self._leftovers = Leftovers(settings.database_path, ReactorThread(reactor, "leftovers"))
+        self.files = self._make_files()
+        log.sealed = _starting
+        self.roles = Roles(
+            log,
+            reactor,
+            name=self.name,
+            has_upstream=settings.upstream is not None,
+            address=address,
+            follow=self._follow,
+            tell=self._telling,
+            others=self._others,
+            is_leased=self._is_leased,
+            missing=self.files.complete,
+            changed=self._changed,
+            count_refused=lambda code: metrics.claims_refused.labels(code).inc(),
+            count_later_epoch=metrics.later_epochs.inc,
+        )
+        self.relays = Relays(
+            log,
+            publisher,
+            reactor,
+            instance=settings.instance_name,
+            server_name=settings.server_name,
+            keys=keys,
+            terms=_terms(settings),
+            heartbeat_seconds=settings.heartbeat_seconds,
+            role=lambda: self.roles.role,
+            ready=self._why_not_ready,
+            address=lambda: str(address()),
+            primary=lambda: str(self.roles.primary),
+            moved_to=lambda: "" if self.roles.role == "primary" else str(self.roles.primary),
+            promoting=lambda: self.roles.is_promoting,
+            heard_epoch=self.roles.heard_epoch,
+        )
+        self.holdings = publisher.holdings = Holdings(
+            lambda: log.notes,
+            joining=lambda: bool(self._why_not_ready()),
+            primary=lambda: self.roles.primary if self.roles.role == REPLICA else Address(),
+        )
+        log.on_replaced(self._say_what_is_held)
+        self.retention = Retention(
+            log,
+            reactor,
+            retain_seconds=settings.retain_seconds,
+            keys=keys_of(table),
+            lowest=self.relays.leases.lowest,
+        )
+
+    @property
+    def name(self) -> str:
+        """What this daemon is called where it is a replica."""
+        return self._settings.replica_name or f"{self._settings.instance_name}-{self._log.uuid[:8]}"
+
+    @property
+    def replica(self) -> "Replica | None":
+        """What follows the upstream, if this is a replica."""
+        return cast("Replica | None", self.roles.replica)
+
+    async def start(self) -> None:
+        """Be what it is to be. Raises `StorageError` if the files cannot be had."""
+        await self.files.start()
+        self.roles.start()
+        # Here, so that who is answered need not try again.
+        await self.roles.started()
+        self.retention.start()
+        self._say_what_is_held()
+
+    def _say_what_is_held(self) -> None:
+        if held := self.holdings.describe():
+            self._logger.warn("{held}: readers and followers are refused all others", held=held)
+
+    async def stop(self) -> None:
+        """Follow nobody, serve nobody."""
+        self._tasks.cancel_all()
+        self.commands.stop()
+        self.retention.stop()
+        self.roles.stop()
+        await self.files.stop()
+        if self._fetching is not None:
+            await self._fetching.stop()
+        await self.relays.stop()
+        await self._telling.stop()
+        await self._leftovers.stop()
+
+    # -- files ---------------------------------------------------------------------------------------------
+
+    def _make_files(self) -> Files:
+        settings = self._settings
+        return Files(
+            self._log,
+            FileStore(settings.files_path, seconds=self._reactor.seconds),
+            FileQueue(settings.files_path),
+            ReactorThread(self._reactor, "files"),
+            self._reactor,
+            fetch=None,
+            rule="lazy" if settings.fetch_files == "lazy" else "eager",
+            refuses=lambda: self.roles.refuses_file(),  # noqa: PLW0108  # made later
+            logger=Logger(namespace="synrepl.files"),
+        )
+
+    def _changed(self) -> None:
+        if self.roles.role == PRIMARY:
+            self.commands.hand_back()
+        self._tasks.start(self._fetch_from_primary(), "choosing where files come from")
+        self._role_changed()
+
+    async def _fetch_from_primary(self) -> None:
+        """Files come from the upstream, or the primary, over HTTP; those of a primary are put there."""
+        url = ""
+        if self.roles.role == REPLICA and self.replica is not None:
+            url = self.replica.upstream_http or self.roles.primary.http
+        if url == self._fetching_from:
+            return
+        self._fetching_from = url
+        former, self._fetching = self._fetching, None
+        if url:
+            from synrepl.transports.http.files_client import HttpFiles
+
+            self._fetching = HttpFiles(self._reactor, url, secret=self._credentials)
+        await self.files.fetch_from(self._fetching)
+        if former is not None:
+            await former.stop()
+
+    # -- upstream ------------------------------------------------------------------------------------------
+
+    def _why_not_ready(self) -> str:
+        replica = self.replica
+        return NOT_READY if replica is not None and not replica.is_whole else ""
+
+    def _follow(self, where: Address | None) -> "Replica":
+        # Here, as with all that only some daemons need: the others need not have it in memory.
+        from synrepl.replication.replica import Replica
+
+        settings = self._settings
+        return Replica(
+            self._log,
+            self._upstream(where),
+            self._reactor,
+            name=self.name,
+            ephemeral=self._ephemeral,
+            wanted=Filter.of(streams=settings.upstream_streams, writers=settings.upstream_writers),
+            resync_on_fork=settings.resync_on_fork,
+            leftovers=self._leftovers.keep,
+            jitter=_jitter,
+            moved=self.roles.moved,
+            changed=self._replica_changed,
+            commands=self.commands,
+            told_down=self._publisher.relay,
+        )
+
+    def _replica_changed(self) -> None:
+        replica = self.replica
+        if replica is not None and replica.state in ("ready", "live"):
+            # A join leaves behind what was noted before it.
+            self._tasks.start(self._remember(replica), "remembering where the primary is")
+        if replica is not None and replica.state == "ready":
+            self._tasks.start(self._fetch_from_primary(), "choosing where files come from")
+
+    async def _remember(self, replica: "Replica") -> None:
+        """Where the upstream and the primary are, for when they are away as this daemon starts again: whoever
+        becomes primary must be able to tell them."""
+        where = replica.upstream.where
+        at = Address(native=where.native, http=replica.upstream_http)
+        told = {"upstream_at": str(at), "primary_at": str(replica.primary)}
+        if any(self._log.notes.get(name) != text for name, text in told.items()):
+            await self._log.note(**told)
+
+    def _upstream(self, where: Address | None) -> "IUpstream":
+        """Spoken to as the one in the settings is: natively, or over HTTP alone."""
+        settings = self._settings
+        configured = self._configured(settings.upstream or "")
+        over_http = bool(configured.http)
+        if where is None:
+            where = configured
+            known = Address.parse(self._log.notes.get("upstream_at", ""))
+            if not over_http and known.native == where.native:
+                where = known
+        if where.http and (over_http or not _is_endpoint(where.native)):
+            from synrepl.transports.http.upstream import HttpUpstream
+
+            return HttpUpstream(
+                self._reactor,
+                where=where,
+                secret=self._credentials,
+                expected_server=settings.server_name,
+                registered=not settings.anonymous,
+                address=lambda: str(self._address()),
+                silence=settings.timeout_seconds,
+                origin=self.commands.origin,
+            )
+        from synrepl.transports.native import NativeUpstream
+
+        return NativeUpstream(
+            client_endpoint(self._reactor, where.native, self._credentials.files),
+            self._reactor,
+            self._metrics,
+            where=where,
+            secret=self._credentials,
+            expected_server=settings.server_name,
+            registered=not settings.anonymous,
+            address=lambda: str(self._address()),
+            keepalive=Keepalive(ping_seconds=settings.ping_seconds, timeout_seconds=settings.timeout_seconds),
+        )
+
+    @staticmethod
+    def _configured(upstream: str) -> Address:
+        """Where the upstream is that the settings name."""
+        if upstream.startswith(("http://", "https://")):
+            return Address(http=upstream)
+        return Address(native=upstream)
+
+    def _secret_of(self, address: Address) -> str | None:
+        """What a daemon that is told something wants to be shown: a replica with a secret of its own that."""
+        leases = self.relays.leases.all()
+        told = next((one for one in leases if Address.parse(one.address).is_same(address)), None)
+        key = None if told is None else self._keys.of(told.name)
+        return self._credentials.secret if key is None or key.secret is None else key.secret
+
+    def _is_leased(self, uuid: str) -> bool:
+        """Whether a replica is connected, or has a lease that stands."""
+        lease = self.relays.leases[uuid]
+        return (lease is not None and lease.ended_ms is None) or uuid in self.relays.present()
+
+    def _others(self) -> Sequence[Address]:
+        """All daemons that are known here."""
+        noted = self._log.notes.get("peers", "[]")
+        known = [*msgspec.json.decode(noted, type=list[str])]
+        known += [text for text in (self._log.notes.get("primary_at"),) if text]
+        upstream = self._settings.upstream
+        if upstream is not None:
+            known.append(str(self._configured(upstream)))
+        known += [lease.address for lease in self.relays.leases.all() if lease.address]
+        mine = str(self._address())
+        return [Address.parse(text) for text in dict.fromkeys(known) if text != mine]
+
+    # -- what to know about it -----------------------------------------------------------------------------
+
+    def reasons(self) -> list[tuple[str, float]]:
+        """Why what is here is not all there is, in words, and since when, in Unix seconds."""
+        replica, roles = self.replica, self.roles
+        now = self._reactor.seconds()
+        if roles.role == "fenced":
+            return [(f"fenced: {roles.why}", roles.since)]
+        if roles.role != REPLICA or replica is None:
+            return []
+        if not replica.is_whole:
+            return [("joining: this replica has no whole copy yet", replica.since)]
+        if replica.state == "stopped":
+            return [(f"stopped: {replica.why}", replica.since)]
+        lag = replica.lag_seconds()
+        if lag > self._settings.stale_seconds:
+            return [(f"stale: this copy may lack everything of the last {lag:.0f} seconds", now - lag)]
+        return []
+
+    def state(self) -> str:
+        """A word for what is wrong (`status.STATES`); empty if nothing is."""
+        if self.roles.role == "fenced":
+            return "fenced"
+        if self.roles.is_handing_over:
+            return "handing over"
+        reasons = self.reasons()
+        return reasons[0][0].partition(":")[0] if reasons else ""
+
+    def lag_seconds(self) -> float:
+        """How long ago this copy had everything."""
+        return self.replica.lag_seconds() if self.replica is not None else 0.0
+
+    def lag_rows(self) -> int:
+        """How many facts it is known to lack."""
+        return self.replica.lag_rows() if self.replica is not None else 0
+
+    def describe(self) -> dict[str, Any]:
+        """What this daemon is, and how it and its replicas are doing."""
+        roles, replica = self.roles, self.replica
+        return {
+            "role": roles.role,
+            "why": roles.why,
+            "name": self.name,
+            "address": str(self._address()),
+            "primary": str(roles.primary),
+            "holds": self.holdings.describe(),
+            "upstream": None if replica is None else replica.describe(),
+            "replicas": self.relays.describe(),
+            "leases": self.relays.describe_leases(),
+            "turns": [msgspec.to_builtins(turn) for turn in self._log.turns],
+            "untold": [str(address) for address in roles.untold],
+        }
+
+    def troubles(self) -> list[tuple[str, float]]:
+        """What is wrong beside that."""
+        replica = self.replica
+        if replica is None or replica.state == "stopped":
+            return self.roles.troubles
+        if replica.state == "live" and self.roles.primary.is_same(self._address()):
+            return [("nobody is primary: this daemon follows one that follows it", replica.since)]
+        anew = [(replica.joining_anew, replica.since)] if replica.joining_anew else []
+        if (refusal := replica.refusal) is not None:
+            since = self._reactor.seconds() - replica.lag_seconds()
+            return [*anew, (f"the upstream refuses: {refusal.code}: {refusal.message}", since)]
+        is_away = replica.state in ("connecting", "disconnected") and replica.why
+        if is_away and replica.silence() > self._settings.timeout_seconds:
+            return [*anew, (f"the upstream is away: {replica.why}", replica.since)]
+        return anew
+
+
+class _Telling:
+    """`roles.ITellOthers`; its parts are made when they are first needed: most daemons never tell anybody."""
+
+    def __init__(
+        self, reactor: Any, credentials: Credentials, secret_of: Callable[[Address], str | None]
+    ) -> None:
+        self._reactor = reactor
+        self._credentials = credentials
+        self._secret_of = secret_of
+        self._made: dict[str | None, HttpTelling] = {}
+
+    def _to(self, address: Address, *, trusted: bool = True) -> "HttpTelling":
+        from synrepl.transports.http.peer_client import HttpTelling
+
+        secret = self._secret_of(address) if trusted else None
+        if secret not in self._made:
+            self._made[secret] = HttpTelling(self._reactor, self._credentials.with_secret(secret))
+        return self._made[secret]
+
+    async def hand_over(self, address: Address, asked: HandOver) -> Place:
+        return await self._to(address).hand_over(address, asked)
+
+    async def claim(self, address: Address, claim: Claim) -> None:
+        await self._to(address).claim(address, claim)
+
+    async def describe(self, address: Address, *, trusted: bool) -> Described:
+        return await self._to(address, trusted=trusted).describe(address)
+
+    async def digest(self, address: Address, serial: int, *, trusted: bool) -> str | None:
+        return await self._to(address, trusted=trusted).digest(address, serial)
+
+    async def stop(self) -> None:
+        """Close the idle connections."""
+        for made in self._made.values():
+            await made.stop()
+
+
+def _starting(stream: str) -> StorageError:
+    return ReadOnlyHere("starting", "this daemon is about to start", stream=stream)
+
+
+def _is_endpoint(text: str) -> bool:
+    """Whether one can connect to this: it may be what a peer said."""
+    return text.partition(":")[0] in ENDPOINTS
+
+
+def _jitter() -> float:
+    import random
+
+    return random.uniform(0.7, 1.3)
+
+
+def _terms(settings: Settings) -> LeaseTerms:
+    default = LeaseTerms()
+    seconds = settings.lease_seconds
+    return LeaseTerms(
+        anonymous_seconds=seconds or default.anonymous_seconds,
+        registered_seconds=seconds or default.registered_seconds,
+        bytes=settings.lease_bytes,
+    )

@@ -1,0 +1,157 @@
+"""A log that is empty begins with a snapshot that the pipeline has made, and goes on from exactly there."""
+
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import Any, Final
+
+from twisted.logger import Logger
+
+from synrepl.errors import ConfigError, StorageError
+from synrepl.pipeline.snapshot.snapshot import PartFile, Snapshot, read_snapshot
+from synrepl.pipeline.source.schema import COLUMNS
+from synrepl.pipeline.store import Store
+from synrepl.ports.history import Place, Turn
+from synrepl.ports.history import Snapshot as Beside
+from synrepl.storage import Log, ReactorThread
+from synrepl.streams import jsontext
+from synrepl.streams.facts import Fact
+from synrepl.streams.positions import VClock
+
+__all__ = ["restore"]
+
+COMMIT_FACTS: Final = 8_000
+TELL_SECONDS: Final = 5.0
+
+FACTS: Final = [name for name in COLUMNS if name not in ("seq", "key")]
+"""The columns that make a fact."""
+
+_log = Logger(namespace="synrepl.daemon.restore")
+
+
+async def restore(log: Log, place: str, reactor: Any, *, server_name: str, is_replica: bool) -> None:
+    """Take the snapshot in the folder `place` for this log, which then stands where that does.
+
+    A log that has facts, or was a copy before, stays as it is. A primary begins a new epoch (``restored``):
+    what came after the snapshot may be known elsewhere, and is not a part of its history. Raises
+    `ConfigError` or `StorageError` for a snapshot that cannot be taken; the log is then as empty as it was.
+    """
+    if log.serial or log.notes.get("joined") is not None:
+        _log.info("the log is at serial {serial}: it needs no snapshot", serial=log.serial)
+        return
+    thread = ReactorThread(reactor, "reading a snapshot")
+    try:
+        await _restore(log, Store(place), thread, reactor.seconds, server_name, is_replica=is_replica)
+    finally:
+        await thread.stop()
+    _log.info("restored from {place}: serial {serial}", place=place, serial=log.serial)
+
+
+async def _restore(
+    log: Log,
+    store: Store,
+    thread: ReactorThread,
+    seconds: Callable[[], float],
+    server_name: str,
+    *,
+    is_replica: bool,
+) -> None:
+    snapshot = await thread.run(lambda: _checked(store, server_name))
+    copy = await log.copy()
+    try:
+        if copy.place.serial:
+            # Of an attempt that was cut off, or of a JOIN of long ago.
+            await log.drop_copy(copy)
+            copy = await log.copy()
+        began = told = seconds()
+        done = 0
+        for part in snapshot.files:
+            facts = await thread.run(lambda part=part: _read(store, part))  # type: ignore[misc]
+            for first in range(0, len(facts), COMMIT_FACTS):
+                some = facts[first : first + COMMIT_FACTS]
+                last = some[-1]
+                upto = Place(last.epoch, last.serial, last.digest)
+                await copy.add(some, upto, begin=snapshot.place)
+                done += len(some)
+                if seconds() - told >= TELL_SECONDS:
+                    told = seconds()
+                    left = (snapshot.facts - done) * (told - began) / done
+                    _log.info(
+                        "restoring: {done} of {facts} facts, {left:.0f} seconds left",
+                        done=done,
+                        facts=snapshot.facts,
+                        left=left,
+                    )
+        await copy.restore(
+            Beside(
+                place=snapshot.place,
+                begin=snapshot.place,
+                turns=snapshot.turns,
+                positions={
+                    (stream, writer): token for stream, writer, token in VClock.from_json(snapshot.clock)
+                },
+                receipts=(),
+            )
+        )
+        if not is_replica:
+            # In the copy, so that a kill cannot leave the log in the epoch that is over.
+            await copy.begin_epoch(
+                Turn(
+                    epoch=snapshot.place.epoch + 1,
+                    serial=snapshot.place.serial,
+                    digest=snapshot.place.digest,
+                    at_ms=int(seconds() * 1000),
+                    why="restored",
+                )
+            )
+        await copy.note(history=snapshot.history, joined="yes", filter=None, joining=None)
+        await log.adopt_copy(copy)
+    except BaseException:
+        await copy.close()
+        raise
+
+
+def _checked(store: Store, server_name: str) -> Snapshot:
+    """In a thread: the snapshot, all of whose files are as they were written."""
+    snapshot = read_snapshot(store)
+    if snapshot is None:
+        raise ConfigError(f"{store} has no snapshot; synrepl pipeline compact makes one")
+    if snapshot.server_name != server_name:
+        raise ConfigError(f"{store} is a snapshot of {snapshot.server_name}, this is {server_name}")
+    for part in snapshot.files:
+        if store.sha256(part.path) != part.sha256:
+            raise StorageError(
+                op="restore",
+                why=f"{store}: {part.path} is not what it was when the snapshot was made",
+                hint="make it again: synrepl pipeline compact --full",
+            )
+    return snapshot
+
+
+def _read(store: Store, part: PartFile) -> list[Fact]:
+    """In a thread: the facts of a file, in order."""
+    import pyarrow.parquet as pq
+
+    with store.filesystem.open_input_file(store.path(part.path)) as source:
+        found = list(_facts(pq.ParquetFile(source)))
+    if len(found) != part.facts:
+        raise StorageError(op="restore", why=f"{store}: {part.path} has {len(found)} facts, not {part.facts}")
+    return found
+
+
+def _facts(file: Any) -> Iterator[Fact]:
+    lines = (
+        line
+        for batch in file.iter_batches(columns=FACTS)
+        for line in zip(
+            *(
+                (batch[name].cast("int64") if name == "committed_at" else batch[name]).to_pylist()
+                for name in FACTS
+            ),
+            strict=True,
+        )
+    )
+    for _, fact in groupby(lines, key=lambda line: line[0]):
+        rows = list(fact)
+        serial, epoch, stream, writer, prev_token, token, _, at_us, digest = rows[0]
+        text = jsontext.join(line[6].encode() for line in rows if line[6] is not None)
+        yield Fact(serial, epoch, stream, writer, prev_token, token, text, at_us // 1000, digest)

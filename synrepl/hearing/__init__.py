@@ -1,9 +1,0 @@
-"""Where a daemon hears of facts: the Redis of its deployment, servers that it follows over TCP, or both.
-
-What is heard goes into one log, each fact once, whoever brings it first. Imported only where there is
-something to follow: an idle daemon need not have all of this in memory.
-"""
-
-from synrepl.hearing.sources import Sources
-
-__all__ = ["Sources"]

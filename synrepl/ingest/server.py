@@ -1,0 +1,91 @@
+"""A server that is followed over TCP, as a worker follows it."""
+
+from typing import Any
+
+from twisted.internet.interfaces import IStreamClientEndpoint
+
+from synrepl.config import Settings
+from synrepl.ingest.server_commands import ServerCommands
+from synrepl.ingest.source import PATIENCE_SECONDS, Source, Trouble
+from synrepl.ports.metrics import Metrics
+from synrepl.replication.follower.follower import Event, Follower
+from synrepl.replication.publisher import Publisher
+from synrepl.transports.endpoints import client_endpoint
+from synrepl.transports.tcp import FollowerFactory
+from synrepl.wire.dialect import CURRENT
+from synrepl.wire.session import Keepalive
+
+__all__ = ["FromServer"]
+
+
+class FromServer(Source):
+    """Keeps a follower connected to the server at `endpoint`, a Twisted client endpoint string.
+
+    It speaks the settings' dialect, or the current one. A server of another name is refused. With a
+    `publisher` the server is told what the followers of that one send up.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        reactor: Any,
+        follower: Follower,
+        *,
+        endpoint: str,
+        metrics: Metrics,
+        publisher: Publisher | None = None,
+    ) -> None:
+        super().__init__(follower, reactor)
+        self.endpoint = endpoint
+        self._target: IStreamClientEndpoint = client_endpoint(reactor, endpoint)
+        self._why = "no answer yet"
+        self._since = self.began
+        self._factory = FollowerFactory(
+            follower,
+            dialect=settings.dialect or CURRENT,
+            expected_server=settings.server_name,
+            clock=reactor,
+            metrics=metrics,
+            keepalive=Keepalive(ping_seconds=settings.ping_seconds, timeout_seconds=settings.timeout_seconds),
+        )
+        follower.on_event(self._happened)
+        self._commands: ServerCommands | None = None
+        if publisher is not None:
+            self._commands = ServerCommands(
+                follower, publisher, dialect=settings.dialect or CURRENT, clock=reactor, metrics=metrics
+            )
+
+    def start(self) -> None:
+        """Connect; go on for ever."""
+        self._factory.connect(self._target)
+
+    async def stop(self) -> None:
+        """Disconnect."""
+        if self._commands is not None:
+            self._commands.stop()
+        self._factory.stop()
+        self.follower.stop()
+
+    def silence(self) -> Trouble | None:
+        """Why nothing is heard."""
+        if self.follower.is_connected or self.clock.seconds() - self._since < PATIENCE_SECONDS:
+            return None
+        return f"server {self.endpoint} cannot be heard: {self._why}", self._since
+
+    def describe(self) -> dict[str, Any]:
+        """How it is doing, as the status has it."""
+        return {
+            "endpoint": self.endpoint,
+            "connected": self.follower.is_connected,
+            "since": round(self._since, 3),
+            "why": "" if self.follower.is_connected else self._why,
+            **super().describe(),
+        }
+
+    def _happened(self, event: Event) -> None:
+        if event.kind == "connected":
+            self._since = self.clock.seconds()
+        elif event.kind == "disconnected":
+            if not self._why or self.follower.is_connected:
+                self._since = self.clock.seconds()
+            self._why = event.text

@@ -1,0 +1,99 @@
+"""What was written becomes a batch: the manifest that names it."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from synrepl.pipeline.archive.manifest import BadArchive, Manifest
+from synrepl.pipeline.archive.writer import Written
+from synrepl.ports.history import BEGINNING, Place, Turn
+from synrepl.streams.positions import VClock
+
+__all__ = ["Origin", "batch_of"]
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose log it is, and where the archive of it begins: after `begin`, unless what is left of the facts
+    up to there is its first batch (`compacted`)."""
+
+    history: str = ""
+    server_name: str = ""
+    begin: Place = BEGINNING
+    clock: dict[str, dict[str, int]] = {}
+
+
+def batch_of(
+    written: Sequence[Written],
+    *,
+    number: int,
+    before: Manifest | None,
+    origin: Origin,
+    turns: Sequence[Turn] = (),
+    now_ms: int,
+    compacted_upto: Place | None = None,
+) -> Manifest:
+    """The manifest of these files, which go on after the batch `before`.
+
+    Raises `BadArchive` unless they hold every serial after it; with `compacted_upto` what is left of those up
+    to there will do.
+    """
+    if before is None:
+        start = VClock.from_json(origin.clock)
+        place = BEGINNING if compacted_upto is not None else origin.begin
+        start_serial, start_digest = place.serial, place.digest
+    else:
+        start = VClock.from_json(before.end)
+        start_serial, start_digest = before.last_serial, before.digest
+    facts = sum(one.file.facts for one in written)
+    if compacted_upto is not None:
+        ends = compacted_upto
+    else:
+        last = max(written, key=lambda one: one.file.last_serial)
+        ends = Place(last.epoch, last.file.last_serial, last.digest)
+        first = min(one.file.first_serial for one in written)
+        if first != start_serial + 1 or facts != ends.serial - start_serial:
+            raise BadArchive(
+                f"batch {number} is not whole: {facts} facts from serial {first} to {ends.serial}, where"
+                f" {ends.serial - start_serial} come after {start_serial}"
+            )
+    # An epoch that has no fact yet is the next batch's.
+    known = [turn for turn in turns if turn.epoch <= ends.epoch]
+    new_turns = [turn for turn in known if before is None or turn.epoch > before.epoch]
+    return Manifest(
+        batch=number,
+        epoch=ends.epoch,
+        first_serial=start_serial + 1,
+        last_serial=ends.serial,
+        start=start.to_json(),
+        end=_advanced(start, written, new_turns).to_json(),
+        files=sorted((one.file for one in written), key=lambda file: (file.first_serial, file.path)),
+        facts=facts,
+        rows=sum(one.file.rows for one in written),
+        start_digest=start_digest,
+        digest=ends.digest,
+        history=origin.history,
+        server_name=origin.server_name,
+        first_at_ms=min((one.first_at_ms for one in written), default=0),
+        last_at_ms=max((one.last_at_ms for one in written), default=0),
+        archived_at_ms=now_ms,
+        compacted=compacted_upto is not None,
+        turns=known,
+    )
+
+
+def _advanced(clock: VClock, written: Sequence[Written], turns: Sequence[Turn]) -> VClock:
+    """Where everybody is after these; where an epoch began with a loss, positions had gone back to it."""
+    tokens: dict[int, dict[str, dict[str, int]]] = {turn.epoch: {} for turn in turns}
+    for one in written:
+        for epoch, of_writers in one.tokens.items():
+            writers = tokens.setdefault(epoch, {}).setdefault(one.file.stream, {})
+            for writer, token in of_writers.items():
+                writers[writer] = max(token, writers.get(writer, token))
+    lost = {turn.epoch: turn for turn in turns if turn.stream}
+    for epoch in sorted(tokens):
+        if (turn := lost.get(epoch)) is not None:
+            for stream, writer, token in list(clock):
+                if stream == turn.stream and token > turn.token:
+                    clock = clock.placed(stream, writer, turn.token)
+        clock = clock.merge(VClock(tokens[epoch]))
+    return clock

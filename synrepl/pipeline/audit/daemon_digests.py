@@ -1,0 +1,181 @@
+"""Whether a daemon has what was archived: their digests are compared, no rows are moved."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import functions as F  # noqa: N812
+
+from synrepl.http_client import Asking
+from synrepl.pipeline.archive.manifest import Manifest
+from synrepl.pipeline.audit.comparison import Comparison
+from synrepl.pipeline.audit.file_rows import read_checked, read_files
+from synrepl.pipeline.audit.findings import Findings
+from synrepl.pipeline.source.schema import ROWS
+from synrepl.pipeline.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["compare"]
+
+AT_ONCE: Final = 500
+"""So many serials are asked for at a time; the daemon takes 1,000, if the address does not get too long."""
+
+
+def compare(
+    spark: "SparkSession",
+    store: Store,
+    manifests: Sequence[Manifest],
+    asking: Asking,
+    found: Findings,
+    *,
+    compared: Comparison,
+) -> None:
+    """Compare the digests at the ends of batches; where one differs, find where that begins.
+
+    As each digest stands for all before it, what differs once differs from there on. Of the files only those
+    that were `compared` and are readable are looked into. Raises `Unreachable`, `Refused` and `NotADaemon`.
+    """
+    end = manifests[-1]
+    told = asking.get_json(f"/v1/digests?serials={end.last_serial}")
+    if end.history and told["history"] != end.history:
+        why = f"the archive is of history {end.history}, the daemon's log is of {told['history']}"
+        found.add("other-history", why)
+        return
+    head = int(told["serial"])
+    if head < end.last_serial:
+        _tell_beyond(spark, store, head, compared, found)
+    known = {manifest.last_serial: manifest.digest for manifest in manifests if manifest.last_serial <= head}
+    cut = next((one for one in manifests if one.first_serial <= head < one.last_serial), None)
+    rows = _Digests(store, compared)
+    if cut is not None and (digest := rows.of(cut).get(head)) is not None:
+        known[head] = digest
+    theirs = _ask(asking, sorted(known))
+    unknown = [serial for serial, digest in theirs.items() if digest is None]
+    if unknown:
+        why = f"the daemon does not know its digests up to serial {max(unknown)} any more"
+        found.add("daemon-trimmed", why, serials=(manifests[0].first_serial, max(unknown)))
+    differing = [serial for serial in known if theirs[serial] not in (None, known[serial])]
+    if not differing:
+        return
+    upto = min(differing)
+    after = max((serial for serial in known if serial < upto and theirs[serial] is not None), default=None)
+    manifest = next(one for one in manifests if one.first_serial <= upto <= one.last_serial)
+    first, is_exact = _first(asking, rows.of(manifest), after, upto)
+    fact = rows.fact(manifest, first)
+    where = f"at serial {first}" if is_exact else f"at serial {first} or before it"
+    why = f"the daemon has something else {where}, and so from there on"
+    found.add(
+        "differs-from-daemon",
+        why,
+        stream=fact.get("stream", ""),
+        writer=fact.get("writer", ""),
+        tokens=(fact.get("token"), fact.get("token")),
+        serials=(first, min(head, end.last_serial)),
+        file=fact.get("file", ""),
+    )
+
+
+def _ask(asking: Asking, serials: Sequence[int]) -> dict[int, str | None]:
+    theirs: dict[int, str | None] = {}
+    for first in range(0, len(serials), AT_ONCE):
+        some = ",".join(map(str, serials[first : first + AT_ONCE]))
+        digests = asking.get_json(f"/v1/digests?serials={some}")["digests"]
+        theirs.update((int(serial), digest) for serial, digest in digests.items())
+    return theirs
+
+
+def _first(asking: Asking, ours: Mapping[int, str], after: int | None, upto: int) -> tuple[int, bool]:
+    """The first serial after `after` that differs, where `upto` does; and whether that is sure.
+
+    Each question parts what is left into hundreds, where halving would ask ten times as often.
+    """
+    left = sorted(serial for serial in ours if (after is None or after < serial) and serial < upto)
+    is_sure = after is not None
+    last_equal = after
+    while left:
+        step = max(1, -(-len(left) // AT_ONCE))
+        probes = left[step - 1 :: step]
+        theirs = _ask(asking, probes)
+        equal = [serial for serial in probes if theirs[serial] == ours[serial]]
+        differing = [serial for serial in probes if theirs[serial] not in (None, ours[serial])]
+        unknown = [serial for serial in probes if theirs[serial] is None]
+        if equal:
+            is_sure, last_equal = True, max(equal)
+        if differing:
+            upto = min(differing)
+        floor = max([*equal, *unknown], default=None)
+        left = [serial for serial in left if serial < upto and (floor is None or serial > floor)]
+    return upto, is_sure and (last_equal == upto - 1 or upto - 1 not in ours)
+
+
+def _tell_beyond(
+    spark: "SparkSession",
+    store: Store,
+    head: int,
+    compared: Comparison,
+    found: Findings,
+) -> None:
+    end = compared.manifests[-1].last_serial
+    paths = [path for path, file in compared.readable.items() if file.last_serial > head]
+    told = False
+    if paths:
+        facts = (
+            read_files(spark, store, paths, compared.changed)
+            .where((F.col("serial") > head) & (F.col("seq") == 0))
+            .groupBy("stream", "writer")
+            .agg(F.count("*"), F.min("token"), F.max("token"), F.min("serial"), F.max("serial"))
+        )
+        for stream, writer, count, low, high, first, last in sorted(facts.collect()):
+            told = True
+            found.add(
+                "missing-in-daemon",
+                f"the daemon's log ends at serial {head}; {count} facts beyond it are of {writer}",
+                stream=stream,
+                writer=writer,
+                tokens=(low, high),
+                serials=(first, last),
+            )
+    if not told:
+        why = f"the daemon's log ends at serial {head}, the archive at {end}"
+        found.add("missing-in-daemon", why, serials=(head + 1, end))
+
+
+class _Digests:
+    """The digests that the rows of a batch have, read when they are wanted."""
+
+    def __init__(self, store: Store, compared: Comparison) -> None:
+        self._store = store
+        self._compared = compared
+        self._of: dict[int, dict[int, str]] = {}
+
+    def of(self, manifest: Manifest) -> Mapping[int, str]:
+        """By serial, those of this batch."""
+        if manifest.batch not in self._of:
+            found: dict[int, str] = {}
+            for path in self._paths(manifest):
+                table = self._table(path).select(["serial", "digest"])
+                found.update(zip(table["serial"].to_pylist(), table["digest"].to_pylist(), strict=True))
+            self._of[manifest.batch] = found
+        return self._of[manifest.batch]
+
+    def fact(self, manifest: Manifest, serial: int) -> dict[str, Any]:
+        """Stream, writer, token and file of this fact, if it is there."""
+        for path in self._paths(manifest):
+            rows = self._table(path)
+            if (at := pc.index(rows["serial"], serial).as_py()) >= 0:
+                row = rows.select(["stream", "writer", "token"]).slice(at, 1).to_pylist()[0]
+                return {**row, "file": path}
+        return {}
+
+    def _paths(self, manifest: Manifest) -> list[str]:
+        return [file.path for file in manifest.files if file.path in self._compared.readable]
+
+    def _table(self, path: str) -> Any:
+        with self._store.filesystem.open_input_file(self._store.path(path)) as source:
+            if path in self._compared.changed:
+                return pa.Table.from_batches(read_checked(source), ROWS)
+            return pq.read_table(source, columns=["serial", "stream", "writer", "token", "digest"])

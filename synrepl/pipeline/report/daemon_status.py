@@ -1,0 +1,70 @@
+"""What a running daemon says of itself: who reads it, how far, and what it had to repair."""
+
+import http.client
+from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+
+from synrepl.http_client import Asking, NotADaemon, Refused, Unreachable
+
+__all__ = ["COUNTERS", "Daemon", "ask", "counters"]
+
+COUNTERS: Final = (
+    "synrepl_gaps_detected_total",
+    "synrepl_gaps_repaired_total",
+    "synrepl_gaps_lost_total",
+)
+
+
+class Daemon(msgspec.Struct, frozen=True, kw_only=True):
+    """`trouble` says why it could not be asked; then nothing else is known."""
+
+    url: str
+    trouble: str = ""
+    status: dict[str, Any] = {}
+    leases: list[dict[str, Any]] = []
+    gaps: dict[str, int] = {}
+
+
+def ask(url: str, secret: str | None = None) -> Daemon:
+    """Ask it now. Raises `NotADaemon` for what is no address; other troubles are told in the answer."""
+    asking = Asking(url, secret=secret)
+    shown = _shown(url)
+    try:
+        status = asking.get_json("/v1/status")
+        leases = asking.get_json("/v1/leases")["leases"]
+        answer = asking.get_stream("/metrics", accept="text/plain")
+        gaps = counters(answer.read().decode("utf-8", "replace"))
+        if not isinstance(status, dict) or not all(isinstance(one, dict) for one in leases):
+            raise NotADaemon(f"{shown} does not answer as a synrepl daemon does")
+    except Unreachable as error:
+        return Daemon(url=shown, trouble=f"it cannot be reached: {error}")
+    except Refused as error:
+        return Daemon(url=shown, trouble=f"it refuses: {error}")
+    except (OSError, http.client.HTTPException):
+        return Daemon(url=shown, trouble="its answer broke off")
+    except (NotADaemon, KeyError, TypeError):
+        return Daemon(url=shown, trouble="it does not answer as a synrepl daemon does")
+    finally:
+        asking.close()
+    return Daemon(url=shown, status=status, leases=leases, gaps=gaps)
+
+
+def counters(metrics: str) -> dict[str, int]:
+    """The gap counters among these metrics, in the text format of Prometheus."""
+    found = {}
+    for line in metrics.splitlines():
+        name, _, rest = line.partition(" ")
+        if name in COUNTERS:
+            try:
+                found[name] = int(float(rest.split()[0]))
+            except (ValueError, OverflowError, IndexError):
+                continue
+    return found
+
+
+def _shown(url: str) -> str:
+    """The address without anything that is nobody's business."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))

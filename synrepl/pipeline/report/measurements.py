@@ -1,0 +1,63 @@
+"""All that a report says, before it is said: small, plain, and had from Spark or from anywhere else."""
+
+from typing import Any
+
+import msgspec
+
+from synrepl.pipeline.archive.manifest import Arrival
+from synrepl.pipeline.report.bins import Bins
+from synrepl.pipeline.report.chains import Break
+from synrepl.pipeline.report.coverage import Coverage
+from synrepl.pipeline.report.daemon_status import Daemon
+from synrepl.pipeline.report.invalidations import Invalidations
+from synrepl.pipeline.report.writer_lag import Standing
+
+__all__ = ["Measured"]
+
+Row = dict[str, Any]
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """The answers of `counting`, `chains`, `standing`, `invalidations` and `daemon`, under their names.
+
+    Without `covers` there were no facts. `daemon` is None if none was to be asked.
+    """
+
+    place: str
+    top: int
+    covers: Coverage | None = None
+    daemon: Daemon | None = None
+    bins: Bins = Bins(0, 1, 1)
+    totals: list[Row] = []
+    peaks: dict[tuple[str | None, str | None], tuple[int, int]] = {}
+    over_time: list[Row] = []
+    hours: list[Row] = []
+    hours_width: int = 3600
+    sizes: list[Row] = []
+    spread: list[Row] = []
+    largest: list[Row] = []
+    arrivals: list[Arrival] = []
+    standing: list[Standing] = []
+    broken: list[Break] = []
+    doubles: dict[str, int] = {}
+    voided: dict[int, int] = {}
+    invalidations: Invalidations | None = None
+    minutes: Bins = Bins(0, 60, 1)
+
+    def total(self, column: str) -> int:
+        """Of all writers of all streams."""
+        return sum(row[column] for row in self.totals)
+
+    def writers(self) -> list[str]:
+        """Those with facts, by how many rows they had."""
+        return self._by_rows("writer")
+
+    def streams(self) -> list[str]:
+        """Those with facts, by how many rows they had."""
+        return self._by_rows("stream")
+
+    def _by_rows(self, kind: str) -> list[str]:
+        rows: dict[str, int] = {}
+        for row in self.totals:
+            rows[row[kind]] = rows.get(row[kind], 0) + row["rows"]
+        return sorted(rows, key=lambda name: (-rows[name], name))

@@ -1,0 +1,143 @@
+"""A report is made: an archive is measured, and what was found is written as a page and files beside it."""
+
+import os
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from synrepl.errors import ConfigError
+from synrepl.pipeline.progress import Tell, nobody
+from synrepl.pipeline.report.daemon_status import ask
+from synrepl.pipeline.report.measurement import STEPS, measure
+from synrepl.pipeline.report.measurements import Measured
+from synrepl.pipeline.report.page import page, state
+from synrepl.pipeline.report.plots import PLOTS, pictures
+from synrepl.pipeline.report.report_tables import tables
+from synrepl.pipeline.report.tables import as_csv
+from synrepl.pipeline.report.verdict import Finding, findings
+from synrepl.pipeline.retries import retried
+from synrepl.pipeline.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Reported", "report", "write"]
+
+PAGE: Final = "index.html"
+
+
+class Reported(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written, and the numbers that matter most.
+
+    `state` is bad (something is missing, or wrong), busy (look at it), good, or dim (there is nothing);
+    `found` says why, the worst first.
+    """
+
+    page: Path
+    files: tuple[Path, ...]
+    state: str
+    found: tuple[Finding, ...]
+    facts: int
+    rows: int
+    bytes: int
+    streams: int
+    writers: int
+    missing: int
+    invalidations: int
+
+
+@retried
+def report(
+    spark: "SparkSession",
+    archive: Store,
+    out: Path,
+    *,
+    url: str | None = None,
+    secret: str | None = None,
+    top: int = 20,
+    tell: Tell = nobody,
+) -> Reported:
+    """Write a report on this archive to the folder `out`, over one that is there.
+
+    With `url` that daemon is asked too; if it does not answer, the page says so. `top` is how many of the
+    hottest and largest are named. Raises `BadArchive`, `NotADaemon`, and ConfigError where pictures cannot be
+    drawn or the folder cannot be written.
+    """
+    try:
+        import matplotlib as mpl  # noqa: F401  # before minutes are spent on what cannot be drawn
+    except ImportError as error:
+        raise ConfigError(f"pictures need matplotlib ({error}): pip install matplotlib") from error
+    daemon = None if url is None else ask(url, secret)
+    measured = measure(spark, archive, top=top, daemon=daemon, tell=tell)
+    tell("drawing", STEPS - 1, STEPS)
+    made = write(measured, out)
+    tell("done", STEPS, STEPS)
+    return made
+
+
+def write(measured: Measured, out: Path) -> Reported:
+    """Write what was measured. The page comes last: it names only what is there."""
+    found = _found(measured)
+    shown, drawn = tables(measured), pictures(measured)
+    files = {picture.file: picture.png for picture in drawn.values()}
+    files |= {table.file: as_csv(table) for table in shown.values()}
+    text = page(measured, found, shown, drawn)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name in PLOTS:
+            if name not in drawn:
+                # An earlier report's would be taken for this one's.
+                (out / f"{name}.png").unlink(missing_ok=True)
+        for name, data in files.items():
+            _write(out / name, data)
+        _write(out / PAGE, text.encode("utf-8", "replace"))
+    except OSError as error:
+        raise ConfigError(f"cannot write the report to {out}: {error.strerror or error}") from error
+    told = measured.invalidations
+    covers = measured.covers
+    writers = {writer for one in covers.writers.values() for writer in one} if covers is not None else set()
+    return Reported(
+        page=out / PAGE,
+        files=tuple(out / name for name in files),
+        state=state(found),
+        found=tuple(found),
+        facts=measured.total("facts"),
+        rows=measured.total("rows"),
+        bytes=measured.total("bytes"),
+        streams=len(measured.streams()),
+        writers=len(writers),
+        missing=sum(one.kind == "missing" for one in measured.broken),
+        invalidations=told.meant if told is not None else 0,
+    )
+
+
+def _found(measured: Measured) -> list[Finding]:
+    if measured.covers is None:
+        return []
+    told = measured.invalidations
+    return findings(
+        covers=measured.covers,
+        totals=measured.totals,
+        counted_facts=measured.total("facts"),
+        # A fact without rows has a line all the same.
+        counted_lines=measured.total("rows") + measured.total("empty"),
+        broken=measured.broken,
+        voided=measured.voided,
+        arrivals=measured.arrivals,
+        standing=measured.standing,
+        daemon=measured.daemon,
+        unreadable=told.total("unreadable") if told is not None else 0,
+        misshapen=told.total("misshapen") if told is not None else 0,
+    )
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Nobody sees a half of it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
+    try:
+        draft.write_bytes(data)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

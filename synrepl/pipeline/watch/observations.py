@@ -1,0 +1,109 @@
+"""What a task makes of the facts that it reads: little, so that who is told all of it has little to do."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from synrepl.pipeline.keys import Keys
+from synrepl.pipeline.report.expansion import expand_batches, told_in
+from synrepl.pipeline.watch.log_state import THE_LOG, Begun, Drops, Seen
+from synrepl.pipeline.watch.writer_chain import Run, runs_of
+
+__all__ = ["COLUMNS", "OBSERVED", "OBSERVED_DDL", "observe"]
+
+COLUMNS: Final = (
+    "serial",
+    "epoch",
+    "stream",
+    "writer",
+    "prev_token",
+    "token",
+    "seq",
+    "row",
+    "committed_at",
+)
+"""What is read."""
+
+OBSERVED: Final = pa.schema(
+    [pa.field(name, pa.string(), nullable=False) for name in ("stream", "writer", "told")]
+)
+"""A line for each run of each writer (`chain.Run`), and one for the log (`minutes.Seen`), as JSON."""
+
+OBSERVED_DDL: Final = ", ".join(f"`{name}` string" for name in OBSERVED.names)
+
+CACHES: Final = "caches"
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def observe(batches: Iterable[Any], *, streams: frozenset[str] | None = None) -> Iterator[Any]:
+    """The rows of one range of the log, in order, as `OBSERVED`.
+
+    Of other `streams` than these (None: all) only the epoch and the time is seen. They are read all the same:
+    of streams that were chosen the source itself would find that something is missing, and fail.
+    """
+    runs: dict[tuple[str, str], list[Run]] = {}
+    begun: list[Begun] = []
+    minutes: dict[int, Drops] = defaultdict(Drops)
+    keys = Keys()
+    last_ms = 0
+    for batch in batches:
+        facts: dict[tuple[str, str], list[tuple[int, int, int, int, int]]] = defaultdict(list)
+        for serial, epoch, stream, writer, prev_token, token, at_ms in _facts(batch):
+            if streams is None or stream in streams:
+                facts[stream, writer].append((serial, epoch, prev_token, token, at_ms))
+            if not begun or epoch > begun[-1].epoch:
+                begun.append(Begun(epoch=epoch, serial=serial, at_ms=at_ms))
+            last_ms = max(last_ms, at_ms)
+        for writer_of, some in facts.items():
+            runs.setdefault(writer_of, []).extend(runs_of(some))
+        if streams is None or CACHES in streams:
+            _count(batch, keys, minutes)
+    told = [(*writer_of, _encode(run).decode()) for writer_of, its in runs.items() for run in its]
+    if begun:
+        seen = Seen(serial=begun[0].serial, at_ms=last_ms, begun=begun, minutes=minutes)
+        told.append((*THE_LOG, _encode(seen).decode()))
+        columns = [pa.array(column, pa.string()) for column in zip(*told, strict=True)]
+        yield pa.record_batch(columns, schema=OBSERVED)
+
+
+def _facts(batch: Any) -> Iterator[tuple[int, int, str, str, int, int, int]]:
+    facts = batch.filter(pc.equal(batch["seq"], 0))
+    names = ("serial", "epoch", "stream", "writer", "prev_token", "token")
+    at_ms = pc.divide(facts["committed_at"].cast(pa.int64()), 1000)
+    return zip(*(facts[name].to_pylist() for name in names), at_ms.to_pylist(), strict=True)
+
+
+def _count(batch: Any, keys: Keys, minutes: dict[int, Drops]) -> None:
+    rows = batch.filter(pc.and_(pc.equal(batch["stream"], CACHES), pc.is_valid(batch["row"])))
+    if not len(rows):
+        return
+    found = pa.array(keys.of(CACHES, rows["row"].to_pylist()), pa.string())
+    names = ["key", "row", "committed_at"]
+    told = told_in(pa.record_batch([found, rows["row"], rows["committed_at"]], names=names))
+    for minute in pc.unique(told["minute"]).to_pylist():
+        drops = minutes[minute]
+        of_minute = told.filter(pc.equal(told["minute"], minute))
+        drops.rows += pc.sum(of_minute["count"]).as_py()
+        for meant in expand_batches([of_minute]):
+            for line in meant.to_pylist():
+                _add(drops, line)
+
+
+def _add(drops: Drops, line: dict[str, Any]) -> None:
+    """A line of `expanding.MEANT`."""
+    cache, keyed, whole = line["cache"], line["keyed"], line["whole"]
+    if cache is None:
+        drops.keyed += keyed
+        drops.whole += whole
+        drops.misshapen += line["misshapen"]
+        drops.unreadable += line["unreadable"]
+    elif line["key"] is None:
+        drops.whole_names[cache] = drops.whole_names.get(cache, 0) + whole
+    else:
+        drops.names[cache] = drops.names.get(cache, 0) + keyed
+        drops.add_key(cache, line["key"], keyed)

@@ -1,0 +1,106 @@
+"""Facts as the lines one release gets of them, encoded once for all its readers."""
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from synrepl.streams.facts import Fact
+from synrepl.streams.stream import Stream
+from synrepl.streams.table import StreamTable
+from synrepl.wire.codec import Codec
+from synrepl.wire.commands import Position, Rdata
+from synrepl.wire.grammar import Command
+
+__all__ = ["Encoder"]
+
+BATCH = b"batch "
+"""In place of a token, for every row of a fact but the last."""
+
+
+class Encoder:
+    """Writes facts for one release.
+
+    What the release does not know is left out: streams, fields, rows. A fact of which nothing is left, or
+    with a row too long for a line, is never sent in part. Where the release has the means, a POSITION
+    stands for it: one that moves on (`certifies`), or one that makes the reader fetch the fact itself
+    (`pulls`). `withheld` hears of a fact that this release has no way to be told of. With `writes`, only
+    facts of these streams and writers are written at all; with `streams`, only facts of these; with
+    `writers`, only facts by these.
+    """
+
+    def __init__(
+        self,
+        table: StreamTable,
+        codec: Codec,
+        *,
+        pulls: bool,
+        certifies: bool,
+        withheld: Callable[[Fact, str], None],
+        writes: Collection[tuple[str, str]] | None = None,
+        streams: Collection[str] | None = None,
+        writers: Collection[str] | None = None,
+    ) -> None:
+        self.dialect = codec.dialect
+        self._codec = codec
+        self._writes = None if writes is None else frozenset(writes)
+        self._writers = None if writers is None else frozenset(writers)
+        self._streams = {
+            stream.name: stream
+            for stream in table.known_to(codec.dialect)
+            if (writes is None or any(stream.name == name for name, _ in writes))
+            and (streams is None or stream.name in streams)
+        }
+        self._pulls = pulls
+        self._certifies = certifies
+        self._withheld = withheld
+        self._prefixes: dict[tuple[str, str], bytes] = {}
+
+    def streams(self) -> list[Stream[Any]]:
+        """The streams that this release knows, in the order in which their positions are announced."""
+        return list(self._streams.values())
+
+    def lines(self, facts: Iterable[Fact]) -> bytes:
+        """All lines of these facts."""
+        out: list[bytes] = []
+        for fact in facts:
+            stream = self._streams.get(fact.stream)
+            if stream is not None and (self._writes is None or (fact.stream, fact.writer) in self._writes):
+                self._fact(stream, fact, out)
+        return b"".join(out)
+
+    def command(self, command: Command) -> bytes:
+        """The line of one command."""
+        return self._codec.format(command) + b"\n"
+
+    def _fact(self, stream: Stream[Any], fact: Fact, out: list[bytes]) -> None:
+        if self._writers is not None and fact.writer not in self._writers:
+            return
+        rows = stream.cut_fact(fact.rows, self.dialect)
+        if not rows:
+            if self._certifies:
+                out.append(self._position(fact, fact.prev_token))
+            return
+        prefix = self._prefix(fact.stream, fact.writer)
+        token = b"%d " % fact.token
+        room = self._codec.max_length - len(prefix)
+        if len(rows[-1]) + len(token) > room or any(len(row) + len(BATCH) > room for row in rows[:-1]):
+            if self._pulls:
+                out.append(self._position(fact, fact.token))
+            else:
+                self._withheld(fact, "row too long for a line")
+            return
+        for row in rows[:-1]:
+            out += (prefix, BATCH, row, b"\n")
+        out += (prefix, token, rows[-1], b"\n")
+
+    def _position(self, fact: Fact, prev_token: int) -> bytes:
+        position = Position(stream=fact.stream, instance=fact.writer, prev_token=prev_token, token=fact.token)
+        return self.command(position)
+
+    def _prefix(self, stream: str, writer: str) -> bytes:
+        """What comes before the token in every RDATA of this stream and writer."""
+        try:
+            return self._prefixes[stream, writer]
+        except KeyError:
+            sample = self._codec.format(Rdata(stream=stream, instance=writer, token=None, row=b"0"))
+            prefix = self._prefixes[stream, writer] = sample.removesuffix(BATCH + b"0")
+            return prefix

@@ -1,0 +1,88 @@
+"""Facts that only this copy had, written to a file before another history takes their place."""
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from synrepl.errors import StorageError
+from synrepl.ports.interfaces import IThread
+from synrepl.storage.private_files import create_private, sync_directory
+from synrepl.streams.facts import Fact
+from synrepl.streams.ndjson import lines
+
+__all__ = ["Leftovers"]
+
+
+class Leftovers:
+    """Files beside the log, named after it: ``<stem>.only-here-<epoch>-<first serial>-<last serial>.ndjson``.
+
+    Each line is a fact, as the changelog has it.
+    """
+
+    def __init__(self, stem: Path, thread: IThread) -> None:
+        self._stem = stem.absolute()
+        self._thread = thread
+
+    async def stop(self) -> None:
+        """End the thread."""
+        await self._thread.stop()
+
+    async def keep(self, pages: AsyncIterator[Sequence[Fact]]) -> Path | None:
+        """Write all of these, through a power cut; the path, or None if there was no fact."""
+        fresh = self._stem.with_name(f"{self._stem.name}.only-here.new")
+        file: BinaryIO | None = None
+        first: Fact | None = None
+        last: Fact | None = None
+        try:
+            async for facts in pages:
+                if not facts:
+                    continue
+                if file is None:
+                    file = await self._thread.run(partial(_open, fresh))
+                await self._thread.run(partial(_write, file, lines(facts), fresh))
+                first, last = first or facts[0], facts[-1]
+            if file is None or first is None or last is None:
+                return None
+            name = f"{self._stem.name}.only-here-{last.epoch}-{first.serial}-{last.serial}.ndjson"
+            path = self._stem.with_name(name)
+            await self._thread.run(partial(_finish, file, fresh, path))
+            return path
+        finally:
+            if file is not None and not file.closed:
+                file.close()
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return create_private(path)
+    except OSError as error:
+        raise _failed(path, error) from error
+
+
+def _write(file: BinaryIO, data: bytes, path: Path) -> None:
+    try:
+        file.write(data)
+    except OSError as error:
+        raise _failed(path, error) from error
+
+
+def _finish(file: BinaryIO, fresh: Path, path: Path) -> None:
+    try:
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()
+        fresh.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise _failed(path, error) from error
+
+
+def _failed(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        op="keeping what only this copy has",
+        why=f"{path}: {error.strerror}",
+        hint="free some space, or let the file be written",
+        retryable=True,
+    )

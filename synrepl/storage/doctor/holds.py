@@ -1,0 +1,137 @@
+"""Who holds a stream: what is reserved and not finished, who fell silent, who is behind the others."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from synrepl.errors import StorageError
+from synrepl.storage.databases import Database
+from synrepl.storage.doctor.catalog import read_catalog
+from synrepl.storage.ids.writer_session import STUCK_SECONDS
+from synrepl.storage.ids.writers import WriterState, read_writers
+
+__all__ = ["Hold", "Positions", "holds", "read_holds", "read_positions"]
+
+SILENT_SECONDS: Final = 15.0
+"""A writer that told nothing for so long is gone, or cannot reach its database."""
+
+Positions = Mapping[str, Mapping[str, int]]
+"""By stream and writer; they go up."""
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
+    """One writer that holds one stream.
+
+    `why`: ``unfinished`` (ids that were reserved and not finished: `unfinished` of them, the first is
+    `first_id`, reserved `age_seconds` ago by `owner`), ``silent`` (it told nothing for `age_seconds`) or
+    ``behind`` (its position is the lowest, `behind` the highest of its stream). `is_stuck`: it will not pass
+    by itself.
+    """
+
+    stream: str
+    writer: str
+    why: Literal["unfinished", "silent", "behind"]
+    is_stuck: bool
+    text: str
+    position: int | None = None
+    behind: int = 0
+    unfinished: int = 0
+    first_id: int | None = None
+    age_seconds: float | None = None
+    owner: str | None = None
+    process: str | None = None
+
+
+def holds(states: Iterable[WriterState], positions: Positions, now: float) -> list[Hold]:
+    """Who holds what, by stream. `now` is in seconds since 1970."""
+    found: list[Hold] = []
+    for state in states:
+        of_stream = positions.get(state.stream, {})
+        behind = max(of_stream.values(), default=state.position) - state.position
+        found += _of_writer(state, behind, now)
+    stuck = {(hold.stream, hold.writer) for hold in found if hold.is_stuck}
+    for stream, of_stream in positions.items():
+        found += _behind(stream, of_stream, stuck)
+    return sorted(found, key=lambda hold: (hold.stream, not hold.is_stuck))
+
+
+def read_holds(database: Database, now: float) -> list[Hold]:
+    """Who holds what in this database. Raises `StorageError`, also where no writer tells anything."""
+
+    def work(cursor: Any) -> list[Hold]:
+        tables = read_catalog(cursor, database.flavor).tables
+        if not {"synrepl_writers", "stream_positions"} & set(tables):
+            raise StorageError(
+                op="look",
+                why=f"{database.name} has neither synrepl_writers nor stream_positions",
+                hint="name the database in which the writers' tables are",
+            )
+        states = read_writers(cursor) if "synrepl_writers" in tables else []
+        return holds(states, read_positions(cursor) if "stream_positions" in tables else {}, now)
+
+    return database.ask("look", work)
+
+
+def read_positions(cursor: Any) -> dict[str, dict[str, int]]:
+    """The positions stored of every stream. They go up here, also where ids go down."""
+    cursor.execute("SELECT stream_name, instance_name, stream_id FROM stream_positions")
+    found: dict[str, dict[str, int]] = {}
+    for stream, writer, token in cursor.fetchall():
+        found.setdefault(stream, {})[writer] = abs(token)
+    return found
+
+
+def _of_writer(state: WriterState, behind: int, now: float) -> Iterator[Hold]:
+    silent = max(0.0, now - state.told_at)
+    # Without a process it is known to be gone, and what it had reserved was released.
+    is_silent = bool(state.process) and silent >= SILENT_SECONDS
+    if state.oldest_id is not None and state.oldest_since is not None:
+        age = max(0.0, now - state.oldest_since)
+        what = (
+            f"{state.unfinished} ids from {state.oldest_id} on" if state.unfinished > 1 else state.oldest_id
+        )
+        yield Hold(
+            stream=state.stream,
+            writer=state.writer,
+            why="unfinished",
+            is_stuck=age >= STUCK_SECONDS,
+            text=f"{state.writer} reserved {what}, {age:.0f} s ago, and has not finished (by {state.owner},"
+            f" process {state.process}): nobody can pass it",
+            position=state.position,
+            behind=behind,
+            unfinished=state.unfinished,
+            first_id=state.oldest_id,
+            age_seconds=round(age, 3),
+            owner=state.owner,
+            process=state.process,
+        )
+    if is_silent:
+        yield Hold(
+            stream=state.stream,
+            writer=state.writer,
+            why="silent",
+            is_stuck=bool(state.unfinished) or behind > 0,
+            text=f"{state.writer} told nothing for {silent:.0f} s (process {state.process})",
+            position=state.position,
+            behind=behind,
+            unfinished=state.unfinished,
+            age_seconds=round(silent, 3),
+            process=state.process,
+        )
+
+
+def _behind(stream: str, positions: Mapping[str, int], stuck: set[tuple[str, str]]) -> Iterator[Hold]:
+    lowest, highest = min(positions.values()), max(positions.values())
+    for writer in sorted(positions):
+        if positions[writer] == lowest < highest:
+            yield Hold(
+                stream=stream,
+                writer=writer,
+                why="behind",
+                is_stuck=(stream, writer) in stuck,
+                text=f"{writer} stands at {lowest}, {highest - lowest} behind the first of its writers: who"
+                " reads this stream as one line waits for it where rows do not prove the rest",
+                position=lowest,
+                behind=highest - lowest,
+            )

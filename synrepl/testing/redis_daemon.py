@@ -1,0 +1,163 @@
+"""What makes a `FakeDaemon` one of the processes on a `FakeRedis`: built of the real parts.
+
+Importing this installs a reactor, because importing txredisapi does.
+"""
+
+import random
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from twisted.internet.defer import TimeoutError as TimedOut
+from twisted.internet.defer import ensureDeferred
+
+from synrepl.errors import NotConnected
+from synrepl.ports.metrics import Metrics
+from synrepl.replication.broker import BrokerPeer
+from synrepl.replication.follower.catchup import ICatchUp, Missed, NowhereToFetch
+from synrepl.replication.follower.follower import Event, Follower
+from synrepl.replication.ingester import Intake, LogPositions
+from synrepl.replication.publisher import Publisher
+from synrepl.replication.write_policy import Write, Writing
+from synrepl.storage.log import Log
+from synrepl.streams.table import StreamTable
+from synrepl.testing.fake_redis import FakeRedis
+from synrepl.transports.redis import RedisLink
+from synrepl.transports.redis.address import RedisAddress
+from synrepl.wire.dialect import NEWEST
+
+__all__ = ["OnFakeRedis", "PeersCatchUp", "link_to"]
+
+FETCH_SECONDS: Final = 2.0
+
+
+def link_to(
+    redis: FakeRedis, member: Any, *, instance: str, chance: random.Random, metrics: Any
+) -> RedisLink:
+    """The real link of the process called `instance` to this Redis."""
+    return RedisLink(
+        redis.network.clock,
+        RedisAddress.parse("redis://redis"),
+        member,
+        server_name="hs",
+        instance=instance,
+        metrics=metrics,
+        hears=("",),
+        endpoint=lambda host, port: redis.endpoint(instance),
+        chance=chance,
+    )
+
+
+class PeersCatchUp:
+    """Pulls missed rows from whoever writes them, by the name of the writer."""
+
+    def __init__(self, peers: Mapping[str, ICatchUp], clock: Any) -> None:
+        self.is_broken = False
+        self.asked: list[tuple[str, str, int, int]] = []
+        self._peers = peers
+        self._clock = clock
+
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
+        """One page, from this writer, unless that takes too long: a process may end in the middle of it."""
+        self.asked.append((stream, writer, after, upto))
+        if self.is_broken:
+            raise NotConnected("connection refused")
+        if writer not in self._peers:
+            raise NowhereToFetch(f"nobody is called {writer}")
+        fetching = self._peers[writer].fetch(stream=stream, writer=writer, after=after, upto=upto)
+        try:
+            missed = await ensureDeferred(fetching).addTimeout(FETCH_SECONDS, self._clock)
+        except TimedOut:
+            raise NotConnected("no answer") from None
+        if self.is_broken:
+            raise NotConnected("connection lost")
+        return missed
+
+
+class Joining(Protocol):
+    """What is needed of the daemon that joins the others."""
+
+    name: str
+    instance: str
+    table: StreamTable
+    writes: tuple[str, ...]
+    peers: Mapping[str, ICatchUp]
+    chance: random.Random
+    metrics: Metrics
+    log: Log
+    publisher: Publisher
+
+    @property
+    def clock(self) -> Any:
+        """What it tells the time by."""
+
+    def history_lost(self, stream: str) -> None:
+        """The log has begun a new epoch."""
+
+
+class OnFakeRedis:
+    """One life of a daemon among the others, put together as `hearing.Sources` and `hearing.OnRedis` do it.
+
+    `clashes` are those of its life, `events` what its follower told that is no position.
+    """
+
+    def __init__(self, daemon: Joining, redis: FakeRedis) -> None:
+        self.daemon = daemon
+        self.redis = redis
+        self.lost: list[str] = []
+        self.events: list[Event] = []
+        self.catch_up = PeersCatchUp(daemon.peers, daemon.clock)
+        self.writing = Writing(
+            [Write(stream=stream) for stream in daemon.writes], instance=daemon.instance, table=daemon.table
+        )
+        self.intake = Intake(daemon.log, daemon.table, daemon.clock, lost=self._lost)
+        self.follower = Follower(
+            instance=daemon.instance,
+            clock=daemon.clock,
+            streams=StreamTable(daemon.table.known_to(NEWEST)),
+            positions=LogPositions(daemon.log, self.writing.own),
+            catch_up=self.catch_up,
+            metrics=daemon.metrics,
+            canonical=True,
+            reached=self.intake.reached,
+        )
+        self.intake.follow(self.follower, confirms=True)
+        self.follower.on_event(self._happened)
+        self.peer = BrokerPeer(
+            clock=daemon.clock,
+            follower=self.follower,
+            publisher=daemon.publisher,
+            writes=self.writing.own,
+            chance=daemon.chance,
+        )
+        self.link = link_to(
+            redis, self.peer, instance=daemon.instance, chance=daemon.chance, metrics=daemon.metrics
+        )
+        self.peer.broker = self.link
+
+    def start(self) -> None:
+        """Join."""
+        self.link.start()
+
+    def kill(self) -> None:
+        """End at once: what is under way is lost."""
+        for connection in self.redis.network.links_of(self.daemon.instance):
+            connection.cut()
+        self.link.stop()
+        self.peer.stop()
+        self.follower.stop()
+        self.intake.stop()
+
+    def refusal(self, stream: str, writer: str) -> str:
+        """Why nothing can be appended there now."""
+        clash = self.peer.clash
+        if clash is not None and (clash.stream, clash.writer) == (stream, writer):
+            return str(clash)
+        return self.writing.refusal(self.daemon.log, stream, writer)
+
+    def _lost(self, stream: str) -> None:
+        self.lost.append(stream)
+        self.daemon.history_lost(stream)
+
+    def _happened(self, event: Event) -> None:
+        if event.kind != "position":
+            self.events.append(event)

@@ -1,0 +1,165 @@
+"""Reading a daemon's log over HTTP: by pages, or as it grows."""
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from inspect import isawaitable
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import msgspec
+
+from synrepl.errors import NotConnected
+from synrepl.transports.http.http_client import Daemon, Lines, decoded, each, public
+
+__all__ = ["Answering", "Digests", "HttpChangelog"]
+
+MIB: Final = 1024 * 1024
+
+
+class Answering(msgspec.Struct, frozen=True):
+    """Where the server's log stood when it began to answer."""
+
+    epoch: int
+    serial: int
+    history: str
+
+
+class Digests(msgspec.Struct, frozen=True):
+    """The digests of a log at some serials, None where they are not known, and where it stands."""
+
+    epoch: int
+    serial: int
+    history: str
+    digests: Mapping[int, str | None]
+
+
+class HttpChangelog(Daemon):
+    """Reads a daemon's log over HTTP."""
+
+    async def pages(
+        self,
+        since: int,
+        streams: Collection[str] | None,
+        wait: float,
+        on_line: Callable[[bytes], Awaitable[None] | None],
+        *,
+        limit: int | None = None,
+    ) -> int:
+        """Call `on_line` with each fact (a line of JSON) after the serial `since`, up to the head.
+
+        The server waits up to `wait` seconds for a first one. What `on_line` returns is waited for, and
+        meanwhile only a little more is read. Gives the serial up to which nothing wanted is missing: ask
+        from there next. Raises `AheadOfLog`, or another `ReplicationError`; lines given until then are good.
+        """
+        query: dict[str, Any] = {"since": since, "wait": f"{wait:g}"}
+        if streams is not None:
+            query["streams"] = ",".join(sorted(streams))
+        if limit is not None:
+            query["limit"] = limit
+        url = f"{self._base_url}/v1/changelog?{urlencode(query)}"
+        response = await self._http.begin("GET", url, None, extra_seconds=wait)
+        lines = Lines()
+        response.deliverBody(lines)
+        count = 0
+        try:
+            async for text in each(lines, public(url)):
+                handled = on_line(text)
+                if isawaitable(handled):
+                    await handled
+                since = _serial(text, public(url))
+                count += 1
+        finally:
+            lines.stop()
+        if limit is not None and count >= limit:
+            return since
+        return max(since, _answering(response).serial)
+
+    async def follow(
+        self,
+        since: int,
+        on_lines: Callable[[list[bytes]], Awaitable[None] | None],
+        *,
+        streams: Collection[str] | None = None,
+        writers: Collection[str] | None = None,
+        epoch: int | None = None,
+        digest: str | None = None,
+        history: str | None = None,
+        upto: int | None = None,
+        turns: bool = False,
+        receipts: bool = False,
+        compacted: bool = False,
+        ephemeral: bool = False,
+        commands: str | None = None,
+        checksum: bool = False,
+        heartbeat: float = 5.0,
+        silence: float | None = None,
+        on_begin: Callable[[Answering], None] | None = None,
+    ) -> None:
+        """Call `on_lines` with the lines that come after the serial `since`, as they come: facts, turns,
+        receipts, heartbeats. What it returns is waited for, and meanwhile only a little more is read. With
+        `commands` the commands for all processes come too, but for those of this origin.
+
+        What we hold at `since` is of this `epoch` and has this `digest`, in a log of this `history`. Returns
+        when the server has given all `upto` some serial; without one it ends with an error alone:
+        `NotConnected`, also after `silence` seconds without a sign (three heartbeats), a `RequestRefused` for
+        each way in which what we hold is no part of that log, or another `ReplicationError`. `on_begin` is
+        called before the first lines.
+        """
+        query: dict[str, Any] = {"since": since, "follow": "true", "heartbeat": f"{heartbeat:g}"}
+        lists = {"streams": streams, "writers": writers}
+        query |= {name: ",".join(sorted(given)) for name, given in lists.items() if given is not None}
+        told = {"epoch": epoch, "digest": digest, "history": history, "upto": upto}
+        told["commands"] = commands
+        query |= {name: given for name, given in told.items() if given is not None}
+        flags = {"turns": turns, "receipts": receipts, "compacted": compacted}
+        flags |= {"checksum": checksum, "ephemeral": ephemeral}
+        query |= {name: "true" for name, is_wanted in flags.items() if is_wanted}
+        url = f"{self._base_url}/v1/changelog?{urlencode(query)}"
+        response = await self._http.begin("GET", url, None, extra_seconds=0.0)
+        lines = Lines()
+        response.deliverBody(lines)
+        silence = 3 * heartbeat if silence is None else silence
+        try:
+            if on_begin is not None:
+                on_begin(_answering(response))
+            while True:
+                while taken := lines.take_all():
+                    handled = on_lines(taken)
+                    if isawaitable(handled):
+                        await handled
+                if lines.end is not None:
+                    return lines.check_whole(public(url))
+                if not await lines.changed_within(silence, self._reactor):
+                    raise NotConnected(f"{public(url)} was silent for {silence:g} seconds")
+        finally:
+            lines.stop()
+
+    async def digests(self, serials: Collection[int]) -> Digests:
+        """The digests that the server's log has at these serials, at most 1,000 of them."""
+        url = f"{self._base_url}/v1/digests?serials={','.join(map(str, serials))}"
+        return decoded(Digests, await self._http.whole("GET", url, None, MIB), public(url))
+
+    async def status(self) -> dict[str, Any]:
+        """What the server says of itself."""
+        url = f"{self._base_url}/v1/status"
+        return decoded(dict[str, Any], await self._http.whole("GET", url, None, 64 * MIB), public(url))
+
+
+class _Serial(msgspec.Struct):
+    serial: int
+
+
+def _serial(text: bytes, url: str) -> int:
+    return decoded(_Serial, text, url).serial
+
+
+def _answering(response: Any) -> Answering:
+    def told(name: str) -> str:
+        values: list[str] = response.headers.getRawHeaders(name) or [""]
+        return values[0]
+
+    epoch, serial = (told(name) for name in ("synrepl-epoch", "synrepl-serial"))
+    return Answering(
+        int(epoch) if epoch.isdecimal() else 0,
+        int(serial) if serial.isdecimal() else 0,
+        told("synrepl-history"),
+    )

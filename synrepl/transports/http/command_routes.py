@@ -1,0 +1,105 @@
+"""Commands over HTTP: those that replicas forward, and those that the homeserver reads."""
+
+from typing import Any, Final
+
+import msgspec
+
+from synrepl.errors import RemoteProtocolError
+from synrepl.replication.publisher import Publisher
+from synrepl.transports.http.api_error import Refused
+from synrepl.transports.http.append_body import read_said
+from synrepl.transports.http.query import integer, seconds, word
+from synrepl.wire.native import Natural64
+
+__all__ = ["MAX_FORWARDED_BYTES", "Commands", "ForwardedCommands", "TakenCommands"]
+
+MAX_FORWARDED_BYTES: Final = 1024 * 1024
+"""Of lines in one request; as JSON they may be a few times as long."""
+
+MAX_BODY: Final = 8 * MAX_FORWARDED_BYTES
+MAX_ACK_BODY: Final = 4_096
+MAX_LINES: Final = 1_000
+MAX_READERS: Final = 100
+MAX_WAIT_SECONDS: Final = 300.0
+
+
+class ForwardedCommands(msgspec.Struct, frozen=True):
+    """What followers of a replica sent up: its numbers and lines, in order, under the replica's `origin`."""
+
+    origin: str
+    commands: list[tuple[int, str]] = []
+
+
+class TakenCommands(msgspec.Struct, frozen=True):
+    """All commands of this origin up to `number` were taken; those before `since` are not known here."""
+
+    number: int
+    since: int
+
+
+class AcknowledgedCommands(msgspec.Struct, frozen=True):
+    """Whoever reads the feed has acted on everything up to this number of this life."""
+
+    life: str
+    number: Natural64
+
+
+class Commands:
+    """Takes what replicas forward, and offers what nobody here can act on."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+
+    async def take(self, request: Any) -> bytes:
+        """``POST /v1/commands``: each command is acted on as if it had been said here, once."""
+        said = read_said(ForwardedCommands, request, MAX_BODY)
+        try:
+            number, since = self._publisher.forwarded.take(
+                said.origin,
+                [(number, line.encode(errors="replace")) for number, line in said.commands],
+                source=said.origin,
+                access=request.access,
+            )
+        except RemoteProtocolError as error:
+            raise Refused(400, "bad_request", error.why) from error
+        return msgspec.json.encode(TakenCommands(number, since))
+
+    async def syncing(self, request: Any) -> bytes:
+        """``GET /v1/syncing``: who is syncing now, on which devices."""
+        users = [
+            {"user_id": user_id, "device_id": device_id, "workers": workers}
+            for user_id, device_id, workers in sorted(
+                self._publisher.upstream.syncing.now(), key=lambda one: (one[0], one[1] or "")
+            )
+        ]
+        return msgspec.json.encode({"users": users})
+
+    async def read(self, request: Any) -> bytes:
+        """``GET /v1/commands``: the commands after a number, once there are any, a line of JSON each."""
+        feed = self._publisher.upstream.feed
+        since = integer(request, "since", feed.begin)
+        limit = integer(request, "limit", MAX_LINES, lowest=1, highest=MAX_LINES)
+        wait = seconds(request, "wait", highest=MAX_WAIT_SECONDS, default=0.0)
+        life = word(request, "life")
+        is_other_life = since > feed.head or life not in (None, feed.life)
+        after = 0 if is_other_life else since
+        if not is_other_life and after >= feed.head and wait:
+            if feed.waiting >= MAX_READERS:
+                why = f"{MAX_READERS} requests wait for commands already"
+                raise Refused(503, "too_many_waiting", why, retry_after=b"1")
+            await feed.news(wait)
+        lines: list[Any] = [{"feed": {"life": feed.life, "begin": feed.begin, "head": feed.head}}]
+        if is_other_life or after < feed.fallen:
+            lines.append({"gap": {"after": since, "upto": feed.fallen, "restarted": is_other_life}})
+        lines += feed.after(after, limit)
+        return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+
+    async def acknowledge(self, request: Any) -> bytes:
+        """``POST /v1/commands/ack``: what was acted on is not offered again."""
+        feed = self._publisher.upstream.feed
+        said = read_said(AcknowledgedCommands, request, MAX_ACK_BODY)
+        if said.life != feed.life or said.number > feed.head:
+            why = f"this daemon is in its life {feed.life}, and has offered {feed.head} commands"
+            raise Refused(409, "bad_ack", why)
+        feed.acknowledge(said.number)
+        return msgspec.json.encode({"life": feed.life, "begin": feed.begin, "head": feed.head})

@@ -1,0 +1,137 @@
+"""Files by checksum: bringing them, and getting them."""
+
+from typing import Any, Final
+
+from twisted.logger import Logger
+
+from synrepl.errors import ReplicationError
+from synrepl.ports.files import IStoredFile
+from synrepl.replication.files import Files
+from synrepl.streams import jsontext
+from synrepl.transports.http.api_error import UPSTREAM_UNREACHABLE, Refused, upstream_unreachable
+from synrepl.transports.http.byte_ranges import Unsatisfiable, matches, read_range
+from synrepl.transports.http.client_errors import RequestRefused
+from synrepl.transports.http.query import header, integer, is_checksum, seconds, text
+from synrepl.transports.http.streaming import streaming
+from synrepl.transports.http.uploads import Upload, refused_upload
+
+__all__ = ["FileRoutes"]
+
+BLOCK: Final = 256 * 1024
+"""Bytes that are read at a time."""
+WAIT_SECONDS: Final = 10.0
+MAX_WAIT_SECONDS: Final = 300.0
+RETRY_SECONDS: Final = b"1"
+
+MAX_HOPS: Final = 8
+KEPT_HERE: Final = "it is kept here, and not known to be kept at the primary; bring it again"
+
+
+class FileRoutes:
+    """Answers requests for files; without `files` there are none here."""
+
+    _logger = Logger()
+
+    def __init__(self, files: Files | None) -> None:
+        self._files = files
+
+    async def put(self, request: Any, sha256: str) -> bytes:
+        """Keep what came in, if its checksum is this; a replica brings it to the primary as well."""
+        files = self._asked(sha256)
+        hops = integer(request, "hops", 0)
+        if hops > MAX_HOPS:
+            why = "this file goes round in a circle: no daemon on its way is the primary"
+            raise Refused(503, "upstream_away", why, retry_after=RETRY_SECONDS)
+        upload = request.content
+        if not isinstance(upload, Upload):
+            raise Refused(400, "bad_request", "the checksum in the path is to be written as it is")
+        try:
+            is_new, size = await upload.keep(sha256)
+        except ReplicationError as error:
+            raise refused_upload(error) or error from error
+        try:
+            await files.pass_on(sha256, hops)
+        except RequestRefused as error:
+            if error.code == UPSTREAM_UNREACHABLE:  # by a replica between us and the primary
+                raise upstream_unreachable(f"{KEPT_HERE}: {error}") from error
+            raise Refused(502, "upstream_refused", f"{KEPT_HERE}: {error}") from error
+        except ReplicationError as error:
+            raise upstream_unreachable(f"{KEPT_HERE}: {error}") from error
+        request.setResponseCode(201 if is_new else 200)
+        request.setHeader(b"etag", _tag(sha256))
+        return jsontext.dumps({"sha256": sha256, "size": size})
+
+    async def get(self, request: Any, sha256: str) -> bytes | None:
+        """The bytes, or those of a range; verified before the first of them is sent."""
+        files = self._asked(sha256)
+        wait = (
+            WAIT_SECONDS
+            if text(request, "wait") is None
+            else seconds(request, "wait", highest=MAX_WAIT_SECONDS)
+        )
+        file = await self._opened(files, sha256, wait)
+        try:
+            return await self._send(request, files, file, sha256)
+        finally:
+            files.release(file)
+
+    def _asked(self, sha256: str) -> Files:
+        if self._files is None:
+            raise Refused(404, "not_found", "no files are kept here")
+        if not is_checksum(sha256):
+            raise Refused(400, "bad_checksum", "a checksum is 64 hexadecimal digits, in lower case")
+        return self._files
+
+    async def _opened(self, files: Files, sha256: str, wait: float) -> IStoredFile:
+        file = await files.open(sha256)
+        if file is not None:
+            return file
+        if not await files.is_named(sha256):
+            raise Refused(404, "no_such_file", f"no name refers to {sha256}")
+        if files.is_replica:
+            if await files.here(sha256, wait) and (file := await files.open(sha256)) is not None:
+                return file
+            why = "it is on its way here"
+        else:
+            why = "it was not brought here yet"
+        raise Refused(503, "file_not_here", f"{sha256} is not here: {why}", retry_after=RETRY_SECONDS)
+
+    async def _send(self, request: Any, files: Files, file: IStoredFile, sha256: str) -> bytes | None:
+        request.setHeader(b"etag", _tag(sha256))
+        request.setHeader(b"accept-ranges", b"bytes")
+        if matches(header(request, "if-none-match"), sha256):
+            request.setResponseCode(304)
+            return None
+        start, count = 0, file.size
+        if request.method == b"GET" and header(request, "if-range") in {None, f'"{sha256}"'}:
+            try:
+                wanted = read_range(header(request, "range"), file.size)
+            except Unsatisfiable:
+                told = b"bytes */%d" % file.size
+                why = f"the file has {file.size} bytes"
+                raise Refused(416, "range_not_satisfiable", why, content_range=told) from None
+            if wanted is not None:
+                start, count = wanted
+                request.setResponseCode(206)
+                told = b"bytes %d-%d/%d" % (start, start + count - 1, file.size)
+                request.setHeader(b"content-range", told)
+        request.setHeader(b"content-type", b"application/octet-stream")
+        # Whatever is in it, a browser is not to make a page of ours of it.
+        request.setHeader(b"x-content-type-options", b"nosniff")
+        request.setHeader(b"content-length", b"%d" % count)
+        if request.method == b"GET":
+            await self._write(request, files, file, start, count)
+        return None
+
+    async def _write(self, request: Any, files: Files, file: IStoredFile, start: int, count: int) -> None:
+        async with streaming(request, self._logger) as valve:
+            while count > 0:
+                data = await files.read(file, start, min(BLOCK, count))
+                request.write(data)
+                start += len(data)
+                count -= len(data)
+                await valve.opened()
+
+
+def _tag(sha256: str) -> bytes:
+    return b'"%b"' % sha256.encode("ascii")

@@ -1,0 +1,126 @@
+"""Refuses requests that a web page of another site makes, or a host name of another site reaches.
+
+A browser on the same machine can reach a daemon that listens on loopback only. Without a secret nothing in
+the request proves who sent it. So the daemon looks at what a browser must say and a page cannot change:
+``Host`` (against DNS rebinding), ``Origin`` and ``Sec-Fetch-Site`` (against cross-site requests) and
+``Content-Type`` (a page can only send JSON after a preflight, which is refused).
+"""
+
+from collections.abc import Collection
+from functools import lru_cache
+from ipaddress import ip_address
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from synrepl.transports.http.api_error import Refused
+from synrepl.wire.text import printable
+
+__all__ = ["check_content_type", "check_origin", "check_rebinding"]
+
+JSON_TYPES: Final = frozenset({"application/json", "application/x-ndjson"})
+UNSAID_TYPES: Final = frozenset({"", "application/x-www-form-urlencoded"})
+
+
+def check_rebinding(request: Any, hosts: Collection[str]) -> None:
+    """Raises `Refused` unless ``Host`` is an address, a name without dots, or one of `hosts`.
+
+    A page of evil.example can make that name point to 127.0.0.1 and then read every answer, but the browser
+    still says ``Host: evil.example``. Nobody can do so with an address, or with a name that only the local
+    network resolves (``localhost``, a container's name, the instance names that Synapse workers send).
+    """
+    shown = request.requestHeaders.getRawHeaders(b"host")
+    if not shown:
+        return  # HTTP/1.0; browsers always say it.
+    host = _host(shown[0])
+    if len(shown) == 1 and host is not None and ("." not in host or _is_address(host) or host in hosts):
+        return
+    if host is not None and host.endswith(".localhost"):
+        return
+    raise Refused(
+        403,
+        "foreign_host",
+        f"Host {printable(', '.join(one.decode('latin-1') for one in shown))} is no name of this daemon:"
+        " use an address, localhost, or add the name to allowed_hosts",
+    )
+
+
+def check_origin(request: Any) -> None:
+    """Raises `Refused` if a page of another origin caused this request.
+
+    A link to a page of ours may be followed from anywhere: nothing is changed by GET, and the page that has
+    the link cannot read the answer.
+    """
+    headers = request.requestHeaders
+    sites, origins = headers.getRawHeaders(b"sec-fetch-site"), headers.getRawHeaders(b"origin")
+    if sites is None and origins is None:
+        return
+    is_link = (
+        request.method in (b"GET", b"HEAD")
+        and headers.getRawHeaders(b"sec-fetch-mode") == [b"navigate"]
+        and headers.getRawHeaders(b"sec-fetch-dest") == [b"document"]
+    )
+    if any(site not in (b"same-origin", b"none") for site in sites or ()) and not is_link:
+        raise Refused(403, "foreign_origin", "a page of another site made this request")
+    host = _host((headers.getRawHeaders(b"host") or [b""])[0], with_port=True)
+    for origin in origins or ():
+        said = _origin(origin)
+        if not said or said != host:
+            raise Refused(
+                403,
+                "foreign_origin",
+                f"a page of {printable(origin.decode('latin-1'))} made this request; pages of other origins"
+                " are not answered",
+            )
+
+
+def check_content_type(request: Any) -> None:
+    """Raises `Refused` if a body that is to be JSON says that it is something else.
+
+    What curl and urllib send when nobody tells them a type is taken, unless a browser sent it: those name the
+    origin of every POST.
+    """
+    headers = request.requestHeaders
+    shown = headers.getRawHeaders(b"content-type") or [b""]
+    if shown == [b"application/json"]:
+        return
+    if request.content.read(1) == b"":
+        return
+    request.content.seek(0)
+    kind = shown[0].decode("latin-1").partition(";")[0].strip().lower()
+    is_browser = any(map(headers.hasHeader, (b"origin", b"referer", b"sec-fetch-site")))
+    if len(shown) != 1 or kind not in (JSON_TYPES if is_browser else JSON_TYPES | UNSAID_TYPES):
+        raise Refused(
+            415,
+            "content_type",
+            f"the body is to be JSON: say Content-Type: application/json, not {printable(kind) or 'nothing'}",
+        )
+
+
+def _origin(said: bytes) -> str:
+    """Host and port of an origin; empty if it is none."""
+    try:
+        return urlsplit(said.decode("latin-1")).netloc.lower()
+    except ValueError:
+        return ""
+
+
+@lru_cache(maxsize=256)
+def _host(said: bytes, *, with_port: bool = False) -> str | None:
+    try:
+        parts = urlsplit(f"//{said.decode('latin-1').strip()}")
+        name = parts.hostname
+        _ = parts.port
+    except ValueError:
+        return None
+    if name is None or parts.path or parts.username is not None:
+        return None
+    return parts.netloc.lower() if with_port else name.rstrip(".")
+
+
+@lru_cache(maxsize=256)
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,170 @@
+"""Replicas that follow over HTTP alone: what they ask beside the changelog."""
+
+from typing import Any, Final
+
+import msgspec
+
+from synrepl.ports.history import Snapshot
+from synrepl.replication.relay import Relays
+from synrepl.replication.relay.snapshot_codec import snapshot_lines
+from synrepl.replication.relay.snapshot_start import Welcoming, copy_begins
+from synrepl.replication.wire_positions import standing
+from synrepl.transports.http.api_error import Refused
+from synrepl.transports.http.append_body import read_said
+from synrepl.wire.native import JoinRequest, Refusal, Standing, Subscription, WelcomeTo
+
+__all__ = ["Acknowledged", "JoinAnswer", "JoinAsked", "Replicas", "SubscribeAsked", "refused_over_http"]
+
+MAX_BODY: Final = 4 * 1024 * 1024
+
+PRESENT_SECONDS: Final = 15.0
+"""A replica that has said nothing for so long counts as gone."""
+
+READER: Final = "reader:"
+
+
+class SubscribeAsked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A replica says who it is, where it stands, and what it wants from there on."""
+
+    name: str
+    subscription: Subscription
+    registered: bool = True
+    address: str = ""
+
+
+class JoinAsked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A replica says who it is, and that it wants a copy."""
+
+    name: str
+    join: JoinRequest
+    registered: bool = True
+    address: str = ""
+
+
+class JoinAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts up to `place` are to be read from the changelog, those after `after`; beside them stands
+    `snapshot` (lines of JSON, as in a block), unless it is there already."""
+
+    join: str
+    history: str
+    place: Standing
+    begin: Standing
+    after: int
+    resumed: bool
+    snapshot: str | None
+
+
+class Acknowledged(msgspec.Struct, frozen=True):
+    """A replica holds everything up to this serial, durably."""
+
+    epoch: int
+    serial: int
+
+
+class Replicas:
+    """Answers them: the same judgement, leases and list as for those that speak natively."""
+
+    def __init__(self, relays: Relays) -> None:
+        self._relays = relays
+
+    async def about(self, request: Any) -> bytes:
+        """``GET /v1/replication``: which history this is, where it and its epochs began, where it stands."""
+        relays = self._relays
+        welcome: WelcomeTo = Welcoming(relays).welcome(proof="")
+        # Beside what replicas need: what other daemons verify claims with (`roles.Described`).
+        more = {"turns": relays.log.turns, "promoting": relays.promoting()}
+        return msgspec.json.encode(msgspec.to_builtins(welcome) | more)
+
+    async def subscribe(self, request: Any, uuid: str) -> bytes:
+        """``POST /v1/replicas/<uuid>``: may this be served? From then on a lease holds what it lacks."""
+        asked = read_said(SubscribeAsked, request, MAX_BODY)
+        name = self._name(asked, uuid)
+        relays = self._relays
+        refused = await relays.judge(
+            uuid,
+            name,
+            asked.subscription,
+            request.access,
+            registered=asked.registered,
+            address=asked.address,
+        )
+        refused = refused or relays.duplicate(uuid, name)
+        if refused is not None:
+            raise refused_over_http(refused)
+        serial = asked.subscription.place.serial
+        relays.leases.make(uuid, name, registered=asked.registered, serial=serial, address=asked.address)
+        relays.asked_over_http(uuid, PRESENT_SECONDS)
+        place = self._relays.log.place
+        return msgspec.json.encode(
+            {
+                "place": standing(place),
+                "peers": relays.peers(but=uuid),
+            }
+        )
+
+    async def join(self, request: Any, uuid: str) -> bytes:
+        """``POST /v1/replicas/<uuid>/join``: which facts a copy has, and what stands beside them."""
+        asked = read_said(JoinAsked, request, MAX_BODY)
+        name = self._name(asked, uuid)
+        relays = self._relays
+        refused = relays.refuses_join(
+            uuid, name, asked.join.filter, request.access, registered=asked.registered
+        )
+        refused = refused or relays.duplicate(uuid, name)
+        if refused is not None:
+            raise refused_over_http(refused)
+        begins = await copy_begins(
+            relays, uuid, name, asked.join, registered=asked.registered, address=asked.address
+        )
+        relays.asked_over_http(uuid, PRESENT_SECONDS)
+        snapshot: Snapshot | None = begins.snapshot
+        return msgspec.json.encode(
+            JoinAnswer(
+                join=begins.join,
+                history=relays.log.history,
+                place=standing(begins.of),
+                begin=standing(begins.begin),
+                after=begins.at.serial,
+                resumed=begins.resumed,
+                snapshot=None if snapshot is None else b"".join(snapshot_lines(snapshot)).decode(),
+            )
+        )
+
+    def reads(self, reader: str, since: int, wait: float) -> None:
+        """Somebody who reads the changelog under a name holds everything up to `since`: what comes after it
+        is kept for him, for a while. Raises `Refused` where that is one lease too many."""
+        uuid = f"{READER}{reader}"
+        relays = self._relays
+        lease = relays.leases[uuid]
+        if lease is None or lease.ended_ms is not None or since < lease.serial:
+            if (refused := relays.too_many(uuid, registered=False)) is not None:
+                raise refused_over_http(refused, status=429)
+            relays.leases.make(uuid, reader, registered=False, serial=since)
+        else:
+            relays.leases.moved(uuid, since)
+        relays.asked_over_http(uuid, wait + PRESENT_SECONDS)
+
+    async def acknowledge(self, request: Any, uuid: str) -> bytes:
+        """``POST /v1/replicas/<uuid>/ack``: it is there, and holds everything up to a serial."""
+        said = read_said(Acknowledged, request, MAX_BODY)
+        relays = self._relays
+        lease = relays.leases[uuid]
+        if lease is None or lease.ended_ms is not None:
+            raise Refused(409, "unknown", "nothing is kept for this replica; it is to subscribe again")
+        if said.serial > relays.log.serial:
+            why = f"it acknowledged serial {said.serial}, this log ends at {relays.log.serial}"
+            raise Refused(409, "bad_ack", why)
+        relays.asked_over_http(uuid, PRESENT_SECONDS)
+        relays.leases.moved(uuid, said.serial)
+        return msgspec.json.encode({"serial": relays.log.serial, "peers": relays.peers(but=uuid)})
+
+    def _name(self, asked: SubscribeAsked | JoinAsked, uuid: str) -> str:
+        if (unfit := self._relays.unfit(uuid, asked.name, asked.address)) is not None:
+            raise refused_over_http(unfit, status=400)
+        return asked.name or uuid
+
+
+def refused_over_http(refused: Refusal, *, status: int = 409) -> Refused:
+    """A refusal of a replica as the answer to its request."""
+    more = {name: value for name, value in msgspec.to_builtins(refused).items() if name != "message"}
+    return Refused(status, refused.code, refused.message, more=more)

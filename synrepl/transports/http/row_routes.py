@@ -1,0 +1,144 @@
+"""Rows of one stream, by token: pages of what a writer wrote, and how far each is."""
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from synrepl.errors import ConfigError
+from synrepl.ports.metrics import Metrics
+from synrepl.replication.holdings import Holdings
+from synrepl.storage import Log
+from synrepl.streams import jsontext
+from synrepl.streams.table import StreamTable
+from synrepl.transports.http.api_error import Refused
+from synrepl.transports.http.holdings_check import check_held
+from synrepl.transports.http.log_waiters import Waiting, read_your_writes
+from synrepl.transports.http.query import header, integer, token_as_synapse, word
+from synrepl.transports.http.row_pages import read_page
+from synrepl.wire.dialect import Dialect
+
+if TYPE_CHECKING:
+    from synrepl.replication.status import DescribedBringing
+
+__all__ = ["Rows"]
+
+DEFAULT_ROWS: Final = 1_000
+MAX_ROWS: Final = 10_000
+CATCH_UP_ROWS: Final = 1_000
+
+_synapse: Final = re.compile(r"Synapse/([0-9]{1,3}\.[0-9]{1,4}(?:\.[0-9]{1,4})?)", re.ASCII)
+
+
+def _worker_dialect(request: Any) -> Dialect | None:
+    """The release of a real worker, which its User-Agent names (``Synapse/1.66.0``): it dies of a field or a
+    kind of row that it does not know."""
+    found = _synapse.match(header(request, "user-agent") or "")
+    if found is None:
+        return None
+    try:
+        return Dialect.parse(found[1])
+    except ConfigError:  # a release before the wire: nothing we could cut rows to
+        return None
+
+
+class Rows:
+    """Answers questions about the rows of a stream. Each may want the log to be somewhere first.
+
+    Of streams and writers that are not held here nothing is answered.
+    """
+
+    def __init__(
+        self,
+        *,
+        log: Log,
+        table: StreamTable,
+        tables: "DescribedBringing | None",
+        metrics: Metrics,
+        waiting: Waiting,
+        instance: str,
+        dialect: Dialect | None,
+        holdings: Callable[[], Holdings],
+    ) -> None:
+        self._log = log
+        self._table = table
+        self._tables = tables
+        self._metrics = metrics
+        self._waiting = waiting
+        self._instance = instance
+        self._dialect = dialect
+        self._holdings = holdings
+
+    async def page(self, request: Any, stream: str) -> bytes:
+        """A page of one writer's rows, in the newest shape."""
+        declared = self._table[stream]
+        writer = word(request, "writer") or self._instance
+        check_held(self._holdings(), [stream], [writer])
+        limit = integer(request, "limit", DEFAULT_ROWS, lowest=1, highest=MAX_ROWS)
+        after = integer(request, "from", 0)
+        integer(request, "upto", 0)
+        await read_your_writes(request, self._log, self._waiting)
+        head = self._log.positions(stream).get(writer, 0)
+        upto = integer(request, "upto", head, highest=head)
+        found = await read_page(
+            self._log, declared, writer, after=after, upto=upto, limit=limit, texts=declared.newest_fact
+        )
+        return found.body(b"upto")
+
+    async def allocated(self, request: Any, stream: str) -> bytes:
+        """How far there is anything to wait for: from memory, as followers ask it often."""
+        _ = self._table[stream]
+        holdings = self._holdings()
+        check_held(holdings, [stream])
+        await read_your_writes(request, self._log, self._waiting)
+        # Ids of a table are given out elsewhere, and may be waited for before we have seen them.
+        is_elsewhere = self._tables is not None and self._tables.is_followed(stream)
+        writers = holdings.filter.writers
+        positions = self._log.positions(stream)
+        if writers is not None:
+            # What others wrote may be ahead of all that is here.
+            is_elsewhere = True
+            positions = {writer: token for writer, token in positions.items() if writer in writers}
+        return jsontext.dumps(
+            {
+                "stream": stream,
+                "allocated": None if is_elsewhere else self._log.linear_position(stream),
+                "positions": positions,
+            }
+        )
+
+    async def updates(self, request: Any, stream: str) -> bytes:
+        """What a follower missed, as Synapse answers it.
+
+        Unlike there, answers are not remembered by transaction id: reading again does no harm.
+        """
+        declared = self._table.get(stream)
+        dialect = self._dialect or _worker_dialect(request)
+        if declared is None or (dialect and dialect.release not in declared.span):
+            raise Refused(400, "M_UNKNOWN", "Unknown stream")
+        after = token_as_synapse(request, "from_token")
+        upto = token_as_synapse(request, "upto_token")
+        writer = self._asked_writer(request, stream)
+        check_held(self._holdings(), [stream], [writer])
+        await read_your_writes(request, self._log, self._waiting)
+        texts: Callable[[bytes], list[bytes]] = declared.newest_fact
+        if dialect is not None:
+            texts = lambda rows: declared.cut_fact(rows, dialect)  # noqa: E731
+        found = await read_page(
+            self._log,
+            declared,
+            writer,
+            after=after,
+            upto=upto,
+            limit=CATCH_UP_ROWS,
+            texts=texts,
+        )
+        self._metrics.catch_up_requests.labels("in").inc()
+        return found.body(b"upto_token")
+
+    def _asked_writer(self, request: Any, stream: str) -> str:
+        """Whose rows are wanted: real clients name it in Host, as in ``Host: event_persister1:80``."""
+        named = word(request, "writer")
+        if named is not None:
+            return named
+        host: str = request.getRequestHostname().decode("utf-8")
+        return host if host in self._log.positions(stream) else self._instance

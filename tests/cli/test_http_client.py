@@ -1,0 +1,57 @@
+"""Asking a daemon: an answer that breaks off is no answer, and a refusal says whether to try again."""
+
+import http.client
+import io
+from typing import Any
+
+import pytest
+
+from synrepl.http_client import Asking, Refused, Unreachable
+
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def answer(data: bytes) -> http.client.HTTPResponse:
+    """What a daemon sent, and then it was gone."""
+
+    class Socket:
+        def makefile(self, mode: str) -> io.BytesIO:
+            return io.BytesIO(data)
+
+    given: Any = Socket()
+    made = http.client.HTTPResponse(given)
+    made.begin()
+    return made
+
+
+def test_a_whole_answer_is_its_lines() -> None:
+    """Parted anywhere; the last one may have no end."""
+    data = HEAD + b"4\r\none\n\r\n5\r\ntwo\nt\r\n4\r\nhree\r\n0\r\n\r\n"
+
+    assert [b"one", b"two", b"three"] == list(Asking("http://daemon")._lines(answer(data)))
+
+
+@pytest.mark.parametrize("data", [b"4\r\none\n\r\n", b"4\r\none\n\r\n5\r\ntw", b"4\r\none\n\r\n5"])
+def test_an_answer_that_breaks_off_is_told(data: bytes) -> None:
+    """A changelog that seems to end would be taken for all there is."""
+    lines = Asking("http://daemon")._lines(answer(HEAD + data))
+
+    with pytest.raises(Unreachable):
+        list(lines)
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "is_retryable"),
+    [
+        (500, {}, True),
+        (408, {}, True),
+        (429, {}, True),
+        (400, {}, False),
+        (503, {"retryable": False}, False),
+        (409, {"retryable": True}, True),
+        (503, {"retryable": "no"}, True),
+    ],
+)
+def test_a_refusal_says_whether_to_try_again(status: int, said: dict[str, Any], is_retryable: bool) -> None:
+    """What the daemon says of it goes before what the number says."""
+    assert is_retryable is Refused(status, "code", "message", said).is_retryable

@@ -1,0 +1,131 @@
+"""A daemon begins with a snapshot of the pipeline, and goes on from exactly there."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from synrepl.http_client import Asking
+from synrepl.pipeline.archive.archive import archive
+from synrepl.pipeline.snapshot.compact import compact
+from synrepl.pipeline.store import Store
+from synrepl.streams.facts import Fact
+from synrepl.streams.ndjson import read_facts
+from tests.processes.replicas import Cluster, fill
+from tests.service.processes import TWISTD, Daemon, Process
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STREAMS = ("events", "receipts", "push_rules")
+
+DIES_WHEN_IT_HAS_TAKEN_A_SNAPSHOT = """
+import os, signal
+from synrepl.storage import Log
+adopt_copy = Log.adopt_copy
+async def adopt_and_die(self, copy):
+    await adopt_copy(self, copy)
+    print("adopted", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+Log.adopt_copy = adopt_and_die
+from twisted.scripts.twistd import run
+run()
+"""
+
+
+def held(url: str) -> list[Fact]:
+    """What a daemon has, of what was compacted too."""
+    return read_facts(b"\n".join(Asking(url).get_lines("/v1/changelog?compacted=true")[1]))
+
+
+def post(url: str, *users: str) -> Any:
+    """Append a fact for each user."""
+    facts = [[[f"@{user}:h"]] for user in users]
+    body = json.dumps({"facts": facts}).encode()
+    return Asking(url).post_json("/v1/streams/push_rules/facts", body)
+
+
+def test_a_replica_joins_from_a_snapshot(spark: "SparkSession", tmp_path: Path) -> None:
+    """It reads nothing of what the snapshot stands for from the primary, ends with the primary's digest; a
+    snapshot that was changed, or of another server, is refused and nothing is stored."""
+    place, snapshot = tmp_path / "archive", tmp_path / "snapshot"
+    with Cluster(tmp_path) as cluster:
+        primary = cluster.add("primary")
+        for _ in range(3):
+            # The same users again: most of it is replaced later.
+            post(primary.url, *(f"user{number}" for number in range(200)))
+        post(primary.url, "ada")
+        archive(spark, primary.url, Store(str(place)))
+        made = compact(spark, Store(str(place)), Store(str(snapshot))).snapshot
+        post(primary.url, "late", "later")
+
+        replica = cluster.add("replica", "--snapshot", str(snapshot), upstream=primary.url)
+        ended = cluster.wait_until_same(primary, replica)
+
+        assert (601, 201) == (made.serial, made.keys)
+        assert 603 == ended.serial
+        status = Asking(replica.url).get_json("/v1/status")
+        assert (601, "replica") == (status["begin"], status["role"])
+        whole, copied = held(primary.url), held(replica.url)
+        assert [fact for fact in whole if fact.serial in {one.serial for one in copied}] == copied
+        assert 203 == len(copied)
+        post(primary.url, "again")
+        cluster.wait_until_same(primary, replica)
+        replica.restart(upstream=primary.url)
+        post(primary.url, "and again")
+        cluster.wait_until_same(primary, replica)
+
+        first = snapshot / made.files[0].path
+        first.write_bytes(first.read_bytes()[:-1] + b"x")
+        for name, options, words in (
+            ("changed", (), "is not what it was when the snapshot was made"),
+            ("stranger", ("--server-name", "elsewhere"), "is a snapshot of localhost, this is elsewhere"),
+        ):
+            folder = tmp_path / name
+            folder.mkdir()
+            with Process(
+                *TWISTD,
+                "--http",
+                "tcp:0:interface=127.0.0.1",
+                "--listen",
+                "tcp:0:interface=127.0.0.1",
+                "--snapshot",
+                str(snapshot),
+                *options,
+                cwd=folder,
+            ) as refused:
+                refused.wait_for(words)
+                refused.wait()
+            with Daemon(folder) as empty:
+                assert 0 == Asking(empty.url).get_json("/v1/status")["serial"]
+
+
+def test_a_primary_restored_from_a_snapshot_begins_an_epoch(spark: "SparkSession", tmp_path: Path) -> None:
+    """What came after the snapshot may be known elsewhere: the two histories can be told apart from there.
+    Killed as soon as it has the snapshot, it is in the new epoch already."""
+    place, snapshot = tmp_path / "archive", tmp_path / "snapshot"
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    fill(tmp_path / "old" / "synrepl.db", 300, streams=STREAMS)
+    with Daemon(tmp_path / "old") as old:
+        archive(spark, old.url, Store(str(place)))
+        before = Asking(old.url).get_json("/v1/status")
+    compact(spark, Store(str(place)), Store(str(snapshot)))
+    with Process(
+        *("-c", DIES_WHEN_IT_HAS_TAKEN_A_SNAPSHOT, *TWISTD[2:], "--snapshot", str(snapshot)),
+        *("--http", "tcp:0:interface=127.0.0.1", "--listen", "tcp:0:interface=127.0.0.1"),
+        cwd=tmp_path / "new",
+    ) as killed:
+        killed.wait_for("adopted")
+        killed.wait()
+    with Daemon(tmp_path / "new", options=("--snapshot", str(snapshot))) as new:
+        now = Asking(new.url).get_json("/v1/status")
+        said = post(new.url, "ada")
+    with Daemon(tmp_path / "new", options=("--snapshot", str(snapshot))) as again:
+        later = Asking(again.url).get_json("/v1/status")
+
+    assert (before["serial"], before["digest"], 2) == (now["serial"], now["digest"], now["epoch"])
+    assert before["history"] == now["history"]
+    assert ("restored", 300) == (now["turns"][-1]["why"], now["turns"][-1]["serial"])
+    assert (2, 301) == (said["epoch"], said["first_serial"])
+    assert (2, 301) == (later["epoch"], later["serial"])
+    assert before["streams"] == now["streams"]

@@ -1,0 +1,110 @@
+"""Bursts that come from the highest token down."""
+
+from twisted.internet.task import Clock
+
+from synrepl.replication.follower.reorder import MAX_HELD, SETTLE_SECONDS, Bursts
+
+A, B = "a", "b"
+
+
+class Story:
+    """Bursts, and which writers settled."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.settled: list[str] = []
+        self.bursts = Bursts(lambda: self.clock, self.settle)
+
+    def settle(self, writer: str) -> None:
+        self.settled.append(writer)
+        self.bursts.take(writer)
+
+    def add(self, *tokens: int, writer: str = A) -> None:
+        for token in tokens:
+            assert self.bursts.add(writer, token, [b"%d" % token])
+
+
+def test_a_burst_is_taken_by_token() -> None:
+    """Highest first is how it came."""
+    story = Story()
+    story.add(9, 8, 7)
+
+    assert [(7, [b"7"]), (8, [b"8"]), (9, [b"9"])] == story.bursts.take(A)
+    assert not story.bursts
+
+
+def test_writers_do_not_mix() -> None:
+    """The position of one says nothing of another's burst."""
+    story = Story()
+    story.add(9, 8)
+    story.add(7, writer=B)
+
+    assert [7] == [token for token, _ in story.bursts.take(B)]
+    assert [8, 9] == [token for token, _ in story.bursts.take(A)]
+
+
+def test_it_is_over_when_nothing_came_for_a_while() -> None:
+    """A burst of one is not followed by POSITION."""
+    story = Story()
+    story.add(9)
+    story.clock.advance(SETTLE_SECONDS - 0.1)
+    assert [] == story.settled
+
+    story.clock.advance(0.1)
+
+    assert [A] == story.settled
+
+
+def test_it_is_not_over_while_it_comes() -> None:
+    """A slow link may part it; and the writer that is quiet need not wait for the other."""
+    story = Story()
+    story.add(9)
+    story.add(6, writer=B)
+    story.clock.advance(0.4)
+    story.add(8)
+    story.clock.advance(0.1)
+    assert [B] == story.settled
+
+    story.clock.pump([0.1] * 10)
+
+    assert [B, A] == story.settled
+
+
+def test_it_is_held_within_bounds() -> None:
+    """Then it must be taken at once."""
+    story = Story()
+    story.add(*range(MAX_HELD - 1, 0, -1))
+
+    assert not story.bursts.add(A, 0, [])
+
+
+def test_what_is_put_back_comes_before_what_came_since() -> None:
+    """Nothing of it is lost, and it settles again."""
+    story = Story()
+    story.add(9, 8)
+    first, *rest = story.bursts.take(A)
+    story.add(12, 11)
+    story.bursts.put_back(A, rest)
+
+    assert 8 == first[0]
+    assert [9, 11, 12] == [token for token, _ in story.bursts.take(A)]
+
+
+def test_nothing_to_put_back_holds_nothing() -> None:
+    """Or the stream would count as held up for ever."""
+    story = Story()
+    story.bursts.put_back(A, [])
+
+    assert not story.bursts
+
+
+def test_a_cut_forgets_everything() -> None:
+    """And no timer is left behind."""
+    story = Story()
+    story.add(9, 8)
+    story.bursts.clear()
+    story.clock.advance(5)
+
+    assert [] == story.settled
+    assert not story.bursts
+    assert [] == story.clock.getDelayedCalls()

@@ -1,0 +1,107 @@
+"""What stands beside the facts."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synrepl.errors import RemoteProtocolError
+from synrepl.ports.history import Appended, Place, Receipt, Snapshot, Turn
+from synrepl.replication.relay import snapshot_codec as meta_module
+from synrepl.replication.relay.snapshot_codec import (
+    SnapshotReader,
+    meta_block,
+    read_meta,
+    read_snapshot,
+    snapshot_block,
+)
+from synrepl.wire import blocks as blocks_module
+from synrepl.wire.blocks import BlockReader, Payload
+
+numbers = st.integers(0, 2**63 - 1)
+texts = st.text(max_size=10)
+places = st.builds(Place, numbers, numbers, texts)
+turns = st.lists(st.builds(Turn, numbers, numbers, texts, numbers, texts, texts, numbers), max_size=3)
+receipts = st.lists(
+    st.builds(
+        Receipt, texts, texts, st.builds(Appended, numbers, st.none() | numbers, st.lists(numbers)), numbers
+    ),
+    max_size=3,
+)
+
+
+def payload(data: bytes) -> Payload:
+    (found,) = BlockReader().feed(data)
+    assert isinstance(found, Payload)
+    return found
+
+
+@given(turns, receipts)
+def test_turns_and_receipts_are_read_as_they_were_written(some: list[Turn], given_: list[Receipt]) -> None:
+    """Who gets which answer must be the same on every copy."""
+    found = payload(meta_block(some, given_))
+
+    assert "meta" == found.kind
+    assert len(some) + len(given_) == found.lines
+    assert (some, given_) == read_meta(found.data)
+
+
+@given(
+    st.builds(
+        Snapshot,
+        place=places,
+        begin=places,
+        turns=turns,
+        positions=st.dictionaries(st.tuples(texts, texts), numbers, max_size=3),
+        receipts=receipts,
+    )
+)
+def test_a_snapshot_is_read_as_it_was_written(snapshot: Snapshot) -> None:
+    """All that stands beside its facts."""
+    found = payload(snapshot_block(snapshot))
+
+    assert "snapshot" == found.kind
+    assert snapshot == read_snapshot(found.data)
+
+
+@pytest.mark.parametrize("data", [b"", b'{"place":[]}\n', b'{"turn":5}\n', b"x\n"])
+def test_what_makes_no_sense_is_told_as_such(data: bytes) -> None:
+    """A snapshot has one place and one beginning, for one."""
+    with pytest.raises(RemoteProtocolError):
+        read_snapshot(data)
+
+
+def receipt(number: int) -> Receipt:
+    return Receipt(f"key{number}", "0" * 64, Appended(1, number, [number]), 0)
+
+
+SNAPSHOT = Snapshot(
+    place=Place(1, 9, "d"),
+    begin=Place(1, 0, "e"),
+    turns=[],
+    positions={("receipts", "w"): 9},
+    receipts=[receipt(number) for number in range(1, 10)],
+)
+
+
+def test_a_large_snapshot_goes_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A day's receipts are more than a block holds; all is there when the place has come."""
+    monkeypatch.setattr(blocks_module, "BLOCK_BYTES", 300)
+    payloads = [one for one in BlockReader().feed(snapshot_block(SNAPSHOT)) if isinstance(one, Payload)]
+    reader = SnapshotReader()
+
+    found = [reader.feed(one.data) for one in payloads]
+
+    assert len(payloads) > 3
+    assert [None] * (len(payloads) - 1) + [SNAPSHOT] == found
+
+
+def test_a_snapshot_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is held in memory until it is whole."""
+    monkeypatch.setattr(meta_module, "MAX_SNAPSHOT", 10_000)
+    reader = SnapshotReader()
+    data = b'{"position":["receipts","w",1]}\n' * 10
+    for _ in range(3):
+        assert reader.feed(data) is None
+
+    with pytest.raises(RemoteProtocolError, match="more than 10000 bytes"):
+        reader.feed(data)

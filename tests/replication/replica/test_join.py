@@ -1,0 +1,374 @@
+"""JOIN: cut anywhere, gone on with, begun anew; and never half a copy."""
+
+import pytest
+
+from synrepl.ports.history import Snapshot
+from synrepl.replication.relay import LeaseTerms
+from synrepl.replication.relay import relay as relay_module
+from synrepl.replication.relay.fact_blocks import facts_block
+from synrepl.replication.relay.relay import Relay
+from synrepl.replication.replica import join as joining_module
+from synrepl.replication.retention import keys_of
+from synrepl.streams.digest import verify
+from synrepl.streams.facts import Fact
+from synrepl.testing.replicas import FakeNode
+from synrepl.wire.filter import Filter
+from synrepl.wire.native import JoinedAt, JoinRequest, Standing, read
+from tests.replication.worlds import World
+
+FACTS = 40
+
+
+@pytest.fixture(autouse=True)
+def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that little has many parts."""
+    monkeypatch.setattr(relay_module, "PAGE_ROWS", 5)
+    monkeypatch.setattr(joining_module, "COMMIT_FACTS", 5)
+
+
+class Counting:
+    """Counts what passes on its way to a replica, and cuts the link after so many."""
+
+    world: World
+
+    def __init__(self, at: int | None) -> None:
+        self.at = at
+        self.count = 0
+        self.facts = 0
+        self.joins: list[JoinRequest] = []
+
+    def __call__(self, data: bytes) -> bytes:
+        for word in (b"BLOCK ", b"JOINING ", b"JOINED ", b"CHALLENGE ", b"WELCOME ", b"SUBSCRIBED "):
+            self.count += data.count(word)
+        self.facts += data.count(b'"prev_token"')
+        self.joins += [read(JoinRequest, line[5:]) for line in data.split(b"\n") if line.startswith(b"JOIN ")]
+        if self.at is not None and self.count >= self.at:
+            self.at = None
+            for link in self.world.network.links_of("b"):
+                self.world.clock.callLater(0, link.cut)
+        return data
+
+
+def built(*, cut_after: int | None = None, **options: object) -> tuple[World, FakeNode, FakeNode, Counting]:
+    """A primary with facts, and a replica that is to come."""
+    counting = Counting(cut_after)
+    world = counting.world = World(corrupt=counting)
+    a = world.node("a")
+    world.wrote(a, FACTS // 2, key="one")
+    world.wrote(a, FACTS // 2, key="two")
+    b = world.node("b", "a", start=False, **options)
+    return world, a, b, counting
+
+
+def is_copy(a: FakeNode, b: FakeNode) -> bool:
+    """Whether all that a has is what b has."""
+    ours, theirs = a.engine.head(), b.engine.head()
+    return (
+        a.log.place == b.log.place
+        and a.engine.facts == b.engine.facts
+        and verify(b.engine.facts, "0" * 64) is None
+        and a.engine.receipts == b.engine.receipts
+        and (ours.positions, ours.turns, ours.begin) == (theirs.positions, theirs.turns, theirs.begin)
+    )
+
+
+def steps() -> int:
+    world, _, b, counting = built()
+    world.start(b)
+    world.pass_(3)
+    return counting.count
+
+
+def test_a_replica_becomes_a_copy() -> None:
+    """Facts, receipts, positions and the name of the history; its own uuid stays."""
+    world, a, b, _ = built()
+    world.start(b)
+    uuid = b.log.uuid
+    world.pass_(3)
+
+    assert is_copy(a, b)
+    assert (a.log.history, uuid) == (b.log.history, b.log.uuid)
+    assert b.log.uuid != a.log.uuid
+
+
+@pytest.mark.parametrize("at", range(1, 16))
+def test_cut_after_each_word_it_ends_as_if_it_had_not_been(at: int) -> None:
+    """And is never taken for whole before it is."""
+    world, a, b, counting = built(cut_after=at)
+    world.start(b)
+    for _ in range(60):
+        world.pass_(0.05)
+        assert b.replica is not None
+        if b.replica.is_whole:
+            assert a.log.place == b.log.place
+    world.pass_(5)
+
+    assert counting.at is None
+    assert is_copy(a, b)
+
+
+def test_the_cuts_are_everywhere() -> None:
+    """The case above covers the whole conversation."""
+    assert 15 == steps()
+
+
+def test_what_came_before_a_cut_is_not_sent_again() -> None:
+    """It was kept, so that a long JOIN over a bad line ends at all."""
+    world, a, b, counting = built(cut_after=8)
+    world.start(b)
+    world.pass_(8)
+
+    assert is_copy(a, b)
+    assert FACTS <= counting.facts < FACTS + 12
+
+
+@pytest.mark.parametrize("at", [4, 7, 10, 12])
+def test_killed_in_the_middle_it_goes_on(at: int) -> None:
+    """What is staged outlives the process."""
+    world, a, b, counting = built(cut_after=at)
+    world.start(b)
+    while counting.at is not None:
+        world.pass_(0.001, step=0.001)
+    b.kill()
+    world.start(b)
+    world.pass_(5)
+
+    assert is_copy(a, b)
+    assert counting.facts < 2 * FACTS
+
+
+def test_trimmed_between_it_begins_anew() -> None:
+    """A copy whose first half is of another age than its second is none."""
+    world, a, b, counting = built(cut_after=8, terms=LeaseTerms())
+    world.start(b)
+    while counting.at is not None:
+        world.pass_(0.001, step=0.001)
+    b.kill()
+    world.wrote(a, 5)
+    from twisted.internet.defer import Deferred
+
+    world.done(Deferred.fromCoroutine(a.log.trim(20, keys_of(a.table), 1000)))
+    before = counting.facts
+    world.start(b)
+    world.pass_(5)
+
+    assert a.log.place == b.log.place
+    assert a.log.begin == b.log.begin
+    assert 20 == b.log.begin.serial
+    assert a.engine.facts == b.engine.facts
+    assert counting.facts - before >= FACTS - 20
+
+
+def test_what_is_written_meanwhile_comes_too() -> None:
+    """There is no seam."""
+    world, a, b, _ = built()
+    world.start(b)
+    for _ in range(40):
+        world.append(a, 2)
+        world.pass_(0.01)
+    world.pass_(3)
+
+    assert is_copy(a, b)
+
+
+def test_a_snapshot_right_after_an_epoch_began() -> None:
+    """Its place is of the new epoch, its last fact is not."""
+    world = World()
+    a, b, _ = world.chain()
+    world.wrote(a, 7)
+    world.pass_(1)
+    world.promote(b)
+    late = world.node("late", "b")
+    world.pass_(3)
+
+    assert b.log.place == late.log.place
+    assert 2 == late.log.epoch
+
+
+def test_a_replica_of_a_replica() -> None:
+    """It asks again until there is a whole copy to have."""
+    world = World()
+    c = world.node("c", "b")
+    b = world.node("b", "a")
+    world.pass_(1)
+    assert c.replica is not None
+    a = world.node("a")
+    world.wrote(a, FACTS)
+    world.pass_(30)
+
+    assert is_copy(a, b)
+    assert is_copy(a, c)
+    assert "a -" == str(c.roles.primary)
+
+
+def test_another_filter_is_another_copy_and_the_old_one_is_served_meanwhile() -> None:
+    """Nobody is left without an answer while it is made."""
+    world, a, b, _ = built()
+    world.start(b)
+    world.pass_(3)
+    b.kill()
+    b._wanted = Filter.of(streams=("events",))
+    started = b.start()
+    seen = []
+    for _ in range(300):
+        world.pass_(0.001, step=0.001)
+        if started.called and b.replica is not None and b.replica.state in ("snapshot", "meanwhile"):
+            seen.append(b.log.serial)
+    world.pass_(3)
+
+    assert {FACTS} == set(seen)
+    assert [] == b.engine.facts
+    assert a.log.place == b.log.place
+    assert Filter.of(streams=("events",)) == b.relays.filter()
+
+
+def test_a_copy_that_was_cut_off_goes_on_under_its_own_filter_only() -> None:
+    """Half of another choice is not a half of this one, though the upstream would go on with it."""
+    world, a, b, counting = built(cut_after=8)
+    world.start(b)
+    while counting.at is not None:
+        world.pass_(0.001, step=0.001)
+    b.kill()
+    b._wanted = Filter.of(streams=("events",))
+    counting.joins.clear()
+    world.start(b)
+    world.pass_(5)
+
+    assert [""] == [asked.join for asked in counting.joins]
+    assert [] == b.engine.facts
+    assert a.log.place == b.log.place
+
+
+def test_a_copy_that_was_cut_off_is_asked_for_at_its_own_history_only() -> None:
+    """The daemon at the upstream's address was replaced; its copy is another one."""
+    world, _, b, counting = built(cut_after=8)
+    other = world.node("other")
+    world.wrote(other, FACTS)
+    world.start(b)
+    while counting.at is not None:
+        world.pass_(0.001, step=0.001)
+    b.kill()
+    b.upstream = "other"
+    counting.joins.clear()
+    world.start(b)
+    world.pass_(5)
+
+    assert [""] == [asked.join for asked in counting.joins]
+    assert is_copy(other, b)
+
+
+def test_a_filtered_copy_has_exactly_what_passes() -> None:
+    """Also what came in pieces."""
+    world = World(piece=lambda size: min(size, 300))
+    a = world.node("a")
+    d = world.node("d", "a", wanted=Filter.of(streams=("to_device",)))
+    for number in range(30):
+        world.append(a, 2)
+        a.append("push_rules", [[[f"@p{number}"]]])
+        world.pass_(0.05)
+    world.pass_(5)
+
+    assert [fact for fact in a.engine.facts if fact.stream == "to_device"] == d.engine.facts
+    assert a.log.place == d.log.place
+
+
+def test_a_changed_block_is_not_kept() -> None:
+    """The connection ends, and what was changed is sent again."""
+    flips = [3]
+
+    def corrupt(data: bytes) -> bytes:
+        at = data.find(b'"rows":[')
+        if at < 0 or not flips[0] or len(data) < at + 14:
+            return data
+        flips[0] -= 1
+        return data[: at + 12] + bytes([data[at + 12] ^ 1]) + data[at + 13 :]
+
+    world = World(corrupt=corrupt)
+    a = world.node("a")
+    world.wrote(a, FACTS)
+    b = world.node("b", "a")
+    world.pass_(10)
+
+    assert 0 == flips[0]
+    assert is_copy(a, b)
+
+
+def test_a_snapshot_that_lacks_something_is_not_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is wrong at the other end."""
+
+    async def nothing(relay: Relay, snapshot: Snapshot) -> bool:
+        return True
+
+    monkeypatch.setattr(Relay, "_send_snapshot_facts", nothing)
+    world, _, b, _ = built()
+    world.start(b)
+    world.pass_(5)
+
+    assert b.replica is not None
+    assert not b.replica.is_whole
+    assert "disconnected" == b.replica.state
+
+
+@pytest.mark.parametrize(
+    ("serials", "why"),
+    [
+        ([1, 2, 3, 3], "out of order, after serial 3"),
+        ([1, 2, 1, 2], "out of order, after serial 2"),
+        ([*range(1, FACTS + 2)], f"announced up to serial {FACTS}, and serial {FACTS + 1} came"),
+    ],
+    ids=["twice", "again", "beyond"],
+)
+def test_a_snapshot_without_an_end_is_not_staged(
+    monkeypatch: pytest.MonkeyPatch, serials: list[int], why: str
+) -> None:
+    """It said where it ends, so that what it takes of the disk is bounded; what came of it is dropped."""
+
+    async def lying(relay: Relay, snapshot: Snapshot) -> bool:
+        facts = [Fact(serial, 1, "to_device", "master", 0, serial, b"[]", 0, "d") for serial in serials]
+        for fact in facts:
+            relay.connection.write(facts_block("facts", [fact]))
+        return True
+
+    monkeypatch.setattr(Relay, "_send_snapshot_facts", lying)
+    world, _, b, _ = built(wanted=Filter.of(streams=("to_device",)))
+    world.start(b)
+    replica = b.replica
+    assert replica is not None
+    reasons = set()
+    for _ in range(50):
+        world.pass_(0.1)
+        reasons.add(replica.why)
+
+    assert any(why in reason for reason in reasons)
+    assert "disconnected" == replica.state
+    assert b.engine.staged is None
+    assert not replica.is_whole
+
+
+def test_a_copy_that_ends_elsewhere_is_not_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The primary says where it ends, and there it must."""
+    monkeypatch.setattr(relay_module, "JoinedAt", lambda place: JoinedAt(Standing(1, 99, place.digest)))
+    world, _, b, _ = built()
+    world.start(b)
+    world.pass_(5)
+
+    assert b.replica is not None
+    assert not b.replica.is_whole
+
+
+def test_a_lease_stands_before_the_snapshot_is_taken() -> None:
+    """Or what it refers to could be trimmed in between (synchdb 256)."""
+    world, a, b, _ = built()
+    seen = []
+    snapshot = a.log.snapshot
+
+    def looking() -> object:
+        seen.append(a.leases.lowest())
+        return snapshot()
+
+    a.log.snapshot = looking  # type: ignore[method-assign, assignment]
+    world.start(b)
+    world.pass_(3)
+
+    assert [0] == seen
+    assert FACTS == a.leases.lowest()

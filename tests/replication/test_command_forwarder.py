@@ -1,0 +1,333 @@
+"""What followers of a replica send up reaches the primary, once; what is for all comes down to everybody."""
+
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+
+from synrepl.errors import RemoteProtocolError
+from synrepl.replication.command_forwarder import MAX_WAITING, WINDOW, command_of, line_of
+from synrepl.replication.federation_acks import PRESENT_SECONDS
+from synrepl.testing.replicas import FakeNode
+from synrepl.wire.commands import (
+    ClearUserSync,
+    FederationAck,
+    LockReleased,
+    RemoteServerUp,
+    RemovePusher,
+    UserIp,
+    UserSync,
+)
+from synrepl.wire.native import Greeting
+from tests.replication.worlds import RawReplica, World
+
+KINDS = (UserSync, ClearUserSync, FederationAck, RemovePusher, RemoteServerUp, UserIp, LockReleased)
+
+
+def heard_at(node: FakeNode) -> list[Any]:
+    """Every command that a follower, or a replica for one, says there from now on."""
+    heard: list[Any] = []
+    for kind in KINDS:
+        node.publisher.upstream.on_command(kind, heard.append)
+    return heard
+
+
+def worker(world: World, node: FakeNode, *lines: str) -> RawReplica:
+    """A current worker that follows this node, and says these lines."""
+    made = world.raw(node.name)
+    made.say("REPLICATE", *lines)
+    world.pass_(0.5)
+    return made
+
+
+SAID = (
+    "USER_SYNC xyzzy @ada:hs start 17",
+    "USER_SYNC xyzzy @bob:hs start 18",
+    "USER_SYNC xyzzy @bob:hs end 19",
+    "FEDERATION_ACK sender1 177",
+    "REMOVE_PUSHER app.id push key 0 @ada:hs",
+    "REMOTE_SERVER_UP far.example.org",
+    'USER_IP @ada:hs ["secret","127.0.0.1","curl","PHONE",20]',
+    "CLEAR_USER_SYNC xyzzy",
+)
+
+
+@pytest.mark.parametrize("place", ["b", "c"])
+def test_what_a_worker_of_a_replica_sends_up_reaches_the_primary_once(place: str) -> None:
+    """The manual tells people to put workers at a replica next to them."""
+    world = World()
+    nodes = {node.name: node for node in world.chain()}
+    heard = heard_at(nodes["a"])
+
+    worker(world, nodes[place], *SAID)
+    world.pass_(130, step=0.1)
+
+    assert [
+        UserSync(instance_id="xyzzy", user_id="@ada:hs", is_syncing=True, last_sync_ms=17),
+        UserSync(instance_id="xyzzy", user_id="@bob:hs", is_syncing=True, last_sync_ms=18),
+        UserSync(instance_id="xyzzy", user_id="@bob:hs", is_syncing=False, last_sync_ms=19),
+        FederationAck(instance="sender1", token=177),
+        RemovePusher(app_id="app.id", push_key="push key 0", user_id="@ada:hs"),
+        RemoteServerUp(server="far.example.org"),
+        UserIp(user_id="@ada:hs", seen=["secret", "127.0.0.1", "curl", "PHONE", 20]),
+        ClearUserSync(instance_id="xyzzy"),
+    ] == heard
+
+
+def test_a_server_that_is_up_is_told_everywhere_but_to_who_said_it() -> None:
+    """Each process has its own list of servers that it gave up on."""
+    world = World()
+    a, b, c = world.chain()
+    followers = {node.name: worker(world, node) for node in (a, b, c)}
+    other = worker(world, b)
+    followers["b"].say("REMOTE_SERVER_UP far.example.org")
+    world.pass_(2)
+
+    said = {name: one.lines("REMOTE_SERVER_UP") for name, one in followers.items()}
+    assert {"a": [b"far.example.org"], "b": [], "c": [b"far.example.org"]} == said
+    assert [b"far.example.org"] == other.lines("REMOTE_SERVER_UP")
+
+
+def test_what_a_replica_without_room_misses_is_counted() -> None:
+    """Nothing is held for it in memory."""
+    world = World()
+    a = world.node("a")
+    world.node("b", "a")
+    world.pass_(3)
+    [relay] = a.relays.connected
+    relay.pause()
+    a.publisher.relay(RemoteServerUp(server="far.example.org"))
+
+    assert 1 == a.metrics.commands_dropped.labels("REMOTE_SERVER_UP")._value.get()
+
+
+def test_the_end_of_a_workers_connection_is_the_end_of_its_users() -> None:
+    """The primary has no connection whose loss could tell it."""
+    world = World()
+    a, b, _ = world.chain()
+    current = worker(world, b, "USER_SYNC xyzzy @ada:hs start 17")
+    legacy = world.raw("b")
+    legacy.say("REPLICATE to_device NOW", "USER_SYNC @bob:hs start 18")
+    world.pass_(1)
+    assert {"@ada:hs", "@bob:hs"} == a.publisher.upstream.syncing.users()
+
+    current.transport.loseConnection()
+    legacy.transport.loseConnection()
+    world.pass_(1)
+
+    assert set() == a.publisher.upstream.syncing.users()
+
+
+def test_who_is_syncing_stays_so_while_the_replica_is_there() -> None:
+    """Quiet users are not gone ones, and a replica that died takes its users with it."""
+    world = World()
+    a, b, _ = world.chain()
+    staying = worker(world, b, "USER_SYNC xyzzy @ada:hs start 17")
+    for _ in range(500):
+        staying.say("PING")
+        world.pass_(2, step=0.5)
+    assert {"@ada:hs"} == a.publisher.upstream.syncing.users()
+
+    b.kill()
+    world.pass_(400, step=0.5)
+
+    assert set() == a.publisher.upstream.syncing.users()
+
+
+def federation(world: World, node: FakeNode) -> None:
+    """Five facts for other servers."""
+    world.done(node.append("federation", [[["p", {"n": number}]] for number in range(5)]))
+    world.pass_(1)
+
+
+def held(node: FakeNode) -> list[int]:
+    """What this node still has for federation senders."""
+    return [fact.token for fact in node.log.ephemeral_after("federation", 0)]
+
+
+def stay(world: World, seconds: int, *workers: RawReplica) -> None:
+    """Let time pass; these workers stay."""
+    for _ in range(seconds // 2):
+        for one in workers:
+            one.say("PING")
+        world.pass_(2, step=0.5)
+
+
+@pytest.mark.parametrize(("place", "hops"), [("b", 1), ("c", 2)])
+def test_a_sender_that_was_retired_behind_a_living_replica_holds_nothing_back(place: str, hops: int) -> None:
+    """The primary has no connection whose loss could tell it, and the replica lives for months."""
+    world = World()
+    nodes = {node.name: node for node in world.chain()}
+    federation(world, nodes["a"])
+    retired = worker(world, nodes[place], "FEDERATION_ACK sender1 2")
+    other = worker(world, nodes["a"], "FEDERATION_ACK sender2 5")
+
+    stay(world, 700, retired, other)
+    assert [3, 4, 5] == held(nodes["a"])
+    retired.transport.loseConnection()
+    stay(world, 290, other)
+    other.say("FEDERATION_ACK sender2 5")
+    world.pass_(1)
+    assert [3, 4, 5] == held(nodes["a"])
+
+    stay(world, 10 + int(hops * PRESENT_SECONDS), other)
+    other.say("FEDERATION_ACK sender2 5")
+    world.pass_(1)
+
+    assert [] == held(nodes["a"])
+
+
+@pytest.mark.parametrize("place", ["b", "c"])
+def test_a_sender_that_has_nothing_to_say_counts_as_long_as_it_is_there(place: str) -> None:
+    """It may be stuck behind a server that is down, and asks for the rest when it reconnects."""
+    world = World()
+    nodes = {node.name: node for node in world.chain()}
+    federation(world, nodes["a"])
+    heard = heard_at(nodes["a"])
+    staying = worker(world, nodes[place], "FEDERATION_ACK sender1 2")
+    other = worker(world, nodes["a"], "FEDERATION_ACK sender2 5")
+    stay(world, 1_000, staying, other)
+    other.say("FEDERATION_ACK sender2 5")
+    world.pass_(1)
+
+    assert [3, 4, 5] == held(nodes["a"])
+    assert 1 == heard.count(FederationAck(instance="sender1", token=2))
+
+
+def test_what_was_said_while_the_primary_was_away_is_told_when_it_is_back() -> None:
+    """And who was syncing before, which the primary has forgotten."""
+    world = World()
+    a, b, _ = world.chain()
+    worker(world, b, "USER_SYNC xyzzy @ada:hs start 17", "FEDERATION_ACK sender1 3")
+    a.kill()
+    worker(world, b, "USER_SYNC other @bob:hs start 18")
+    world.start(a)
+    heard = heard_at(a)
+    world.pass_(20)
+
+    assert {"@ada:hs", "@bob:hs"} == a.publisher.upstream.syncing.users()
+    assert 1 == heard.count(ClearUserSync(instance_id="xyzzy")) + sum(
+        one.user_id == "@ada:hs" for one in heard if isinstance(one, UserSync)
+    )
+
+
+def test_lost_connections_make_no_command_come_twice() -> None:
+    """They are numbered, and said again until they are taken."""
+    world = World()
+    a, b, _ = world.chain()
+    heard = heard_at(a)
+    said = worker(world, b)
+    for number in range(200):
+        said.say(f"FEDERATION_ACK sender1 {number}")
+        world.pass_(0.05)
+        if number % 20 == 7:
+            for link in a.links():
+                link.cut()
+            said = worker(world, b)
+    world.pass_(40)
+
+    assert [FederationAck(instance="sender1", token=number) for number in range(200)] == heard
+
+
+def test_what_has_no_room_is_dropped_and_counted() -> None:
+    """A primary that is away for a day must not fill the memory of its replicas."""
+    world = World()
+    a, b, _ = world.chain()
+    a.kill()
+    world.pass_(10)
+    for number in range(MAX_WAITING + 5):
+        b.commands.tell(FederationAck(instance="sender1", token=number))
+    world.start(a)
+    heard = heard_at(a)
+    world.pass_(40)
+
+    assert 5 == b.metrics.commands_dropped.labels("FEDERATION_ACK")._value.get()
+    assert MAX_WAITING == len(heard)
+    assert 5 == heard[0].token
+    assert MAX_WAITING > 4 * WINDOW
+
+
+def test_a_primary_keeps_what_is_said_to_it() -> None:
+    """There is nobody above it, so that nothing is passed on or dropped."""
+    world = World()
+    a = world.node("a")
+    worker(world, a, *SAID)
+
+    assert not a.commands.is_active
+    assert "commands_dropped_total{" not in generate_latest(a.metrics.registry).decode()
+
+
+def test_a_promoted_replica_is_told_by_the_others_who_is_syncing() -> None:
+    """It has never heard of them."""
+    world = World()
+    a, b = world.node("a"), None
+    b = world.node("b", "a")
+    c = world.node("c", "a")
+    world.pass_(3)
+    worker(world, c, "USER_SYNC xyzzy @ada:hs start 17")
+    a.kill()
+    world.promote(b, force=True)
+    c.roles.moved("b")
+    world.pass_(30)
+
+    assert {"@ada:hs"} == b.publisher.upstream.syncing.users()
+
+
+def test_a_promoted_replica_offers_what_its_upstream_has_not_taken() -> None:
+    """It is the one that the homeserver reads from now; the old primary may never have heard of it."""
+    world = World()
+    a, b = world.node("a"), world.node("b", "a")
+    world.pass_(3)
+    a.kill()
+    world.pass_(10)
+    worker(world, b, "REMOVE_PUSHER app.id push key @ada:hs")
+    assert 0 == b.publisher.upstream.feed.head
+    world.promote(b, force=True)
+
+    assert ["REMOVE_PUSHER"] == [one.command for one in b.publisher.upstream.feed.after(0, 10)]
+
+
+def test_an_upstream_that_takes_no_commands_is_not_sent_any() -> None:
+    """A release of ours from before them would close the connection."""
+    world = World()
+    a = world.node("a")
+    world.pass_(1)
+    old = world.raw("a")
+    old.tell("HELLO", Greeting(uuid="u", name="old", nonce="n"))
+    world.pass_(1)
+    a.publisher.relay(RemoteServerUp(server="far.example.org"))
+    world.pass_(1)
+
+    assert [] == old.lines("DOWN")
+    assert not old.is_lost
+
+
+def test_what_is_no_command_of_a_follower_is_not_forwarded() -> None:
+    """A replica speaks for followers only."""
+    with pytest.raises(RemoteProtocolError, match="REPLICATE is not forwarded"):
+        command_of(b"REPLICATE")
+    with pytest.raises(RemoteProtocolError, match="invalid command"):
+        command_of(b"POSITION events master 1 2")
+
+
+def test_a_bad_command_of_a_replica_is_dropped_and_counted() -> None:
+    """Its replication goes on: the fault is its follower's."""
+    world = World()
+    a, b, _ = world.chain()
+    heard = heard_at(a)
+    b.commands._add(b"RDATA to_device x 1 []")
+    b.commands.tell(FederationAck(instance="sender1", token=7))
+    world.pass_(1)
+
+    assert [FederationAck(instance="sender1", token=7)] == heard
+    assert 1 == a.metrics.commands_dropped.labels("?")._value.get()
+
+
+@pytest.mark.parametrize(
+    "line", [b"USER_SYNC xyzzy @ada:hs PHONE start 17", *(line.encode() for line in SAID[3:])]
+)
+def test_a_line_is_read_as_it_was_said(line: bytes) -> None:
+    """Whatever release knows the command."""
+    command = command_of(line)
+
+    assert command == command_of(line_of(command))

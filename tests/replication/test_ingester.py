@@ -1,0 +1,459 @@
+"""From followers into the log."""
+
+from collections.abc import Sequence
+
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.logger import Logger
+
+from synrepl.errors import StorageError
+from synrepl.replication import ingester as intake_module
+from synrepl.replication.follower.catchup import Missed
+from synrepl.replication.follower.follower import Event, Follower
+from synrepl.replication.follower.strategy import SHARED
+from synrepl.replication.follower.updates import Updates
+from synrepl.replication.ingester import Intake, LogPositions
+from synrepl.storage.log import Log
+from synrepl.storage.memory import MemoryEngine
+from synrepl.storage.threads import DelayedThread
+from synrepl.streams.facts import NO_ROWS
+from synrepl.streams.table import StreamTable
+from synrepl.wire.commands import Position
+from synrepl.wire.dialect import NEWEST
+from synrepl.wire.grammar import Command
+
+TABLE = StreamTable.default()
+ROW = b'["@a:hs"]'
+
+
+class Shelf:
+    """Where nothing was missed; `asked` says from where on."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
+        self.asked.append(after)
+        return Missed(facts=[], upto=upto, limited=False)
+
+
+class Line:
+    """A connection on which nothing need be said."""
+
+    def send(self, command: Command) -> None:
+        pass
+
+    def fail(self, why: str) -> None:
+        raise AssertionError(why)
+
+    def established(self) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+class Story:
+    """An intake over a real log, whose disk takes a hundredth of a second."""
+
+    def __init__(self, *, knows_history: bool = True, confirms: bool = False) -> None:
+        self.clock = Clock()
+        self.engine = MemoryEngine()
+        self.log = Log(
+            self.engine,
+            DelayedThread(self.clock, lambda: 0.01),
+            DelayedThread(self.clock, lambda: 0.01),
+            self.clock,
+            ephemeral=[stream.name for stream in TABLE if stream.ephemeral],
+            unordered=[stream.name for stream in TABLE if not stream.ordered],
+            told_by_all=[stream.name for stream in TABLE if stream.told_by_all],
+            logger=Logger(),
+        )
+        Deferred.fromCoroutine(self.log.start())
+        self.clock.advance(0.01)
+        self.lost: list[str] = []
+        self.follower = Follower(instance="us", clock=self.clock, streams=TABLE, canonical=True)
+        self.intake = Intake(self.log, TABLE, self.clock, lost=self.lost.append)
+        self.intake.follow(self.follower, knows_history=knows_history, confirms=confirms)
+
+    def take(
+        self, *tokens: int, stream: str = "to_device", writer: str = "w1", rows: Sequence[bytes] = (ROW,)
+    ) -> list["Deferred[None] | None"]:
+        return [self.intake.take(Updates(stream, writer, token, list(rows))) for token in tokens]
+
+    def happens(self, kind: str, *, stream: str = "to_device", writer: str = "w1", token: int = 0) -> None:
+        self.follower._tell(Event(kind=kind, stream=stream, writer=writer, token=token))  # type: ignore[arg-type]
+
+    def wait(self, seconds: float = 0.1) -> None:
+        self.clock.pump([0.01] * round(seconds * 100))
+
+    def fail(self) -> None:
+        self.engine.fail_next(StorageError(op="commit", why="the disk is full"))
+
+    def kept(self, stream: str = "to_device") -> list[tuple[str, int, bool]]:
+        """Writer, token and whether there are rows."""
+        facts = [fact for fact in self.engine.facts if fact.stream == stream]
+        return [(fact.writer, fact.token, fact.rows != NO_ROWS) for fact in facts]
+
+    def tokens(self, stream: str = "to_device") -> list[int]:
+        return [token for _, token, _ in self.kept(stream)]
+
+
+class TestStoring:
+    """Each fact once, in order."""
+
+    def test_what_comes_in_one_turn_is_one_commit(self) -> None:
+        """Also of several streams."""
+        story = Story()
+        story.take(2, 3, 4)
+        story.take(2, stream="push_rules", writer="w2")
+        story.wait()
+
+        assert [2, 3, 4] == story.tokens()
+        assert [2] == story.tokens("push_rules")
+        assert 1 == story.engine.commits
+
+    def test_what_comes_during_a_commit_goes_into_the_next(self) -> None:
+        """One flight at a time."""
+        story = Story()
+        story.take(2)
+        story.clock.advance(0)
+        for token in range(3, 50):
+            story.take(token)
+            story.clock.advance(0.001)
+        story.wait()
+
+        assert list(range(2, 50)) == story.tokens()
+        assert 2 < story.engine.commits < 12
+
+    @pytest.mark.parametrize("kept", [False, True])
+    def test_a_commit_that_fails_is_tried_again_in_order(self, kept: bool) -> None:
+        """Also one of which nobody knows whether it was kept; and what came later waits for it."""
+        story = Story()
+        story.engine.fail_next(StorageError(op="commit", why="the disk is full"), kept=kept)
+        story.take(2, 3)
+        story.clock.advance(0.02)
+        story.take(4, 5)
+        story.wait(0.1)
+        assert [] == story.tokens() or kept
+        assert "the disk is full" in story.intake.trouble
+
+        story.wait(10)
+
+        assert [2, 3, 4, 5] == story.tokens()
+        assert "" == story.intake.trouble
+
+    def test_it_is_tried_until_it_is_kept(self) -> None:
+        """However often, and nothing is lost meanwhile."""
+        story = Story()
+        for token in range(2, 12):
+            story.fail()
+            story.take(token)
+            story.wait(1)
+        story.wait(30)
+
+        assert list(range(2, 12)) == story.tokens()
+
+    def test_a_busy_log_is_tried_again(self) -> None:
+        """It refuses at once, and says so."""
+        story = Story()
+        story.log._max_pending_bytes = 10
+        story.take(2)
+        story.take(2, stream="push_rules")
+        story.take(2, stream="pushers", rows=[b'["@a:hs","app","key",false]'])
+        story.wait(5)
+
+        assert [[2]] * 3 == [story.tokens(stream) for stream in ("to_device", "push_rules", "pushers")]
+
+    def test_too_much_that_waits_holds_streams_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Until the log has taken it."""
+        monkeypatch.setattr(intake_module, "MAX_WAITING_BYTES", 1_000)
+        story = Story()
+        story.fail()
+        waits = story.take(*range(2, 8))
+        held = [wait for wait in waits if wait is not None]
+        assert waits[0] is None
+        assert held
+
+        story.wait(0.1)
+        assert not any(wait.called for wait in held)
+        story.wait(1)
+
+        assert all(wait.called for wait in held)
+        assert [None] == story.take(8)
+
+    def test_facts_that_are_known_are_left_out(self) -> None:
+        """Two sources may bring the same."""
+        story = Story()
+        story.take(2, 3)
+        story.wait()
+        story.take(2, 3, 4)
+        story.wait()
+
+        assert [2, 3, 4] == story.tokens()
+
+    def test_late_facts_are_kept_once(self) -> None:
+        """Where there is no order; and lead nowhere back."""
+        story = Story()
+        caches = {"stream": "caches", "rows": [b'["get_x",null,5]']}
+        for tokens in ([10], [9], [9, 10, 11]):
+            story.take(*tokens, **caches)  # type: ignore[arg-type]
+            story.wait()
+
+        assert [10, 9, 11] == story.tokens("caches")
+        assert {"w1": 11} == story.log.positions("caches")
+
+    def test_what_another_has_told_is_a_fact_without_rows(self) -> None:
+        """Where all tell all."""
+        story = Story()
+        story.take(5, stream="device_lists", writer="w1", rows=[b'["@a:hs",false,false]'])
+        story.wait()
+        story.take(5, stream="device_lists", writer="w2", rows=[b'["@a:hs",false,false]'])
+        story.wait()
+
+        assert [("w1", 5, True), ("w2", 5, False)] == story.kept("device_lists")
+
+    def test_after_stop_nothing_is_under_way(self) -> None:
+        """What is not stored is heard again."""
+        story = Story()
+        story.fail()
+        story.take(2)
+        story.happens("position", writer="w2", token=5)
+        story.wait(0.05)
+        story.intake.stop()
+        story.wait(10)
+
+        assert [] == story.kept() or [("w2", 5, False)] == story.kept()
+
+
+class TestCertificates:
+    """A writer's silence."""
+
+    def test_the_first_position_of_a_writer_is_kept_at_once(self) -> None:
+        """Where it begins must survive a kill."""
+        story = Story()
+        story.happens("position", token=7)
+        story.wait(0.05)
+
+        assert [("w1", 7, False)] == story.kept()
+
+    @pytest.mark.parametrize(("has_been_here", "asked"), [(True, [0]), (False, [])])
+    def test_a_stream_that_the_log_never_heard_of_is_new(self, has_been_here: bool, asked: list[int]) -> None:
+        """A writer at 0 cannot be certified; what it wrote first, while we were away, is asked for. Only a
+        log that is all empty begins with the latest."""
+        story = Story()
+        if has_been_here:
+            story.take(2, stream="push_rules")
+        story.wait(1)
+        shelf = Shelf()
+        follower = Follower(
+            instance="us",
+            clock=story.clock,
+            streams=TABLE,
+            positions=LogPositions(story.log),
+            catch_up=shelf,
+            canonical=True,
+        )
+        story.intake.follow(follower)
+        follower.connected(Line(), NEWEST, SHARED)
+        follower.received([Position(stream="to_device", instance="w1", prev_token=5, token=5)])
+        story.wait(2)
+
+        assert asked == shelf.asked
+        assert {"w1": 5} == story.log.positions("to_device")
+
+    def test_later_ones_at_most_once_a_second(self) -> None:
+        """Each is a fact."""
+        story = Story()
+        story.happens("position", token=7)
+        story.wait(0.1)
+        for token in range(8, 58):
+            story.happens("position", token=token)
+            story.wait(0.05)
+        story.wait(2)
+
+        kept = story.tokens()
+        assert [7, 57] == [kept[0], kept[-1]]
+        assert 4 <= len(kept) <= 5
+
+    def test_none_where_the_facts_themselves_say_it(self) -> None:
+        """The usual POSITION after a row."""
+        story = Story()
+        story.take(7)
+        story.wait()
+        story.happens("position", token=7)
+        story.wait(2)
+
+        assert [("w1", 7, True)] == story.kept()
+
+    def test_a_certificate_does_not_overtake_facts_that_wait(self) -> None:
+        """It says that everything up to there is here."""
+        story = Story()
+        story.take(7)
+        story.wait()
+        story.happens("position", token=7)
+        story.wait(0.9)
+        story.fail()
+        story.take(8)
+        story.happens("position", token=9)
+        story.wait(5)
+
+        assert [("w1", 7, True), ("w1", 8, True), ("w1", 9, False)] == story.kept()
+
+
+class TestRestart:
+    """A writer of a stream in memory began anew."""
+
+    def test_what_waits_of_its_former_life_is_void(self) -> None:
+        """And its tokens begin again."""
+        story = Story()
+        typing = {"stream": "typing", "rows": [b'["!r",["@a:hs"]]']}
+        story.take(7, **typing)  # type: ignore[arg-type]
+        story.wait()
+        story.take(8, **typing)  # type: ignore[arg-type]
+        story.take(3, writer="w2", **typing)  # type: ignore[arg-type]
+        story.happens("restarted", stream="typing")
+        story.take(1, **typing)  # type: ignore[arg-type]
+        story.wait()
+
+        assert {"w1": 1, "w2": 3} == story.log.positions("typing")
+        assert [("w1", 1), ("w2", 3)] == [
+            (fact.writer, fact.token) for fact in story.log.ephemeral_after("typing", 0)
+        ]
+        assert 1 == story.log.restarts("typing")
+
+
+class TestHistory:
+    """A writer that stands lower than it did."""
+
+    def stand(self, story: Story) -> None:
+        story.take(2, 3, 4)
+        story.wait()
+
+    def test_facts_that_it_lost_begin_a_new_epoch(self) -> None:
+        """Once, and followers are told."""
+        story = Story()
+        self.stand(story)
+        story.happens("went_back", token=2)
+        story.take(3, rows=[b'["@new:hs"]'])
+        story.wait(1)
+
+        assert ["to_device"] == story.lost
+        assert [2, 3, 4, 3] == story.tokens()
+        assert [1, 1, 1, 2] == [fact.epoch for fact in story.engine.facts]
+        assert {"w1": 3} == story.log.positions("to_device")
+
+    def test_a_position_alone_is_no_loss(self) -> None:
+        """Ids that were rolled back, or another's."""
+        story = Story()
+        self.stand(story)
+        story.happens("position", token=9)
+        story.wait(1.5)
+        story.happens("went_back", token=4)
+        story.wait(1)
+
+        assert [] == story.lost
+        assert 1 == story.log.epoch
+
+    @pytest.mark.parametrize("stream", ["caches", "backfill", "presence", "typing", "unheard"])
+    def test_streams_that_say_nothing_of_history(self, stream: str) -> None:
+        """Without order, in memory, or unknown."""
+        story = Story()
+        self.stand(story)
+        story.happens("went_back", stream=stream, token=1)
+        story.wait(1)
+
+        assert [] == story.lost
+
+    def test_somebody_between_may_just_be_behind(self) -> None:
+        """Only who hears the writer itself knows."""
+        story = Story(knows_history=False)
+        self.stand(story)
+        story.happens("went_back", token=2)
+        story.wait(1)
+
+        assert [] == story.lost
+
+    def test_what_waits_is_stored_after_the_loss(self) -> None:
+        """Or it would be lost with the rest."""
+        story = Story()
+        self.stand(story)
+        story.fail()
+        story.take(5)
+        story.wait(0.05)
+        story.happens("went_back", token=2)
+        story.wait(5)
+
+        assert ["to_device"] == story.lost
+
+
+class TestReached:
+    """What another source has brought."""
+
+    def test_it_is_where_the_log_stands(self) -> None:
+        """-1 where that says nothing."""
+        story = Story()
+        story.take(2, 3)
+        story.wait()
+
+        assert 3 == story.intake.reached("to_device", "w1")
+        assert -1 == story.intake.reached("to_device", "w2")
+        assert -1 == story.intake.reached("typing", "w1")
+
+    def test_it_says_nothing_while_history_is_looked_at(self) -> None:
+        """What is there may be void."""
+        story = Story()
+        story.take(2, 3)
+        story.wait()
+        story.happens("went_back", token=2)
+
+        assert -1 == story.intake.reached("to_device", "w1")
+        story.wait(1)
+        assert 2 == story.intake.reached("to_device", "w1")
+
+
+class TestConfirming:
+    """On a channel an old word may come late; the writer is asked before it counts."""
+
+    def suspected(self) -> Story:
+        """Facts up to 4 are in the log, and then the writer is heard at 2."""
+        story = Story(confirms=True)
+        story.take(2, 3, 4)
+        story.wait()
+        story.happens("went_back", token=2)
+        story.happens("position", token=2)
+        story.wait(0.2)
+        return story
+
+    def test_a_writer_that_still_stands_lower_has_lost_history(self) -> None:
+        """What it wrote meanwhile is news of the new one."""
+        story = self.suspected()
+        story.take(3, rows=[b'["@new:hs"]'])
+        story.happens("position", token=3)
+        story.wait(2)
+
+        assert ["to_device"] == story.lost
+        assert [2, 3, 4, 3] == story.tokens()
+
+    def test_one_that_stands_where_it_did_has_lost_nothing(self) -> None:
+        """It was an old word, held up on its way."""
+        story = self.suspected()
+        story.happens("position", token=4)
+        story.take(5)
+        story.wait(2)
+
+        assert [] == story.lost
+        assert [2, 3, 4, 5] == story.tokens()
+
+    def test_one_that_says_nothing_more_is_left_in_peace(self) -> None:
+        """It may be gone; nothing is thrown away for a single word."""
+        story = self.suspected()
+        story.take(5)
+        story.wait(10)
+
+        assert [] == story.lost
+        assert [2, 3, 4, 5] == story.tokens()

@@ -1,0 +1,52 @@
+"""Writes that are posted to a replica: passed on to its primary, unless it has stopped."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+
+from synrepl.daemon.write_forwarder import Passing
+from synrepl.errors import NotConnected
+from synrepl.replication.replica.states import RESYNC
+from synrepl.replication.roles import ReadOnlyHere
+from synrepl.streams.table import StreamTable
+from tests.replication.worlds import World
+
+
+def stopped() -> Passing:
+    """Of a replica with another log than its upstream's."""
+    world = World()
+    world.wrote(world.node("a"), 1)
+    node = world.node("b")
+    world.wrote(node, 1)
+    node.kill()
+    node.upstream = "a"
+    world.start(node)
+    world.pass_(3)
+    copies: Any = SimpleNamespace(roles=node.roles)
+    credentials: Any = None
+    return Passing(node.log, Clock(), copies, credentials)
+
+
+def failure_of(asked: Any) -> BaseException | None:
+    """Why this was refused at once."""
+    failures: list[Failure] = []
+    Deferred.fromCoroutine(asked).addErrback(failures.append)
+    return failures[0].value
+
+
+def test_a_write_to_a_stopped_replica_is_refused_at_once() -> None:
+    """It would be stored at a primary of another history, and waited for here in vain."""
+    passing, stream = stopped(), StreamTable.default()["to_device"]
+
+    answered = failure_of(passing.answer(None, stream, b"{}", None))  # type: ignore[arg-type]
+    told = failure_of(passing.append("caches", [b"[]"]))
+
+    assert isinstance(answered, ReadOnlyHere)
+    assert ("stopped", False) == (answered.code, answered.retryable)
+    assert isinstance(told, NotConnected)
+    for error in (answered, told):
+        assert "nothing was stored" in str(error)
+        assert RESYNC in str(error)

@@ -1,0 +1,109 @@
+"""Writers that stand still while others go on."""
+
+from collections.abc import Mapping
+
+import pytest
+from twisted.internet.task import Clock
+
+from synrepl.ports.interfaces import SaveablePosition
+from synrepl.replication.stalled_writers import STUCK_SECONDS, Stalls
+from synrepl.streams.table import StreamTable
+
+
+class Standing:
+    """A log of which only this is asked."""
+
+    def __init__(self) -> None:
+        self.positions: dict[str, dict[str, int]] = {}
+
+    def clock(self) -> SaveablePosition:
+        return self.positions
+
+
+class Story:
+    """Stalls that look, and positions that can be set."""
+
+    def __init__(self) -> None:
+        self.time = Clock()
+        self.log = Standing()
+        self.stalls = Stalls(self.log, StreamTable.default(), self.time)
+        self.stalls.start()
+
+    def stand(self, stream: str = "events", **writers: int) -> None:
+        self.log.positions[stream] = writers
+
+    def wait(self, seconds: float) -> list[tuple[str, str, int, int]]:
+        self.time.pump([0.5] * int(seconds * 2))
+        return [(one.stream, one.writer, one.token, one.behind) for one in self.stalls.found()]
+
+
+LONG = STUCK_SECONDS + 6
+
+
+@pytest.mark.parametrize(
+    ("stream", "writers", "found"),
+    [
+        ("events", {"w1": 5, "w2": 9}, [("events", "w1", 5, 4)]),
+        ("backfill", {"w1": 5, "w2": 9}, []),
+        ("caches", {"w1": 5, "w2": 9}, []),
+        ("presence", {"w1": 5, "w2": 9}, []),
+        ("events", {"w1": 9}, []),
+        ("events", {"w1": 0, "w2": 9}, []),
+        ("events", {"w1": 9, "w2": 9}, []),
+    ],
+    ids=["behind", "descending", "unordered", "ephemeral", "alone", "never wrote", "level"],
+)
+def test_who_is_found(
+    stream: str, writers: Mapping[str, int], found: list[tuple[str, str, int, int]]
+) -> None:
+    """Only where writers tell that they have seen each other."""
+    story = Story()
+    story.stand(stream, **writers)
+
+    assert found == story.wait(LONG)
+
+
+def test_it_takes_a_while() -> None:
+    """Idle ones follow within seconds."""
+    story = Story()
+    story.stand(w1=5, w2=9)
+
+    assert [] == story.wait(STUCK_SECONDS - 6)
+
+
+def test_one_that_moves_is_not_stuck() -> None:
+    """However far it is behind."""
+    story = Story()
+    for token in range(1, 10):
+        story.stand(w1=token, w2=1000)
+        assert [] == story.wait(10)
+
+
+def test_one_that_catches_up_begins_anew() -> None:
+    """What it was long ago does not count."""
+    story = Story()
+    story.stand(w1=5, w2=9)
+    story.wait(LONG)
+    story.stand(w1=9, w2=9)
+    assert [] == story.wait(6)
+    story.stand(w1=9, w2=10)
+
+    assert [] == story.wait(STUCK_SECONDS - 6)
+
+
+def test_the_longest_comes_first() -> None:
+    """That is the one to look at."""
+    story = Story()
+    story.stand(w1=5, w2=9)
+    story.wait(20)
+    story.stand("receipts", w3=1, w4=2)
+
+    assert ["w1", "w3"] == [writer for _, writer, _, _ in story.wait(LONG)]
+
+
+def test_stop_leaves_no_timer() -> None:
+    """Or the daemon would never end."""
+    story = Story()
+    story.stalls.stop()
+
+    assert [] == story.time.getDelayedCalls()

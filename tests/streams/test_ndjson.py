@@ -1,0 +1,63 @@
+"""Facts as lines of JSON."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synrepl.errors import RemoteProtocolError
+from synrepl.streams.facts import Fact
+from synrepl.streams.ndjson import line, lines, read_facts
+
+numbers = st.integers(-(2**63), 2**63 - 1)
+names = st.text(min_size=1)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+rows = st.lists(st.lists(values, max_size=3), max_size=3).map(
+    lambda one: json.dumps(one, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+)
+facts = st.builds(
+    Fact,
+    serial=numbers,
+    epoch=numbers,
+    stream=names.filter(lambda text: text.isprintable()),
+    writer=names.filter(lambda text: text.isprintable()),
+    prev_token=numbers,
+    token=numbers,
+    rows=rows,
+    committed_at_ms=numbers,
+    digest=st.text("0123456789abcdef", max_size=64),
+)
+
+
+@given(st.lists(facts, max_size=5))
+def test_any_fact_is_read_as_it_was_written(some: list[Fact]) -> None:
+    """Byte by byte: the digest is over the very bytes of the rows."""
+    assert some == read_facts(lines(some))
+
+
+@given(facts)
+def test_a_line_is_json_for_everybody(fact: Fact) -> None:
+    """A shell script can read it."""
+    told = json.loads(line(fact))
+
+    assert list(told) == [
+        "serial", "epoch", "stream", "writer", "prev_token", "token", "rows", "committed_at_ms", "digest",
+    ]  # fmt: skip
+    assert json.loads(fact.rows) == told["rows"]
+
+
+@pytest.mark.parametrize("data", [b"{}\n", b"x\n", b"[1]\n", b'{"serial":"one"}\n', b"\xff\n", b"[" * 5000])
+def test_what_is_no_fact_is_told_as_such(data: bytes) -> None:
+    """In words for the peer."""
+    with pytest.raises(RemoteProtocolError, match="no fact"):
+        read_facts(data)
+
+
+def test_no_lines_are_no_facts() -> None:
+    """An empty block is a block."""
+    assert [] == read_facts(b"")
