@@ -26,7 +26,7 @@ from synrepl.streams.table import StreamTable  # noqa: E402
 from synrepl.wire.codec import MAX_LENGTH  # noqa: E402
 from synrepl.wire.commands import declared_commands  # noqa: E402
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect, Release, Span  # noqa: E402
-from synrepl.wire.grammar import Command, Form, Side  # noqa: E402
+from synrepl.wire.grammar import Command, CommandForm, Side  # noqa: E402
 
 DOCS: Final = ROOT / "docs"
 MADE: Final = "<!-- Written by scripts/docs from the code; edit that. -->\n"
@@ -128,7 +128,7 @@ def _grammars(command: type[Command]) -> list[tuple[Span, str]]:
     found: list[tuple[Span, str]] = []
     for place, edge in enumerate(edges):
         until = edges[place + 1] if place + 1 < len(edges) else command.SPAN.until
-        grammar = Form(command, Dialect(release=edge, name=_release(edge))).grammar()
+        grammar = CommandForm(command, Dialect(release=edge, name=_release(edge))).grammar()
         since = found.pop()[0].since if found and found[-1][1] == grammar else edge
         found.append((Span(since=since, until=until), grammar))
     return found

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from synrepl.ports.caches import Caches
     from synrepl.ports.metrics import Metrics
-    from synrepl.replication.follower.follower import Event, Follower
+    from synrepl.replication.follower.follower import Follower, FollowerEvent
     from synrepl.replication.follower.updates import Updates
     from synrepl.replication.publisher import Publisher
     from synrepl.services import connect, serve
@@ -51,7 +51,7 @@ _HOMES = {
     "Changes": "synrepl.caches",
     "ConfigError": "synrepl.errors",
     "Dialect": "synrepl.wire.dialect",
-    "Event": "synrepl.replication.follower.follower",
+    "FollowerEvent": "synrepl.replication.follower.follower",
     "Follower": "synrepl.replication.follower.follower",
     "GapError": "synrepl.errors",
     "IdStream": "synrepl.storage.ids",
@@ -97,7 +97,7 @@ __all__ = [
     "Changes",
     "ConfigError",
     "Dialect",
-    "Event",
+    "FollowerEvent",
     "Follower",
     "GapError",
     "IdStream",

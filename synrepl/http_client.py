@@ -1,4 +1,4 @@
-"""Asking a daemon over HTTP, one question after the other.
+"""A blocking HTTP client of a daemon: one request after the other.
 
 Blocking on purpose: a command, or a task of Spark, that asks and waits needs no reactor, and order is kept by
 doing one thing at a time. Of ours it needs the errors alone: it goes to executors that have nothing else.
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from synrepl.errors import ConfigError
 
-__all__ = ["Answer", "Asking", "NotADaemon", "Refused", "Unreachable", "read_secret"]
+__all__ = ["Answer", "BlockingClient", "NotADaemon", "HttpError", "ConnectError", "read_secret"]
 
 TIMEOUT_SECONDS: Final = 60.0
 
@@ -29,11 +29,11 @@ class NotADaemon(ConfigError):
     """This is not the address of a daemon."""
 
 
-class Unreachable(Exception):
+class ConnectError(Exception):
     """There was no answer, or only a part of one; whether the question was heard is not known."""
 
 
-class Refused(Exception):
+class HttpError(Exception):
     """The answer is an error; `body` is all of it."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Refused(Exception):
         return said if isinstance(said, bool) else self.status >= 500 or self.status in (408, 429)
 
 
-class Asking:
+class BlockingClient:
     """A kept-alive connection to one daemon. `clean` is applied to the JSON of every answer."""
 
     def __init__(
@@ -87,7 +87,7 @@ class Asking:
             self._connection = http.client.HTTPConnection(parts.hostname, port, timeout=timeout)
 
     def get_json(self, path: str, *, reader: str | None = None) -> Any:
-        """Ask, and read all of the answer. Raises `Unreachable` and `Refused`.
+        """Ask, and read all of the answer. Raises `ConnectError` and `HttpError`.
 
         Under the name `reader` the daemon keeps what comes after the facts that are asked about.
         """
@@ -95,7 +95,7 @@ class Asking:
         return self._json(self._ask("GET", path, None, more))
 
     def get_lines(self, path: str) -> tuple[http.client.HTTPMessage, Iterator[bytes]]:
-        """Ask, and give the head of the answer and its lines as they come. Raises `Unreachable`, also where
+        """Ask, and give the head of the answer and its lines as they come. Raises `ConnectError`, also where
         the answer breaks off.
         """
         answer = self._ask("GET", path, None)
@@ -145,7 +145,7 @@ class Asking:
                 raise _refused(answer.status, answer.read(), self._clean)
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
-            raise Unreachable(_why(error)) from error
+            raise ConnectError(_why(error)) from error
         return answer
 
     def _lines(self, answer: Answer) -> Iterator[bytes]:
@@ -157,7 +157,7 @@ class Asking:
                 yield from filter(None, lines)
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
-            raise Unreachable(_why(error)) from error
+            raise ConnectError(_why(error)) from error
         if rest:
             yield rest
 
@@ -166,17 +166,17 @@ class Asking:
             return self._clean(json.loads(answer.read()))
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
-            raise Unreachable(_why(error)) from error
+            raise ConnectError(_why(error)) from error
         except ValueError as error:
             raise NotADaemon(f"{self.url} does not answer as a synrepl daemon does") from error
 
 
-def _refused(status: int, body: bytes, clean: Callable[[Any], Any]) -> Refused:
+def _refused(status: int, body: bytes, clean: Callable[[Any], Any]) -> HttpError:
     try:
         found = clean(json.loads(body))
-        return Refused(status, str(found["error"]), str(found["message"]), found)
+        return HttpError(status, str(found["error"]), str(found["message"]), found)
     except (ValueError, KeyError, TypeError):
-        return Refused(status, "http", f"HTTP status {status}")
+        return HttpError(status, "http", f"HTTP status {status}")
 
 
 def _why(error: Exception) -> str:

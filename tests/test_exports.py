@@ -9,7 +9,7 @@ def test_every_public_name_is_there() -> None:
     """A name in the list that cannot be had would break only the worker that uses it."""
     assert synrepl.__all__ == [
         "CURRENT", "LEGACY", "MIDDLE", "NATIVE",
-        "Caches", "Changes", "ConfigError", "Dialect", "Event", "Follower", "GapError", "IdStream",
+        "Caches", "Changes", "ConfigError", "Dialect", "FollowerEvent", "Follower", "GapError", "IdStream",
         "IdTable", "Invalidation", "InvalidationWriter", "LocalProtocolError", "Metrics",
         "MultiWriterIdGenerator", "NeverAllocated", "NotConnected", "ProtocolError", "Publisher",
         "RemoteProtocolError", "ReplicationError", "RowError", "Settings", "StorageError", "Stream",

@@ -85,7 +85,7 @@ def follower(url: str, rows: int) -> None:
     """Ours, with a subscriber that counts typed rows."""
     from twisted.internet import reactor as installed
 
-    from synrepl import Event, Follower, Updates, connect
+    from synrepl import Follower, FollowerEvent, Updates, connect
     from synrepl.streams.catalog import EVENTS
 
     reactor: Any = installed
@@ -101,7 +101,7 @@ def follower(url: str, rows: int) -> None:
             reactor.stop()
 
     @follower.on_event
-    def tell(event: Event) -> None:
+    def tell(event: FollowerEvent) -> None:
         if event.kind == "connected":
             # What is asked goes out at the end of this turn; ready is who has asked.
             reactor.callLater(0.2, partial(print, "ready", flush=True))

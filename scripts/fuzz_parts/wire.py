@@ -19,7 +19,7 @@ from synrepl.transports.tcp import FollowerFactory
 from synrepl.wire.blocks import BlockReader
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
 from synrepl.wire.grammar import BROKER
-from synrepl.wire.session import Close, Complain, Deliver, Session
+from synrepl.wire.session import Close, Deliver, Session, Warn
 from tests.captures import GOLDEN, said
 from tests.replication.test_broker import Story
 from tests.replication.worlds import World
@@ -186,7 +186,7 @@ class RedisTarget(Target):
             if isinstance(action, Deliver):
                 story.peer.received(action.commands)
             else:
-                assert isinstance(action, Complain | Close)
+                assert isinstance(action, Warn | Close)
         story.wait(2)
         told = story.told()
         story.peer.stop()

@@ -8,7 +8,7 @@ from synrepl.caches.changes import Changes
 from synrepl.caches.computation import IWaiter
 from synrepl.caches.counters import CacheInfo
 from synrepl.caches.invalidation import Invalidation
-from synrepl.caches.lint import Finding, lint
+from synrepl.caches.lint import CacheWarning, lint
 from synrepl.caches.registry import CacheRegistry
 from synrepl.caches.vintage import Drop, Unreadable, Vintage
 from synrepl.caches.vintages.release_1_0 import LEGACY
@@ -24,7 +24,7 @@ __all__ = [
     "CachedFunction",
     "Changes",
     "Drop",
-    "Finding",
+    "CacheWarning",
     "IWaiter",
     "Invalidation",
     "Unreadable",

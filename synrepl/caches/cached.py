@@ -12,7 +12,7 @@ from synrepl.caches.computation import IWaiter
 from synrepl.caches.entries import Entries
 from synrepl.errors import ConfigError
 
-__all__ = ["Cached", "CachedCoroutine", "CachedFunction", "Caching"]
+__all__ = ["Cached", "CachedCoroutine", "CachedFunction", "CacheSettings"]
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -22,7 +22,7 @@ T = TypeVar("T")
 CoroutineFunction = Callable[P, Coroutine[Any, Any, T]]
 
 
-class Caching(Protocol):
+class CacheSettings(Protocol):
     """What takes a function and gives it back with a cache behind it."""
 
     # The two overlap where a plain function returns a coroutine; at run time that is refused.

@@ -40,7 +40,7 @@ class Plan:
         self.abandoned = abandoned
 
 
-class Base(Generic[P, T]):
+class BaseCalls(Generic[P, T]):
     """One set of entries, and what fills it: a plain function, or a method of the one instance in `first`."""
 
     __slots__ = ("_plan", "_entries", "_first")
@@ -78,7 +78,7 @@ class Base(Generic[P, T]):
         self._entries.counters.invalidations += 1
 
 
-class Calls(Base[P, T]):
+class Calls(BaseCalls[P, T]):
     """Calls of a plain function."""
 
     __slots__ = ()
@@ -108,7 +108,7 @@ class Calls(Base[P, T]):
         return value
 
 
-class AsyncCalls(Base[P, T]):
+class AsyncCalls(BaseCalls[P, T]):
     """Calls of a coroutine function. Those of one key at one time are computed once."""
 
     __slots__ = ()

@@ -10,12 +10,12 @@ from synrepl.caches.counters import NameCounts
 from synrepl.caches.entries import Shape
 from synrepl.caches.registry import CacheRegistry
 
-__all__ = ["Finding", "lint"]
+__all__ = ["CacheWarning", "lint"]
 
 Kind = Literal["no-route", "misshapen", "unknown", "never-seen"]
 
 
-class Finding(msgspec.Struct, frozen=True):
+class CacheWarning(msgspec.Struct, frozen=True):
     """What a person should look at.
 
     * ``no-route``: nothing known can invalidate this cache
@@ -31,7 +31,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 def lint(
     registry: CacheRegistry, seen: Mapping[str, int], lengths: Mapping[str, Collection[int]] | None = None
-) -> list[Finding]:
+) -> list[CacheWarning]:
     """What to look at, most urgent first.
 
     `seen` are the names seen on ``caches`` and how often; `lengths`, where known, of which lengths their keys
@@ -45,10 +45,10 @@ def lint(
     ]
 
 
-def _no_route(registry: CacheRegistry, seen: Mapping[str, int]) -> Iterator[Finding]:
+def _no_route(registry: CacheRegistry, seen: Mapping[str, int]) -> Iterator[CacheWarning]:
     for name in registry.caches:
         if registry.cache(name).streams == {"caches"} and not _routes(registry, name) and name not in seen:
-            yield Finding(
+            yield CacheWarning(
                 "no-route",
                 name,
                 f"Nothing known invalidates {name}: no alias and no stream reaches it, and its name was not"
@@ -56,7 +56,7 @@ def _no_route(registry: CacheRegistry, seen: Mapping[str, int]) -> Iterator[Find
             )
 
 
-def _misshapen(registry: CacheRegistry, lengths: Mapping[str, Collection[int]]) -> Iterator[Finding]:
+def _misshapen(registry: CacheRegistry, lengths: Mapping[str, Collection[int]]) -> Iterator[CacheWarning]:
     wrong: dict[str, dict[str, None]] = {}
     for source, example in registry.vintage.examples():
         if example.cache in registry.caches and example.key is not None:
@@ -74,9 +74,9 @@ def _misshapen(registry: CacheRegistry, lengths: Mapping[str, Collection[int]]) 
         if info.misshapen and name not in wrong:
             wrong[name] = {f"{info.misshapen} keys of another length came": None}
     for name, whys in sorted(wrong.items()):
-        yield Finding("misshapen", name, _misshapen_text(name, registry.cache(name).shape, list(whys)))
+        yield CacheWarning("misshapen", name, _misshapen_text(name, registry.cache(name).shape, list(whys)))
     for name, count in registry.misshapen.items():
-        yield Finding(
+        yield CacheWarning(
             "misshapen",
             name,
             f"{name} came {count} times with keys that it does not take; everything it reaches was dropped."
@@ -92,23 +92,23 @@ def _misshapen_text(name: str, shape: Shape, whys: list[str]) -> str:
     return f"Each such invalidation drops all of {name}: {', '.join(whys)}; {takes}. {do}"
 
 
-def _unknown(registry: CacheRegistry, seen: Mapping[str, int]) -> Iterator[Finding]:
+def _unknown(registry: CacheRegistry, seen: Mapping[str, int]) -> Iterator[CacheWarning]:
     for name, count in sorted(seen.items()):
         if name in registry.caches or registry.vintage.is_alias(name) or name == NameCounts.REST:
             continue
         near = difflib.get_close_matches(name, list(registry.caches), n=1, cutoff=0.85)
         do = f"Did you mean it by {near[0]}?" if near else "If this worker keeps nothing of it, all is well."
-        yield Finding(
+        yield CacheWarning(
             "unknown", name, f"{name} was seen {count} times, and is neither cache nor alias here. {do}"
         )
 
 
-def _never_seen(registry: CacheRegistry, seen: Mapping[str, int]) -> Iterator[Finding]:
+def _never_seen(registry: CacheRegistry, seen: Mapping[str, int]) -> Iterator[CacheWarning]:
     for name in registry.caches:
         routes = _routes(registry, name)
         aliases = [route for route in routes if registry.vintage.is_alias(route)]
         if aliases and aliases == routes and not any(alias in seen for alias in [name, *aliases]):
-            yield Finding(
+            yield CacheWarning(
                 "never-seen",
                 name,
                 f"{name} is invalidated by {', '.join(aliases)}, and none of it was seen. Watch for longer,"

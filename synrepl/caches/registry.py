@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from synrepl.caches.cache import Cache
-from synrepl.caches.cached import CachedCoroutine, CachedFunction, Caching
+from synrepl.caches.cached import CachedCoroutine, CachedFunction, CacheSettings
 from synrepl.caches.computation import IWaiter
 from synrepl.caches.counters import CacheInfo, NameCounts
 from synrepl.caches.invalidation import Invalidation
@@ -57,7 +57,7 @@ class CacheRegistry:
         max_entries: int = 10_000,
         tree: bool = False,
         streams: Collection[str] = ("caches",),
-    ) -> Caching:
+    ) -> CacheSettings:
         """Decorates a function, coroutine function or method, so that it is computed once for each key.
 
         What it returns is given to many callers, so nobody may change it. With `tree`, a shorter key means
@@ -83,7 +83,7 @@ class CacheRegistry:
             self._add(cache)
             return decorated
 
-        return cast(Caching, decorate)
+        return cast(CacheSettings, decorate)
 
     def _add(self, cache: Cache) -> None:
         if cache.name in self._caches:

@@ -11,11 +11,11 @@ from typing import Final
 import click
 import msgspec
 
-from synrepl.cli.errors import EXIT_CODES, Trouble, connect, secret_option, url_option
-from synrepl.cli.fact_poster import BATCH, Posting
-from synrepl.cli.output import Lines, OutputClosed
+from synrepl.cli.errors import EXIT_CODES, CliError, connect, secret_option, url_option
+from synrepl.cli.fact_poster import BATCH, FactPoster
+from synrepl.cli.output import JsonLines, OutputClosed
 from synrepl.cli.progress import Advance
-from synrepl.http_client import Refused
+from synrepl.http_client import HttpError
 
 __all__ = ["append"]
 
@@ -39,7 +39,7 @@ def append(stream: str, url: str, writer: str | None, secret_file: Path | None, 
     durable; the serial is null for ephemeral streams. Ends at the first bad row: what came before it is
     stored.
     """
-    appending = _Appending(stream, writer, Posting(connect(url, secret_file)))
+    appending = _AppendRun(stream, writer, FactPoster(connect(url, secret_file)))
     source = sys.stdin.buffer
     try:
         with Advance(f"appending to {stream}", _size(source)) as advance:
@@ -49,7 +49,7 @@ def append(stream: str, url: str, writer: str | None, secret_file: Path | None, 
     except OutputClosed:
         sys.exit(0)
     except KeyboardInterrupt:
-        raise Trouble(f"interrupted; {appending.said}, and perhaps a batch that was under way") from None
+        raise CliError(f"interrupted; {appending.said}, and perhaps a batch that was under way") from None
 
 
 class _Row:
@@ -69,14 +69,14 @@ class _Row:
             self.bad = "not a JSON array: nested too deeply"
 
 
-class _Appending:
+class _AppendRun:
     """What was stored so far."""
 
-    def __init__(self, stream: str, writer: str | None, posting: Posting) -> None:
+    def __init__(self, stream: str, writer: str | None, posting: FactPoster) -> None:
         self._stream = stream
         self._writer = writer
         self._posting = posting
-        self._lines = Lines()
+        self._lines = JsonLines()
         self._stored = 0
 
     @property
@@ -89,15 +89,15 @@ class _Appending:
         bad = next((place for place, row in enumerate(rows) if row.bad), None)
         if bad is not None:
             self.add(rows[:bad])
-            raise Trouble(f"line {rows[bad].number}: {rows[bad].bad}; {self.said}")
+            raise CliError(f"line {rows[bad].number}: {rows[bad].bad}; {self.said}")
         if not rows:
             return
         try:
             self._post(rows)
-        except Refused as error:
+        except HttpError as error:
             found = re.match(r"fact (\d+), row \d+: ", error.message)
             if error.code != "bad_row" or found is None or int(found[1]) >= len(rows):
-                raise Trouble(f"{error.message}; {self.said}") from error
+                raise CliError(f"{error.message}; {self.said}") from error
             rows[int(found[1])].bad = error.message[found.end() :]
             self.add(rows)
 

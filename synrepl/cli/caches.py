@@ -13,14 +13,14 @@ import click
 import msgspec
 from rich.console import Console
 
-from synrepl.caches import CacheRegistry, Finding
+from synrepl.caches import CacheRegistry, CacheWarning
 from synrepl.caches import lint as find_wrong
 from synrepl.caches.counters import NameCounts
-from synrepl.cli.errors import EXIT_CODES, Trouble, read_secret, secret_option
+from synrepl.cli.errors import EXIT_CODES, CliError, read_secret, secret_option
 from synrepl.cli.progress import Advance
 from synrepl.cli.recordings import read
 from synrepl.html.humanize import counted
-from synrepl.http_client import Asking, Refused, Unreachable
+from synrepl.http_client import BlockingClient, ConnectError, HttpError
 from synrepl.streams.table import StreamTable
 
 __all__ = ["caches"]
@@ -131,7 +131,7 @@ def _captured(path: Path) -> Iterator[Row]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise Trouble(f"cannot read {path}: {error.strerror}") from error
+        raise CliError(f"cannot read {path}: {error.strerror}") from error
     for fact in read(data, StreamTable.default()).facts:
         if fact.stream == "caches":
             for text in fact.rows:
@@ -141,7 +141,7 @@ def _captured(path: Path) -> Iterator[Row]:
 
 def _announced(url: str, secret: str | None, advance: Advance) -> Iterator[Row]:
     try:
-        head, lines = Asking(url, secret=secret).get_lines("/v1/changelog?streams=caches")
+        head, lines = BlockingClient(url, secret=secret).get_lines("/v1/changelog?streams=caches")
         advance.expect(int(head.get("Synrepl-Serial", 0)))
         before = 0
         for line in lines:
@@ -149,13 +149,13 @@ def _announced(url: str, secret: str | None, advance: Advance) -> Iterator[Row]:
             advance.step(fact.serial - before, 1)
             before = fact.serial
             yield from ((row.cache_func, row.keys) for row in fact.rows)
-    except (Unreachable, Refused) as error:
-        raise Trouble(f"{url}: {error}") from error
+    except (ConnectError, HttpError) as error:
+        raise CliError(f"{url}: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise Trouble(f"{url} does not answer as a synrepl daemon does") from error
+        raise CliError(f"{url} does not answer as a synrepl daemon does") from error
 
 
-def _show(registry: CacheRegistry, seen: _Seen, findings: list[Finding]) -> None:
+def _show(registry: CacheRegistry, seen: _Seen, findings: list[CacheWarning]) -> None:
     console = Console(highlight=False)
     told = [
         counted(len(registry.caches), "cache"),

@@ -10,7 +10,7 @@ import click
 import msgspec
 from rich.console import Console
 
-from synrepl.cli.errors import EXIT_CODES, Trouble
+from synrepl.cli.errors import EXIT_CODES, CliError
 from synrepl.cli.progress import Advance
 from synrepl.config import Settings
 from synrepl.errors import ConfigError, ReplicationError
@@ -68,9 +68,9 @@ def doctor(url: str, config: Path | None, fix: bool, quick: bool, as_json: bool)
             if fix:
                 diagnosis = examination.mend(diagnosis)
     except ReplicationError as error:
-        raise Trouble(str(error)) from error
+        raise CliError(str(error)) from error
     except KeyboardInterrupt:
-        raise Trouble("interrupted; nothing was changed") from None
+        raise CliError("interrupted; nothing was changed") from None
     if as_json:
         told = {**msgspec.structs.asdict(diagnosis), "healthy": diagnosis.is_healthy}
         click.echo(msgspec.json.encode(told).decode())

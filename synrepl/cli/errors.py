@@ -15,7 +15,7 @@ from synrepl.wire.text import printable, printable_values
 
 __all__ = [
     "EXIT_CODES",
-    "Trouble",
+    "CliError",
     "confirm",
     "connect",
     "dialect_option",
@@ -32,7 +32,7 @@ MAX_LINE: Final = 2_000
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class Trouble(click.ClickException):
+class CliError(click.ClickException):
     """Ends the command with exit code 1 and this line."""
 
     exit_code = 1
@@ -43,9 +43,11 @@ class Trouble(click.ClickException):
 
 def connect(
     url: str, secret_file: Path | None, *, timeout: float = http_client.TIMEOUT_SECONDS
-) -> http_client.Asking:
+) -> http_client.BlockingClient:
     """A connection to the daemon at `url`, whose answers are safe to show on a terminal."""
-    return http_client.Asking(url, secret=read_secret(secret_file), timeout=timeout, clean=printable_values)
+    return http_client.BlockingClient(
+        url, secret=read_secret(secret_file), timeout=timeout, clean=printable_values
+    )
 
 
 def read_secret(path: Path | None) -> str | None:
@@ -55,7 +57,7 @@ def read_secret(path: Path | None) -> str | None:
     try:
         return http_client.read_secret(path)
     except ConfigError as error:
-        raise Trouble(str(error)) from error
+        raise CliError(str(error)) from error
 
 
 def confirm(*, yes: bool) -> None:

@@ -9,11 +9,11 @@ from urllib.parse import quote
 
 import click
 
-from synrepl.cli.errors import Trouble
-from synrepl.http_client import Asking, Refused, Unreachable
+from synrepl.cli.errors import CliError
+from synrepl.http_client import BlockingClient, ConnectError, HttpError
 from synrepl.streams import jsontext
 
-__all__ = ["BATCH", "Posting"]
+__all__ = ["BATCH", "FactPoster"]
 
 BATCH: Final = 500
 """Facts in one request, unless said otherwise."""
@@ -22,10 +22,10 @@ PATIENCE: Final = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0)
 """Seconds between attempts while the daemon is away."""
 
 
-class Posting:
+class FactPoster:
     """Posts facts. A batch goes after the answer to the one before: that keeps their order."""
 
-    def __init__(self, asking: Asking, *, patience: Sequence[float] = PATIENCE) -> None:
+    def __init__(self, asking: BlockingClient, *, patience: Sequence[float] = PATIENCE) -> None:
         self._asking = asking
         self._patience = patience
 
@@ -33,7 +33,7 @@ class Posting:
         """Append facts, each a JSON array of rows; gives the daemon's answer.
 
         The same key goes with every attempt, so that one whose answer was lost is not stored again. Raises
-        `Refused` when the daemon does not want them, and `Trouble` when it does not answer.
+        `HttpError` when the daemon does not want them, and `CliError` when it does not answer.
         """
         head: dict[str, Any] = {"idempotency_key": uuid.uuid4().hex}
         if writer is not None:
@@ -45,12 +45,12 @@ class Posting:
             try:
                 answer: dict[str, Any] = self._asking.post_json(path, body)
                 return answer
-            except (Unreachable, Refused) as error:
-                if isinstance(error, Refused) and not error.is_retryable:
+            except (ConnectError, HttpError) as error:
+                if isinstance(error, HttpError) and not error.is_retryable:
                     raise
                 wait = next(waits, None)
                 if wait is None:
-                    raise Trouble(
+                    raise CliError(
                         f"{self._asking.url}: {error}; whether the last batch was stored is not known"
                     ) from error
                 click.echo(f"{self._asking.url}: {error}; trying again", err=True)

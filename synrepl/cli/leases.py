@@ -10,8 +10,8 @@ import click
 from rich.console import Console
 
 from synrepl.cli import tables
-from synrepl.cli.errors import EXIT_CODES, Trouble, connect, secret_option, url_option
-from synrepl.http_client import Asking, Refused, Unreachable
+from synrepl.cli.errors import EXIT_CODES, CliError, connect, secret_option, url_option
+from synrepl.http_client import BlockingClient, ConnectError, HttpError
 
 __all__ = ["leases"]
 
@@ -45,12 +45,12 @@ def leases(action: str, name: str | None, url: str, secret_file: Path | None, as
             console.print(part)
 
 
-def _ask(asking: Asking, action: str, name: str) -> Any:
+def _ask(asking: BlockingClient, action: str, name: str) -> Any:
     try:
         if action == "list":
             return asking.get_json("/v1/leases")
         if action == "add":
             return asking.post_json("/v1/leases", json.dumps({"name": name}).encode())
         return asking.delete_json(f"/v1/leases/{quote(name, safe='')}")
-    except (Unreachable, Refused) as error:
-        raise Trouble(f"{asking.url}: {error}") from error
+    except (ConnectError, HttpError) as error:
+        raise CliError(f"{asking.url}: {error}") from error

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from synrepl.http_client import Asking, Refused, Unreachable
+from synrepl.http_client import BlockingClient, ConnectError, HttpError
 
 __all__ = ["post_and_watch"]
 
@@ -15,11 +15,16 @@ LOOK_SECONDS: Final = 0.5
 
 
 def post_and_watch(
-    asking: Asking, looking: Asking, path: str, body: bytes, shown: Callable[[Mapping[str, Any]], str]
+    asking: BlockingClient,
+    looking: BlockingClient,
+    path: str,
+    body: bytes,
+    shown: Callable[[Mapping[str, Any]], str],
 ) -> Any:
     """Post, and meanwhile ask for the status again and again, over a connection of its own.
 
-    What `shown` makes of it is shown on standard error if that is a terminal. Raises as `Asking` does.
+    What `shown` makes of it is shown on standard error if that is a terminal. Raises what `BlockingClient`
+    raises.
     """
     answer: list[Any] = []
     failure: list[BaseException] = []
@@ -37,7 +42,7 @@ def post_and_watch(
             while posting.is_alive():
                 try:
                     line.update(shown(looking.get_json("/v1/status")))
-                except (Unreachable, Refused) as error:
+                except (ConnectError, HttpError) as error:
                     line.update(str(error))
                 posting.join(LOOK_SECONDS)
     posting.join()

@@ -7,7 +7,7 @@ import click
 from synrepl.cli.append import append
 from synrepl.cli.caches import caches
 from synrepl.cli.doctor import doctor
-from synrepl.cli.errors import EXIT_CODES, Trouble
+from synrepl.cli.errors import EXIT_CODES, CliError
 from synrepl.cli.leases import leases
 from synrepl.cli.pipeline import pipeline
 from synrepl.cli.promote import promote
@@ -29,7 +29,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except ConfigError as error:
-            raise Trouble(str(error)) from error
+            raise CliError(str(error)) from error
 
 
 @click.group(cls=_Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})

@@ -7,23 +7,23 @@ from typing import Any, Protocol
 
 from synrepl.wire import jsontext
 
-__all__ = ["Lines", "OutputClosed"]
+__all__ = ["JsonLines", "OutputClosed"]
 
 
 class OutputClosed(Exception):
     """Nobody reads our output any more."""
 
 
-class _Stream(Protocol):
+class _OutputStream(Protocol):
     def write(self, data: bytes, /) -> Any: ...
 
     def flush(self) -> Any: ...
 
 
-class Lines:
+class JsonLines:
     """Gathers lines; `flush` writes them in one go. What `flush` returned from was handed to the system."""
 
-    def __init__(self, stream: _Stream | None = None) -> None:
+    def __init__(self, stream: _OutputStream | None = None) -> None:
         self._stream = stream if stream is not None else sys.stdout.buffer
         self._waiting: list[bytes] = []
 

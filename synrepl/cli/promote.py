@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import click
 
-from synrepl.cli.errors import EXIT_CODES, Trouble, confirm, connect, secret_option, url_option
+from synrepl.cli.errors import EXIT_CODES, CliError, confirm, connect, secret_option, url_option
 from synrepl.cli.long_request import post_and_watch
-from synrepl.http_client import Asking, Refused, Unreachable
+from synrepl.http_client import BlockingClient, ConnectError, HttpError
 
 __all__ = ["WHAT_TO_DO", "promote"]
 
@@ -60,24 +60,24 @@ def promote(url: str, secret_file: Path | None, force: bool, yes: bool, as_json:
             json.dumps({"force": force}).encode(),
             _shown,
         )
-    except Refused as error:
+    except HttpError as error:
         _refused(error, as_json=as_json)
-        raise Trouble(f"{url}: {error.code}: {error.message}") from error
-    except Unreachable as error:
+        raise CliError(f"{url}: {error.code}: {error.message}") from error
+    except ConnectError as error:
         why = f"{url}: {error}; whether it was promoted is not known: ask synrepl status --url {url}"
-        raise Trouble(why) from error
+        raise CliError(why) from error
     if as_json:
         click.echo(json.dumps(answer))
     else:
         click.echo(f"primary in epoch {answer['epoch']}, from serial {answer['serial']} on")
 
 
-def _confirm_if_fenced(asking: Asking, url: str, *, yes: bool) -> None:
+def _confirm_if_fenced(asking: BlockingClient, url: str, *, yes: bool) -> None:
     """Explain what the promotion of a fenced daemon means, and ask whether to go on."""
     try:
         status = asking.get_json("/v1/status")
-    except (Unreachable, Refused) as error:
-        raise Trouble(f"{url}: {error}; nothing was asked of it") from error
+    except (ConnectError, HttpError) as error:
+        raise CliError(f"{url}: {error}; nothing was asked of it") from error
     if status.get("role") != "fenced":
         return
     click.echo(
@@ -101,7 +101,7 @@ def _shown(status: Mapping[str, Any]) -> str:
     return f"{upstream['state']}: serial {status['serial']} of {upstream['serial']}{missing}"
 
 
-def _refused(error: Refused, *, as_json: bool) -> None:
+def _refused(error: HttpError, *, as_json: bool) -> None:
     todo = WHAT_TO_DO.get(error.code, "")
     if as_json:
         click.echo(json.dumps({**error.body, "what_to_do": todo}))

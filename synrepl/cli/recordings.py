@@ -17,7 +17,7 @@ from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect, span
 
-__all__ = ["BadLine", "Recorded", "Recording", "as_posted", "read"]
+__all__ = ["BadLine", "RecordedFacts", "Recording", "as_posted", "read"]
 
 _MARKED: Final = re.compile(rb"\s*(\d+(?:\.\d+)?) (?:(c\d+) )?([<>*]) (.*)", re.DOTALL)
 _PUBLISHED: Final = re.compile(rb"\d+\t[^\t]*\t(.*)", re.DOTALL)
@@ -26,7 +26,7 @@ _TOKEN: Final = re.compile(rb"-?\d+|batch")
 _WITH_INSTANCE: Final = span(since="1.13")
 
 
-class Recorded(msgspec.Struct, frozen=True):
+class RecordedFacts(msgspec.Struct, frozen=True):
     """A fact of a recording: its rows in canonical form. `at` is when it came, in seconds, if known; `writer`
     who wrote it, if that is to be kept.
     """
@@ -49,7 +49,7 @@ class Recording(msgspec.Struct, frozen=True):
     """What a recorded session holds."""
 
     dialect: Dialect
-    facts: list[Recorded]
+    facts: list[RecordedFacts]
     bad: list[BadLine]
 
 
@@ -84,14 +84,14 @@ def read(
     those of `connection` count, or else those of the first one with rows.
     """
     if data.lstrip()[:1] == b"{":
-        return _Reading(table, NEWEST).changelog(data)
+        return _RecordingReader(table, NEWEST).changelog(data)
     lines = list(_received(data))
     if connection is None:
         connection = next((line.connection for line in lines if line.text.startswith(b"RDATA ")), "")
     lines = [line for line in lines if line.connection == connection]
     if dialect is None:
         dialect = _found(line.text for line in lines)
-    return _Reading(table, dialect).all(lines)
+    return _RecordingReader(table, dialect).all(lines)
 
 
 def _received(data: bytes) -> Iterable[_Line]:
@@ -120,7 +120,7 @@ def _found(lines: Iterable[bytes]) -> Dialect:
     return guess
 
 
-class _Reading:
+class _RecordingReader:
     """Joins the rows of a fact, and checks them."""
 
     def __init__(self, table: StreamTable, dialect: Dialect) -> None:
@@ -128,7 +128,7 @@ class _Reading:
         self._dialect = dialect
         self._words = 3 if dialect.release in _WITH_INSTANCE else 2
         self._begun: dict[tuple[bytes, ...], list[_Row]] = {}
-        self._facts: list[Recorded] = []
+        self._facts: list[RecordedFacts] = []
         self._bad: list[BadLine] = []
 
     def all(self, lines: Iterable[_Line]) -> Recording:
@@ -183,12 +183,12 @@ class _Reading:
             except RowError as error:
                 self._leave_out(row.number, stream, error.why)
         if declared is not None and texts:
-            self._facts.append(Recorded(declared.name, texts, rows[-1].at, writer))
+            self._facts.append(RecordedFacts(declared.name, texts, rows[-1].at, writer))
 
     def _leave_out(self, number: int, stream: bytes, why: str) -> None:
         self._bad.append(BadLine(number, stream.decode(errors="replace"), why))
 
 
-def as_posted(fact: Recorded) -> bytes:
+def as_posted(fact: RecordedFacts) -> bytes:
     """The fact as a JSON array of its rows."""
     return jsontext.join(fact.rows)

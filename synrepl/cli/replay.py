@@ -12,11 +12,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from synrepl.cli.errors import EXIT_CODES, Trouble, connect, dialect_option, secret_option, url_option
-from synrepl.cli.fact_poster import BATCH, Posting
+from synrepl.cli.errors import EXIT_CODES, CliError, connect, dialect_option, secret_option, url_option
+from synrepl.cli.fact_poster import BATCH, FactPoster
 from synrepl.cli.progress import Advance
-from synrepl.cli.recordings import Recorded, Recording, as_posted, read
-from synrepl.http_client import Refused
+from synrepl.cli.recordings import RecordedFacts, Recording, as_posted, read
+from synrepl.http_client import HttpError
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import Dialect
 
@@ -59,7 +59,7 @@ def replay(
     the recorded tokens are not kept. A row in no known shape is told on standard error and left out, and the
     exit code is 1 at the end.
     """
-    posting = Posting(connect(url, secret_file))
+    posting = FactPoster(connect(url, secret_file))
     recording = _recording(file, dialect, connection)
     for bad in recording.bad:
         click.echo(f"{file}, line {bad.number}: left out a row of {bad.stream}: {bad.why}", err=True)
@@ -72,10 +72,10 @@ def replay(
                 posting.post(facts[0].stream, list(map(as_posted, facts)), writer=facts[0].writer)
                 stored += len(facts)
                 advance.step(len(facts), len(facts))
-    except Refused as error:
-        raise Trouble(f"{error.message}; {stored} facts were stored before") from error
+    except HttpError as error:
+        raise CliError(f"{error.message}; {stored} facts were stored before") from error
     except KeyboardInterrupt:
-        raise Trouble(
+        raise CliError(
             f"interrupted; {stored} facts were stored, and perhaps some that were under way"
         ) from None
     _summary(recording, time.monotonic() - begun, as_json=as_json)
@@ -87,19 +87,19 @@ def _recording(file: Path, dialect: Dialect | None, connection: str | None) -> R
     try:
         data = sys.stdin.buffer.read() if file == Path("-") else file.read_bytes()
     except OSError as error:
-        raise Trouble(f"cannot read {file}: {error.strerror}") from error
+        raise CliError(f"cannot read {file}: {error.strerror}") from error
     recording = read(data, StreamTable.default(), dialect=dialect, connection=connection)
     if not recording.facts and not recording.bad:
-        raise Trouble(f"{file} holds no rows" + (f" of connection {connection}" if connection else ""))
+        raise CliError(f"{file} holds no rows" + (f" of connection {connection}" if connection else ""))
     return recording
 
 
-def _requests(facts: Sequence[Recorded], speed: float) -> Iterator[list[Recorded]]:
+def _requests(facts: Sequence[RecordedFacts], speed: float) -> Iterator[list[RecordedFacts]]:
     """Neighbors of one stream and writer together, within bounds; with a speed, only what came at the same
     time.
     """
     for _, run in groupby(facts, key=lambda fact: (fact.stream, fact.writer, fact.at if speed else None)):
-        batch: list[Recorded] = []
+        batch: list[RecordedFacts] = []
         room = BATCH_BYTES
         for fact in run:
             size = sum(map(len, fact.rows))
@@ -111,7 +111,7 @@ def _requests(facts: Sequence[Recorded], speed: float) -> Iterator[list[Recorded
         yield batch
 
 
-def _wait_for(fact: Recorded, first: Recorded, speed: float, begun: float) -> None:
+def _wait_for(fact: RecordedFacts, first: RecordedFacts, speed: float, begun: float) -> None:
     if speed and fact.at is not None and first.at is not None:
         time.sleep(max(0.0, begun + (fact.at - first.at) / speed - time.monotonic()))
 

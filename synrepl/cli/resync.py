@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import click
 
-from synrepl.cli.errors import EXIT_CODES, Trouble, confirm, connect, secret_option, url_option
+from synrepl.cli.errors import EXIT_CODES, CliError, confirm, connect, secret_option, url_option
 from synrepl.cli.progress import Advance
-from synrepl.http_client import Asking, Refused, Unreachable
+from synrepl.http_client import BlockingClient, ConnectError, HttpError
 
 __all__ = ["resync"]
 
@@ -44,8 +44,8 @@ def resync(url: str, secret_file: Path | None, yes: bool, wait: float, as_json: 
         confirm(yes=yes)
         asking.post_json("/v1/resync", b"{}")
         after = _follow(asking, wait)
-    except (Unreachable, Refused) as error:
-        raise Trouble(f"{url}: {error}") from error
+    except (ConnectError, HttpError) as error:
+        raise CliError(f"{url}: {error}") from error
     upstream = after.get("upstream") or {}
     told = {
         "only_here": upstream.get("only_here", []),
@@ -60,7 +60,7 @@ def resync(url: str, secret_file: Path | None, yes: bool, wait: float, as_json: 
         click.echo(f"{told['state']}, at serial {told['serial']} of epoch {after['epoch']}")
     if told["state"] != "live":
         why = upstream.get("why") or f"it is {told['state']}"
-        raise Trouble(
+        raise CliError(
             f"it does not follow yet: {why}; synrepl status --watch --url {url} shows how it goes on"
         )
 
@@ -71,7 +71,7 @@ def _explain(status: Mapping[str, Any]) -> None:
     refusal = upstream.get("refusal") or {}
     is_stopped = upstream.get("state") == "stopped"
     if not is_stopped and status["role"] != "fenced":
-        raise Trouble(f"there is nothing to give up: this daemon is {status['role']}, {status['state']}")
+        raise CliError(f"there is nothing to give up: this daemon is {status['role']}, {status['state']}")
     why = f"{refusal.get('code')}: {refusal.get('message')}" if is_stopped else status.get("why", "")
     primary = ", ".join(part for part in str(status.get("primary", "")).split() if part != "-")
     click.echo(f"{status['state']}: {why}", err=True)
@@ -84,7 +84,7 @@ def _explain(status: Mapping[str, Any]) -> None:
     )
 
 
-def _follow(asking: Asking, wait: float) -> Mapping[str, Any]:
+def _follow(asking: BlockingClient, wait: float) -> Mapping[str, Any]:
     """Watch it join, with a bar on a terminal; gives the last status."""
     until = time.monotonic() + wait
     with Advance("joining", None) as advance:

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from synrepl.cli import tables
-from synrepl.cli.errors import EXIT_CODES, Trouble, connect, secret_option, url_option
-from synrepl.http_client import Asking, Refused, Unreachable
+from synrepl.cli.errors import EXIT_CODES, CliError, connect, secret_option, url_option
+from synrepl.http_client import BlockingClient, ConnectError, HttpError
 
 __all__ = ["ask_status", "status"]
 
@@ -63,7 +63,7 @@ def _watch(url: str, secret_file: Path | None, interval: float, *, as_json: bool
                 try:
                     found = _ask(asking)
                     parts = _parts(found, time.time())
-                except (Unreachable, Refused) as error:
+                except (ConnectError, HttpError) as error:
                     found = {"error": str(error)}
                     parts = [Text(f"{url}: {error}", style="bold red")]
                 if as_json:
@@ -137,12 +137,12 @@ def ask_status(url: str, secret_file: Path | None) -> dict[str, Any]:
     """What the daemon at this address says about itself."""
     try:
         return _ask(connect(url, secret_file, timeout=TIMEOUT_SECONDS))
-    except (Unreachable, Refused) as error:
-        raise Trouble(f"{url}: {error}") from error
+    except (ConnectError, HttpError) as error:
+        raise CliError(f"{url}: {error}") from error
 
 
-def _ask(asking: Asking) -> dict[str, Any]:
+def _ask(asking: BlockingClient) -> dict[str, Any]:
     found = asking.get_json("/v1/status")
     if not isinstance(found, dict):
-        raise Trouble(f"{asking.url} does not answer as a synrepl daemon does")
+        raise CliError(f"{asking.url} does not answer as a synrepl daemon does")
     return found

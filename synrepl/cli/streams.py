@@ -10,7 +10,7 @@ from rich.table import Table
 
 from synrepl.cli.errors import EXIT_CODES, secret_option, url_option
 from synrepl.cli.status import ask_status
-from synrepl.cli.stuck_streams import Stuck, of_database, of_status
+from synrepl.cli.stuck_streams import StuckStream, of_database, of_status
 
 __all__ = ["streams"]
 
@@ -55,7 +55,7 @@ def streams(url: str, secret_file: Path | None, stuck: bool, database: str | Non
     Console().print(table)
 
 
-def _show_stuck(found: Stuck, *, as_json: bool) -> None:
+def _show_stuck(found: StuckStream, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found.as_json()))
     else:

@@ -7,13 +7,13 @@ from typing import Any
 import click
 import msgspec
 
-from synrepl.cli.errors import Trouble
+from synrepl.cli.errors import CliError
 from synrepl.errors import ConfigError, ReplicationError
 from synrepl.storage.databases import Database
 from synrepl.storage.doctor import Hold, holds, read_holds
 from synrepl.storage.ids.writers import WriterState
 
-__all__ = ["Stuck", "of_database", "of_status"]
+__all__ = ["StuckStream", "of_database", "of_status"]
 
 
 class ReadTable(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class ReadTable(msgspec.Struct, frozen=True):
     right_at: float | None = None
 
 
-class Stuck(msgspec.Struct, frozen=True, kw_only=True):
+class StuckStream(msgspec.Struct, frozen=True, kw_only=True):
     """Who holds what. `remark`: why there may be nothing to tell."""
 
     holds: Sequence[Hold]
@@ -55,28 +55,30 @@ class Stuck(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def of_database(url: str) -> Stuck:
+def of_database(url: str) -> StuckStream:
     """As the tables of the writers tell."""
     try:
         database = Database(url, what="synrepl streams")
     except (ConfigError, ReplicationError) as error:
         raise click.UsageError(str(error)) from error
     try:
-        return Stuck(holds=read_holds(database, time.time()))
+        return StuckStream(holds=read_holds(database, time.time()))
     except ReplicationError as error:
-        raise Trouble(str(error)) from error
+        raise CliError(str(error)) from error
 
 
-def of_status(status: dict[str, Any]) -> Stuck:
+def of_status(status: dict[str, Any]) -> StuckStream:
     """As a daemon tells that reads streams from tables."""
     if not status.get("tables") and not status.get("writers"):
-        return Stuck(holds=[], remark="this daemon reads no streams from tables; --database asks a database")
+        return StuckStream(
+            holds=[], remark="this daemon reads no streams from tables; --database asks a database"
+        )
     try:
         states = msgspec.convert(status.get("writers") or [], list[WriterState])
         tables = msgspec.convert(status.get("tables") or [], list[ReadTable])
     except msgspec.ValidationError as error:
-        raise Trouble(f"the daemon does not tell of its tables as this release knows it: {error}") from error
+        raise CliError(f"the daemon does not tell of its tables as this release knows it: {error}") from error
     positions: dict[str, dict[str, int]] = {}
     for state in states:
         positions.setdefault(state.stream, {})[state.writer] = state.position
-    return Stuck(holds=holds(states, positions, time.time()), tables=tables)
+    return StuckStream(holds=holds(states, positions, time.time()), tables=tables)

@@ -6,8 +6,8 @@ from typing import Literal
 
 import click
 
-from synrepl.cli.errors import EXIT_CODES, Trouble, dialect_option, read_secret, secret_option
-from synrepl.cli.output import Lines
+from synrepl.cli.errors import EXIT_CODES, CliError, dialect_option, read_secret, secret_option
+from synrepl.cli.output import JsonLines
 from synrepl.errors import ConfigError, StorageError
 from synrepl.storage.position_files import FilePositions
 from synrepl.transports.redis.address import SCHEMES
@@ -71,11 +71,11 @@ def tail(
 
     from synrepl.cli.log_level import quiet
     from synrepl.cli.tail_changelog import tail_changelog
-    from synrepl.cli.tail_common import Tailing
+    from synrepl.cli.tail_common import TailOutput
     from synrepl.cli.tail_lines import tail_lines
 
     quiet()
-    tailing = Tailing(reactor, Lines(), exit_after=exit_after)
+    tailing = TailOutput(reactor, JsonLines(), exit_after=exit_after)
     try:
         if file is not None:
             file.open()
@@ -103,12 +103,12 @@ def tail(
                 secret=secret,
             )
     except (StorageError, ConfigError) as error:
-        raise Trouble(str(error)) from error
+        raise CliError(str(error)) from error
     finally:
         if file is not None:
             file.close()
     if tailing.trouble:
-        raise Trouble(tailing.trouble)
+        raise CliError(tailing.trouble)
 
 
 def _endpoint(target: str) -> str:

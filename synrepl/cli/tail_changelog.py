@@ -10,13 +10,13 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.web._newclient import ParseError
 
-from synrepl.cli.tail_common import Tailing
+from synrepl.cli.tail_common import TailOutput
 from synrepl.cli.tail_failures import advice_for
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError, StorageError
 from synrepl.ports.tasks import Tasks
 from synrepl.storage.position_files import ChangelogPlace, FilePositions
 from synrepl.streams import jsontext
-from synrepl.transports.http.client import AheadOfLog, HttpChangelog, RequestRefused
+from synrepl.transports.http.client import AheadOfLog, ApiResponseError, ChangelogClient
 from synrepl.transports.tls import tls_trouble
 
 __all__ = ["tail_changelog"]
@@ -44,7 +44,7 @@ class _Fact(msgspec.Struct):
 
 
 def tail_changelog(
-    tailing: Tailing,
+    tailing: TailOutput,
     url: str,
     *,
     streams: Sequence[str],
@@ -54,16 +54,16 @@ def tail_changelog(
     secret: str | None,
 ) -> None:
     """Read a daemon's changelog, and print it, until the end."""
-    reading = _Reading(tailing, url, streams, start, state, server_name, secret)
+    reading = _ChangelogTail(tailing, url, streams, start, state, server_name, secret)
     tailing.run(reading.start, reading.stop)
 
 
-class _Reading:
+class _ChangelogTail:
     """One reader, and its place."""
 
     def __init__(
         self,
-        tailing: Tailing,
+        tailing: TailOutput,
         url: str,
         streams: Sequence[str],
         start: Literal["latest", "earliest"],
@@ -78,7 +78,7 @@ class _Reading:
         self._state = state
         self._server_name = server_name
         self._secret = secret
-        self._changelog = HttpChangelog(tailing.reactor, url, secret=secret)
+        self._changelog = ChangelogClient(tailing.reactor, url, secret=secret)
         self._tasks = Tasks(Logger(), "tail")
         self._place = state.load_place() if state is not None else None
         self._save_timer: Any = None
@@ -111,7 +111,7 @@ class _Reading:
                     "error", message=f"{error}: its history is another one than what was read before"
                 )
                 self._tailing.end(f"{error}; start anew, without the old state")
-            except RequestRefused as error:
+            except ApiResponseError as error:
                 if not error.retryable:
                     self._tailing.end(str(error))
                     return
@@ -152,7 +152,7 @@ class _Reading:
             why = f"{self._url} cannot be reached: {_reason(error)}"
             raise (NotConnected if advice_for(why) is None else RemoteProtocolError)(why) from error
         if response.code != 200:
-            raise RequestRefused(
+            raise ApiResponseError(
                 url=url, status=response.code, code="refused", message="is the secret right?"
             )
         try:

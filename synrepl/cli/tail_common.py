@@ -3,21 +3,21 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from synrepl.cli.output import Lines, OutputClosed
+from synrepl.cli.output import JsonLines, OutputClosed
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import SaveablePosition
 from synrepl.storage.position_files import FilePositions
 
-__all__ = ["PrintedPositions", "Tailing"]
+__all__ = ["PrintedPositions", "TailOutput"]
 
 
-class Tailing:
+class TailOutput:
     """Prints, at most once a turn of the reactor, until it is told to end, nobody reads, or enough is out.
 
     `exit_after` is how many facts are enough; None is never.
     """
 
-    def __init__(self, reactor: Any, lines: Lines, *, exit_after: int | None) -> None:
+    def __init__(self, reactor: Any, lines: JsonLines, *, exit_after: int | None) -> None:
         self.reactor = reactor
         self.trouble = ""
         self.is_ending = False
@@ -80,7 +80,7 @@ class Tailing:
 class PrintedPositions:
     """An `IPositionStore` that claims nothing that was not printed."""
 
-    def __init__(self, file: FilePositions, tailing: Tailing) -> None:
+    def __init__(self, file: FilePositions, tailing: TailOutput) -> None:
         self._file = file
         self._tailing = tailing
 

@@ -9,8 +9,8 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.python.failure import Failure
 
-from synrepl.cli.tail_common import Tailing
-from synrepl.replication.follower.follower import Event, Follower
+from synrepl.cli.tail_common import TailOutput
+from synrepl.replication.follower.follower import Follower, FollowerEvent
 from synrepl.wire.commands import Position
 
 __all__ = ["PERMANENT", "PermanentFailure", "TargetCheck", "advice_for", "speaks_http"]
@@ -65,7 +65,7 @@ class TargetCheck:
 
     def __init__(
         self,
-        tailing: Tailing,
+        tailing: TailOutput,
         target: str,
         *,
         streams: Collection[str],
@@ -85,7 +85,7 @@ class TargetCheck:
         follower.on_event(self.event)
         follower.on_command(Position)(self.position)
 
-    def event(self, event: Event) -> None:
+    def event(self, event: FollowerEvent) -> None:
         """Something happened to the follower."""
         match event.kind:
             case "connected":

@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 from twisted.internet.defer import Deferred
 
-from synrepl.cli.tail_common import PrintedPositions, Tailing
+from synrepl.cli.tail_common import PrintedPositions, TailOutput
 from synrepl.cli.tail_failures import TargetCheck, speaks_http
-from synrepl.replication.follower.follower import Event, Follower, untyped
+from synrepl.replication.follower.follower import Follower, FollowerEvent, untyped
 from synrepl.replication.follower.strategy import following
 from synrepl.replication.follower.updates import Updates
 from synrepl.services import connect
@@ -21,7 +21,7 @@ __all__ = ["tail_lines"]
 
 
 def tail_lines(
-    tailing: Tailing,
+    tailing: TailOutput,
     endpoint: str,
     *,
     streams: Sequence[str],
@@ -87,7 +87,7 @@ def tail_lines(
     tailing.run(service.startService, stop)
 
 
-def _check(tailing: Tailing, endpoint: str, streams: Sequence[str], dialect: Dialect) -> TargetCheck:
+def _check(tailing: TailOutput, endpoint: str, streams: Sequence[str], dialect: Dialect) -> TargetCheck:
     def probe() -> "Deferred[bool]":
         asked = speaks_http(tailing.reactor, client_endpoint(tailing.reactor, endpoint))
         return Deferred.fromCoroutine(asked)
@@ -96,7 +96,7 @@ def _check(tailing: Tailing, endpoint: str, streams: Sequence[str], dialect: Dia
     return TargetCheck(tailing, endpoint, streams=streams, tells_all=tells_all, probe=probe)
 
 
-def _show_event(tailing: Tailing, event: Event) -> None:
+def _show_event(tailing: TailOutput, event: FollowerEvent) -> None:
     match event.kind:
         case "connected":
             tailing.say("connected")

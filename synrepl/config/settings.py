@@ -19,7 +19,7 @@ from synrepl.transports.credentials import Credentials
 from synrepl.wire.dialect import Dialect
 
 if TYPE_CHECKING:
-    from synrepl.replication.write_policy import Write
+    from synrepl.replication.write_policy import StreamWrite
     from synrepl.storage.tables.layout import TableStream
     from synrepl.transports.redis.address import RedisAddress
 
@@ -63,7 +63,7 @@ class Settings:
         parse=values.redis,
         metavar="URL",
     )
-    redis_writes: "tuple[Write, ...]" = setting(  # noqa: RUF009  # gives a field
+    redis_writes: "tuple[StreamWrite, ...]" = setting(  # noqa: RUF009  # gives a field
         (),
         "The streams that this process writes on Redis, with commas between, or all. None: it only listens.",
         parse=values.redis_writes,

@@ -12,10 +12,10 @@ from synrepl.transports.endpoints import split
 if TYPE_CHECKING:
     from synrepl.wire.dialect import Dialect
 
-__all__ = ["Checked", "check", "is_loopback"]
+__all__ = ["ValidSettings", "check", "is_loopback"]
 
 
-class Checked(Protocol):
+class ValidSettings(Protocol):
     """The settings that must fit together; `settings.Settings` has them."""
 
     @property
@@ -58,7 +58,7 @@ class Checked(Protocol):
     def upstream_writers(self) -> Sequence[str] | None: ...
 
 
-def check(built: Checked) -> None:
+def check(built: ValidSettings) -> None:
     """Raises `ConfigError`."""
     _check_open(built)
     _check_name(built)
@@ -103,7 +103,7 @@ def wants_certificates(description: str) -> bool:
     return kind == "tls" and "trustRoots" in named
 
 
-def _check_open(built: Checked) -> None:
+def _check_open(built: ValidSettings) -> None:
     """Closed by default: what listens beyond this machine needs a guard, or a word that it has none."""
     if built.insecure:
         return
@@ -124,13 +124,13 @@ def _check_open(built: Checked) -> None:
         )
 
 
-def _check_upstream(built: Checked) -> None:
+def _check_upstream(built: ValidSettings) -> None:
     """What only a replica has."""
     if built.upstream is None and (built.upstream_streams or built.upstream_writers):
         raise ConfigError("--upstream-streams and --upstream-writers need --upstream: say of whom")
 
 
-def _check_name(built: Checked) -> None:
+def _check_name(built: ValidSettings) -> None:
     """A writer's name is its own: two that share one make the others drop facts of both."""
     if not built.redis_writes:
         return

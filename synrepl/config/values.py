@@ -16,7 +16,7 @@ from synrepl.transports.endpoints import check_client, check_server
 from synrepl.wire.dialect import Dialect
 
 if TYPE_CHECKING:
-    from synrepl.replication.write_policy import Write
+    from synrepl.replication.write_policy import StreamWrite
     from synrepl.storage.tables.layout import TableStream
     from synrepl.transports.redis.address import RedisAddress
 
@@ -287,7 +287,7 @@ def redis(value: Any) -> "RedisAddress | None":
     return RedisAddress.parse(text(value))
 
 
-def redis_writes(value: Any) -> "tuple[Write, ...]":
+def redis_writes(value: Any) -> "tuple[StreamWrite, ...]":
     """Streams that are told on Redis."""
     if value in ((), [], None, ""):
         return ()

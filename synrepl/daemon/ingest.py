@@ -14,20 +14,20 @@ from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
 
 if TYPE_CHECKING:
-    from synrepl.ingest import Sources
-    from synrepl.replication.write_policy import Writing
+    from synrepl.ingest import SourceManager
+    from synrepl.replication.write_policy import WritePolicy
     from synrepl.storage.ids.writers import WriterState
     from synrepl.storage.tables.layout import TableStream
     from synrepl.storage.tables.source import TableSource
     from synrepl.storage.wakeups import Wakeups
 
-__all__ = ["Bringing"]
+__all__ = ["IngestServices"]
 
 POLL_SECONDS: Final = 1.0
 """How often tables are looked at although nobody said that they changed."""
 
 
-class Bringing:
+class IngestServices:
     """What the settings name of these, open while this daemon is the primary.
 
     `lost` is told of a stream of which facts were lost where they came from.
@@ -44,7 +44,7 @@ class Bringing:
         lost: Callable[[str], None],
     ) -> None:
         self.tables: TableSource | None = None
-        self.sources: Sources | None = None
+        self.sources: SourceManager | None = None
         self._settings = settings
         self._reactor = reactor
         self._table = table
@@ -55,14 +55,14 @@ class Bringing:
         self._wakeups: Wakeups | None = None
         self._writing = self._make_writing()
 
-    def _make_writing(self) -> "Writing | None":
+    def _make_writing(self) -> "WritePolicy | None":
         settings = self._settings
         if settings.redis is None and not settings.follow:
             return None
         # Here, so that a daemon that hears nobody need not have all of this in memory.
-        from synrepl.replication.write_policy import Writing
+        from synrepl.replication.write_policy import WritePolicy
 
-        return Writing(
+        return WritePolicy(
             settings.redis_writes,
             instance=settings.instance_name,
             table=self._table,
@@ -157,9 +157,9 @@ class Bringing:
         """Hear what the settings name, if they name anything."""
         if self._writing is None:
             return
-        from synrepl.ingest import Sources
+        from synrepl.ingest import SourceManager
 
-        self.sources = Sources(
+        self.sources = SourceManager(
             self._settings,
             self._reactor,
             log=log,

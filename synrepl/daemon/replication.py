@@ -10,7 +10,7 @@ from twisted.logger import Logger
 from synrepl.config import Settings
 from synrepl.errors import StorageError
 from synrepl.ports.access import Keyring
-from synrepl.ports.history import Place
+from synrepl.ports.history import LogPosition
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
@@ -18,10 +18,10 @@ from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.files import Files
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.relay import LeaseTerms, Relays
+from synrepl.replication.relay import LeaseTerms, ReplicaRegistry
 from synrepl.replication.retention import Retention, keys_of
-from synrepl.replication.roles import PRIMARY, REPLICA, Claim, Described, HandOver, ReadOnlyHere, Roles
-from synrepl.storage import Leftovers, Log, ReactorThread
+from synrepl.replication.roles import PRIMARY, REPLICA, Claim, HandOver, PeerStatus, ReadOnlyHere, RoleManager
+from synrepl.storage import DivergedFacts, Log, ReactorThread
 from synrepl.storage.files import FileQueue, FileStore
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
@@ -31,9 +31,9 @@ from synrepl.wire.session import Keepalive
 
 if TYPE_CHECKING:
     from synrepl.replication.replica import IUpstream, Replica
-    from synrepl.transports.http.peer_client import HttpTelling
+    from synrepl.transports.http.peer_client import PeerClient
 
-__all__ = ["Copies"]
+__all__ = ["ReplicationServices"]
 
 ENDPOINTS: Final = ("tcp", "ssl", "tls", "unix")
 """The kinds of endpoints that replicas connect to."""
@@ -41,7 +41,7 @@ ENDPOINTS: Final = ("tcp", "ssl", "tls", "unix")
 NOT_READY: Final = "this daemon is a replica itself, and has no whole copy yet"
 
 
-class Copies:
+class ReplicationServices:
     """The relays, the role and the leases of one daemon.
 
     `address` says where it is, once it listens. `changed` is called when its role has changed. Until `start`
@@ -85,11 +85,11 @@ class Copies:
         self._fetching: Any = None
         self._fetching_from = ""
         self._tasks = Tasks(self._logger, "copies")
-        self._telling = _Telling(reactor, credentials, self._secret_of)
-        self._leftovers = Leftovers(settings.database_path, ReactorThread(reactor, "leftovers"))
+        self._telling = _LazyPeerClient(reactor, credentials, self._secret_of)
+        self._leftovers = DivergedFacts(settings.database_path, ReactorThread(reactor, "leftovers"))
         self.files = self._make_files()
         log.sealed = _starting
-        self.roles = Roles(
+        self.roles = RoleManager(
             log,
             reactor,
             name=self.name,
@@ -104,7 +104,7 @@ class Copies:
             count_refused=lambda code: metrics.claims_refused.labels(code).inc(),
             count_later_epoch=metrics.later_epochs.inc,
         )
-        self.relays = Relays(
+        self.relays = ReplicaRegistry(
             log,
             publisher,
             reactor,
@@ -392,7 +392,7 @@ class Copies:
         return anew
 
 
-class _Telling:
+class _LazyPeerClient:
     """`roles.ITellOthers`; its parts are made when they are first needed: most daemons never tell anybody."""
 
     def __init__(
@@ -401,23 +401,23 @@ class _Telling:
         self._reactor = reactor
         self._credentials = credentials
         self._secret_of = secret_of
-        self._made: dict[str | None, HttpTelling] = {}
+        self._made: dict[str | None, PeerClient] = {}
 
-    def _to(self, address: Address, *, trusted: bool = True) -> "HttpTelling":
-        from synrepl.transports.http.peer_client import HttpTelling
+    def _to(self, address: Address, *, trusted: bool = True) -> "PeerClient":
+        from synrepl.transports.http.peer_client import PeerClient
 
         secret = self._secret_of(address) if trusted else None
         if secret not in self._made:
-            self._made[secret] = HttpTelling(self._reactor, self._credentials.with_secret(secret))
+            self._made[secret] = PeerClient(self._reactor, self._credentials.with_secret(secret))
         return self._made[secret]
 
-    async def hand_over(self, address: Address, asked: HandOver) -> Place:
+    async def hand_over(self, address: Address, asked: HandOver) -> LogPosition:
         return await self._to(address).hand_over(address, asked)
 
     async def claim(self, address: Address, claim: Claim) -> None:
         await self._to(address).claim(address, claim)
 
-    async def describe(self, address: Address, *, trusted: bool) -> Described:
+    async def describe(self, address: Address, *, trusted: bool) -> PeerStatus:
         return await self._to(address, trusted=trusted).describe(address)
 
     async def digest(self, address: Address, serial: int, *, trusted: bool) -> str | None:

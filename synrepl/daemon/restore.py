@@ -7,11 +7,11 @@ from typing import Any, Final
 from twisted.logger import Logger
 
 from synrepl.errors import ConfigError, StorageError
-from synrepl.pipeline.snapshot.snapshot import PartFile, Snapshot, read_snapshot
+from synrepl.pipeline.snapshot.snapshot import PartFile, SnapshotManifest, read_snapshot
 from synrepl.pipeline.source.schema import COLUMNS
 from synrepl.pipeline.store import Store
-from synrepl.ports.history import Place, Turn
-from synrepl.ports.history import Snapshot as Beside
+from synrepl.ports.history import EpochStart, LogPosition
+from synrepl.ports.history import LogSnapshot as Beside
 from synrepl.storage import Log, ReactorThread
 from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
@@ -69,7 +69,7 @@ async def _restore(
             for first in range(0, len(facts), COMMIT_FACTS):
                 some = facts[first : first + COMMIT_FACTS]
                 last = some[-1]
-                upto = Place(last.epoch, last.serial, last.digest)
+                upto = LogPosition(last.epoch, last.serial, last.digest)
                 await copy.add(some, upto, begin=snapshot.place)
                 done += len(some)
                 if seconds() - told >= TELL_SECONDS:
@@ -95,7 +95,7 @@ async def _restore(
         if not is_replica:
             # In the copy, so that a kill cannot leave the log in the epoch that is over.
             await copy.begin_epoch(
-                Turn(
+                EpochStart(
                     epoch=snapshot.place.epoch + 1,
                     serial=snapshot.place.serial,
                     digest=snapshot.place.digest,
@@ -110,7 +110,7 @@ async def _restore(
         raise
 
 
-def _checked(store: Store, server_name: str) -> Snapshot:
+def _checked(store: Store, server_name: str) -> SnapshotManifest:
     """In a thread: the snapshot, all of whose files are as they were written."""
     snapshot = read_snapshot(store)
     if snapshot is None:

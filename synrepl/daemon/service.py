@@ -14,16 +14,16 @@ from twisted.logger import Logger
 
 from synrepl.config import Settings
 from synrepl.config import settings as all_settings
-from synrepl.daemon.ingest import Bringing
-from synrepl.daemon.replication import Copies
-from synrepl.daemon.write_forwarder import Passing
+from synrepl.daemon.ingest import IngestServices
+from synrepl.daemon.replication import ReplicationServices
+from synrepl.daemon.write_forwarder import LazyWriteForwarder
 from synrepl.errors import ConfigError, ReplicationError, StorageError
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
-from synrepl.replication.commit_metrics import Observer
+from synrepl.replication.commit_metrics import CommitMetrics
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.relay import Relays
+from synrepl.replication.relay import ReplicaRegistry
 from synrepl.replication.roles import PRIMARY, REPLICA
 from synrepl.storage import Log, ReactorThread, engine_for
 from synrepl.streams.stream import Stream
@@ -75,9 +75,9 @@ class Daemon(Service):
         self.failure = ""
         self.log: Log | None = None
         self.publisher: Publisher | None = None
-        self.bringing: Bringing
-        self.copies: Copies | None = None
-        self.passing: Passing | None = None
+        self.bringing: IngestServices
+        self.copies: ReplicationServices | None = None
+        self.passing: LazyWriteForwarder | None = None
         self._reactor = reactor
         self._on_failure = on_failure if on_failure is not None else reactor.stop
         self._tasks = Tasks(self._logger, "daemon")
@@ -133,7 +133,7 @@ class Daemon(Service):
             engine = engine_for(self.settings.database)
         except StorageError as error:
             raise _CannotStart(f"the log: {error}") from error
-        self.bringing = Bringing(
+        self.bringing = IngestServices(
             self.settings,
             reactor,
             table=self.table,
@@ -160,7 +160,7 @@ class Daemon(Service):
         except StorageError as error:
             raise _CannotStart(f"the log {self.settings.database}: {error}") from error
         self.log = log
-        log.watch(Observer(self.metrics).committed)
+        log.watch(CommitMetrics(self.metrics).committed)
         self.publisher = Publisher(
             log,
             self.table,
@@ -176,7 +176,7 @@ class Daemon(Service):
         assert self.publisher is not None
         if self.settings.snapshot is not None:
             await self._restore(self.log, self.settings.snapshot)
-        self.copies = Copies(
+        self.copies = ReplicationServices(
             self.settings,
             self._reactor,
             log=self.log,
@@ -191,7 +191,7 @@ class Daemon(Service):
         self.log.on_replaced(self._history_replaced)
         self.log.on_turned(self._epoch_began)
         self.log.on_replaced(self.copies.files.rebuild)
-        self.passing = Passing(self.log, self._reactor, self.copies, self.credentials)
+        self.passing = LazyWriteForwarder(self.log, self._reactor, self.copies, self.credentials)
         await self.copies.start()
         if self.copies.roles.role == PRIMARY:
             # Here, so that what is wrong with them is said before anybody is served.
@@ -331,7 +331,7 @@ class Daemon(Service):
         advertised = [self.settings.advertise] if self.settings.advertise else []
         return [*(self.settings.allowed_hosts or ()), *advertised]
 
-    def _relays(self) -> Relays:
+    def _relays(self) -> ReplicaRegistry:
         assert self.copies is not None
         return self.copies.relays
 

@@ -5,37 +5,37 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.logger import Logger
 
-from synrepl.daemon.replication import Copies
+from synrepl.daemon.replication import ReplicationServices
 from synrepl.errors import NotConnected
 from synrepl.replication.roles import REPLICA, ReadOnlyHere
 from synrepl.storage import Log
 from synrepl.streams.stream import Stream
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.api_error import Refused
+from synrepl.transports.http.api_error import ApiError
 
 if TYPE_CHECKING:
-    from synrepl.transports.http.log_waiters import Waiting
-    from synrepl.transports.http.write_forwarder import Relaying
+    from synrepl.transports.http.log_waiters import LogWaiters
+    from synrepl.transports.http.write_forwarder import WriteForwarder
 
-__all__ = ["Passing"]
+__all__ = ["LazyWriteForwarder"]
 
 
-class Passing:
+class LazyWriteForwarder:
     """Passes facts on while this daemon is a replica (`api.IRelaying`)."""
 
-    def __init__(self, log: Log, reactor: Any, copies: Copies, credentials: Credentials) -> None:
+    def __init__(self, log: Log, reactor: Any, copies: ReplicationServices, credentials: Credentials) -> None:
         self._log = log
         self._reactor = reactor
         self._copies = copies
         self._credentials = credentials
-        self._made: Relaying | None = None
+        self._made: WriteForwarder | None = None
 
     @property
     def is_active(self) -> bool:
         """Whether facts go to the primary."""
         return self._copies.roles.role == REPLICA
 
-    async def answer(self, request: Any, stream: Stream[Any], body: bytes, waiting: "Waiting") -> bytes:
+    async def answer(self, request: Any, stream: Stream[Any], body: bytes, waiting: "LogWaiters") -> bytes:
         """What the primary answers to facts that were posted here, once they are here too.
 
         Raises `ReadOnlyHere` while this replica is stopped.
@@ -48,7 +48,7 @@ class Passing:
         try:
             self._check(stream)
             await self._relaying().append(stream, facts)
-        except (Refused, ReadOnlyHere) as error:
+        except (ApiError, ReadOnlyHere) as error:
             raise NotConnected(str(error)) from error
 
     def _check(self, stream: str) -> None:
@@ -60,12 +60,12 @@ class Passing:
         if self._made is not None:
             await self._made.stop()
 
-    def _relaying(self) -> "Relaying":
+    def _relaying(self) -> "WriteForwarder":
         if self._made is None:
             from synrepl.transports.http.client import HttpAppender
-            from synrepl.transports.http.write_forwarder import Relaying
+            from synrepl.transports.http.write_forwarder import WriteForwarder
 
-            self._made = Relaying(
+            self._made = WriteForwarder(
                 self._log,
                 self._reactor,
                 lambda url: HttpAppender(self._reactor, url, secret=self._credentials),

@@ -4,6 +4,6 @@ What is heard goes into one log, each fact once, whoever brings it first. Import
 something to follow: an idle daemon need not have all of this in memory.
 """
 
-from synrepl.ingest.source_manager import Sources
+from synrepl.ingest.source_manager import SourceManager
 
-__all__ = ["Sources"]
+__all__ = ["SourceManager"]

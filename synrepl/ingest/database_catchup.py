@@ -6,19 +6,19 @@ from typing import Final
 
 from synrepl.errors import NotConnected, RowError
 from synrepl.ports.interfaces import IThread
-from synrepl.replication.follower.catchup import ICatchUp, Missed
+from synrepl.replication.follower.catchup import ICatchUp, MissedFacts
 from synrepl.storage.databases import Database
 from synrepl.storage.tables.layout import TableStream
-from synrepl.storage.tables.reader import Page, TableReader
+from synrepl.storage.tables.reader import TablePage, TableReader
 from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
 
-__all__ = ["FromDatabase"]
+__all__ = ["DatabaseCatchUp"]
 
 PAGE_ROWS: Final = 1_000
 
 
-class FromDatabase:
+class DatabaseCatchUp:
     """An `ICatchUp` that reads the tables of `streams`, in `thread`, and asks `others` for all else."""
 
     def __init__(
@@ -36,21 +36,23 @@ class FromDatabase:
         self._thread = thread
         self._others = others
 
-    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
         """The facts with ``after < token <= upto``, or the first of them. Raises `ReplicationError`."""
         reader = self._readers.get(stream)
         if reader is None:
             return await self._others.fetch(stream=stream, writer=writer, after=after, upto=upto)
         work = partial(reader.missed, writer=writer, after=after, upto=upto, rows=PAGE_ROWS)
         try:
-            page: Page = await self._thread.run(partial(self._database.ask, "read what was missed", work))
+            page: TablePage = await self._thread.run(
+                partial(self._database.ask, "read what was missed", work)
+            )
             facts = [
                 (token, jsontext.split(self._table[stream].canonical_fact(rows)))
                 for _, token, rows in page.facts
             ]
         except RowError as error:
             raise NotConnected(f"the table of {stream} does not give its rows: {error}") from error
-        return Missed(facts=facts, upto=page.upto, limited=page.upto < upto)
+        return MissedFacts(facts=facts, upto=page.upto, limited=page.upto < upto)
 
     async def stop(self) -> None:
         """End the thread."""

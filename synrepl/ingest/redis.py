@@ -9,15 +9,15 @@ from synrepl.config import Settings
 from synrepl.ingest.source import PATIENCE_SECONDS, Source, Trouble
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker import BrokerPeer
-from synrepl.replication.follower.follower import Event, Follower
+from synrepl.replication.follower.follower import Follower, FollowerEvent
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.write_policy import Writing
+from synrepl.replication.write_policy import WritePolicy
 from synrepl.transports.redis import RedisLink
 
-__all__ = ["OnRedis"]
+__all__ = ["RedisSource"]
 
 
-class OnRedis(Source):
+class RedisSource(Source):
     """The daemon among Synapse's processes. `writing` says what it tells there itself."""
 
     _logger = Logger()
@@ -30,7 +30,7 @@ class OnRedis(Source):
         *,
         publisher: Publisher,
         metrics: Metrics,
-        writing: Writing,
+        writing: WritePolicy,
     ) -> None:
         super().__init__(follower, reactor)
         assert settings.redis is not None
@@ -51,7 +51,7 @@ class OnRedis(Source):
         if writing.gives_ids("caches"):
             follower.on_event(self._warn)
 
-    def _warn(self, event: Event) -> None:
+    def _warn(self, event: FollowerEvent) -> None:
         """Somebody else writes ``caches``. If that is a Synapse, its invalidations and ours get in each
         other's way."""
         if event.kind == "position" and event.stream == "caches" and not self._has_warned:

@@ -8,17 +8,17 @@ from synrepl.config import Settings
 from synrepl.ingest.server_commands import ServerCommands
 from synrepl.ingest.source import PATIENCE_SECONDS, Source, Trouble
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.follower.follower import Event, Follower
+from synrepl.replication.follower.follower import Follower, FollowerEvent
 from synrepl.replication.publisher import Publisher
 from synrepl.transports.endpoints import client_endpoint
 from synrepl.transports.tcp import FollowerFactory
 from synrepl.wire.dialect import CURRENT
 from synrepl.wire.session import Keepalive
 
-__all__ = ["FromServer"]
+__all__ = ["ServerSource"]
 
 
-class FromServer(Source):
+class ServerSource(Source):
     """Keeps a follower connected to the server at `endpoint`, a Twisted client endpoint string.
 
     It speaks the settings' dialect, or the current one. A server of another name is refused. With a
@@ -82,7 +82,7 @@ class FromServer(Source):
             **super().describe(),
         }
 
-    def _happened(self, event: Event) -> None:
+    def _happened(self, event: FollowerEvent) -> None:
         if event.kind == "connected":
             self._since = self.clock.seconds()
         elif event.kind == "disconnected":

@@ -6,8 +6,8 @@ from typing import Any, Final
 from synrepl.errors import LocalProtocolError, NotConnected
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.follower.follower import Event, Follower
-from synrepl.replication.presence import Syncing
+from synrepl.replication.follower.follower import Follower, FollowerEvent
+from synrepl.replication.presence import SyncingUser
 from synrepl.replication.publisher import Publisher
 from synrepl.wire.commands import ClearUserSync, LockReleased, RemoteServerUp, UserSync
 from synrepl.wire.dialect import Dialect
@@ -80,7 +80,7 @@ class ServerCommands:
         if self.is_active:
             self._publisher.relay(command)
 
-    def _changed(self, change: Syncing) -> None:
+    def _changed(self, change: SyncingUser) -> None:
         if self.is_active and self._follower.is_connected and self._timer is None:
             self._say(
                 UserSync(
@@ -88,7 +88,7 @@ class ServerCommands:
                 )
             )
 
-    def _happened(self, event: Event) -> None:
+    def _happened(self, event: FollowerEvent) -> None:
         if event.kind == "connected" and self.is_active and self._timer is None:
             # After what the follower itself has to say.
             self._timer = self._clock.callLater(0, self._connected)

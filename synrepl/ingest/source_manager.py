@@ -8,15 +8,15 @@ from twisted.internet.defer import Deferred
 
 from synrepl.config import Settings
 from synrepl.errors import ConfigError
-from synrepl.ingest.database_catchup import FromDatabase
-from synrepl.ingest.server import FromServer
+from synrepl.ingest.database_catchup import DatabaseCatchUp
+from synrepl.ingest.server import ServerSource
 from synrepl.ingest.source import Trouble
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
-from synrepl.replication.ingester import Intake, LogPositions
+from synrepl.replication.ingester import Ingester, LogPositions
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.stalled_writers import Stalls
-from synrepl.replication.write_policy import Writing
+from synrepl.replication.stalled_writers import StalledWriters
+from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage import Log, ReactorThread
 from synrepl.storage.databases import Database
 from synrepl.streams.table import StreamTable
@@ -25,12 +25,12 @@ from synrepl.transports.http.client import HttpCatchUp
 from synrepl.wire.dialect import NEWEST
 
 if TYPE_CHECKING:
-    from synrepl.ingest.redis import OnRedis
+    from synrepl.ingest.redis import RedisSource
 
-__all__ = ["Sources"]
+__all__ = ["SourceManager"]
 
 
-class Sources:
+class SourceManager:
     """Redis, if there is one, and then the servers: the first of them brings the streams that may go back.
 
     The others bring what is kept: there a token says whether a fact is here already. The streams in `tables`
@@ -46,7 +46,7 @@ class Sources:
         publisher: Publisher,
         table: StreamTable,
         metrics: Metrics,
-        writing: Writing,
+        writing: WritePolicy,
         tables: Collection[str],
         credentials: Credentials,
         lost: Callable[[str], None],
@@ -61,16 +61,16 @@ class Sources:
         self._tables = frozenset(tables)
         self._http = HttpCatchUp(reactor, None, secret=credentials, instance_map=settings.instance_map)
         self._database = self._from_database()
-        self.intake = Intake(log, table, reactor, lost=lost)
-        self.stalls = Stalls(log, table, reactor)
-        self.redis: OnRedis | None = None
-        self.servers: list[FromServer] = []
+        self.intake = Ingester(log, table, reactor, lost=lost)
+        self.stalls = StalledWriters(log, table, reactor)
+        self.redis: RedisSource | None = None
+        self.servers: list[ServerSource] = []
         if settings.redis is not None:
             self.redis = self._on_redis(publisher, writing)
         for endpoint in settings.follow:
             is_first = self.redis is None and not self.servers
             follower = self._follower(is_first=is_first)
-            server = FromServer(
+            server = ServerSource(
                 settings,
                 reactor,
                 follower,
@@ -144,15 +144,15 @@ class Sources:
         }
 
     @property
-    def _all(self) -> "list[OnRedis | FromServer]":
+    def _all(self) -> "list[RedisSource | ServerSource]":
         return [*([self.redis] if self.redis is not None else []), *self.servers]
 
-    def _from_database(self) -> FromDatabase | None:
+    def _from_database(self) -> DatabaseCatchUp | None:
         streams = [one for one in self._settings.table_streams if one.for_catch_up]
         if not streams:
             return None
         url = self._settings.tables_database or self._settings.database
-        return FromDatabase(
+        return DatabaseCatchUp(
             Database(url, what="synrepl-missed"),
             streams,
             table=self._table,
@@ -160,15 +160,15 @@ class Sources:
             others=self._http,
         )
 
-    def _on_redis(self, publisher: Publisher, writing: Writing) -> "OnRedis":
+    def _on_redis(self, publisher: Publisher, writing: WritePolicy) -> "RedisSource":
         try:
-            from synrepl.ingest.redis import OnRedis
+            from synrepl.ingest.redis import RedisSource
         except ImportError as error:
             raise ConfigError(
                 f"--redis needs more libraries: pip install 'synrepl[redis]' ({error})"
             ) from error
 
-        return OnRedis(
+        return RedisSource(
             self._settings,
             self._clock,
             self._follower(is_first=True),

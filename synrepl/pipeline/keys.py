@@ -12,12 +12,12 @@ from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import NEWEST
 
-__all__ = ["Keys"]
+__all__ = ["KeyExtractor"]
 
 _encode = msgspec.json.Encoder().encode
 
 
-class Keys:
+class KeyExtractor:
     """Computes the column `key` of record batches, as the streams of this table declare it."""
 
     def __init__(self, table: StreamTable | None = None) -> None:

@@ -13,7 +13,7 @@ from synrepl.errors import ConfigError
 from synrepl.pipeline.archive.manifest import Manifest, manifests
 from synrepl.pipeline.archive.reader import LAST, rows_of
 from synrepl.pipeline.progress import Tell, nobody
-from synrepl.pipeline.source.daemon_client import Daemon
+from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.data_sink import bodies, facts_of
 from synrepl.pipeline.source.data_source import register
 from synrepl.pipeline.source.options import read_options
@@ -22,7 +22,7 @@ from synrepl.pipeline.store import Store
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Replayed", "replay"]
+__all__ = ["ReplayResult", "replay"]
 
 COLUMNS: Final = ("serial", "seq", "stream", "writer", "row", "committed_at")
 BATCH_FACTS: Final = 2_000
@@ -31,7 +31,7 @@ SLICE_SECONDS: Final = 0.25
 """With a speed, what came in so short a time goes together."""
 
 
-class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     """What was appended: facts, and rows by stream. Facts without rows say nothing, and are left out."""
 
     facts: int
@@ -54,7 +54,7 @@ def replay(
     tell: Tell = nobody,
     pause: Callable[[float], None] = time.sleep,
     seconds: Callable[[], float] = time.monotonic,
-) -> Replayed:
+) -> ReplayResult:
     """Append the facts of these streams with ``after < serial <= upto``, in order, to the daemon at `url`.
 
     Their writers stay; tokens, serials and times are new. With a `speed` they come as many times as fast as
@@ -87,7 +87,7 @@ def replay(
             pace.play(rows)
         done += manifest.facts
         tell("replaying", done, total)
-    return Replayed(
+    return ReplayResult(
         facts=facts,
         rows=sum(counts.values()),
         streams=dict(sorted(counts.items())),
@@ -124,7 +124,7 @@ class _Pace:
         seconds: Callable[[], float],
     ) -> None:
         self._options = read_options(options)
-        self._daemon = Daemon(self._options)
+        self._daemon = SourceClient(self._options)
         self._speed = speed
         self._pause = pause
         self._seconds = seconds

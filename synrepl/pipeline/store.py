@@ -16,12 +16,12 @@ from pyarrow import fs
 
 from synrepl.errors import ConfigError
 
-__all__ = ["Missing", "Store"]
+__all__ = ["NotFound", "Store"]
 
 CHUNK: Final = 1024 * 1024
 
 
-class Missing(ConfigError):
+class NotFound(ConfigError):
     """Something that is needed is not there."""
 
 
@@ -76,29 +76,29 @@ class Store:
         return sorted(info.base_name for info in self.filesystem.get_file_info(selector))
 
     def size(self, name: str) -> int:
-        """How many bytes it has. Raises `Missing`."""
+        """How many bytes it has. Raises `NotFound`."""
         info = self.filesystem.get_file_info(self.path(name))
         if info.type != fs.FileType.File:
-            raise Missing(f"{self.place}: there is no {name}")
+            raise NotFound(f"{self.place}: there is no {name}")
         return int(info.size)
 
     def read(self, name: str) -> bytes:
-        """All of it. Raises `Missing`."""
+        """All of it. Raises `NotFound`."""
         try:
             with self.filesystem.open_input_stream(self.path(name)) as source:
                 return bytes(source.read())
         except FileNotFoundError as error:
-            raise Missing(f"{self.place}: there is no {name}") from error
+            raise NotFound(f"{self.place}: there is no {name}") from error
 
     def sha256(self, name: str) -> str:
-        """The checksum of its bytes. Raises `Missing`."""
+        """The checksum of its bytes. Raises `NotFound`."""
         found = hashlib.sha256()
         try:
             with self.filesystem.open_input_stream(self.path(name)) as source:
                 while chunk := source.read(CHUNK):
                     found.update(chunk)
         except FileNotFoundError as error:
-            raise Missing(f"{self.place}: there is no {name}") from error
+            raise NotFound(f"{self.place}: there is no {name}") from error
         return found.hexdigest()
 
     def write(self, name: str, data: bytes, *, new: bool = False) -> None:

@@ -12,7 +12,7 @@ __all__ = [
     "ChecksumMismatch",
     "Damaged",
     "DiskFull",
-    "Failing",
+    "FailingFile",
     "IChecking",
     "IFetchFile",
     "IFileQueue",
@@ -20,11 +20,11 @@ __all__ = [
     "IScrub",
     "ISpool",
     "IStoredFile",
-    "Missing",
-    "Named",
+    "MissingFile",
+    "NamedFile",
     "QueueSummary",
-    "Seen",
-    "Wanted",
+    "LogProgress",
+    "WantedFile",
 ]
 
 
@@ -45,7 +45,7 @@ class Damaged(StorageError):
     """A file is not what it was; it is in quarantine now, and missing."""
 
 
-class Named(msgspec.Struct, frozen=True):
+class NamedFile(msgspec.Struct, frozen=True):
     """What a row of ``files`` says: since `serial` the name stands for these bytes, or for none."""
 
     name: str
@@ -54,7 +54,7 @@ class Named(msgspec.Struct, frozen=True):
     serial: int
 
 
-class Seen(msgspec.Struct, frozen=True):
+class LogProgress(msgspec.Struct, frozen=True):
     """How far the log was looked through: up to `serial`, where it has this `digest`."""
 
     serial: int = 0
@@ -66,13 +66,13 @@ class Seen(msgspec.Struct, frozen=True):
         return f"{self.serial} {self.digest}"
 
     @classmethod
-    def read(cls, text: str) -> "Seen":
+    def read(cls, text: str) -> "LogProgress":
         """What a note says, the beginning if there is none."""
         serial, _, digest = text.partition(" ")
         return cls(int(serial), digest) if serial else cls()
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class WantedFile(msgspec.Struct, frozen=True):
     """A file to be fetched; `tries` were in vain."""
 
     sha256: str
@@ -83,14 +83,14 @@ class Wanted(msgspec.Struct, frozen=True):
     tries: int
 
 
-class Missing(msgspec.Struct, frozen=True):
+class MissingFile(msgspec.Struct, frozen=True):
     """A name whose bytes are not here."""
 
     name: str
     sha256: str
 
 
-class Failing(msgspec.Struct, frozen=True):
+class FailingFile(msgspec.Struct, frozen=True):
     """A file that could not be fetched so far, why, and when it is tried again."""
 
     name: str
@@ -109,7 +109,7 @@ class QueueSummary(msgspec.Struct, frozen=True):
     wanted: int = 0
     failing_count: int = 0
     oldest_since_ms: int | None = None
-    failing: Sequence[Failing] = ()
+    failing: Sequence[FailingFile] = ()
     first_missing: str = ""
 
 
@@ -255,11 +255,17 @@ class IFileQueue(Protocol):
     one thread at a time. All times are in milliseconds.
     """
 
-    def open(self) -> Seen:
+    def open(self) -> LogProgress:
         """Begin; how far the log was looked through."""
 
     def note(
-        self, rows: Sequence[Named], seen: Seen, *, now_ms: int, has: Callable[[str], bool], fetches: bool
+        self,
+        rows: Sequence[NamedFile],
+        seen: LogProgress,
+        *,
+        now_ms: int,
+        has: Callable[[str], bool],
+        fetches: bool,
     ) -> None:
         """Take in rows in the order of the log, up to `seen`, in one transaction. What they need and the
         store has not is missing from now on; with `fetches` it is to be fetched."""
@@ -270,7 +276,7 @@ class IFileQueue(Protocol):
     def follow(self, rule: Literal["eager", "lazy", "none"]) -> None:
         """What is missing is to be fetched, or only what was demanded, or nothing."""
 
-    def take(self, now_ms: int, limit: int) -> list[Wanted]:
+    def take(self, now_ms: int, limit: int) -> list[WantedFile]:
         """The next files to be fetched, in flight from now on: demanded ones first, then the oldest."""
 
     def next_at(self) -> int | None:
@@ -297,10 +303,10 @@ class IFileQueue(Protocol):
     def is_missing(self, sha256: str) -> bool:
         """Whether a name refers to it and it is not here."""
 
-    def names_after(self, name: str, limit: int) -> list[Named]:
+    def names_after(self, name: str, limit: int) -> list[NamedFile]:
         """The next names, in their own order."""
 
-    def missing(self, upto: int | None = None, limit: int = 1_000_000) -> list[Missing]:
+    def missing(self, upto: int | None = None, limit: int = 1_000_000) -> list[MissingFile]:
         """Names whose bytes are not here, those of rows up to this serial, oldest first."""
 
     def found(self, stored: Sequence[str], now_ms: int) -> None:

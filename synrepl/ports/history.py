@@ -7,10 +7,20 @@ import msgspec
 
 from synrepl.streams.digest import EMPTY
 
-__all__ = ["BEGINNING", "EMPTY", "Extent", "Lease", "Place", "Receipt", "Snapshot", "Turn", "Appended"]
+__all__ = [
+    "BEGINNING",
+    "EMPTY",
+    "LogRange",
+    "Lease",
+    "LogPosition",
+    "AppendReceipt",
+    "LogSnapshot",
+    "EpochStart",
+    "Appended",
+]
 
 
-class Place(msgspec.Struct, frozen=True):
+class LogPosition(msgspec.Struct, frozen=True):
     """A place in a history: equal epoch, serial and digest mean that all before it is equal too."""
 
     epoch: int
@@ -18,11 +28,11 @@ class Place(msgspec.Struct, frozen=True):
     digest: str
 
 
-BEGINNING: Final = Place(epoch=1, serial=0, digest=EMPTY)
+BEGINNING: Final = LogPosition(epoch=1, serial=0, digest=EMPTY)
 """Before the first fact."""
 
 
-class Turn(msgspec.Struct, frozen=True):
+class EpochStart(msgspec.Struct, frozen=True):
     """Where an epoch begins: after the fact with this serial and digest.
 
     `why` is ``promoted`` (another daemon took over), ``lost`` (facts were lost where they came from) or
@@ -46,7 +56,7 @@ class Appended(msgspec.Struct, frozen=True):
     tokens: list[int]
 
 
-class Receipt(msgspec.Struct, frozen=True):
+class AppendReceipt(msgspec.Struct, frozen=True):
     """What an append with an idempotency key was answered, kept so that repeating it is harmless.
 
     `request` is a checksum of what was asked, so that one key cannot stand for two things.
@@ -58,21 +68,21 @@ class Receipt(msgspec.Struct, frozen=True):
     at_ms: int
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class LogSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What stands beside the facts up to `place`, all of it as of that one moment.
 
     Of the facts up to `begin` only those are there that nothing has replaced (`IEngine.trim`); beyond it,
     all are. `positions` holds the highest token of each (stream, writer).
     """
 
-    place: Place
-    begin: Place
-    turns: Sequence[Turn]
+    place: LogPosition
+    begin: LogPosition
+    turns: Sequence[EpochStart]
     positions: Mapping[tuple[str, str], int]
-    receipts: Sequence[Receipt]
+    receipts: Sequence[AppendReceipt]
 
 
-class Extent(msgspec.Struct, frozen=True, kw_only=True):
+class LogRange(msgspec.Struct, frozen=True, kw_only=True):
     """What lies between two places of a log, as far as it is wanted.
 
     `serial` is where it was looked up to; `facts`, and the `bytes` of their rows, were found on the way.

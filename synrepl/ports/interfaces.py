@@ -5,7 +5,16 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from synrepl.ports.history import BEGINNING, Appended, Extent, Lease, Place, Receipt, Snapshot, Turn
+from synrepl.ports.history import (
+    BEGINNING,
+    Appended,
+    AppendReceipt,
+    EpochStart,
+    Lease,
+    LogPosition,
+    LogRange,
+    LogSnapshot,
+)
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import ALL, Filter
 
@@ -20,7 +29,7 @@ __all__ = [
     "IPositionStore",
     "IThread",
     "KeysOf",
-    "Receipt",
+    "AppendReceipt",
     "SaveablePosition",
 ]
 
@@ -60,13 +69,13 @@ class Head(msgspec.Struct, frozen=True):
     boots: int
     positions: Mapping[tuple[str, str], int]
     allocated: Mapping[str, int]
-    begin: Place = BEGINNING
-    turns: Sequence[Turn] = ()
+    begin: LogPosition = BEGINNING
+    turns: Sequence[EpochStart] = ()
 
     @property
-    def place(self) -> Place:
+    def place(self) -> LogPosition:
         """The place where the log stands."""
-        return Place(self.epoch, self.serial, self.digest)
+        return LogPosition(self.epoch, self.serial, self.digest)
 
 
 KeysOf = Callable[[str, bytes], "list[bytes] | None"]
@@ -99,7 +108,7 @@ class IEngine(Protocol):
         """
 
     def commit(
-        self, facts: Sequence[Fact], receipts: Sequence[Receipt], *, upto: Place | None = None
+        self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None:
         """Keep all of these or none. When it returns they survive a power cut.
 
@@ -149,7 +158,7 @@ class IEngine(Protocol):
         upto: int,
         limit: int,
         wanted: Filter = ALL,
-    ) -> Extent:
+    ) -> LogRange:
         """What `read` would give of as many facts, without them. Stops early where that takes long."""
 
     def read_tokens(
@@ -167,7 +176,7 @@ class IEngine(Protocol):
         Facts that were lost where they came from (`lose`) are not among them.
         """
 
-    def begin_epoch(self, turn: Turn) -> Head:
+    def begin_epoch(self, turn: EpochStart) -> Head:
         """Begin a new epoch where the log stands, which is the serial and digest of `turn`.
 
         If it names a stream, that stream's facts beyond its token were lost where they came from: they stay
@@ -181,13 +190,13 @@ class IEngine(Protocol):
         It is known from `begin` on, wherever a fact is kept, and where the log stands.
         """
 
-    def receipts_between(self, after: int, upto: int) -> list[Receipt]:
+    def receipts_between(self, after: int, upto: int) -> list[AppendReceipt]:
         """The receipts whose first serial is beyond `after` and not beyond `upto`, in that order."""
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> LogSnapshot:
         """What stands beside the facts, as of now."""
 
-    def restore(self, snapshot: Snapshot) -> Head:
+    def restore(self, snapshot: LogSnapshot) -> Head:
         """Take all that stands beside the facts from this, in one transaction.
 
         The facts up to its place, or those of them that are wanted, were committed before.
@@ -196,7 +205,7 @@ class IEngine(Protocol):
     def size(self, after: int) -> int:
         """About how many bytes the facts beyond this serial take; an estimate, made in a few milliseconds."""
 
-    def trim(self, upto: int, keys: KeysOf, limit: int) -> Place:
+    def trim(self, upto: int, keys: KeysOf, limit: int) -> LogPosition:
         """Trim a slice of the log: the next facts after `begin`, at most `limit` of them and none beyond
         `upto`. Gives the new beginning, which is `upto`'s place when there is no more to do.
 
@@ -233,7 +242,7 @@ class IEngine(Protocol):
     def drop_staged(self) -> None:
         """Remove what was staged, if there is anything. It is closed."""
 
-    def receipt(self, key: str) -> Receipt | None:
+    def receipt(self, key: str) -> AppendReceipt | None:
         """What an append with this idempotency key was answered."""
 
     def forget_receipts(self, before_ms: int) -> None:
@@ -259,15 +268,15 @@ class ILog(Protocol):
     def digest(self) -> str: ...
 
     @property
-    def place(self) -> Place:
+    def place(self) -> LogPosition:
         """Epoch, serial and digest together."""
 
     @property
-    def begin(self) -> Place:
+    def begin(self) -> LogPosition:
         """Up to where it was trimmed: to whoever stands before that, something is missing."""
 
     @property
-    def turns(self) -> Sequence[Turn]:
+    def turns(self) -> Sequence[EpochStart]:
         """Where epochs began."""
 
     @property
@@ -308,7 +317,7 @@ class ILog(Protocol):
     def digest_at(self, serial: int) -> Awaitable[str | None]:
         """`IEngine.digest_at`, in the reading thread; None beyond `serial`."""
 
-    def receipts_between(self, after: int, upto: int) -> Awaitable[list[Receipt]]:
+    def receipts_between(self, after: int, upto: int) -> Awaitable[list[AppendReceipt]]:
         """`IEngine.receipts_between`, in the reading thread."""
 
     def read_tokens(

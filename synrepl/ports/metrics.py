@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from synrepl.wire.grammar import Command
-from synrepl.wire.rdata_runs import Rows
+from synrepl.wire.rdata_runs import RdataRun
 
 if TYPE_CHECKING:
     # A daemon has none, and need not have all that makes them in memory.
@@ -121,14 +121,14 @@ class Metrics:
         """Show the numbers of these caches, as they are when they are asked for."""
         self.caches.watched = caches
 
-    def count_commands(self, commands: Iterable[Command | Rows]) -> None:
+    def count_commands(self, commands: Iterable[Command | RdataRun]) -> None:
         """Count what came over a connection, by command."""
         for command in commands:
-            name = "RDATA" if isinstance(command, Rows) else command.NAME
+            name = "RDATA" if isinstance(command, RdataRun) else command.NAME
             counter = self._commands.get(name)
             if counter is None:
                 counter = self._commands[name] = self.commands.labels(name)
-            counter.inc(len(command.rows) if isinstance(command, Rows) else 1)
+            counter.inc(len(command.rows) if isinstance(command, RdataRun) else 1)
 
 
 _COUNTED: Final[tuple[tuple[str, str, "Callable[[CacheInfo], int]"], ...]] = (

@@ -21,9 +21,9 @@ from synrepl.replication.reader import Reader
 from synrepl.wire.commands import Position, Rdata, Replicate
 from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.grammar import Command
-from synrepl.wire.rdata_runs import Rows
+from synrepl.wire.rdata_runs import RdataRun
 
-__all__ = ["PROBE_SECONDS", "Broker", "BrokerPeer", "Clash"]
+__all__ = ["PROBE_SECONDS", "Broker", "BrokerPeer", "NameConflict"]
 
 PROBE_SECONDS: Final = 1.0
 """How long it is listened whether anybody else has our name, before anything is told under it."""
@@ -62,7 +62,7 @@ class Broker(Protocol):
         """Go on."""
 
 
-class Clash(msgspec.Struct, frozen=True):
+class NameConflict(msgspec.Struct, frozen=True):
     """Somebody else writes `stream` under the name `writer`, which is ours."""
 
     stream: str
@@ -103,7 +103,7 @@ class BrokerPeer:
     ) -> None:
         self.is_hearing = False
         self.is_speaking = False
-        self.clash: Clash | None = None
+        self.clash: NameConflict | None = None
         self.writers: set[str] = set()
         self._clock = clock
         self._follower = follower
@@ -177,11 +177,11 @@ class BrokerPeer:
         if self._follower is not None:
             self._follower.unreachable(why)
 
-    def received(self, commands: Sequence[Command | Rows]) -> None:
+    def received(self, commands: Sequence[Command | RdataRun]) -> None:
         """The others said these, and this process itself, whose words come back to it."""
-        heard: list[Command | Rows] = []
+        heard: list[Command | RdataRun] = []
         for command in commands:
-            if isinstance(command, (Rdata, Rows, Position)):
+            if isinstance(command, (Rdata, RdataRun, Position)):
                 if self._is_of_others(command):
                     heard.append(command)
                     if self._silent and isinstance(command, Position):
@@ -344,12 +344,12 @@ class BrokerPeer:
             assert self._publisher is not None
             self._publisher.leave_broker(reader)
 
-    def _is_of_others(self, command: Rdata | Rows | Position) -> bool:
+    def _is_of_others(self, command: Rdata | RdataRun | Position) -> bool:
         """Whether it is news from somebody else, whose name can be kept."""
         writer = command.instance
         if (command.stream, writer) in self._writes:
             if self._is_foreign(command):
-                self._clashes(Clash(stream=command.stream, writer=writer))
+                self._clashes(NameConflict(stream=command.stream, writer=writer))
             return False
         if writer in self.writers:
             return True
@@ -363,7 +363,7 @@ class BrokerPeer:
         self.writers.add(writer)
         return True
 
-    def _is_foreign(self, command: Rdata | Rows | Position) -> bool:
+    def _is_foreign(self, command: Rdata | RdataRun | Position) -> bool:
         """Whether something under our name cannot have come from here."""
         if isinstance(command, Position) and self._echoes.take(command):
             return False
@@ -372,10 +372,10 @@ class BrokerPeer:
         if isinstance(command, Position):
             return True
         told = self._publisher.positions(command.stream).get(command.instance, 0)
-        tokens = command.tokens if isinstance(command, Rows) else [command.token]
+        tokens = command.tokens if isinstance(command, RdataRun) else [command.token]
         return any(token is not None and token > told for token in tokens)
 
-    def _clashes(self, clash: Clash) -> None:
+    def _clashes(self, clash: NameConflict) -> None:
         """Two processes under one name would make the others drop facts of both: be the one that stops."""
         if self.clash is None:
             self._logger.critical("{clash}; nothing is told under it", clash=clash)

@@ -32,7 +32,7 @@ from synrepl.wire.grammar import CLIENT, SERVER, Command
 from synrepl.wire.peer_names import is_name
 
 if TYPE_CHECKING:
-    from synrepl.replication.follower_commands import Upstream
+    from synrepl.replication.follower_commands import FollowerCommands
     from synrepl.replication.publisher import Publisher
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
     "CommandForwarder",
     "CommandReceiver",
     "Numbered",
-    "Origin",
+    "CommandOrigin",
     "command_of",
     "line_of",
 ]
@@ -93,7 +93,7 @@ def command_of(line: bytes) -> Command:
     return command
 
 
-class Takes(Protocol):
+class AcceptedCommands(Protocol):
     """A conversation with an upstream that takes commands."""
 
     def tell(self, origin: str, said: Sequence[Numbered]) -> None:
@@ -110,7 +110,7 @@ class CommandForwarder:
 
     def __init__(
         self,
-        upstream: "Upstream",
+        upstream: "FollowerCommands",
         clock: IClock,
         *,
         origin: str,
@@ -122,7 +122,7 @@ class CommandForwarder:
         self._clock = clock
         self._is_active = is_active
         self._dropped = dropped
-        self._conversation: Takes | None = None
+        self._conversation: AcceptedCommands | None = None
         self._number = 0
         self._waiting: deque[Numbered] = deque()
         self._untaken: deque[Numbered] = deque()
@@ -149,7 +149,7 @@ class CommandForwarder:
         self._flush_soon()
         return True
 
-    def connected(self, conversation: Takes) -> None:
+    def connected(self, conversation: AcceptedCommands) -> None:
         """There is an upstream that takes commands."""
         self._conversation = conversation
         self._waiting.extendleft(reversed(self._untaken))
@@ -229,7 +229,7 @@ class CommandForwarder:
         self._flush_soon()
 
 
-class Origin:
+class CommandOrigin:
     """A replica from which commands come: `number` is that of the last one that was taken."""
 
     __slots__ = ("heard", "name", "number", "since")
@@ -250,7 +250,7 @@ class CommandReceiver:
         self._publisher = publisher
         self._clock = clock
         self._limited = LimitedLogger(self._logger, clock)
-        self._origins: OrderedDict[str, Origin] = OrderedDict()
+        self._origins: OrderedDict[str, CommandOrigin] = OrderedDict()
         """The one that was silent longest first."""
         self._timer: Any = None
 
@@ -288,15 +288,15 @@ class CommandReceiver:
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
 
-    def _begin(self, name: str, since: int) -> Origin:
+    def _begin(self, name: str, since: int) -> CommandOrigin:
         if len(self._origins) >= MAX_ORIGINS:
             self._end(next(iter(self._origins.values())))
-        origin = self._origins[name] = Origin(name, since)
+        origin = self._origins[name] = CommandOrigin(name, since)
         if self._timer is None:
             self._timer = self._clock.callLater(EXPIRY_SECONDS / 10, self._expire)
         return origin
 
-    def _end(self, origin: Origin) -> None:
+    def _end(self, origin: CommandOrigin) -> None:
         del self._origins[origin.name]
         self._publisher.upstream.connection_lost(origin)
 
@@ -308,13 +308,13 @@ class CommandReceiver:
         if self._origins:
             self._timer = self._clock.callLater(EXPIRY_SECONDS / 10, self._expire)
 
-    def _remind(self, origin: Origin, line: bytes) -> None:
+    def _remind(self, origin: CommandOrigin, line: bytes) -> None:
         """A command with a number that was taken before: nothing is done again. But a federation sender that
         is named is still connected to the replica."""
         with suppress(RemoteProtocolError):
             self._publisher.upstream.remind(origin, command_of(line))
 
-    def _take(self, origin: Origin, line: bytes, source: object, access: Access) -> None:
+    def _take(self, origin: CommandOrigin, line: bytes, source: object, access: Access) -> None:
         publisher = self._publisher
         name = "?"
         try:

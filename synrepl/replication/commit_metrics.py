@@ -7,7 +7,7 @@ from synrepl.ports.metrics import Metrics
 from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
 
-__all__ = ["OTHERS", "Observer"]
+__all__ = ["OTHERS", "CommitMetrics"]
 
 MAX_CACHES: Final = 500
 """Names of caches are said by peers; so many get a number of their own."""
@@ -17,7 +17,7 @@ OTHERS: Final = "(others)"
 MAX_NAME: Final = 100
 
 
-class Observer:
+class CommitMetrics:
     """Counts bytes by stream, and cache invalidations by the name they say. Give `committed` to the log."""
 
     def __init__(self, metrics: Metrics) -> None:

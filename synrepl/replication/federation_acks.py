@@ -6,7 +6,7 @@ from typing import Final
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.interfaces import IClock
-from synrepl.replication.command_forwarder import REMIND_SECONDS, Origin
+from synrepl.replication.command_forwarder import REMIND_SECONDS, CommandOrigin
 
 __all__ = [
     "MAX_NAME",
@@ -114,8 +114,8 @@ class FederationAcks:
         """The senders that are connected, here or to replicas, with their tokens."""
         limit = self._clock.seconds() - PRESENT_SECONDS
         for ack in self._acks.values():
-            is_named = isinstance(ack.connection, Origin) and ack.seen_at > limit
-            if is_named or not isinstance(ack.connection, Origin | None):
+            is_named = isinstance(ack.connection, CommandOrigin) and ack.seen_at > limit
+            if is_named or not isinstance(ack.connection, CommandOrigin | None):
                 yield ack.name, ack.token
 
     def connection_lost(self, connection: object) -> None:
@@ -131,7 +131,7 @@ class FederationAcks:
 
     def _see(self, ack: _Ack) -> None:
         """A sender behind a replica is there now."""
-        if isinstance(ack.connection, Origin):
+        if isinstance(ack.connection, CommandOrigin):
             ack.seen_at = self._clock.seconds()
             self._reminded.pop(ack.name, None)
             self._reminded[ack.name] = ack

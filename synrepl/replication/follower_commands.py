@@ -14,7 +14,7 @@ from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.command_feed import CommandFeed
-from synrepl.replication.command_forwarder import FORWARDED, Origin
+from synrepl.replication.command_forwarder import FORWARDED, CommandOrigin
 from synrepl.replication.federation_acks import FederationAcks
 from synrepl.replication.presence import SyncingUsers
 from synrepl.streams.table import StreamTable
@@ -34,7 +34,7 @@ from synrepl.wire.commands import (
 )
 from synrepl.wire.grammar import Command
 
-__all__ = ["Upstream"]
+__all__ = ["FollowerCommands"]
 
 C = TypeVar("C", bound=Command)
 
@@ -53,7 +53,7 @@ class Carrier(Protocol):
         """Pass this on, or hold it until that can be done. False if it is dropped."""
 
 
-class Upstream:
+class FollowerCommands:
     """Does with followers' commands what the daemon itself can, and hands them to who subscribed.
 
     INVALIDATE_CACHE becomes a fact of ``caches``; FEDERATION_ACK lets memory go; USER_SYNC is kept in
@@ -130,7 +130,7 @@ class Upstream:
         for name, token in self._acks.present():
             yield FederationAck(instance=name or self._instance, token=token)
 
-    def remind(self, replica: Origin, command: Command) -> None:
+    def remind(self, replica: CommandOrigin, command: Command) -> None:
         """The replica says again what a federation sender, which is still connected to it, said last."""
         if isinstance(command, FederationAck):
             self._acks.remind(replica, command.instance)
@@ -164,7 +164,9 @@ class Upstream:
             case UserSync():
                 self.syncing.user_sync(connection, command)
             case ClearUserSync():
-                if not self.syncing.clear(command, connection if isinstance(connection, Origin) else None):
+                if not self.syncing.clear(
+                    command, connection if isinstance(connection, CommandOrigin) else None
+                ):
                     return
             case InvalidateCache():
                 self._invalidate(command)

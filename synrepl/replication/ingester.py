@@ -12,14 +12,14 @@ from twisted.logger import Logger
 from synrepl.errors import ReplicationError, StorageError
 from synrepl.ports.interfaces import Appended, IClock, SaveablePosition
 from synrepl.ports.tasks import Tasks
-from synrepl.replication.follower.follower import Event, Follower
+from synrepl.replication.follower.follower import Follower, FollowerEvent
 from synrepl.replication.follower.updates import Updates
 from synrepl.streams import jsontext
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.streams.table import StreamTable
 from synrepl.wire.commands import Replicate
 
-__all__ = ["Adopting", "Intake", "LogPositions"]
+__all__ = ["IngestLog", "Ingester", "LogPositions"]
 
 CERTIFY_SECONDS: Final = 1.0
 """How often the log is told that a writer wrote nothing: each time is a fact without rows."""
@@ -40,7 +40,7 @@ FACT_BYTES: Final = 200
 """About what a fact that waits costs beside its rows."""
 
 
-class Adopting(Protocol):
+class IngestLog(Protocol):
     """What is asked of the log."""
 
     def adopt(self, stream: str, facts: Sequence[tuple[str, int, bytes]]) -> Awaitable[Appended]:
@@ -74,7 +74,7 @@ class LogPositions:
     What this process writes itself (`own`, streams and writers) it never hears.
     """
 
-    def __init__(self, log: Adopting, own: Collection[tuple[str, str]] = ()) -> None:
+    def __init__(self, log: IngestLog, own: Collection[tuple[str, str]] = ()) -> None:
         self._log = log
         self._own = frozenset(own)
 
@@ -91,7 +91,7 @@ class LogPositions:
         """Nothing to do: the facts themselves are saved."""
 
 
-class Intake:
+class Ingester:
     """Puts the facts of followers (made with `canonical`) into the log, many at a time.
 
     What comes while a commit is under way goes into the next one. A follower goes on as soon as a fact was
@@ -109,7 +109,7 @@ class Intake:
 
     def __init__(
         self,
-        log: Adopting,
+        log: IngestLog,
         table: StreamTable,
         clock: IClock,
         *,
@@ -182,7 +182,7 @@ class Intake:
             self._is_storing = True
             self._tasks.start(self._store(), "storing what was heard")
 
-    def _note_history(self, asked: Follower | None, event: Event) -> None:
+    def _note_history(self, asked: Follower | None, event: FollowerEvent) -> None:
         place = event.stream, event.writer
         if event.kind == "position" and place in self._answers:
             self._answers[place].append(event.token)
@@ -202,7 +202,7 @@ class Intake:
         with suppress(ReplicationError):  # it asks by itself when it is connected again
             follower.send(Replicate())
 
-    def _happened(self, event: Event) -> None:
+    def _happened(self, event: FollowerEvent) -> None:
         if event.kind == "position":
             self._positioned(event.stream, event.writer, event.token)
         elif event.kind == "restarted" and event.stream in self._table:

@@ -15,7 +15,7 @@ __all__ = [
     "MAX_NAME",
     "MAX_USERS",
     "MAX_WAITING",
-    "Syncing",
+    "SyncingUser",
     "SyncingUsers",
 ]
 
@@ -37,7 +37,7 @@ MAX_NAME: Final = 512
 """Characters in the name of an instance, a user or a device. A user id has at most 255."""
 
 
-class Syncing(msgspec.Struct, frozen=True):
+class SyncingUser(msgspec.Struct, frozen=True):
     """A user started (`is_syncing`) or stopped syncing, on all workers taken together."""
 
     user_id: str
@@ -90,10 +90,10 @@ class SyncingUsers:
         self._waiting: dict[str, _Worker] = {}
         """Workers whose connection is gone, the one that waits longest first."""
         self._waiting_users = 0
-        self._watchers: list[Callable[[Syncing], None]] = []
+        self._watchers: list[Callable[[SyncingUser], None]] = []
         self._timer: Any = None
 
-    def watch(self, watcher: Callable[[Syncing], None]) -> None:
+    def watch(self, watcher: Callable[[SyncingUser], None]) -> None:
         """Tell `watcher` of each user who starts or stops."""
         self._watchers.append(watcher)
 
@@ -258,7 +258,9 @@ class SyncingUsers:
             self._release(user, last_sync_ms)
 
     def _tell(self, user: _User, last_sync_ms: int, *, is_syncing: bool) -> None:
-        change = Syncing(user_id=user[0], device_id=user[1], is_syncing=is_syncing, last_sync_ms=last_sync_ms)
+        change = SyncingUser(
+            user_id=user[0], device_id=user[1], is_syncing=is_syncing, last_sync_ms=last_sync_ms
+        )
         for watcher in self._watchers:
             watcher(change)
 

@@ -13,11 +13,11 @@ from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.command_forwarder import CommandReceiver
 from synrepl.replication.encoder import Encoder
-from synrepl.replication.follower_commands import Upstream
+from synrepl.replication.follower_commands import FollowerCommands
 from synrepl.replication.holdings import Holdings
-from synrepl.replication.reader import Connection, Reader
+from synrepl.replication.reader import Reader, ReaderConnection
 from synrepl.replication.ring import Ring
-from synrepl.replication.serve_strategy import Serving, serving
+from synrepl.replication.serve_strategy import ServeStrategy, serving
 from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
@@ -26,9 +26,9 @@ from synrepl.wire.commands import Error, InvalidateCache, Name, RemoteServerUp, 
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import BOTH, BROKER, SERVER, Command
-from synrepl.wire.rdata_runs import Rows
+from synrepl.wire.rdata_runs import RdataRun
 
-__all__ = ["Attached", "Publisher"]
+__all__ = ["FollowerSession", "Publisher"]
 
 CACHES: Final = "caches"
 
@@ -41,7 +41,7 @@ PUMP_SECONDS: Final = 0.002
 MAX_MARKS: Final = 7_200
 
 
-class Attached:
+class FollowerSession:
     """One connected follower.
 
     A repeated REPLICATE is answered once in a turn of the reactor, and not before the transport has room:
@@ -49,7 +49,7 @@ class Attached:
     not read.
     """
 
-    def __init__(self, publisher: "Publisher", connection: Connection, access: Access) -> None:
+    def __init__(self, publisher: "Publisher", connection: ReaderConnection, access: Access) -> None:
         self.access = access
         self.name = ""
         self.dialect: Dialect | None = None
@@ -57,7 +57,7 @@ class Attached:
         self.reader: Reader | None = None
         self._publisher = publisher
         self._connection = connection
-        self._way: Serving | None = None
+        self._way: ServeStrategy | None = None
         self._paused = False
         self._answered: set[str | None] = set()
         """The streams of REPLICATE that were answered in this turn."""
@@ -75,7 +75,7 @@ class Attached:
             self.reader.pause()
         self._way.start(self.reader)
 
-    def received(self, commands: Sequence[Command | Rows]) -> None:
+    def received(self, commands: Sequence[Command | RdataRun]) -> None:
         """The follower sent these."""
         upstream = self._publisher.upstream
         upstream.syncing.heard_from(self._connection)
@@ -93,7 +93,7 @@ class Attached:
                     if why := self.access.lacks(Right.WRITE) or self.access.hides([CACHES]):
                         raise RemoteProtocolError(why)
                     upstream.received(self._connection, command)
-                case Rows():
+                case RdataRun():
                     raise AssertionError("a follower cannot send rows")
                 case _:
                     upstream.received(self._connection, command)
@@ -189,7 +189,7 @@ class Publisher:
         self.holdings = Holdings()
         self._ring_bytes = ring_bytes
         self.ring = Ring(ring_bytes, serial=log.serial)
-        self.upstream = Upstream(
+        self.upstream = FollowerCommands(
             log,
             table,
             clock,
@@ -199,7 +199,7 @@ class Publisher:
         )
         self.forwarded = CommandReceiver(self, clock)
         self._relayed: list[Callable[[Command, object], None]] = []
-        self.followers: list[Attached] = []
+        self.followers: list[FollowerSession] = []
         self._brokers: list[Reader] = []
         self._encoders: dict[tuple[Dialect, Filter], Encoder] = {}
         self._tasks = Tasks(self._logger)
@@ -211,19 +211,23 @@ class Publisher:
 
     # -- followers -----------------------------------------------------------------------------------------
 
-    def attach(self, connection: Connection, access: Access = LOCAL) -> Attached:
-        """A follower with this access has connected. Its dialect is told later (`Attached.dialect_known`)."""
-        follower = Attached(self, connection, access)
+    def attach(self, connection: ReaderConnection, access: Access = LOCAL) -> FollowerSession:
+        """Register a connected follower. `FollowerSession.dialect_known` tells its dialect later."""
+        follower = FollowerSession(self, connection, access)
         self.followers.append(follower)
         return follower
 
-    def detach(self, follower: Attached) -> None:
+    def detach(self, follower: FollowerSession) -> None:
         """It has gone."""
         if follower in self.followers:
             self.followers.remove(follower)
 
     def reader(
-        self, connection: Connection, dialect: Dialect, way: Serving, streams: frozenset[str] | None = None
+        self,
+        connection: ReaderConnection,
+        dialect: Dialect,
+        way: ServeStrategy,
+        streams: frozenset[str] | None = None,
     ) -> Reader:
         """A reader for a follower that speaks this dialect, and may see these streams (None: all).
 
@@ -238,7 +242,7 @@ class Publisher:
         return Reader(self, connection, self._encoder(dialect, way, wanted), linear=not way.pulls, held=what)
 
     def join_broker(
-        self, connection: Connection, writes: Collection[tuple[str, str]], dialect: Dialect
+        self, connection: ReaderConnection, writes: Collection[tuple[str, str]], dialect: Dialect
     ) -> Reader:
         """A reader that tells the facts of these streams and writers, and no others, on a shared channel."""
         encoder = Encoder(
@@ -249,7 +253,7 @@ class Publisher:
             withheld=self._note_withheld,
             writes=writes,
         )
-        reader = Reader(OwnFeed(self, writes), connection, encoder, linear=False)
+        reader = Reader(OwnWritesFeed(self, writes), connection, encoder, linear=False)
         self._brokers.append(reader)
         return reader
 
@@ -279,7 +283,7 @@ class Publisher:
             if dialect.release in command.SPAN:
                 follower.reader.relay(command)
 
-    def _encoder(self, dialect: Dialect, way: Serving, wanted: Filter) -> Encoder:
+    def _encoder(self, dialect: Dialect, way: ServeStrategy, wanted: Filter) -> Encoder:
         encoder = self._encoders.get((dialect, wanted))
         if encoder is None:
             encoder = self._encoders[dialect, wanted] = Encoder(
@@ -394,7 +398,7 @@ class Publisher:
         self.upstream.stop()
 
 
-class OwnFeed:
+class OwnWritesFeed:
     """What is told on a shared channel: the publisher's feed, of these streams and writers alone."""
 
     def __init__(self, publisher: Publisher, writes: Collection[tuple[str, str]]) -> None:

@@ -15,7 +15,7 @@ from synrepl.wire.commands import Position
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
 
-__all__ = ["Backlog", "Connection", "Feed", "Reader"]
+__all__ = ["Backlog", "ReaderConnection", "Feed", "Reader"]
 
 PAGE_ROWS: Final = 1_000
 """Rows read from the log at a time for a reader that is behind: a few milliseconds of work."""
@@ -24,7 +24,7 @@ MAX_RELAYED: Final = 1_000
 """Commands of others that wait for a reader that does not read; they are fire and forget."""
 
 
-class Connection(Protocol):
+class ReaderConnection(Protocol):
     """What a reader needs of its connection."""
 
     def write(self, data: bytes) -> None:
@@ -110,7 +110,7 @@ class Reader:
     _log = Logger()
 
     def __init__(
-        self, feed: Feed, connection: Connection, encoder: Encoder, *, linear: bool, held: str = ""
+        self, feed: Feed, connection: ReaderConnection, encoder: Encoder, *, linear: bool, held: str = ""
     ) -> None:
         self._feed = feed
         self._held = held

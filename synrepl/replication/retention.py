@@ -7,7 +7,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError
-from synrepl.ports.history import Place
+from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import IClock, ILog, KeysOf
 from synrepl.ports.tasks import Tasks
 from synrepl.streams import jsontext
@@ -25,7 +25,7 @@ PAUSE_SECONDS: Final = 0.02
 class TrimmedLog(ILog, Protocol):
     """What is asked of the log."""
 
-    async def trim(self, upto: int, keys: KeysOf, limit: int) -> Place: ...
+    async def trim(self, upto: int, keys: KeysOf, limit: int) -> LogPosition: ...
 
 
 class Retention:

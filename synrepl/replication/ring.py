@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from synrepl.streams.facts import Fact
 
-__all__ = ["Group", "IEncoder", "Ring"]
+__all__ = ["RingGroup", "IEncoder", "Ring"]
 
 WRITE_BYTES: Final = 256 * 1024
 """Groups are written together up to so many bytes; one large group alone may be larger."""
@@ -20,7 +20,7 @@ class IEncoder(Protocol):
         """All lines of these facts."""
 
 
-class Group:
+class RingGroup:
     """Facts that were committed together.
 
     `number` counts groups from 1. `ephemeral` holds the last token of each ephemeral stream in it,
@@ -47,16 +47,16 @@ class Ring:
 
     def __init__(self, max_bytes: int, *, serial: int) -> None:
         self._max_bytes = max_bytes
-        self._groups: deque[Group] = deque()
+        self._groups: deque[RingGroup] = deque()
         self._bytes = 0
-        self._shared: dict[tuple[int, IEncoder, frozenset[str] | None], tuple[bytes, Group]] = {}
+        self._shared: dict[tuple[int, IEncoder, frozenset[str] | None], tuple[bytes, RingGroup]] = {}
         self.newest = 0
         self.serial = serial
 
-    def add(self, facts: Sequence[Fact]) -> Group:
+    def add(self, facts: Sequence[Fact]) -> RingGroup:
         """Take in facts that were just committed."""
         self.newest += 1
-        group = Group(self.newest, facts, self.serial)
+        group = RingGroup(self.newest, facts, self.serial)
         self.serial = group.serial
         self._shared.clear()
         self._groups.append(group)
@@ -74,12 +74,14 @@ class Ring:
                 break
         return found[:count]
 
-    def get(self, number: int) -> Group | None:
+    def get(self, number: int) -> RingGroup | None:
         """The group of this number; None if it is no longer, or not yet, here."""
         place = number - self._first
         return self._groups[place] if 0 <= place < len(self._groups) else None
 
-    def lines(self, first: Group, encoder: IEncoder, streams: frozenset[str] | None) -> tuple[bytes, Group]:
+    def lines(
+        self, first: RingGroup, encoder: IEncoder, streams: frozenset[str] | None
+    ) -> tuple[bytes, RingGroup]:
         """The lines of this group and those after it, as many as make one good write; and the last of them.
 
         `streams` None takes all. Readers at one place share the bytes: only the first of them causes work.

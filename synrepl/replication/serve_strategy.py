@@ -13,10 +13,10 @@ from synrepl.streams.stream import Stream
 from synrepl.wire.commands import Replicate
 from synrepl.wire.dialect import Dialect, Span, span
 
-__all__ = ["Answering", "Serving", "serving"]
+__all__ = ["ServedReader", "ServeStrategy", "serving"]
 
 
-class Answering(Protocol):
+class ServedReader(Protocol):
     """What a way of serving can do with one reader."""
 
     def known_streams(self) -> list[Stream[Any]]:
@@ -35,7 +35,7 @@ class Answering(Protocol):
         """Send ERROR, as this stream is none of `known_streams`, and close."""
 
 
-class Serving(msgspec.Struct, frozen=True):
+class ServeStrategy(msgspec.Struct, frozen=True):
     """One way of serving.
 
     `pulls`: the follower fetches what it missed by itself, over HTTP. `certifies`: POSITION says from where
@@ -47,12 +47,12 @@ class Serving(msgspec.Struct, frozen=True):
     certifies: bool
     relays: bool = False
 
-    def start(self, reader: Answering) -> None:
+    def start(self, reader: ServedReader) -> None:
         """The reader's dialect has become known."""
         if self.pulls:
             reader.push_everything()
 
-    def replicate(self, reader: Answering, command: Replicate) -> None:
+    def replicate(self, reader: ServedReader, command: Replicate) -> None:
         """The reader sent REPLICATE."""
         if self.pulls:
             reader.say_positions()
@@ -67,14 +67,14 @@ class Serving(msgspec.Struct, frozen=True):
             reader.refuse_stream(command.stream or "")
 
 
-_TABLE: Final[tuple[tuple[Span, Serving], ...]] = (
-    (span(until="1.13"), Serving(pulls=False, certifies=False)),
-    (span(since="1.13", until="1.22"), Serving(pulls=True, certifies=False)),
-    (span(since="1.22", until="999.0"), Serving(pulls=True, certifies=True)),
-    (span(since="999.0"), Serving(pulls=True, certifies=True, relays=True)),
+_TABLE: Final[tuple[tuple[Span, ServeStrategy], ...]] = (
+    (span(until="1.13"), ServeStrategy(pulls=False, certifies=False)),
+    (span(since="1.13", until="1.22"), ServeStrategy(pulls=True, certifies=False)),
+    (span(since="1.22", until="999.0"), ServeStrategy(pulls=True, certifies=True)),
+    (span(since="999.0"), ServeStrategy(pulls=True, certifies=True, relays=True)),
 )
 
 
-def serving(dialect: Dialect) -> Serving:
+def serving(dialect: Dialect) -> ServeStrategy:
     """How this release is served."""
     return next(way for releases, way in _TABLE if dialect.release in releases)

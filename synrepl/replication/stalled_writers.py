@@ -7,7 +7,7 @@ import msgspec
 from synrepl.ports.interfaces import IClock, SaveablePosition
 from synrepl.streams.table import StreamTable
 
-__all__ = ["STUCK_SECONDS", "Stalled", "Stalls"]
+__all__ = ["STUCK_SECONDS", "StalledWriter", "StalledWriters"]
 
 LOOK_SECONDS: Final = 5.0
 
@@ -22,7 +22,7 @@ class Positions(Protocol):
         """The positions of every stream that has any facts."""
 
 
-class Stalled(msgspec.Struct, frozen=True, kw_only=True):
+class StalledWriter(msgspec.Struct, frozen=True, kw_only=True):
     """A writer at `token`, `behind` the highest of its stream, for `seconds`."""
 
     stream: str
@@ -32,7 +32,7 @@ class Stalled(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class Stalls:
+class StalledWriters:
     """Looks now and then how far the writers of each stream are.
 
     A writer that does not follow the others holds back everybody who reads the stream as one line. Not so in
@@ -56,13 +56,13 @@ class Stalls:
             self._timer.cancel()
         self._timer = None
 
-    def found(self) -> list[Stalled]:
+    def found(self) -> list[StalledWriter]:
         """Who stands still now, the longest first."""
         self._note()
         now = self._clock.seconds()
         positions = self._log.clock()
         stalled = [
-            Stalled(
+            StalledWriter(
                 stream=stream,
                 writer=writer,
                 token=token,

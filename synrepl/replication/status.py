@@ -12,10 +12,10 @@ from synrepl.wire.text import printable
 
 __all__ = [
     "STATES",
-    "DescribedBringing",
-    "DescribedCopies",
-    "DescribedFiles",
-    "DescribedLog",
+    "StatusIngest",
+    "StatusReplication",
+    "StatusFiles",
+    "StatusLog",
     "describe",
 ]
 
@@ -40,7 +40,7 @@ RECENT: Final = 20
 """How many of the newest facts are shown."""
 
 
-class DescribedLog(ILog, Protocol):
+class StatusLog(ILog, Protocol):
     """What is asked of the log beside its contract."""
 
     @property
@@ -57,7 +57,7 @@ class DescribedLog(ILog, Protocol):
         """The positions of every stream that has any facts."""
 
 
-class DescribedBringing(Protocol):
+class StatusIngest(Protocol):
     """What is asked of all that brings facts in."""
 
     def describe(self, now: float) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class DescribedBringing(Protocol):
         """How many tokens are known to be missing."""
 
 
-class DescribedCopies(Protocol):
+class StatusReplication(Protocol):
     """What is asked of what makes a daemon a primary, or a replica."""
 
     def describe(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class DescribedCopies(Protocol):
         """How many facts it is known to lack."""
 
 
-class DescribedFiles(Protocol):
+class StatusFiles(Protocol):
     """What is asked of the files by checksum."""
 
     def describe(self) -> dict[str, Any]:
@@ -132,12 +132,12 @@ NO_COPIES: Final[dict[str, Any]] = {
 
 def describe(
     *,
-    log: DescribedLog,
+    log: StatusLog,
     publisher: Publisher,
     table: StreamTable,
-    bringing: DescribedBringing | None,
-    copies: DescribedCopies | None,
-    files: DescribedFiles | None = None,
+    bringing: StatusIngest | None,
+    copies: StatusReplication | None,
+    files: StatusFiles | None = None,
     clock: IClock,
     instance: str,
     server_name: str,
@@ -191,7 +191,7 @@ def _bounded(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _troubles(
-    bringing: DescribedBringing | None, copies: DescribedCopies | None, files: DescribedFiles | None
+    bringing: StatusIngest | None, copies: StatusReplication | None, files: StatusFiles | None
 ) -> list[tuple[str, float]]:
     """All that is wrong, but for the log; the worst first."""
     found = [] if copies is None else [*copies.reasons(), *copies.troubles()]
@@ -217,7 +217,7 @@ def _recent(publisher: Publisher) -> list[dict[str, Any]]:
     ]
 
 
-def _errors(log: DescribedLog) -> list[dict[str, Any]]:
+def _errors(log: StatusLog) -> list[dict[str, Any]]:
     """What is wrong, the worst first. `since` is when it was last known to be right, in Unix seconds."""
     is_healthy, why = log.healthy
     return [] if is_healthy else [{"what": f"log: {why}", "since": round(log.failing_since(), 3)}]
@@ -243,7 +243,7 @@ def _followers(publisher: Publisher, now: float) -> list[dict[str, Any]]:
     return described
 
 
-def _streams(log: DescribedLog, table: StreamTable, held: Filter) -> dict[str, Any]:
+def _streams(log: StatusLog, table: StreamTable, held: Filter) -> dict[str, Any]:
     """Every stream known here, and every one that the log holds. A copy that holds only some streams or
     writers names no others."""
     positions = {

@@ -1,16 +1,16 @@
 """Places in a history, as they are said on the wire."""
 
-from synrepl.ports.history import Place
-from synrepl.wire.native import Standing
+from synrepl.ports.history import LogPosition
+from synrepl.wire.native import WirePosition
 
 __all__ = ["said_place", "standing"]
 
 
-def standing(place: Place) -> Standing:
+def standing(place: LogPosition) -> WirePosition:
     """How a place is said."""
-    return Standing(place.epoch, place.serial, place.digest)
+    return WirePosition(place.epoch, place.serial, place.digest)
 
 
-def said_place(said: Standing) -> Place:
+def said_place(said: WirePosition) -> LogPosition:
     """The place that was said."""
-    return Place(said.epoch, said.serial, said.digest)
+    return LogPosition(said.epoch, said.serial, said.digest)

@@ -10,19 +10,19 @@ from synrepl.ports.interfaces import ILog
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import NEWEST
 
-__all__ = ["Write", "Writing", "read_writes"]
+__all__ = ["StreamWrite", "WritePolicy", "read_writes"]
 
 EVERYTHING: Final = "all"
 
 
-class Write(msgspec.Struct, frozen=True):
+class StreamWrite(msgspec.Struct, frozen=True):
     """A stream that this process tells on the channel, under the name `writer` (empty: its own)."""
 
     stream: str
     writer: str = ""
 
 
-def read_writes(value: Any) -> tuple[Write, ...]:
+def read_writes(value: Any) -> tuple[StreamWrite, ...]:
     """What the setting `redis_writes` says: names with commas between, or a list of names and of tables with
     `stream` and `writer`. Raises `ConfigError`.
     """
@@ -37,13 +37,13 @@ def read_writes(value: Any) -> tuple[Write, ...]:
     return tuple(found)
 
 
-def _write(given: Any) -> Write:
+def _write(given: Any) -> StreamWrite:
     if isinstance(given, Mapping):
         unknown = set(given) - {"stream", "writer"}
         if unknown or "stream" not in given:
             raise ConfigError(f"is a list of names, or of tables with `stream` and `writer`, not {given!r}")
-        return Write(stream=_word(given["stream"]), writer=_word(given.get("writer", "")) or "")
-    return Write(stream=_word(given.strip() if isinstance(given, str) else given))
+        return StreamWrite(stream=_word(given["stream"]), writer=_word(given.get("writer", "")) or "")
+    return StreamWrite(stream=_word(given.strip() if isinstance(given, str) else given))
 
 
 def _word(given: Any) -> str:
@@ -52,7 +52,7 @@ def _word(given: Any) -> str:
     return given
 
 
-class Writing:
+class WritePolicy:
     """What may be written here while others tell their facts on a shared channel.
 
     `own` are the streams and writers that this process tells. Of these the ones in `tables` get their ids
@@ -62,7 +62,7 @@ class Writing:
 
     def __init__(
         self,
-        writes: Collection[Write],
+        writes: Collection[StreamWrite],
         *,
         instance: str,
         table: StreamTable,

@@ -1,7 +1,7 @@
 """The log: where facts are kept, in which order, and how one knows that it is still the same log."""
 
 from synrepl.storage.append_errors import FROM_TABLE, GivenElsewhere, KeyReused
-from synrepl.storage.diverged_facts import Leftovers
+from synrepl.storage.diverged_facts import DivergedFacts
 from synrepl.storage.engines import engine_for
 from synrepl.storage.ephemeral import EphemeralStream
 from synrepl.storage.log import Log
@@ -16,7 +16,7 @@ __all__ = [
     "ImmediateThread",
     "GivenElsewhere",
     "KeyReused",
-    "Leftovers",
+    "DivergedFacts",
     "Log",
     "MemoryEngine",
     "ReactorThread",

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from synrepl.ports.history import Place
+from synrepl.ports.history import LogPosition
 from synrepl.storage.continuity import advance
-from synrepl.storage.discarded import Voids
+from synrepl.storage.discarded import DiscardedRanges
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 
@@ -16,7 +16,7 @@ CHECKED_AT_OPEN: Final = 1000
 
 
 def what_is_wrong(
-    tail: Sequence[Fact], floor: Place, positions: Mapping[tuple[str, str], int], voids: Voids
+    tail: Sequence[Fact], floor: LogPosition, positions: Mapping[tuple[str, str], int], voids: DiscardedRanges
 ) -> str:
     """What is wrong with the last facts beyond `floor`, from where on none is missing; "" if nothing is.
 
@@ -36,7 +36,9 @@ def what_is_wrong(
     return _of_positions(tail, positions, voids)
 
 
-def _of_positions(tail: Sequence[Fact], positions: Mapping[tuple[str, str], int], voids: Voids) -> str:
+def _of_positions(
+    tail: Sequence[Fact], positions: Mapping[tuple[str, str], int], voids: DiscardedRanges
+) -> str:
     counting = [fact for fact in tail if not voids.hold(fact)]
     moving = {(fact.stream, fact.writer) for fact in counting if fact.prev_token < fact.token}
     told: dict[tuple[str, str], int] = {}

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import Place, Turn
+from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 
@@ -31,7 +31,7 @@ def check_ascend(facts: Sequence[Fact], serial: int, upto: int) -> None:
         raise StorageError(op="commit", why=f"serial {last} is beyond {upto}, where the log is to stand")
 
 
-def check_turn(turn: Turn, place: Place) -> None:
+def check_turn(turn: EpochStart, place: LogPosition) -> None:
     """`StorageError` unless this is the next epoch, and begins where the log stands."""
     if turn.epoch <= place.epoch:
         raise StorageError(op="begin_epoch", why=f"epoch {turn.epoch} cannot follow epoch {place.epoch}")

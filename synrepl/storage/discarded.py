@@ -11,29 +11,29 @@ import msgspec
 
 from synrepl.streams.facts import Fact
 
-__all__ = ["Void", "Voids"]
+__all__ = ["DiscardedRange", "DiscardedRanges"]
 
 
-class Void(msgspec.Struct, frozen=True):
+class DiscardedRange(msgspec.Struct, frozen=True):
     """From `epoch` on, facts of earlier ones beyond `token` are void."""
 
     epoch: int
     token: int
 
 
-class Voids:
+class DiscardedRanges:
     """All voids of a log, by stream."""
 
     def __init__(self, rows: Iterable[tuple[str, int, int]] = ()) -> None:
-        self._by_stream: dict[str, list[Void]] = {}
+        self._by_stream: dict[str, list[DiscardedRange]] = {}
         for stream, epoch, token in rows:
-            self.add(stream, Void(epoch, token))
+            self.add(stream, DiscardedRange(epoch, token))
 
-    def add(self, stream: str, void: Void) -> None:
+    def add(self, stream: str, void: DiscardedRange) -> None:
         """One more."""
         self._by_stream.setdefault(stream, []).append(void)
 
-    def of(self, stream: str) -> Sequence[Void]:
+    def of(self, stream: str) -> Sequence[DiscardedRange]:
         """Those of one stream."""
         return self._by_stream.get(stream, ())
 

@@ -12,10 +12,10 @@ from synrepl.storage.private_files import create_private, sync_directory
 from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import lines
 
-__all__ = ["Leftovers"]
+__all__ = ["DivergedFacts"]
 
 
-class Leftovers:
+class DivergedFacts:
     """Files beside the log, named after it: ``<stem>.only-here-<epoch>-<first serial>-<last serial>.ndjson``.
 
     Each line is a fact, as the changelog has it.

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import Place, Receipt
+from synrepl.ports.history import AppendReceipt, LogPosition
 from synrepl.ports.interfaces import Head
 from synrepl.storage.consistency import CHECKED_AT_OPEN, what_is_wrong
 from synrepl.storage.continuity import advance, check_ascend, check_follow
@@ -21,7 +21,7 @@ from synrepl.storage.sql_history import SQLHistory
 from synrepl.storage.sql_notes import SQLNotes
 from synrepl.storage.sql_reading import SQLReading
 from synrepl.storage.sql_trimming import SQLTrimming
-from synrepl.storage.writer_positions import Places
+from synrepl.storage.writer_positions import WriterPositions
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 
@@ -105,12 +105,12 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
     # Adding to it
 
     def commit(
-        self, facts: Sequence[Fact], receipts: Sequence[Receipt], *, upto: Place | None = None
+        self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None:
         """Keep all of these or none, in one synced transaction."""
         with self._telling("commit"):
             database = self._writer("commit")
-            places: Places | None = None
+            places: WriterPositions | None = None
             with self._transaction(database):
                 serial, digest, _ = self._last(database)
                 self._check_alone("commit", serial, digest)
@@ -140,8 +140,8 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
             self._kept, self._tried = self._tried, None
 
     def _filled(
-        self, database: Any, facts: Sequence[Fact], upto: Place, serial: int, digest: str
-    ) -> Places | None:
+        self, database: Any, facts: Sequence[Fact], upto: LogPosition, serial: int, digest: str
+    ) -> WriterPositions | None:
         """Keep where the log stands after these facts, where they do not tell it themselves."""
         check_ascend(facts, serial, upto.serial)
         if upto.serial < serial:

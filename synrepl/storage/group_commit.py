@@ -9,12 +9,12 @@ from hashlib import sha256
 import msgspec
 from twisted.internet.defer import Deferred
 
-from synrepl.ports.history import BEGINNING, Turn
-from synrepl.ports.interfaces import Appended, Head, Receipt
+from synrepl.ports.history import BEGINNING, EpochStart
+from synrepl.ports.interfaces import Appended, AppendReceipt, Head
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import NO_ROWS, Fact
 
-__all__ = ["Group", "Request", "Standing", "checksum", "form"]
+__all__ = ["CommitGroup", "AppendRequest", "LogHead", "checksum", "form"]
 
 FACT_BYTES = 300
 """About what a fact costs beside its rows, in memory and on disk."""
@@ -28,7 +28,7 @@ def checksum(stream: str, writer: str, facts: Sequence[bytes]) -> str:
     return asked.hexdigest()
 
 
-class Request:
+class AppendRequest:
     """One append that waits to be kept, and who waits for it.
 
     `sharers` asked for the same thing with the same key while it was under way, and get the same answer.
@@ -57,7 +57,7 @@ class Request:
         self.sharers: list[Deferred[Appended]] = []
 
 
-class Standing:
+class LogHead:
     """Where the log stands, as far as it is known to be kept."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Standing:
         self.digest = EMPTY
         self.receipts_upto = 0
         self.begin = BEGINNING
-        self.turns: Sequence[Turn] = ()
+        self.turns: Sequence[EpochStart] = ()
         self.positions: dict[str, dict[str, int]] = {}
         self.allocated: dict[str, int] = {}
 
@@ -97,39 +97,39 @@ class Standing:
             self.digest = fact.digest
 
 
-class Group(msgspec.Struct):
+class CommitGroup(msgspec.Struct):
     """What a batch of appends becomes, and where the log stands once it is kept.
 
     `answers` go with the requests, in order; None where a key was used for another request.
     """
 
     facts: list[Fact]
-    receipts: list[Receipt]
+    receipts: list[AppendReceipt]
     answers: list[Appended | None]
     before: str
     after: str
 
 
 def form(
-    standing: Standing,
-    requests: Sequence[Request],
+    standing: LogHead,
+    requests: Sequence[AppendRequest],
     at_ms: int,
-    receipt: Callable[[str], Receipt | None],
+    receipt: Callable[[str], AppendReceipt | None],
     *,
     held: Callable[[str, int], list[tuple[str, bytes]]] = lambda stream, token: [],
     unordered: Collection[str] = (),
     told_by_all: Collection[str] = (),
-) -> Group:
+) -> CommitGroup:
     """Give serials, tokens and digests to what is new, and find the answers of what is not.
 
-    A token is the next of its stream, whoever writes, unless it was given elsewhere; of those given, `_Given`
-    says what is news. `prev_token` is the same writer's last one, or of a late fact its own.
+    A token is the next of its stream, whoever writes, unless it was given elsewhere; of those given,
+    `_AdoptedFilter` says what is news. `prev_token` is the same writer's last one, or of a late fact its own.
     """
     epoch, serial, digest = standing.epoch, standing.serial, standing.digest
     allocated: dict[str, int] = {}
     previous: dict[tuple[str, str], int] = {}
-    given: dict[str, _Given] = {}
-    group = Group([], [], [], before=digest, after=digest)
+    given: dict[str, _AdoptedFilter] = {}
+    group = CommitGroup([], [], [], before=digest, after=digest)
     for request in requests:
         known = None if request.key is None else receipt(request.key)
         if known is not None:
@@ -141,7 +141,7 @@ def form(
             highest = standing.allocated.get(stream, 0)
         of_stream = given.get(stream)
         if of_stream is None and (stream in unordered or stream in told_by_all):
-            of_stream = given[stream] = _Given(
+            of_stream = given[stream] = _AdoptedFilter(
                 stream,
                 held,
                 highest,
@@ -194,12 +194,12 @@ def form(
         appended = Appended(epoch, first_serial, tokens)
         group.answers.append(appended)
         if request.key is not None:
-            group.receipts.append(Receipt(request.key, request.checksum, appended, at_ms))
+            group.receipts.append(AppendReceipt(request.key, request.checksum, appended, at_ms))
     group.after = digest
     return group
 
 
-class _Given:
+class _AdoptedFilter:
     """What is news of the facts given to one stream that is unordered, or told by all.
 
     `held` says what was committed under a token, and is asked only up to `highest`, beyond which there is

@@ -23,7 +23,7 @@ Probe = Callable[[], Awaitable[object]]
 """The read that failed, to be tried again."""
 
 
-class Failing(msgspec.Struct):
+class FailingRead(msgspec.Struct):
     """One kind of read that fails; `probe` is None where only somebody else can try it again."""
 
     why: str
@@ -38,18 +38,18 @@ class ReadHealth:
 
     def __init__(self, seconds: Callable[[], float]) -> None:
         self._seconds = seconds
-        self._failing: dict[str, Failing] = {}
+        self._failing: dict[str, FailingRead] = {}
 
     def failed(self, kind: str, error: StorageError, probe: Probe | None) -> None:
         """A read has failed, or the probe of this kind has failed again."""
         known = self._failing.get(kind)
         if known is None:
             since, sure = self._seconds(), not error.retryable
-            self._failing[kind] = Failing(str(error), since, sure, error.retryable, probe)
+            self._failing[kind] = FailingRead(str(error), since, sure, error.retryable, probe)
         elif known.probe is probe:
             known.why, known.is_sure, known.is_retryable = str(error), True, error.retryable
         elif not error.retryable and not known.is_sure:
-            self._failing[kind] = Failing(str(error), known.since, True, False, probe)
+            self._failing[kind] = FailingRead(str(error), known.since, True, False, probe)
 
     def worked(self, kind: str) -> None:
         """The read of this kind that had failed works."""
@@ -81,5 +81,5 @@ class ReadHealth:
         return DOUBT_SECONDS if may_pass else CHECK_SECONDS
 
     @property
-    def _worst(self) -> Failing | None:
+    def _worst(self) -> FailingRead | None:
         return next((one for one in self._failing.values() if one.is_sure), None)

@@ -9,14 +9,14 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.logger import Logger
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import Extent
+from synrepl.ports.history import LogRange
 from synrepl.ports.interfaces import Appended, Head, IClock, IEngine, IThread
 from synrepl.ports.tasks import Tasks
 from synrepl.storage.append_errors import FROM_TABLE, GivenElsewhere, InvalidValue, KeyReused, LogLost
 from synrepl.storage.ephemeral import EphemeralStream, KeyOf
-from synrepl.storage.group_commit import Group, Request, Standing, checksum, form
+from synrepl.storage.group_commit import AppendRequest, CommitGroup, LogHead, checksum, form
 from synrepl.storage.health import Probe, ReadHealth
-from synrepl.storage.replica_staging import Copying
+from synrepl.storage.replica_staging import ReplicaStaging
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.wire.filter import ALL, Filter
 
@@ -36,7 +36,7 @@ UNNAMED = "localhost"
 """The server name of a daemon that was given none. It is not kept: a real one may be given later."""
 
 
-class Log(Copying):
+class Log(ReplicaStaging):
     """An `ILog` over an engine: group commit for kept streams, memory for the `ephemeral` ones.
 
     One commit is under way at a time; what is appended meanwhile goes together into the next, up to
@@ -85,15 +85,15 @@ class Log(Copying):
         self._logger = logger
         self._tasks = Tasks(logger, "log")
 
-        self._standing = Standing()
+        self._standing = LogHead()
         self._watchers: list[Callable[[Sequence[Fact]], None]] = []
-        self._queue: deque[Request] = deque()
-        self._keyed: dict[str, Request] = {}
+        self._queue: deque[AppendRequest] = deque()
+        self._keyed: dict[str, AppendRequest] = {}
         self._pending_bytes = 0
         self._is_writing = False
         self._idle: list[Deferred[None]] = []
         # The group whose commit failed in a way that leaves open whether it was kept.
-        self._doubted: Group | None = None
+        self._doubted: CommitGroup | None = None
 
         self._ephemeral_names = frozenset(ephemeral)
         self._ephemeral: dict[str, EphemeralStream] = {}
@@ -297,7 +297,7 @@ class Log(Copying):
             shared: Deferred[Appended] = Deferred()
             first.sharers.append(shared)
             return shared
-        answer = self._ask(Request(stream, writer, facts, key, asked))
+        answer = self._ask(AppendRequest(stream, writer, facts, key, asked))
         self._write_soon()
         return answer
 
@@ -326,7 +326,7 @@ class Log(Copying):
                 self._show(made)
             return succeed(Appended(held.epoch, None, [fact.token for fact in made]))
         places = [(writer, token) for writer, token, _ in facts]
-        answer = self._ask(Request(stream, "", [rows for _, _, rows in facts], None, "", places))
+        answer = self._ask(AppendRequest(stream, "", [rows for _, _, rows in facts], None, "", places))
         if not self._is_writing:
             self._later("adopted", 0, self._write_soon)
         return answer
@@ -383,7 +383,7 @@ class Log(Copying):
                 self._names.add(name)
         return None
 
-    def _ask(self, request: Request) -> "Deferred[Appended]":
+    def _ask(self, request: AppendRequest) -> "Deferred[Appended]":
         """Queue a request for the next group."""
         if self._pending_bytes and self._pending_bytes + request.size > self._max_pending_bytes:
             return fail(_refused(request.stream, "the log is busy", hint="try again later", retryable=True))
@@ -445,7 +445,7 @@ class Log(Copying):
         upto: int,
         limit: int,
         wanted: Filter = ALL,
-    ) -> Awaitable[Extent]:
+    ) -> Awaitable[LogRange]:
         """`IEngine.extent`, likewise."""
         upto = min(upto, self.serial)
         return self._read(
@@ -526,9 +526,9 @@ class Log(Copying):
         for waiter in idle:
             waiter.callback(None)
 
-    def _take_group(self) -> list[Request]:
+    def _take_group(self) -> list[AppendRequest]:
         """The next requests, at least one, up to the bound of a batch."""
-        taken: list[Request] = []
+        taken: list[AppendRequest] = []
         room = self._max_batch_bytes
         while self._queue and (not taken or self._queue[0].size <= room):
             request = self._queue.popleft()
@@ -536,7 +536,7 @@ class Log(Copying):
             taken.append(request)
         return taken
 
-    async def _write_group(self, requests: list[Request]) -> None:
+    async def _write_group(self, requests: list[AppendRequest]) -> None:
         try:
             group, error, is_known = await self._writing.run(partial(self._keep, requests, self._now_ms()))
         except Exception as unexpected:
@@ -567,7 +567,9 @@ class Log(Copying):
         for request, appended in zip(requests, group.answers, strict=True):
             self._answer(request, appended)
 
-    def _keep(self, requests: list[Request], at_ms: int) -> tuple[Group | None, StorageError | None, bool]:
+    def _keep(
+        self, requests: list[AppendRequest], at_ms: int
+    ) -> tuple[CommitGroup | None, StorageError | None, bool]:
         """In the writing thread: form a group and commit it. Gives what failed, and whether that is certain.
 
         It may look at where the log stands: that changes only between groups.
@@ -650,7 +652,7 @@ class Log(Copying):
         for request in waiting:
             self._answer(request, error)
 
-    def _adopt(self, group: Group) -> None:
+    def _adopt(self, group: CommitGroup) -> None:
         """Stand after this group, which is kept, and show it."""
         if group.facts:
             self._trouble = ""
@@ -670,7 +672,7 @@ class Log(Copying):
             except Exception:
                 self._logger.failure("a watcher of the log failed")
 
-    def _answer(self, request: Request, answer: Appended | StorageError | None) -> None:
+    def _answer(self, request: AppendRequest, answer: Appended | StorageError | None) -> None:
         self._pending_bytes -= request.size
         if request.key is not None:
             del self._keyed[request.key]

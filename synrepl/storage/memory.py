@@ -8,10 +8,10 @@ from uuid import uuid4
 import msgspec
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import BEGINNING, Extent, Lease, Place, Snapshot, Turn
-from synrepl.ports.interfaces import Head, KeysOf, Receipt
+from synrepl.ports.history import BEGINNING, EpochStart, Lease, LogPosition, LogRange, LogSnapshot
+from synrepl.ports.interfaces import AppendReceipt, Head, KeysOf
 from synrepl.storage.continuity import advance, check_ascend, check_follow, check_turn
-from synrepl.storage.discarded import Void, Voids
+from synrepl.storage.discarded import DiscardedRange, DiscardedRanges
 from synrepl.storage.paging import take_rows, take_tokens
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.wire.filter import ALL, Filter
@@ -27,16 +27,16 @@ class MemoryEngine:
 
     def __init__(self) -> None:
         self.facts: list[Fact] = []
-        self.receipts: dict[str, Receipt] = {}
+        self.receipts: dict[str, AppendReceipt] = {}
         self.commits = 0
         self.epoch = 1
         self.staged: MemoryEngine | None = None
         self._by_stream: dict[str, list[Fact]] = {}
         self._positions: dict[tuple[str, str], int] = {}
-        self._voids = Voids()
+        self._voids = DiscardedRanges()
         self._allocated: dict[str, int] = {}
         self._place = self._begin = BEGINNING
-        self._turns: list[Turn] = []
+        self._turns: list[EpochStart] = []
         self._notes: dict[str, str] = {}
         self._leases: dict[str, Lease] = {}
         self._boots = 0
@@ -98,7 +98,7 @@ class MemoryEngine:
         )
 
     def commit(
-        self, facts: Sequence[Fact], receipts: Sequence[Receipt], *, upto: Place | None = None
+        self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None:
         """Keep all of these or none."""
         self._check("commit")
@@ -126,7 +126,7 @@ class MemoryEngine:
             self._place = upto
             self.epoch = max(self.epoch, upto.epoch)
         elif facts:
-            self._place = Place(facts[-1].epoch, facts[-1].serial, facts[-1].digest)
+            self._place = LogPosition(facts[-1].epoch, facts[-1].serial, facts[-1].digest)
         for receipt in receipts:
             self.receipts.setdefault(receipt.key, receipt)
         if failure is not None:
@@ -174,14 +174,14 @@ class MemoryEngine:
         upto: int,
         limit: int,
         wanted: Filter = ALL,
-    ) -> Extent:
+    ) -> LogRange:
         """How much there is, and how far it has looked."""
         self._check("read")
         upto = min(upto, self._place.serial)
         taken = list(islice(self._wanted(after, upto, wanted), limit))
         tokens: dict[tuple[str, str], int] = {}
         advance(tokens, taken)
-        return Extent(
+        return LogRange(
             serial=taken[-1].serial if len(taken) >= limit else max(after, upto),
             facts=len(taken),
             bytes=sum(len(fact.rows) for fact in taken),
@@ -218,15 +218,15 @@ class MemoryEngine:
         first, last = bisect_left(facts, token, key=_token), bisect_right(facts, token, key=_token)
         return [(fact.writer, fact.rows) for fact in facts[first:last] if not self._voids.hold(fact)]
 
-    def begin_epoch(self, turn: Turn) -> Head:
+    def begin_epoch(self, turn: EpochStart) -> Head:
         """Begin a new epoch where the log stands."""
         self._check("begin_epoch")
         check_turn(turn, self.head().place)
         self.epoch = turn.epoch
-        self._place = Place(turn.epoch, turn.serial, turn.digest)
+        self._place = LogPosition(turn.epoch, turn.serial, turn.digest)
         self._turns.append(turn)
         if turn.stream:
-            self._voids.add(turn.stream, Void(turn.epoch, turn.token))
+            self._voids.add(turn.stream, DiscardedRange(turn.epoch, turn.token))
             for place, token in self._positions.items():
                 if place[0] == turn.stream:
                     self._positions[place] = min(token, turn.token)
@@ -243,7 +243,7 @@ class MemoryEngine:
         found = self.facts[index : index + 1]
         return found[0].digest if found and found[0].serial == serial else None
 
-    def receipts_between(self, after: int, upto: int) -> list[Receipt]:
+    def receipts_between(self, after: int, upto: int) -> list[AppendReceipt]:
         """The receipts of appends that begin there."""
         self._check("receipts_between")
         found = [
@@ -253,10 +253,10 @@ class MemoryEngine:
         ]
         return [receipt for _, receipt in sorted(found, key=lambda one: one[0])]
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> LogSnapshot:
         """What stands beside the facts, as of now."""
         head = self.head()
-        return Snapshot(
+        return LogSnapshot(
             place=head.place,
             begin=head.begin,
             turns=head.turns,
@@ -264,7 +264,7 @@ class MemoryEngine:
             receipts=list(self.receipts.values()),
         )
 
-    def restore(self, snapshot: Snapshot) -> Head:
+    def restore(self, snapshot: LogSnapshot) -> Head:
         """Take all that stands beside the facts from this."""
         self._check("restore")
         self._place, self._begin = snapshot.place, snapshot.begin
@@ -272,7 +272,9 @@ class MemoryEngine:
         self._positions = dict(snapshot.positions)
         self.receipts = {receipt.key: receipt for receipt in snapshot.receipts}
         self.epoch = snapshot.place.epoch
-        self._voids = Voids((turn.stream, turn.epoch, turn.token) for turn in self._turns if turn.stream)
+        self._voids = DiscardedRanges(
+            (turn.stream, turn.epoch, turn.token) for turn in self._turns if turn.stream
+        )
         self._allocate()
         return self.head()
 
@@ -282,7 +284,7 @@ class MemoryEngine:
         first = bisect_right(self.facts, after, key=_serial)
         return sum(len(fact.rows) + 300 for fact in self.facts[first:])
 
-    def trim(self, upto: int, keys: KeysOf, limit: int) -> Place:
+    def trim(self, upto: int, keys: KeysOf, limit: int) -> LogPosition:
         """Trim a slice of the log."""
         self._check("trim")
         upto = min(upto, self._place.serial)
@@ -290,7 +292,7 @@ class MemoryEngine:
         last = bisect_right(self.facts, upto, key=_serial)
         begin = self._begin
         for fact in self.facts[first:last][:limit]:
-            begin = Place(fact.epoch, fact.serial, fact.digest)
+            begin = LogPosition(fact.epoch, fact.serial, fact.digest)
         if last - first <= limit and self._place.serial == upto:
             begin = self._place
         base = self.facts[: bisect_right(self.facts, begin.serial, key=_serial)]
@@ -354,7 +356,7 @@ class MemoryEngine:
         """Forget what was staged."""
         self.staged = None
 
-    def receipt(self, key: str) -> Receipt | None:
+    def receipt(self, key: str) -> AppendReceipt | None:
         """What an append with this key was answered."""
         self._check("receipt")
         return self.receipts.get(key)

@@ -8,15 +8,15 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import Lease, Place, Receipt, Snapshot, Turn
+from synrepl.ports.history import AppendReceipt, EpochStart, Lease, LogPosition, LogSnapshot
 from synrepl.ports.interfaces import Head, IEngine, IThread, KeysOf
 from synrepl.storage.append_errors import InvalidValue, LogLost
-from synrepl.storage.group_commit import Standing
+from synrepl.storage.group_commit import LogHead
 from synrepl.storage.health import Probe, ReadHealth
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 
-__all__ = ["Copy", "Copying", "OtherHistory"]
+__all__ = ["StagedCopy", "ReplicaStaging", "HistoryMismatch"]
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ COPIED: Final = frozenset({"history", "filter", "joined", "resync"})
 """Notes that tell of the copy, not of the daemon that has it, or that a new one settles."""
 
 
-class OtherHistory(StorageError):
+class HistoryMismatch(StorageError):
     """A fact does not follow from those before it: its digest says otherwise. It was not kept."""
 
     def __init__(self, serial: int) -> None:
@@ -36,7 +36,7 @@ class OtherHistory(StorageError):
         self.serial = serial
 
 
-class Copying:
+class ReplicaStaging:
     """What `Log` is made of, as far as replicas are concerned.
 
     All that changes the log does so alone: appends wait meanwhile. What has begun goes on to its end, also
@@ -46,7 +46,7 @@ class Copying:
     _engine: IEngine
     _writing: IThread
     _reading: IThread
-    _standing: Standing
+    _standing: LogHead
     _reads: ReadHealth
     _is_writing: bool
     _is_open: bool
@@ -97,18 +97,18 @@ class Copying:
     # -- where it stands in its history --------------------------------------------------------------------
 
     @property
-    def place(self) -> Place:
+    def place(self) -> LogPosition:
         """Epoch, serial and digest together."""
         standing = self._standing
-        return Place(standing.epoch, standing.serial, standing.digest)
+        return LogPosition(standing.epoch, standing.serial, standing.digest)
 
     @property
-    def begin(self) -> Place:
+    def begin(self) -> LogPosition:
         """Up to where it was trimmed."""
         return self._standing.begin
 
     @property
-    def turns(self) -> Sequence[Turn]:
+    def turns(self) -> Sequence[EpochStart]:
         """Where epochs began."""
         return self._standing.turns
 
@@ -126,7 +126,7 @@ class Copying:
         """The digest there, if it is known."""
         return self._read("digest_at", partial(self._engine.digest_at, serial))
 
-    def receipts_between(self, after: int, upto: int) -> Awaitable[list[Receipt]]:
+    def receipts_between(self, after: int, upto: int) -> Awaitable[list[AppendReceipt]]:
         """The receipts of appends whose first serial is there."""
         return self._read("receipts_between", partial(self._engine.receipts_between, after, upto))
 
@@ -139,7 +139,7 @@ class Copying:
         """About how many bytes the facts beyond this serial take."""
         return self._checked("size", self._writing, partial(self._engine.size, after))
 
-    def snapshot(self) -> Awaitable[Snapshot]:
+    def snapshot(self) -> Awaitable[LogSnapshot]:
         """What stands beside the facts, as of one moment between two commits."""
         return self._checked("snapshot", self._writing, self._engine.snapshot)
 
@@ -179,10 +179,10 @@ class Copying:
         await self._turn_to_write()
         self._end_turn()
 
-    async def trim(self, upto: int, keys: KeysOf, limit: int) -> Place:
+    async def trim(self, upto: int, keys: KeysOf, limit: int) -> LogPosition:
         """`IEngine.trim`: a slice. Gives where the log begins now."""
 
-        async def work() -> Place:
+        async def work() -> LogPosition:
             try:
                 begin = await self._writing.run(partial(self._engine.trim, upto, keys, limit))
             except StorageError as error:
@@ -200,22 +200,22 @@ class Copying:
     async def follow(
         self,
         facts: Sequence[Fact],
-        receipts: Sequence[Receipt] = (),
+        receipts: Sequence[AppendReceipt] = (),
         *,
-        upto: Place | None = None,
+        upto: LogPosition | None = None,
     ) -> None:
-        """Add facts of the log that this one is a copy of, as they are there, and who got which answer.
+        """Append facts and receipts of the log that this one is a copy of, unchanged.
 
-        They follow the last one without a hole, or else `upto` says where the log stands afterwards. Fails
-        with `OtherHistory` where one does not follow, with another `StorageError` where nothing can be kept;
-        then nothing of it is.
+        The facts continue this log without a gap, or `upto` says where the log stands afterwards. Raises
+        `HistoryMismatch` if a fact does not continue the log, or another `StorageError`. A failed call stores
+        nothing.
         """
 
         async def work() -> None:
             followed = partial(self._followed, facts, receipts, upto)
             try:
                 await self._writing.run(partial(_follow, self._engine, self.place, facts, receipts, upto))
-            except OtherHistory:
+            except HistoryMismatch:
                 raise
             except StorageError:
                 self._unsure = _reached(facts, upto, self.place).digest, followed
@@ -224,7 +224,9 @@ class Copying:
 
         await self._alone(work)
 
-    def _followed(self, facts: Sequence[Fact], receipts: Sequence[Receipt], upto: Place | None) -> None:
+    def _followed(
+        self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], upto: LogPosition | None
+    ) -> None:
         """These are kept: stand after them, and show them."""
         self._standing.advance(facts)
         if facts:
@@ -237,12 +239,12 @@ class Copying:
         if facts:
             self._show(facts)
 
-    async def begin_epoch(self, turn: Turn) -> None:
+    async def begin_epoch(self, turn: EpochStart) -> None:
         """Begin a new epoch where the log stands. Readers that have more are beside this history now."""
         await self._alone(partial(self._turn, turn))
         self._tell(self._turned)
 
-    async def _turn(self, turn: Turn) -> Turn:
+    async def _turn(self, turn: EpochStart) -> EpochStart:
         self._standing.take(await self._writing.run(partial(self._engine.begin_epoch, turn)))
         return turn
 
@@ -258,12 +260,12 @@ class Copying:
         at_ms: int | None = None,
         stream: str = "",
         token: int = 0,
-    ) -> Turn:
+    ) -> EpochStart:
         """Begin the next epoch, or this one, after all that is appended so far; now, unless said."""
 
-        async def work() -> Turn:
+        async def work() -> EpochStart:
             place = self.place
-            turn = Turn(
+            turn = EpochStart(
                 epoch=place.epoch + 1 if epoch is None else epoch,
                 serial=place.serial,
                 digest=place.digest,
@@ -302,9 +304,9 @@ class Copying:
 
     # -- becoming a copy -----------------------------------------------------------------------------------
 
-    async def copy(self) -> "Copy":
+    async def copy(self) -> "StagedCopy":
         """What was staged of a copy of another log, opened; it may be empty."""
-        copy = Copy(self._engine.staging(), self._writing)
+        copy = StagedCopy(self._engine.staging(), self._writing)
         try:
             await copy.open()
         except Exception:
@@ -312,7 +314,7 @@ class Copying:
             raise
         return copy
 
-    async def drop_copy(self, copy: "Copy") -> None:
+    async def drop_copy(self, copy: "StagedCopy") -> None:
         """Close it, and remove what was staged."""
         await copy.close()
         await self._writing.run(self._engine.drop_staged)
@@ -321,7 +323,7 @@ class Copying:
         """Call `told` each time a copy took the place of all that was here."""
         self._replaced.append(told)
 
-    async def adopt_copy(self, copy: "Copy") -> None:
+    async def adopt_copy(self, copy: "StagedCopy") -> None:
         """Become what this copy is, in one step; this daemon's own uuid, notes and leases stay."""
 
         async def work() -> None:
@@ -376,7 +378,7 @@ class Copying:
         return await thread.run(work)
 
 
-class Copy:
+class StagedCopy:
     """A copy of another log in the making, beside the log that it will replace.
 
     First come the facts of a snapshot (`add`), then what stands beside them (`restore`), then what came
@@ -384,7 +386,7 @@ class Copy:
     """
 
     def __init__(self, engine: IEngine, thread: IThread) -> None:
-        self.place: Place
+        self.place: LogPosition
         self.notes: dict[str, str] = {}
         self._engine = engine
         self._thread = thread
@@ -400,21 +402,21 @@ class Copy:
         await self._thread.run(partial(self._engine.note, notes))
         self.notes.update((name, text) for name, text in notes.items() if text is not None)
 
-    async def add(self, facts: Sequence[Fact], upto: Place, *, begin: Place | None) -> None:
+    async def add(self, facts: Sequence[Fact], upto: LogPosition, *, begin: LogPosition | None) -> None:
         """Facts of the snapshot; all of it up to that place that there is, or is wanted, is here then.
 
         Beyond `begin` no fact is missing, and each must follow from the one before; where that is None,
-        some are left out anywhere. `OtherHistory` where one does not follow.
+        some are left out anywhere. `HistoryMismatch` where one does not follow.
         """
         await self._thread.run(partial(_add, self._engine, self.place, facts, upto, begin))
         self.place = upto
 
-    async def restore(self, snapshot: Snapshot) -> None:
+    async def restore(self, snapshot: LogSnapshot) -> None:
         """What stands beside the facts."""
         self.place = (await self._thread.run(partial(self._engine.restore, snapshot))).place
 
     async def follow(
-        self, facts: Sequence[Fact], receipts: Sequence[Receipt], *, upto: Place | None = None
+        self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None:
         """`Log.follow`, of the copy."""
         await self._thread.run(partial(_follow, self._engine, self.place, facts, receipts, upto))
@@ -423,7 +425,7 @@ class Copy:
         elif facts:
             self.place = _place(facts[-1])
 
-    async def begin_epoch(self, turn: Turn) -> None:
+    async def begin_epoch(self, turn: EpochStart) -> None:
         """An epoch begins where the copy stands."""
         self.place = (await self._thread.run(partial(self._engine.begin_epoch, turn))).place
 
@@ -438,14 +440,16 @@ class Copy:
         await self._thread.run(self._engine.close)
 
 
-def _add(engine: IEngine, place: Place, facts: Sequence[Fact], upto: Place, begin: Place | None) -> None:
+def _add(
+    engine: IEngine, place: LogPosition, facts: Sequence[Fact], upto: LogPosition, begin: LogPosition | None
+) -> None:
     """In the writing thread."""
     if begin is not None:
         dense = [fact for fact in facts if fact.serial > begin.serial]
         before = place if place.serial > begin.serial else begin
         wrong = verify(dense, before.digest)
         if wrong is not None:
-            raise OtherHistory(wrong)
+            raise HistoryMismatch(wrong)
         if facts and len(dense) == len(facts) == upto.serial - place.serial:
             # Nothing is missing, so that this is a commit like any other, and need not be verified again.
             engine.commit(facts, ())
@@ -455,16 +459,16 @@ def _add(engine: IEngine, place: Place, facts: Sequence[Fact], upto: Place, begi
 
 def _follow(
     engine: IEngine,
-    place: Place,
+    place: LogPosition,
     facts: Sequence[Fact],
-    receipts: Sequence[Receipt],
-    upto: Place | None,
+    receipts: Sequence[AppendReceipt],
+    upto: LogPosition | None,
 ) -> None:
     """In the writing thread."""
     if upto is None:
         wrong = verify(facts, place.digest)
         if wrong is not None:
-            raise OtherHistory(wrong)
+            raise HistoryMismatch(wrong)
         upto_digest = facts[-1].digest if facts else place.digest
     else:
         upto_digest = upto.digest
@@ -478,7 +482,7 @@ def _follow(
             raise
 
 
-def _reached(facts: Sequence[Fact], upto: Place | None, place: Place) -> Place:
+def _reached(facts: Sequence[Fact], upto: LogPosition | None, place: LogPosition) -> LogPosition:
     """Where a log stands after these, if it stood at `place`."""
     return upto or (_place(facts[-1]) if facts else place)
 
@@ -503,8 +507,8 @@ def _cancelled() -> StorageError:
     return StorageError(op="write", why="nobody waits for it any more", retryable=True)
 
 
-def _place(fact: Fact) -> Place:
-    return Place(fact.epoch, fact.serial, fact.digest)
+def _place(fact: Fact) -> LogPosition:
+    return LogPosition(fact.epoch, fact.serial, fact.digest)
 
 
 def _nothing() -> None:

@@ -13,8 +13,8 @@ import msgspec
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Head
 from synrepl.storage.append_errors import LogLost
-from synrepl.storage.discarded import Voids
-from synrepl.storage.writer_positions import Places, load_places
+from synrepl.storage.discarded import DiscardedRanges
+from synrepl.storage.writer_positions import WriterPositions, load_places
 from synrepl.streams.facts import Fact
 
 __all__ = ["COLUMNS", "DAMAGED", "Row", "SQLBase", "facts_of", "in_runs", "marks", "row_of"]
@@ -58,9 +58,9 @@ class SQLBase(ABC):
         self._tried: tuple[int, str] | None = None
         # Why this log is not ours any more.
         self._lost: StorageError | None = None
-        self._voids = Voids()
+        self._voids = DiscardedRanges()
         # None while nobody knows: a transaction that changes them may have been kept, or not.
-        self._places: Places | None = None
+        self._places: WriterPositions | None = None
 
     # What a database does in its own way
 
@@ -149,14 +149,14 @@ class SQLBase(ABC):
         if not self._is_open:
             raise StorageError(op=op, why="the log is not open")
 
-    def _known_places(self, database: Any) -> Places:
+    def _known_places(self, database: Any) -> WriterPositions:
         if self._places is None:
             self._places = load_places(
                 self._execute(database, "SELECT name, epoch, serial, digest FROM places")
             )
         return self._places
 
-    def _store_places(self, database: Any, places: Places) -> None:
+    def _store_places(self, database: Any, places: WriterPositions) -> None:
         """Within a transaction. Whoever calls it says, when that has ended, what holds now."""
         self._places = None
         self._execute_many(
@@ -166,7 +166,7 @@ class SQLBase(ABC):
             places.rows(),
         )
 
-    def _last(self, database: Any, places: Places | None = None) -> tuple[int, str, int]:
+    def _last(self, database: Any, places: WriterPositions | None = None) -> tuple[int, str, int]:
         """Serial, digest and epoch of where the log stands."""
         found = self._execute(
             database, "SELECT serial, digest, epoch FROM facts ORDER BY serial DESC LIMIT 1"

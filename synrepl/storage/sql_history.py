@@ -6,16 +6,16 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import Snapshot, Turn
+from synrepl.ports.history import EpochStart, LogSnapshot
 from synrepl.ports.interfaces import Head
 from synrepl.storage.continuity import check_turn
-from synrepl.storage.discarded import Voids
+from synrepl.storage.discarded import DiscardedRanges
 from synrepl.storage.sql_receipts import RECEIPT_COLUMNS, SQLReceipts, row_of_receipt
 from synrepl.storage.writer_positions import load_places
 
 __all__ = ["SQLHistory"]
 
-TURN_COLUMNS: Final = ", ".join(Turn.__struct_fields__)
+TURN_COLUMNS: Final = ", ".join(EpochStart.__struct_fields__)
 
 
 class SQLHistory(SQLReceipts):
@@ -52,10 +52,10 @@ class SQLHistory(SQLReceipts):
             positions=positions,
             allocated=allocated,
             begin=begin,
-            turns=tuple(Turn(*row) for row in turns),
+            turns=tuple(EpochStart(*row) for row in turns),
         )
 
-    def begin_epoch(self, turn: Turn) -> Head:
+    def begin_epoch(self, turn: EpochStart) -> Head:
         """Begin a new epoch where the log stands, and void what it says was lost."""
         check_turn(turn, self.head().place)
         with self._telling("begin_epoch", turn.stream):
@@ -91,14 +91,14 @@ class SQLHistory(SQLReceipts):
                 return place.digest or None
         return None
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> LogSnapshot:
         """What stands beside the facts, as of now."""
         with self._telling("snapshot"):
             database = self._writer("snapshot")
             with self._transaction(database):
                 head = self.head()
                 receipts = self._receipts(database)
-        return Snapshot(
+        return LogSnapshot(
             place=head.place,
             begin=head.begin,
             turns=head.turns,
@@ -106,7 +106,7 @@ class SQLHistory(SQLReceipts):
             receipts=receipts,
         )
 
-    def restore(self, snapshot: Snapshot) -> Head:
+    def restore(self, snapshot: LogSnapshot) -> Head:
         """Take all that stands beside the facts from this, in one transaction."""
         with self._telling("restore"):
             database = self._writer("restore")
@@ -129,7 +129,7 @@ class SQLHistory(SQLReceipts):
                 self._store_places(database, places)
         return self.head()
 
-    def _check_restorable(self, database: Any, snapshot: Snapshot) -> None:
+    def _check_restorable(self, database: Any, snapshot: LogSnapshot) -> None:
         """Refuse what cannot stand beside these facts."""
         place = snapshot.place
         found = self._execute(
@@ -144,7 +144,7 @@ class SQLHistory(SQLReceipts):
         if why:
             raise StorageError(op="restore", why=why, hint="begin the copy anew")
 
-    def _void(self, database: Any, turns: Sequence[Turn]) -> None:
+    def _void(self, database: Any, turns: Sequence[EpochStart]) -> None:
         lost = [(turn.stream, turn.epoch, turn.token) for turn in turns if turn.stream]
         self._insert(database, "voids", "stream, epoch, token", lost)
 
@@ -152,4 +152,6 @@ class SQLHistory(SQLReceipts):
         """Know again what is kept in memory as well: the outcome of a transaction may have been unknown."""
         self._places = None
         self._known_places(database)
-        self._voids = Voids(self._execute(database, "SELECT stream, epoch, token FROM voids").fetchall())
+        self._voids = DiscardedRanges(
+            self._execute(database, "SELECT stream, epoch, token FROM voids").fetchall()
+        )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from synrepl.ports.history import Extent
+from synrepl.ports.history import LogRange
 from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.paging import take_rows
 from synrepl.storage.sql_base import COLUMNS, SQLBase, facts_of, marks
@@ -97,7 +97,7 @@ class SQLReading(SQLBase):
         upto: int,
         limit: int,
         wanted: Filter = ALL,
-    ) -> Extent:
+    ) -> LogRange:
         """How much there is, and how far it has looked."""
         with self._telling("read"):
             database = self._reader("read")
@@ -112,7 +112,7 @@ class SQLReading(SQLBase):
             ).fetchall()
         facts = sum(row[2] for row in found)
         last = max((row[5] for row in found), default=after)
-        return Extent(
+        return LogRange(
             serial=last if facts >= limit else max(after, upto),
             facts=facts,
             bytes=sum(int(row[3]) for row in found),

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.ports.history import Appended, Receipt
+from synrepl.ports.history import Appended, AppendReceipt
 from synrepl.storage.sql_base import Row, SQLBase
 
 __all__ = ["RECEIPT_COLUMNS", "SQLReceipts", "row_of_receipt"]
@@ -18,7 +18,7 @@ INSERTED_AT_ONCE: Final = 100
 class SQLReceipts(SQLBase):
     """The part of an engine that answers for what was answered."""
 
-    def receipt(self, key: str) -> Receipt | None:
+    def receipt(self, key: str) -> AppendReceipt | None:
         """What an append with this key was answered."""
         with self._telling("receipt"):
             found = self._execute(
@@ -26,7 +26,7 @@ class SQLReceipts(SQLBase):
             ).fetchone()
         return None if found is None else _receipt(found)
 
-    def receipts_between(self, after: int, upto: int) -> list[Receipt]:
+    def receipts_between(self, after: int, upto: int) -> list[AppendReceipt]:
         """The receipts of appends whose first serial is there, in order of it."""
         with self._telling("receipts_between"):
             return [
@@ -46,11 +46,11 @@ class SQLReceipts(SQLBase):
             with self._transaction(database):
                 self._execute(database, "DELETE FROM receipts WHERE at_ms < ?", (before_ms,))
 
-    def _receipts(self, database: Any) -> list[Receipt]:
+    def _receipts(self, database: Any) -> list[AppendReceipt]:
         found = self._execute(database, f"SELECT {RECEIPT_COLUMNS} FROM receipts ORDER BY at_ms")
         return [_receipt(row) for row in found]
 
-    def _add_receipts(self, database: Any, receipts: Sequence[Receipt]) -> None:
+    def _add_receipts(self, database: Any, receipts: Sequence[AppendReceipt]) -> None:
         """Those whose keys are not known; within a transaction."""
         columns = RECEIPT_COLUMNS.count(",") + 1
         for first in range(0, len(receipts), INSERTED_AT_ONCE):
@@ -63,14 +63,14 @@ class SQLReceipts(SQLBase):
             )
 
 
-def row_of_receipt(receipt: Receipt) -> Row:
+def row_of_receipt(receipt: AppendReceipt) -> Row:
     """A receipt as a row of `RECEIPT_COLUMNS`."""
     appended = receipt.appended
     tokens = msgspec.json.encode(appended.tokens).decode()
     return (receipt.key, receipt.request, appended.epoch, appended.first_serial, tokens, receipt.at_ms)
 
 
-def _receipt(row: Row) -> Receipt:
+def _receipt(row: Row) -> AppendReceipt:
     key, request, epoch, first_serial, tokens, at_ms = row
     appended = Appended(epoch, first_serial, msgspec.json.decode(tokens, type=list[int]))
-    return Receipt(key, request, appended, at_ms)
+    return AppendReceipt(key, request, appended, at_ms)

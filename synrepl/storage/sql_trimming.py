@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.ports.history import Place
+from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import KeysOf
 from synrepl.storage.sql_base import COLUMNS, SQLBase, facts_of, in_runs, marks
-from synrepl.storage.writer_positions import Places
+from synrepl.storage.writer_positions import WriterPositions
 from synrepl.streams.facts import NO_ROWS, Fact
 
 __all__ = ["SQLTrimming"]
@@ -35,7 +35,7 @@ Newest = dict[bytes, int]
 class SQLTrimming(SQLBase):
     """The part of an engine that lets go."""
 
-    def trim(self, upto: int, keys: KeysOf, limit: int) -> Place:
+    def trim(self, upto: int, keys: KeysOf, limit: int) -> LogPosition:
         """Trim a slice of the log; gives the new beginning.
 
         That is the last place up to there whose digest is known: where a log was filled with holes, it may be
@@ -143,10 +143,12 @@ class SQLTrimming(SQLBase):
         }
 
 
-def _moved(places: Places, upto: int, base: Sequence[Fact], facts: Sequence[Fact], limit: int) -> Places:
+def _moved(
+    places: WriterPositions, upto: int, base: Sequence[Fact], facts: Sequence[Fact], limit: int
+) -> WriterPositions:
     """Where these places are once these facts were looked at."""
     begin, indexed = places.begin, places.indexed
-    last = [Place(fact.epoch, fact.serial, fact.digest) for fact in facts[-1:]]
+    last = [LogPosition(fact.epoch, fact.serial, fact.digest) for fact in facts[-1:]]
     if len(facts) < limit and places.floor.serial <= upto:
         last.append(places.floor)
     for place in last:

@@ -22,7 +22,7 @@ from urllib.parse import quote
 from twisted.logger import Logger
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import Place, Receipt
+from synrepl.ports.history import AppendReceipt, LogPosition
 from synrepl.ports.interfaces import Head
 from synrepl.storage import file_swap
 from synrepl.storage.append_errors import InvalidValue
@@ -138,7 +138,7 @@ class SQLiteEngine(SQLEngine):
             )
 
     def commit(
-        self, facts: Sequence[Fact], receipts: Sequence[Receipt], *, upto: Place | None = None
+        self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None:
         """Keep all of these or none, in one synced transaction of a file that the next start will find."""
         super().commit(facts, receipts, upto=upto)

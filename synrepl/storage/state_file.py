@@ -46,7 +46,7 @@ class Summary(msgspec.Struct, frozen=True):
         )
 
 
-class State(msgspec.Struct, frozen=True, omit_defaults=True):
+class DatabaseState(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is in the file. `adopting` is a copy that is taking the log's place, or has just taken it."""
 
     version: int
@@ -59,12 +59,12 @@ class StateFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._written: State | None = None
+        self._written: DatabaseState | None = None
 
     def read(self) -> list[Summary]:
         """The logs of which one must be here; none if nothing is known."""
         try:
-            state = msgspec.json.decode(self.path.read_bytes(), type=State)
+            state = msgspec.json.decode(self.path.read_bytes(), type=DatabaseState)
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -77,7 +77,7 @@ class StateFile:
 
     def write(self, log: Summary, adopting: Summary | None = None) -> None:
         """Keep this through a power cut, unless it is there already. Raises `StorageError`."""
-        state = State(VERSION, log, adopting)
+        state = DatabaseState(VERSION, log, adopting)
         if state == self._written:
             return
         # What is there is not known while it is being replaced.

@@ -4,24 +4,24 @@ from collections.abc import Iterable
 
 import msgspec
 
-from synrepl.ports.history import BEGINNING, Place
+from synrepl.ports.history import BEGINNING, LogPosition
 
-__all__ = ["Places", "load_places"]
+__all__ = ["WriterPositions", "load_places"]
 
 
-class Places(msgspec.Struct, frozen=True):
+class WriterPositions(msgspec.Struct, frozen=True):
     """Up to `begin` the log was trimmed. At `filled` it stood when something was last left out of it.
 
     The facts up to `indexed` are known to be the newest of their keys, or gone: that is where trimming goes
     on. It is behind `begin` where the trimmed facts came from another log.
     """
 
-    begin: Place = BEGINNING
-    filled: Place = BEGINNING
+    begin: LogPosition = BEGINNING
+    filled: LogPosition = BEGINNING
     indexed: int = 0
 
     @property
-    def floor(self) -> Place:
+    def floor(self) -> LogPosition:
         """The later of the two: beyond it no fact is missing."""
         return self.begin if self.begin.serial > self.filled.serial else self.filled
 
@@ -34,10 +34,10 @@ class Places(msgspec.Struct, frozen=True):
         ]
 
 
-def load_places(rows: Iterable[tuple[str, int, int, str]]) -> Places:
-    """What `Places.rows` gave."""
-    by_name = {name: Place(epoch, serial, digest) for name, epoch, serial, digest in rows}
-    return Places(
+def load_places(rows: Iterable[tuple[str, int, int, str]]) -> WriterPositions:
+    """What `WriterPositions.rows` gave."""
+    by_name = {name: LogPosition(epoch, serial, digest) for name, epoch, serial, digest in rows}
+    return WriterPositions(
         begin=by_name.get("begin", BEGINNING),
         filled=by_name.get("filled", BEGINNING),
         indexed=by_name["indexed"].serial if "indexed" in by_name else 0,

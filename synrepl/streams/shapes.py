@@ -2,7 +2,7 @@
 
 A row is a JSON array without names, so its shape is the order of its fields in some release. Coming in,
 any known shape is lifted to the newest one (`Shapes.read`); going out, the newest is cut to what a
-release knows (`Kind.cut_for`). The newest shape is the release-less truth that everything else here holds.
+release knows (`RowKind.cut_for`). The newest shape is the release-less truth that everything else here holds.
 
 Newer releases dropped some fields that older followers need. Where such a field is `kept` and a row has
 another value than the default, the row holds it behind the fields of the newest shape. That longer shape is
@@ -21,7 +21,7 @@ from synrepl.errors import ConfigError
 from synrepl.streams import jsontext
 from synrepl.wire.dialect import ALWAYS, Dialect, Release, Span
 
-__all__ = ["Cut", "Field", "Kind", "Shapes", "Truth", "is_open", "undecodable"]
+__all__ = ["Projection", "ShapeField", "RowKind", "Shapes", "BoolSpelling", "is_open", "undecodable"]
 
 # What the decoder may raise on hostile text: bad JSON, bad UTF-8, absurd numbers, deep nesting.
 undecodable = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
@@ -30,14 +30,14 @@ _FLOAT = re.compile(rb"[0-9][.eE]")
 _NO_DEFAULT: Any = object()
 
 
-class Truth(msgspec.Struct, frozen=True):
+class BoolSpelling(msgspec.Struct, frozen=True):
     """Marks a boolean that some masters write in other words: which (`accepts`), and how they read."""
 
     accepts: Any
     read: Callable[[Any], bool]
 
 
-class Field(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class ShapeField(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One place in a row, and the releases that have it.
 
     `type` is what a row holds; `truth` what else may come in. A field that is `gone` is in some older
@@ -47,14 +47,14 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     name: str
     type: Any
-    truth: Truth | None = None
+    truth: BoolSpelling | None = None
     span: Span = ALWAYS
     default: Any = _NO_DEFAULT
     gone: bool = False
     kept: bool = False
 
 
-Shape = tuple[Field, ...]
+Shape = tuple[ShapeField, ...]
 
 
 def is_open(annotation: Any) -> bool:
@@ -87,7 +87,13 @@ class _Reader:
     __slots__ = ("decode", "extras", "is_newest", "items", "places", "strict", "truths", "wider")
 
     def __init__(
-        self, newest: type[Any], shape: Shape, final: Shape, kept: "Kept | None", *, strict: "_Reader | None"
+        self,
+        newest: type[Any],
+        shape: Shape,
+        final: Shape,
+        kept: "KeptFields | None",
+        *,
+        strict: "_Reader | None",
     ) -> None:
         self.items = len(shape)
         self.strict = strict
@@ -135,7 +141,7 @@ class _Reader:
         return newest(*fields), plain
 
 
-class Kept:
+class KeptFields:
     """The fields of older releases that rows keep, and rows with them: the newest shape, then these."""
 
     def __init__(self, newest: type[Any], fields: Shape) -> None:
@@ -164,7 +170,7 @@ class Shapes:
         newest: type[Any],
         final: Shape,
         by_release: list[tuple[Release, Shape]],
-        kept: Kept | None = None,
+        kept: KeptFields | None = None,
     ) -> None:
         self._newest = newest
         self._by_release = by_release
@@ -236,7 +242,7 @@ class Shapes:
         return lifted
 
 
-class Cut(msgspec.Struct, frozen=True):
+class Projection(msgspec.Struct, frozen=True):
     """What a release gets of one kind of row: `places` of the newest shape, or texts of lost fields.
 
     A place beyond the newest shape is that of a kept field, which a row may lack; `assumed` has its text.
@@ -249,7 +255,7 @@ class Cut(msgspec.Struct, frozen=True):
     is_whole: bool
 
 
-class Kind:
+class RowKind:
     """One kind of row of a stream, over all releases.
 
     Most streams have one. The rows of others are tagged, ``["ev",[...]]``; a `flat` span that ends says
@@ -260,7 +266,7 @@ class Kind:
         self,
         row: type[Any],
         final: Shape,
-        gone: Iterable[tuple[str, Field]],
+        gone: Iterable[tuple[str, ShapeField]],
         tag: str,
         span: Span,
         flat: Span,
@@ -274,7 +280,7 @@ class Kind:
         self._final = final
         self._fields = _in_order(final, list(gone))
         kept = tuple(field for field in self._fields if field.kept)
-        self.kept = Kept(row, kept) if kept else None
+        self.kept = KeptFields(row, kept) if kept else None
         self._is_open = any(is_open(field.type) for field in self._fields if field.kept or not field.gone)
         self.shapes = Shapes(row, final, self._releases(flat=False), self.kept)
         tagged: Any = tuple[Literal[tag], row]  # type: ignore[valid-type]
@@ -306,7 +312,7 @@ class Kind:
             text = jsontext.dumps(msgspec.structs.astuple(row))
         return self.head + text + self.tail if self.head else text
 
-    def cut_for(self, dialect: Dialect) -> Cut | None:
+    def cut_for(self, dialect: Dialect) -> Projection | None:
         """How rows of this kind look to a release, or None if it does not know them."""
         release = dialect.release
         if release not in self.span:
@@ -315,7 +321,7 @@ class Kind:
         is_flat = self._is_flat(release)
         is_spaced = jsontext.is_spaced(dialect)
         whole = self._final + (self.kept.fields if self.kept is not None else ())
-        return Cut(
+        return Projection(
             places=tuple(
                 whole.index(field) if field in whole else jsontext.dumps(field.default) for field in shape
             ),
@@ -325,7 +331,7 @@ class Kind:
             is_whole=shape == self._final and not is_flat and not is_spaced,
         )
 
-    def cut(self, canonical: bytes, cut: Cut) -> bytes:
+    def cut(self, canonical: bytes, cut: Projection) -> bytes:
         """A canonical text of this kind as a release gets it."""
         if cut.is_whole:
             return self.without_kept(canonical)
@@ -362,7 +368,7 @@ class Kind:
         return self.flat.until is not None and release in self.flat
 
 
-def _in_order(final: Shape, gone: list[tuple[str, Field]]) -> Shape:
+def _in_order(final: Shape, gone: list[tuple[str, ShapeField]]) -> Shape:
     """All fields of all shapes in one order: each lost field behind the one it followed."""
     fields = [field for after, field in gone if not after]
     for field in final:

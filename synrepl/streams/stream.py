@@ -22,17 +22,26 @@ import msgspec
 
 from synrepl.errors import ConfigError, RowError
 from synrepl.streams import jsontext
-from synrepl.streams.shapes import Cut, Field, Kind, Shape, Shapes, Truth, is_open, undecodable
+from synrepl.streams.shapes import (
+    BoolSpelling,
+    Projection,
+    RowKind,
+    Shape,
+    ShapeField,
+    Shapes,
+    is_open,
+    undecodable,
+)
 from synrepl.wire.dialect import ALWAYS, NEWEST, Dialect, Release, Span, span
 
-__all__ = ["Bool", "Gone", "Row", "Since", "Stream", "Truth", "row"]
+__all__ = ["Bool", "Gone", "Row", "Since", "Stream", "BoolSpelling", "row"]
 
 R = TypeVar("R")
 T = TypeVar("T")
 Row = bytes | list[object]
 
 # SQLite masters write booleans as 1 and 0, PostgreSQL ones as true and false. A row always holds a bool.
-Bool = Annotated[bool, Truth(accepts=bool | Literal[0, 1], read=bool)]
+Bool = Annotated[bool, BoolSpelling(accepts=bool | Literal[0, 1], read=bool)]
 
 
 class Since(msgspec.Struct, frozen=True):
@@ -119,20 +128,22 @@ def _row(declared: type[T], tag: str, since: str, flat_until: str) -> type[T]:
     return typing.cast(type[T], struct)
 
 
-def _field(declared: type[Any], name: str, annotation: Any) -> Field:
+def _field(declared: type[Any], name: str, annotation: Any) -> ShapeField:
     of = f"field {name} of row {declared.__name__}"
     if hasattr(declared, name):
         raise ConfigError(f"{of} has a default, but a row on the wire always has all its fields")
     kind, marks = annotation, []
     if typing.get_origin(annotation) is Annotated:
         kind, *marks = typing.get_args(annotation)
-    truth = next((mark for mark in marks if isinstance(mark, Truth)), None)
+    truth = next((mark for mark in marks if isinstance(mark, BoolSpelling)), None)
     since = next((mark for mark in marks if isinstance(mark, Since)), None)
     is_open(kind)
     if since is None:
-        return Field(name=name, type=kind, truth=truth)
+        return ShapeField(name=name, type=kind, truth=truth)
     _fits(of, since.default, kind)
-    return Field(name=name, type=kind, truth=truth, span=span(since=since.release), default=since.default)
+    return ShapeField(
+        name=name, type=kind, truth=truth, span=span(since=since.release), default=since.default
+    )
 
 
 def _fits(of: str, default: Any, kind: Any) -> None:
@@ -195,7 +206,7 @@ class Stream(Generic[R]):
         self._tagged = [(kind.head, len(kind.head), kind.shapes) for kind in self._kinds]
         self._only: Shapes | None = None if self._kinds[0].tag else self._kinds[0].shapes
         self.key = self._key_of(key)
-        self._cuts: dict[Release, tuple[list[tuple[Kind, Cut | None]], bool]] = {}
+        self._cuts: dict[Release, tuple[list[tuple[RowKind, Projection | None]], bool]] = {}
 
     def __repr__(self) -> str:
         return f"Stream({self.name!r})"
@@ -317,7 +328,7 @@ class Stream(Generic[R]):
         """The tags of the kinds of rows; none if rows are not tagged."""
         return tuple(tag for tag in self._by_tag if tag)
 
-    def _kind(self, cls: type[Any], gone: list[Gone]) -> Kind:
+    def _kind(self, cls: type[Any], gone: list[Gone]) -> RowKind:
         declared = getattr(cls, "_declared", None)
         if not isinstance(declared, _Declared):
             raise ConfigError(f"{cls!r} is not a row of stream {self.name}: decorate it with @row")
@@ -328,7 +339,7 @@ class Stream(Generic[R]):
             if one.after and one.after not in names:
                 raise ConfigError(f"{of} cannot have stood after {one.after}, which is no field of it")
             _fits(of, one.default, one.type)
-            field = Field(
+            field = ShapeField(
                 name=one.name,
                 type=one.type,
                 span=span(until=one.until),
@@ -337,7 +348,7 @@ class Stream(Generic[R]):
                 kept=one.kept,
             )
             lost.append((one.after, field))
-        return Kind(
+        return RowKind(
             cls,
             declared.fields,
             lost,
@@ -363,7 +374,7 @@ class Stream(Generic[R]):
             return lambda row: (get(row),)
         return get
 
-    def _plan(self, dialect: Dialect) -> tuple[list[tuple[Kind, Cut | None]], bool]:
+    def _plan(self, dialect: Dialect) -> tuple[list[tuple[RowKind, Projection | None]], bool]:
         is_known = dialect.release in self.span
         cuts = [(kind, kind.cut_for(dialect) if is_known else None) for kind in self._kinds]
         plan = cuts, not self._keeps and all(cut is not None and cut.is_whole for _, cut in cuts)

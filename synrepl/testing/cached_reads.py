@@ -13,12 +13,12 @@ from twisted.internet.task import deferLater
 from synrepl.caches import LEGACY, Drop
 from synrepl.ports.caches import Caches
 from synrepl.ports.interfaces import IClock
-from synrepl.replication.follower.follower import Event, Follower
+from synrepl.replication.follower.follower import Follower, FollowerEvent
 from synrepl.streams import jsontext
 from synrepl.streams.catalog import Receipt, Typing
 from synrepl.streams.facts import Fact
 
-__all__ = ["ROOMS", "Change", "Reader", "Truth", "invalidation"]
+__all__ = ["ROOMS", "Change", "CachedReader", "CacheTruth", "invalidation"]
 
 ROOMS: Final = tuple(f"!r{n}" for n in range(5))
 
@@ -91,7 +91,7 @@ class Change(msgspec.Struct, frozen=True):
     version: int
 
 
-class Truth:
+class CacheTruth:
     """What the database says, which is what every fact that was ever committed makes of it."""
 
     def __init__(self) -> None:
@@ -147,11 +147,11 @@ class _Counted(Caches):
         super().skipped(stream)
 
 
-class Reader:
+class CachedReader:
     """What one life of a worker reads, through caches that it has from its follower's start."""
 
     def __init__(
-        self, truth: Truth, clock: IClock, chance: random.Random, *, name: str, knows_writers: bool
+        self, truth: CacheTruth, clock: IClock, chance: random.Random, *, name: str, knows_writers: bool
     ) -> None:
         self.caches = _Counted()
         self.stale: list[str] = []
@@ -219,7 +219,7 @@ class Reader:
             return change.token <= tokens[writer]
         return (change.life, change.token) <= (self._lives.get((change.stream, writer), 0), tokens[writer])
 
-    def _happened(self, event: Event) -> None:
+    def _happened(self, event: FollowerEvent) -> None:
         if event.kind == "connected":
             self._connected_in = self._truth.life
         elif event.kind == "position":

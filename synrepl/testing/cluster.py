@@ -13,8 +13,8 @@ from twisted.logger import Logger
 from synrepl.errors import NotConnected, ReplicationError
 from synrepl.ports.interfaces import Appended, ICaches, IClock, SaveablePosition
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.follower.catchup import ICatchUp, Missed
-from synrepl.replication.follower.follower import Event, Follower
+from synrepl.replication.follower.catchup import ICatchUp, MissedFacts
+from synrepl.replication.follower.follower import Follower, FollowerEvent
 from synrepl.replication.follower.updates import Updates
 from synrepl.replication.publisher import Publisher
 from synrepl.storage.log import Log
@@ -23,7 +23,7 @@ from synrepl.storage.threads import DelayedThread
 from synrepl.streams import jsontext
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
-from synrepl.testing.network import Link, MemoryEndpoint, Network
+from synrepl.testing.network import MemoryEndpoint, MemoryLink, Network
 from synrepl.transports.http.row_pages import read_page
 from synrepl.transports.tcp import FollowerFactory, PublisherFactory
 from synrepl.wire.dialect import CURRENT, MIDDLE, Dialect
@@ -188,7 +188,7 @@ class DirectCatchUp:
         self._delay = delay
         self._page_rows = page_rows
 
-    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
         """One page, from the very code that HTTP serves."""
         self.requests += 1
         await deferLater(self._clock, self._delay(), lambda: None)  # type: ignore[arg-type]
@@ -214,7 +214,7 @@ class DirectCatchUp:
                 facts[-1][1].append(row)
             else:
                 facts.append((int(token), [row]))
-        return Missed(facts=facts, upto=page.upto, limited=page.limited)
+        return MissedFacts(facts=facts, upto=page.upto, limited=page.limited)
 
 
 def kill_follower(follower: Follower) -> None:
@@ -246,7 +246,7 @@ class FakeWorker:
     ) -> None:
         self.name = name
         self.applied: list[Updates[Any]] = []
-        self.events: list[Event] = []
+        self.events: list[FollowerEvent] = []
         self.metrics = Metrics(CollectorRegistry())
         self.catch_up = DirectCatchUp(daemon, network.clock, delay, page_rows=page_rows)
         self.follower = Follower(
@@ -293,7 +293,7 @@ class FakeWorker:
         for link in self.links():
             link.cut()
 
-    def links(self) -> list[Link]:
+    def links(self) -> list[MemoryLink]:
         """Its open connections."""
         return self._network.links_of(self.name)
 

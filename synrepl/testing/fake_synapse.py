@@ -14,14 +14,14 @@ from twisted.internet.task import deferLater
 
 from synrepl.errors import NotConnected
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.follower.catchup import Missed
+from synrepl.replication.follower.catchup import MissedFacts
 from synrepl.streams.catalog import TYPING
 from synrepl.streams.table import StreamTable
 from synrepl.testing.fake_redis import FakeRedis
 from synrepl.testing.redis_daemon import link_to
 from synrepl.wire.commands import Position, Rdata, Replicate
 from synrepl.wire.grammar import Command
-from synrepl.wire.rdata_runs import Rows
+from synrepl.wire.rdata_runs import RdataRun
 
 __all__ = ["FakeSynapse", "SynapseDatabase"]
 
@@ -55,7 +55,7 @@ class SynapseDatabase:
         return max(self.rows[stream], default=1)
 
 
-class _Telling:
+class _PendingWrite:
     """What one process knows of one stream that it writes."""
 
     def __init__(self, published: int) -> None:
@@ -104,7 +104,7 @@ class FakeSynapse:
         self._delay = delay
         self._likes_to_lose = likes_to_lose
         self._table = StreamTable.default()
-        self._telling: dict[str, _Telling] = {}
+        self._telling: dict[str, _PendingWrite] = {}
         self._typing_published = 0
         self._life = 0
         self._link: Any = None
@@ -122,7 +122,9 @@ class FakeSynapse:
         self._is_hearing = self._is_speaking = self._has_announced = False
         self.typing, self.typing_token, self._typing_published = {}, 0, 0
         self._telling = {
-            stream: _Telling(self._first_position(stream)) for stream in self.writes if stream != TYPING.name
+            stream: _PendingWrite(self._first_position(stream))
+            for stream in self.writes
+            if stream != TYPING.name
         }
         metrics = Metrics(CollectorRegistry())
         self._link = link_to(self._redis, self, instance=self.name, chance=self._chance, metrics=metrics)
@@ -290,17 +292,17 @@ class FakeSynapse:
         self._announce()
         self._has_announced = True
 
-    def received(self, commands: Sequence[Command | Rows]) -> None:
+    def received(self, commands: Sequence[Command | RdataRun]) -> None:
         for command in commands:
             if isinstance(command, Replicate):
                 if self._likes_to_lose and self._chance.random() < 0.3:
                     self._clock.callLater(self._chance.uniform(0, 0.5), self._announce_late, self._life)
                 else:
                     self._announce()
-            elif isinstance(command, (Rows, Rdata, Position)) and command.instance != self.name:
+            elif isinstance(command, (RdataRun, Rdata, Position)) and command.instance != self.name:
                 telling = self._telling.get(command.stream)
                 if telling is not None:
-                    tokens = command.tokens if isinstance(command, Rows) else [command.token]
+                    tokens = command.tokens if isinstance(command, RdataRun) else [command.token]
                     telling.seen = max([telling.seen, *(token for token in tokens if token is not None)])
 
     def _announce_late(self, life: int) -> None:
@@ -309,7 +311,7 @@ class FakeSynapse:
 
     # -- its HTTP ------------------------------------------------------------------------------------------
 
-    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
         """What its peers get when they ask for what they missed."""
         life = self._life
         await deferLater(self._clock, self._delay(), lambda: None)  # type: ignore[arg-type]
@@ -321,14 +323,14 @@ class FakeSynapse:
             raise NotConnected("connection lost")
         return answer
 
-    def _answer(self, stream: str, after: int, upto: int) -> Missed:
+    def _answer(self, stream: str, after: int, upto: int) -> MissedFacts:
         if stream == TYPING.name:
             # Whoever comes from beyond knew a former life.
             first = 0 if after > upto else after
             facts = [(token, [row]) for token, row in sorted(self.typing.values()) if token > first]
-            return Missed(facts=facts, upto=upto, limited=False)
+            return MissedFacts(facts=facts, upto=upto, limited=False)
         if after >= upto:
-            return Missed(facts=[], upto=upto, limited=False)
+            return MissedFacts(facts=[], upto=upto, limited=False)
         page: list[tuple[int, list[bytes]]] = []
         size = 0
         facts = self._facts(stream, after, upto)
@@ -337,10 +339,10 @@ class FakeSynapse:
         most = max(PAGE_ROWS, self.page_rows) if self._table[stream].descends else self.page_rows
         for token, rows in facts:
             if size >= most:
-                return Missed(facts=page, upto=page[-1][0], limited=True)
+                return MissedFacts(facts=page, upto=page[-1][0], limited=True)
             page.append((token, rows))
             size += len(rows)
-        return Missed(facts=page, upto=upto, limited=False)
+        return MissedFacts(facts=page, upto=upto, limited=False)
 
 
 def _first(row: bytes) -> str:

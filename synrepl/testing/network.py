@@ -13,7 +13,7 @@ from zope.interface import implementer
 
 from synrepl.ports.interfaces import IClock
 
-__all__ = ["BUFFER_BYTES", "Link", "MemoryEndpoint", "MemoryTransport", "Network"]
+__all__ = ["BUFFER_BYTES", "MemoryLink", "MemoryEndpoint", "MemoryTransport", "Network"]
 
 BUFFER_BYTES: Final = 64 * 1024
 """What a transport takes before it asks its producer to pause; as Twisted's own."""
@@ -25,7 +25,7 @@ class MemoryTransport:
 
     disconnecting = False
 
-    def __init__(self, link: "Link", clock: IClock, name: str) -> None:
+    def __init__(self, link: "MemoryLink", clock: IClock, name: str) -> None:
         self.peer: MemoryTransport
         self.protocol: Any = None
         self.most_buffered = 0
@@ -123,7 +123,7 @@ class MemoryTransport:
             self.protocol.connectionLost(Failure(reason))
 
 
-class Link:
+class MemoryLink:
     """A connection: two transports."""
 
     def __init__(
@@ -200,7 +200,7 @@ class Network:
     ) -> None:
         self.clock = clock
         self.buffer_bytes = buffer_bytes
-        self.links: list[Link] = []
+        self.links: list[MemoryLink] = []
         self._delay = delay
         self._piece = piece
         self._corrupt = corrupt
@@ -222,7 +222,7 @@ class Network:
         connected._canceller = lambda _: timer.cancel() if timer.active() else None
         return connected
 
-    def links_of(self, name: str) -> list[Link]:
+    def links_of(self, name: str) -> list[MemoryLink]:
         """The open links that begin or end here."""
         self.links = [link for link in self.links if link.is_open]
         return [link for link in self.links if name in (link.client._name, link.server._name)]
@@ -234,7 +234,7 @@ class Network:
         if listener is None or not self._reaches(client, address):
             connected.errback(error.ConnectionRefusedError())
             return
-        link = Link(
+        link = MemoryLink(
             self.clock,
             client,
             address,

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
-__all__ = ["OwnServer", "Watched"]
+__all__ = ["OwnServer", "OwnedProcess"]
 
 STOP_SECONDS: Final = 60.0
 
@@ -21,7 +21,7 @@ kill -KILL "$1"
 """Ends the server and removes its directory when the program that started it went without a word."""
 
 
-class Watched:
+class OwnedProcess:
     """A process in a session of its own, whose words go to `log`.
 
     If this program dies, it is sent `signal` and then killed, and `removes`, if given, is removed. `started`
@@ -75,7 +75,7 @@ class OwnServer:
 
     def __init__(self, log_file: Path) -> None:
         self._log = log_file
-        self._watched: Watched | None = None
+        self._watched: OwnedProcess | None = None
 
     def __enter__(self) -> Self:
         self.start()

@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from synrepl.testing.owned_process import OwnServer, Watched
+from synrepl.testing.owned_process import OwnedProcess, OwnServer
 
 __all__ = ["PostgresServer", "find_binaries"]
 
@@ -95,7 +95,7 @@ class PostgresServer(OwnServer):
         }
         command = [str(self._binaries / "postgres"), "-D", str(self._data)]
         command += [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
-        self._watched = Watched(
+        self._watched = OwnedProcess(
             command, log=self._log, removes=self._home, signal="QUIT", **self._as_account()
         )
         try:

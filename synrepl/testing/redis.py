@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import hiredis
 
-from synrepl.testing.owned_process import OwnServer, Watched
+from synrepl.testing.owned_process import OwnedProcess, OwnServer
 
 __all__ = ["RedisServer", "SentinelServer", "find_redis_servers"]
 
@@ -230,7 +230,9 @@ class RedisServer(OwnServer):
         command = [str(self._program), str(self._write_settings()), *self._arguments]
         Path(self.socket).unlink(missing_ok=True)
         # A directory that was given is not ours to remove.
-        self._watched = Watched(command, log=self._log, removes=self._home if self._is_home_ours else None)
+        self._watched = OwnedProcess(
+            command, log=self._log, removes=self._home if self._is_home_ours else None
+        )
         try:
             self._wait_for_start()
         except BaseException:

@@ -13,11 +13,11 @@ from twisted.internet.defer import ensureDeferred
 from synrepl.errors import NotConnected
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker import BrokerPeer
-from synrepl.replication.follower.catchup import ICatchUp, Missed, NowhereToFetch
-from synrepl.replication.follower.follower import Event, Follower
-from synrepl.replication.ingester import Intake, LogPositions
+from synrepl.replication.follower.catchup import ICatchUp, MissedFacts, NowhereToFetch
+from synrepl.replication.follower.follower import Follower, FollowerEvent
+from synrepl.replication.ingester import Ingester, LogPositions
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.write_policy import Write, Writing
+from synrepl.replication.write_policy import StreamWrite, WritePolicy
 from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
 from synrepl.testing.fake_redis import FakeRedis
@@ -56,7 +56,7 @@ class PeersCatchUp:
         self._peers = peers
         self._clock = clock
 
-    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
         """One page, from this writer, unless that takes too long: a process may end in the middle of it."""
         self.asked.append((stream, writer, after, upto))
         if self.is_broken:
@@ -73,7 +73,7 @@ class PeersCatchUp:
         return missed
 
 
-class Joining(Protocol):
+class RedisJoin(Protocol):
     """What is needed of the daemon that joins the others."""
 
     name: str
@@ -100,16 +100,18 @@ class OnFakeRedis:
     `clashes` are those of its life, `events` what its follower told that is no position.
     """
 
-    def __init__(self, daemon: Joining, redis: FakeRedis) -> None:
+    def __init__(self, daemon: RedisJoin, redis: FakeRedis) -> None:
         self.daemon = daemon
         self.redis = redis
         self.lost: list[str] = []
-        self.events: list[Event] = []
+        self.events: list[FollowerEvent] = []
         self.catch_up = PeersCatchUp(daemon.peers, daemon.clock)
-        self.writing = Writing(
-            [Write(stream=stream) for stream in daemon.writes], instance=daemon.instance, table=daemon.table
+        self.writing = WritePolicy(
+            [StreamWrite(stream=stream) for stream in daemon.writes],
+            instance=daemon.instance,
+            table=daemon.table,
         )
-        self.intake = Intake(daemon.log, daemon.table, daemon.clock, lost=self._lost)
+        self.intake = Ingester(daemon.log, daemon.table, daemon.clock, lost=self._lost)
         self.follower = Follower(
             instance=daemon.instance,
             clock=daemon.clock,
@@ -158,6 +160,6 @@ class OnFakeRedis:
         self.lost.append(stream)
         self.daemon.history_lost(stream)
 
-    def _happened(self, event: Event) -> None:
+    def _happened(self, event: FollowerEvent) -> None:
         if event.kind != "position":
             self.events.append(event)

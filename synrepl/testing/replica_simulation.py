@@ -18,22 +18,22 @@ from twisted.python.failure import Failure
 
 from synrepl.errors import ReplicationError, StorageError
 from synrepl.ports.access import LOCAL
-from synrepl.ports.history import Place, Turn
+from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.replication.relay import LeaseTerms
 from synrepl.replication.relay import leases as leases_module
 from synrepl.replication.relay import relay as relay_module
 from synrepl.replication.replica import join as joining_module
 from synrepl.replication.replica import replica as replica_module
 from synrepl.replication.retention import keys_of
-from synrepl.replication.roles import Claim, Described, HandOver
+from synrepl.replication.roles import Claim, HandOver, PeerStatus
 from synrepl.storage.memory import MemoryEngine
 from synrepl.streams.facts import Fact
-from synrepl.testing.network import Link, Network
+from synrepl.testing.network import MemoryLink, Network
 from synrepl.testing.replica_truth import Content, Histories, content
 from synrepl.testing.replicas import FakeNode
 from synrepl.testing.seeded import STEP_SECONDS, SeededRun
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import Standing, Subscription
+from synrepl.wire.native import Subscription, WirePosition
 
 __all__ = ["AIMS", "ReplicaSimulation", "copied"]
 
@@ -155,7 +155,7 @@ class ReplicaSimulation(SeededRun):
             self.clock, delay=self._delay, piece=self._piece, corrupt=self._corrupt, reaches=self._reaches
         )
         self._parted: set[str] = set()
-        self._strangers: dict[str, Described] = {}
+        self._strangers: dict[str, PeerStatus] = {}
         self._reigns: set[tuple[int, str]] = set()
         self.settled_after = 0.0
         self._starting: set[str] = set()
@@ -372,7 +372,7 @@ class ReplicaSimulation(SeededRun):
             if not self.nodes[name].is_running and self.chance.random() < 0.01:
                 self._start(name)
 
-    def _links(self) -> list[Link]:
+    def _links(self) -> list[MemoryLink]:
         node = self._somebody()
         return [] if node is None else node.links()
 
@@ -381,7 +381,7 @@ class ReplicaSimulation(SeededRun):
         if links:
             self._cut_link(self.chance.choice(links))
 
-    def _cut_link(self, link: Link) -> None:
+    def _cut_link(self, link: MemoryLink) -> None:
         ours, theirs = link.client._name, link.server._name
         self._note(f"{ours} is cut off from {theirs}")
         self.seen["cut"] += 1
@@ -525,13 +525,13 @@ class ReplicaSimulation(SeededRun):
             place = log.place
             serial = malice.choice([place.serial, max(0, place.serial - 1), place.serial + 1])
             digest = malice.choice([place.digest, "ff" * 32])
-            turn = Turn(log.epoch + 1, serial, digest, 1, "promoted")
+            turn = EpochStart(log.epoch + 1, serial, digest, 1, "promoted")
             is_caught = place.serial == 0 or digest == place.digest
-            self._strangers[name] = Described(
+            self._strangers[name] = PeerStatus(
                 history="x" if is_caught and malice.random() < 0.5 else log.history,
                 uuid="another" if is_caught else "stranger",
                 role="replica" if is_caught else "primary",
-                place=Place(log.epoch + 1, place.serial, malice.choice([place.digest, "ff" * 32])),
+                place=LogPosition(log.epoch + 1, place.serial, malice.choice([place.digest, "ff" * 32])),
                 turns=(*log.turns, turn) if malice.random() < 0.7 else tuple(log.turns),
                 primary=malice.choice(["stranger -", "nowhere -"]),
                 promoting=True,
@@ -548,7 +548,7 @@ class ReplicaSimulation(SeededRun):
 
     def _make_up_subscription(self, node: FakeNode) -> None:
         epoch, _, address = self._made_up(node)
-        asked = Subscription(history=node.log.history, place=Standing(epoch, 0, ""))
+        asked = Subscription(history=node.log.history, place=WirePosition(epoch, 0, ""))
         self.seen["made-up subscription"] += 1
         self._note(f"{node.name} hears a made-up subscription of epoch {epoch} from {address!r}")
         self._do(node.relays.judge("stranger", "stranger", asked, LOCAL, address=address))
@@ -592,7 +592,7 @@ class ReplicaSimulation(SeededRun):
             return self._malice.uniform(0.001, 0.02)
         return self._malice.choice([1.0, 4.0, 60.0])
 
-    def _find(self, aim: tuple[str, str]) -> tuple[FakeNode, Link | None] | None:
+    def _find(self, aim: tuple[str, str]) -> tuple[FakeNode, MemoryLink | None] | None:
         what, state = aim
         for name in sorted(self.nodes):
             node = self.nodes[name]

@@ -13,7 +13,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import NotConnected
 from synrepl.ports.access import Keyring
-from synrepl.ports.history import Place
+from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import Appended
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
@@ -21,17 +21,17 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.relay import Leases, LeaseTerms, Relays
+from synrepl.replication.relay import Leases, LeaseTerms, ReplicaRegistry
 from synrepl.replication.replica import Replica
-from synrepl.replication.roles import PRIMARY, REPLICA, Claim, Described, HandOver, Roles
+from synrepl.replication.roles import PRIMARY, REPLICA, Claim, HandOver, PeerStatus, RoleManager
 from synrepl.storage.log import Log
 from synrepl.storage.memory import MemoryEngine
 from synrepl.storage.threads import DelayedThread
 from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
-from synrepl.testing.network import Link, MemoryEndpoint, Network
-from synrepl.transports.http.replica_routes import Replicas
+from synrepl.testing.network import MemoryEndpoint, MemoryLink, Network
+from synrepl.transports.http.replica_routes import ReplicaRoutes
 from synrepl.transports.native import NativeUpstream
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.filter import Filter
@@ -71,7 +71,7 @@ class FakeNode:
         ring_bytes: int = 8 * 1024 * 1024,
         can_reach: Callable[[str, str], bool] = lambda ours, theirs: True,
         question_delay: Callable[[], float] = lambda: 0.01,
-        strangers: Mapping[str, Described] | None = None,
+        strangers: Mapping[str, PeerStatus] | None = None,
         role_changed: Callable[["FakeNode"], None] = lambda node: None,
     ) -> None:
         self.name = name
@@ -83,8 +83,8 @@ class FakeNode:
         self.only_here: list[Fact] = []
         self.log: Log
         self.publisher: Publisher
-        self.relays: Relays
-        self.roles: Roles
+        self.relays: ReplicaRegistry
+        self.roles: RoleManager
         self.commands: CommandForwarder
         self._lives = 0
         self.clock: Any = network.clock
@@ -151,7 +151,7 @@ class FakeNode:
             dropped=lambda name: self.metrics.commands_dropped.labels(name).inc(),
         )
         self.publisher.upstream.carry(self.commands)
-        self.relays = Relays(
+        self.relays = ReplicaRegistry(
             self.log,
             self.publisher,
             clock,
@@ -176,14 +176,14 @@ class FakeNode:
             relays=lambda: self.relays,
             keepalive=KEEPALIVE,
         )
-        self.roles = Roles(
+        self.roles = RoleManager(
             self.log,
             clock,
             name=self.name,
             has_upstream=self.upstream is not None,
             address=lambda: Address(self.name),
             follow=self._follow,
-            tell=_Telling(self),
+            tell=_PeerClient(self),
             others=self._known,
             is_leased=self._is_leased,
             changed=self._changed,
@@ -293,7 +293,7 @@ class FakeNode:
             log._idle.clear()
         self.engine.crash()
 
-    def links(self) -> list[Link]:
+    def links(self) -> list[MemoryLink]:
         """The open connections that begin or end here."""
         return self._network.links_of(self.name)
 
@@ -324,13 +324,13 @@ class FakeNode:
         return self.relays.leases
 
 
-class _Telling:
+class _PeerClient:
     """`roles.ITellOthers`, by calling the other node after a moment, if it can be reached."""
 
     def __init__(self, node: FakeNode) -> None:
         self._node = node
 
-    async def hand_over(self, address: Address, asked: HandOver) -> Place:
+    async def hand_over(self, address: Address, asked: HandOver) -> LogPosition:
         other = await self._reach(address)
         place = await self._answer(other.roles.hand_over(asked))
         await self._reach(address)
@@ -340,15 +340,15 @@ class _Telling:
         other = await self._reach(address)
         await self._answer(Deferred.fromCoroutine(other.roles.heard(claim)))
 
-    async def describe(self, address: Address, *, trusted: bool) -> Described:
+    async def describe(self, address: Address, *, trusted: bool) -> PeerStatus:
         stranger = self._node._strangers.get(address.native)
         if stranger is not None:
             await self._travel()
             return stranger
         other = await self._reach(address)
-        said = await Replicas(other.relays).about(None)
+        said = await ReplicaRoutes(other.relays).about(None)
         await self._reach(address)
-        return msgspec.json.decode(said, type=Described)
+        return msgspec.json.decode(said, type=PeerStatus)
 
     async def digest(self, address: Address, serial: int, *, trusted: bool) -> str | None:
         other = await self._reach(address)

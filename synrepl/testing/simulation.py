@@ -18,7 +18,7 @@ from synrepl.streams.catalog import CacheInvalidation
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
-from synrepl.testing.cached_reads import Reader, Truth, invalidation
+from synrepl.testing.cached_reads import CachedReader, CacheTruth, invalidation
 from synrepl.testing.cluster import FakeDaemon, FakeWorker, MemoryPositions
 from synrepl.testing.network import BUFFER_BYTES, Network
 from synrepl.testing.seeded import STEP_SECONDS, Broken, SeededRun
@@ -33,7 +33,7 @@ class _Life(msgspec.Struct):
     """One life of a worker, from start to stop or kill."""
 
     worker: FakeWorker
-    reader: Reader
+    reader: CachedReader
     began_at: dict[str, dict[str, int]]
 
 
@@ -57,7 +57,7 @@ class _Slot:
         return self.lives[-1].worker
 
     @property
-    def reader(self) -> Reader:
+    def reader(self) -> CachedReader:
         return self.lives[-1].reader
 
 
@@ -99,7 +99,7 @@ class Simulation(SeededRun):
         table = StreamTable.default()
         if self.loses_caches:
             table = StreamTable([_LOST_CACHES if one.name == "caches" else one for one in table])
-        self.truth = Truth()
+        self.truth = CacheTruth()
         self.daemon = FakeDaemon(
             self.network,
             table=table,
@@ -153,7 +153,9 @@ class Simulation(SeededRun):
         self._note(f"{slot.name} starts ({slot.dialect})")
         if slot.starts_anew:
             slot.positions = MemoryPositions()
-        reader = Reader(self.truth, self.clock, self.chance, name=slot.name, knows_writers=slot.knows_writers)
+        reader = CachedReader(
+            self.truth, self.clock, self.chance, name=slot.name, knows_writers=slot.knows_writers
+        )
         worker = FakeWorker(
             self.network,
             self.daemon,

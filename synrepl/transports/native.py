@@ -13,7 +13,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synrepl.errors import LocalProtocolError, NotConnected, RemoteProtocolError
-from synrepl.ports.history import Place
+from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.addresses import Address
@@ -21,19 +21,19 @@ from synrepl.replication.command_forwarder import Numbered
 from synrepl.replication.relay.proof import PRIMARY, REPLICA, nonce, proof, proves
 from synrepl.replication.relay.snapshot_codec import SnapshotReader, read_meta
 from synrepl.replication.replica.conversation import (
-    Beat,
+    DownstreamCommand,
     Ephemeral,
     Event,
     Facts,
-    JoinBegins,
-    JoinEnds,
-    Kept,
-    Meta,
-    Peers,
+    JoinFinished,
+    JoinStarted,
+    KnownPeers,
     RefusedByUpstream,
-    Subscribed,
+    SnapshotFacts,
+    SnapshotMeta,
+    SubscriptionStarted,
     TakenUpTo,
-    ToldDown,
+    UpstreamHeartbeat,
 )
 from synrepl.replication.wire_positions import said_place
 from synrepl.streams.ndjson import read_facts
@@ -43,7 +43,7 @@ from synrepl.wire.blocks import BlockReader, Payload
 from synrepl.wire.commands import Error, Ping, Server
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.grammar import CLIENT, Command
-from synrepl.wire.native import Standing, read, say
+from synrepl.wire.native import WirePosition, read, say
 from synrepl.wire.session import KEEPALIVE, MAX_TEXT, Close, Deliver, Keepalive, Send, Session
 from synrepl.wire.text import printable
 
@@ -68,7 +68,7 @@ class UpstreamConnection(Protocol):
     def __init__(
         self, clock: IClock, metrics: Metrics, *, name: str, expected_server: str | None, keepalive: Keepalive
     ) -> None:
-        self.welcome: native.WelcomeTo
+        self.welcome: native.WelcomeBody
         self.session = Session(
             CLIENT,
             NATIVE,
@@ -153,39 +153,39 @@ class UpstreamConnection(Protocol):
     def _command(self, command: Any) -> None:
         match command:
             case native.Heartbeat():
-                place = Place(command.epoch, command.serial, command.digest)
+                place = LogPosition(command.epoch, command.serial, command.digest)
                 told = (place.epoch, place.serial, place.digest, command.head, command.at_ms)
                 if command.check != native.heartbeat_check(*told):
                     raise RemoteProtocolError("a HEARTBEAT was changed on its way here")
-                self._put(0, Beat(place, command.head, command.at_ms))
+                self._put(0, UpstreamHeartbeat(place, command.head, command.at_ms))
             case native.Refused():
                 self._put(0, RefusedByUpstream(_shown(read(native.Refusal, command.said))))
             case native.Joining():
-                said = read(native.JoiningFrom, command.said)
+                said = read(native.JoiningBody, command.said)
                 self._put(
                     0,
-                    JoinBegins(
+                    JoinStarted(
                         said.join, said.history, said_place(said.place), said_place(said.begin), said.resumed
                     ),
                 )
             case native.Joined():
-                self._put(0, JoinEnds(said_place(read(native.JoinedAt, command.said).place)))
+                self._put(0, JoinFinished(said_place(read(native.JoinedBody, command.said).place)))
             case native.Subscribed():
-                self._put(0, Subscribed(said_place(read(Standing, command.said))))
+                self._put(0, SubscriptionStarted(said_place(read(WirePosition, command.said))))
             case native.Challenge():
-                self._put(0, read(native.Known, command.said))
+                self._put(0, read(native.ChallengeBody, command.said))
             case native.Welcome():
-                self._put(0, _checked(read(native.WelcomeTo, command.said)))
+                self._put(0, _checked(read(native.WelcomeBody, command.said)))
             case native.DigestsAre():
-                self._put(0, read(native.DigestsAt, command.said))
+                self._put(0, read(native.DigestsBody, command.said))
             case native.Peers():
                 addresses = read(_Peers, b'{"addresses":%b}' % command.said).addresses
                 _check_shown(*addresses)
-                self._put(0, Peers(addresses))
+                self._put(0, KnownPeers(addresses))
             case native.Taken():
                 self._put(0, TakenUpTo(command.origin, command.number, command.since))
             case native.Down():
-                self._put(0, ToldDown(command.line.encode()))
+                self._put(0, DownstreamCommand(command.line.encode()))
             case Error():
                 self._finish(NotConnected(f"the upstream says: {command.text}"))
             case Ping() | Server():
@@ -214,7 +214,7 @@ class UpstreamConnection(Protocol):
         """What a block says; None for a part of a snapshot that goes on."""
         if payload.kind == "snapshot":
             snapshot = self._snapshot.feed(payload.data)
-            return None if snapshot is None else Kept(snapshot)
+            return None if snapshot is None else SnapshotFacts(snapshot)
         return _event(payload)
 
     def _put(self, size: int, event: Any) -> None:
@@ -285,13 +285,13 @@ class UpstreamConnection(Protocol):
             capabilities=native.SPOKEN,
         )
         self.send(native.Hello(said=say(greeting)))
-        known: native.Known = await self._expect(native.Known)
+        known: native.ChallengeBody = await self._expect(native.ChallengeBody)
         if known.proof and secret is None:
             raise NotConnected("the upstream wants a proof of the secret, and none is set here (secret_file)")
         nonces = (known.nonce, mine)
         shown = "" if secret is None else proof(secret, REPLICA, nonces, uuid, name)
         self.send(native.Auth(said=say(native.Proof(shown))))
-        self.welcome = await self._expect(native.WelcomeTo)
+        self.welcome = await self._expect(native.WelcomeBody)
         if secret is not None and not proves(self.welcome.proof, secret, PRIMARY, nonces, uuid, name):
             raise NotConnected("the upstream could not prove that it knows the secret: is it the right one?")
 
@@ -309,7 +309,7 @@ class UpstreamConnection(Protocol):
         """Ask for what comes after a place."""
         self.send(native.Subscribe(said=say(asked)))
 
-    def acknowledge(self, place: Place, at_ms: int) -> None:
+    def acknowledge(self, place: LogPosition, at_ms: int) -> None:
         """Everything up to there is held."""
         if not self.session.closed:
             self.send(native.Ack(epoch=place.epoch, serial=place.serial, at_ms=at_ms))
@@ -332,7 +332,7 @@ class UpstreamConnection(Protocol):
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
         """The upstream's digests there."""
         self.send(native.Digests(said=msgspec.json.encode(list(serials))))
-        said: native.DigestsAt = await self._expect(native.DigestsAt)
+        said: native.DigestsBody = await self._expect(native.DigestsBody)
         try:
             return {int(serial): digest for serial, digest in said.digests.items()}
         except ValueError as error:
@@ -452,7 +452,7 @@ def _event(payload: Payload) -> Event:
         case "held":
             return Ephemeral(read_facts(payload.data), is_all=True)
         case "meta":
-            return Meta(*read_meta(payload.data))
+            return SnapshotMeta(*read_meta(payload.data))
     raise RemoteProtocolError(f"a block of {printable(payload.kind)} is not known here")
 
 
@@ -466,7 +466,7 @@ def _shown(refused: native.Refusal) -> native.Refusal:
     )
 
 
-def _checked(welcome: native.WelcomeTo) -> native.WelcomeTo:
+def _checked(welcome: native.WelcomeBody) -> native.WelcomeBody:
     """A welcome whose names and addresses can be shown. Raises RemoteProtocolError for others."""
     _check_shown(
         welcome.uuid,

@@ -17,25 +17,25 @@ from synrepl.ports.access import LOCAL, Access, Keyring, Right
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.publisher import Attached, Publisher
+from synrepl.replication.publisher import FollowerSession, Publisher
 from synrepl.replication.serve_strategy import serving
 from synrepl.transports.peers import certified_name, is_local
 from synrepl.wire.codec import MAX_LENGTH
 from synrepl.wire.commands import Error, Name, Ping
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import CLIENT, SERVER, Command
-from synrepl.wire.lines import Lines
-from synrepl.wire.rdata_runs import Rows
+from synrepl.wire.lines import LineBuffer
+from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.session import KEEPALIVE, Action, Close, Deliver, Keepalive, Send, Session
 from synrepl.wire.text import printable
 
 if TYPE_CHECKING:
     # A daemon follows nobody, and need not have it in memory.
     from synrepl.replication.follower.follower import Follower
-    from synrepl.replication.relay import Relays
+    from synrepl.replication.relay import ReplicaRegistry
     from synrepl.replication.relay.relay import Relay
 
-__all__ = ["MAX_CONNECTIONS", "End", "FollowerFactory", "PublisherFactory", "ReplicationProtocol"]
+__all__ = ["MAX_CONNECTIONS", "ConnectionOwner", "FollowerFactory", "PublisherFactory", "ReplicationProtocol"]
 
 ABORT_SECONDS: Final = 25.0
 """A connection that we closed, and whose peer does not take the rest, is cut after this."""
@@ -50,12 +50,12 @@ MAX_CONNECTIONS: Final = 10_000
 descriptors and memory (some 3 kB each) for the rest of the daemon."""
 
 
-class End(Protocol):
+class ConnectionOwner(Protocol):
     """Who the connection is for: a follower, or the publisher's side of one."""
 
     def dialect_known(self, dialect: Dialect) -> None: ...
 
-    def received(self, commands: Sequence[Command | Rows]) -> None: ...
+    def received(self, commands: Sequence[Command | RdataRun]) -> None: ...
 
     def pause(self) -> None: ...
 
@@ -76,7 +76,7 @@ class ReplicationProtocol(LineOnlyReceiver):
     def __init__(
         self,
         session: Session,
-        make_end: Callable[["ReplicationProtocol"], End],
+        make_end: Callable[["ReplicationProtocol"], ConnectionOwner],
         clock: IClock,
         metrics: Metrics,
         *,
@@ -94,10 +94,10 @@ class ReplicationProtocol(LineOnlyReceiver):
         self._metrics = metrics
         self._on_established = on_established
         self._on_lost = on_lost
-        self._lines = Lines()
+        self._lines = LineBuffer()
         # Whether the line that is not whole yet is known to be ASCII without CR.
         self._is_rest_clean = True
-        self._end: End | None = None
+        self._end: ConnectionOwner | None = None
         self._dialect_told = False
         self._reading = True
         self._stopped_at = 0.0
@@ -235,7 +235,7 @@ class ReplicationProtocol(LineOnlyReceiver):
                     self._why = why
                     self._lose()
 
-    def _deliver(self, commands: Sequence[Command | Rows]) -> None:
+    def _deliver(self, commands: Sequence[Command | RdataRun]) -> None:
         self._tell_dialect()
         if self._end is None or not commands:
             return
@@ -278,20 +278,23 @@ class ReplicationProtocol(LineOnlyReceiver):
         return f"{name} at {self.transport.getPeer()}" if name else str(self.transport.getPeer())
 
 
-class _ServedEnd:
+class _ServerSide:
     """A server's side of a connection: a follower's, until it turns out to be a replica's."""
 
     def __init__(
-        self, publisher: Publisher, relays: Callable[[], "Relays"] | None, protocol: ReplicationProtocol
+        self,
+        publisher: Publisher,
+        relays: Callable[[], "ReplicaRegistry"] | None,
+        protocol: ReplicationProtocol,
     ) -> None:
         self._publisher = publisher
         self._relays = relays
         self._protocol = protocol
-        self._end: Attached | Relay = publisher.attach(protocol, protocol.access or LOCAL)
+        self._end: FollowerSession | Relay = publisher.attach(protocol, protocol.access or LOCAL)
 
     def dialect_known(self, dialect: Dialect) -> None:
         if not serving(dialect).relays:
-            assert isinstance(self._end, Attached)
+            assert isinstance(self._end, FollowerSession)
             if why := self._refusal():
                 self._protocol.fail(why)
             else:
@@ -310,7 +313,7 @@ class _ServedEnd:
         name = printable(protocol.certified_name or "")
         return f"the certificate of {name} is not in keys_file, or was revoked"
 
-    def received(self, commands: Sequence[Command | Rows]) -> None:
+    def received(self, commands: Sequence[Command | RdataRun]) -> None:
         session = self._protocol.session
         if session.closed:
             return
@@ -351,7 +354,7 @@ class PublisherFactory(Factory):
         clock: IClock,
         metrics: Metrics,
         keepalive: Keepalive = KEEPALIVE,
-        relays: Callable[[], "Relays"] | None = None,
+        relays: Callable[[], "ReplicaRegistry"] | None = None,
         max_connections: int = MAX_CONNECTIONS,
         keys: Keyring | None = None,
     ) -> None:
@@ -388,21 +391,21 @@ class PublisherFactory(Factory):
         protocol.factory = self
         return protocol
 
-    def _turn_away(self, addr: IAddress | None) -> "_Turned":
+    def _turn_away(self, addr: IAddress | None) -> "_TurnedAway":
         why = f"this listener has {self._max_connections} connections, which is its bound: try again later"
         self._metrics.errors_sent.inc()
         self._limited.warn("turning {peer} away: {why}", peer=str(addr), why=why)
-        turned = _Turned(why)
+        turned = _TurnedAway(why)
         turned.factory = self
         return turned
 
     def stopFactory(self) -> None:
         self._limited.stop()
 
-    def _attach(self, protocol: ReplicationProtocol) -> End:
+    def _attach(self, protocol: ReplicationProtocol) -> ConnectionOwner:
         self.protocols.add(protocol)
         protocol.access = self._access(protocol)
-        return _ServedEnd(self._publisher, self._relays, protocol)
+        return _ServerSide(self._publisher, self._relays, protocol)
 
     def _access(self, protocol: ReplicationProtocol) -> Access | None:
         """What a follower may do: all, unless its listener wants certificates. None if its own is no key."""
@@ -422,7 +425,7 @@ class PublisherFactory(Factory):
         self._limited.stop()
 
 
-class _Turned(TwistedProtocol):
+class _TurnedAway(TwistedProtocol):
     """A connection for which there is no room."""
 
     transport: Any
@@ -441,7 +444,7 @@ class _Turned(TwistedProtocol):
         """It was never counted."""
 
 
-class _FollowerEnd:
+class _ClientSide:
     """A follower's side of a connection."""
 
     def __init__(self, follower: "Follower", protocol: ReplicationProtocol) -> None:
@@ -451,7 +454,7 @@ class _FollowerEnd:
     def dialect_known(self, dialect: Dialect) -> None:
         self._follower.connected(self._protocol, dialect)
 
-    def received(self, commands: Sequence[Command | Rows]) -> None:
+    def received(self, commands: Sequence[Command | RdataRun]) -> None:
         self._follower.received(commands)
 
     def pause(self) -> None:
@@ -518,7 +521,7 @@ class FollowerFactory(ReconnectingClientFactory):
         )
         protocol = self.current = self.protocol(
             session,
-            lambda made: _FollowerEnd(self._follower, made),
+            lambda made: _ClientSide(self._follower, made),
             self.clock,
             self._metrics,
             logger=self._limited,

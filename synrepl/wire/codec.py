@@ -7,7 +7,7 @@ from typing import Final
 from synrepl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from synrepl.wire.commands import Rdata, declared_commands
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect, nearest
-from synrepl.wire.grammar import BROKER, Command, Form, Side, exists
+from synrepl.wire.grammar import BROKER, Command, CommandForm, Side, exists
 from synrepl.wire.kinds import show
 from synrepl.wire.rdata_runs import RunReader
 
@@ -49,13 +49,13 @@ class Codec:
     def __init__(self, dialect: Dialect, *, ours: Side, theirs: Side) -> None:
         self.dialect = dialect
         self.max_length = MAX_MESSAGE if ours is BROKER else MAX_LENGTH
-        self._forms: dict[type[Command], Form] = {}
+        self._forms: dict[type[Command], CommandForm] = {}
         self.parsers: dict[bytes, Callable[[bytes], Command]] = {}
         self.bare_parsers: dict[bytes, Callable[[], Command]] = {}
         self._other_side: set[bytes] = set()
         self.runs: RunReader | None = None
         for name, command in COMMANDS.items():
-            form = Form(command, self._reading_dialect(command))
+            form = CommandForm(command, self._reading_dialect(command))
             if exists(command, dialect.release) and ours & command.SENT_BY:
                 self._forms[command] = form
             if theirs & command.SENT_BY:

@@ -2,7 +2,7 @@
 
 A command is a class with fields, in the order of the wire. Each field has a kind (how it is written) and
 a span of releases; a field that a release does not have takes its default when read and is left off when
-written. `Form` is one command as one release writes it.
+written. `CommandForm` is one command as one release writes it.
 """
 
 import enum
@@ -17,10 +17,10 @@ from synrepl.wire.dialect import Dialect, Release, Span, span
 from synrepl.wire.kinds import (
     MIN_INTEGER,
     Either,
+    FieldKind,
     Integer,
     JsonArray,
     JsonValue,
-    Kind,
     MiddleText,
     RawJson,
     Rest,
@@ -36,7 +36,7 @@ __all__ = [
     "CLIENT",
     "SERVER",
     "Command",
-    "Form",
+    "CommandForm",
     "Side",
     "command",
     "either",
@@ -67,7 +67,7 @@ BROKER: Final = Side.BROKER
 BOTH: Final = Side.SERVER | Side.CLIENT
 
 
-class Field(msgspec.Struct, frozen=True):
+class FieldSpec(msgspec.Struct, frozen=True):
     """One field of a command: its kind, the releases that have it, and what stands in where it is not."""
 
     kind: Any
@@ -76,8 +76,8 @@ class Field(msgspec.Struct, frozen=True):
     name: str = ""
 
 
-def _field(kind: Kind, since: str, until: str, default: Any) -> Any:
-    return Field(kind=kind, span=span(since=since, until=until), default=default)
+def _field(kind: FieldKind, since: str, until: str, default: Any) -> Any:
+    return FieldSpec(kind=kind, span=span(since=since, until=until), default=default)
 
 
 def word(*, since: str = "", until: str = "", default: Any = _REQUIRED, none: str | None = None) -> Any:
@@ -150,7 +150,7 @@ class Command(msgspec.Struct, frozen=True):
     SENT_BY: ClassVar[Side]
     CHANNEL: ClassVar[str]
     SPAN: ClassVar[Span]
-    FIELDS: ClassVar[tuple[Field, ...]]
+    FIELDS: ClassVar[tuple[FieldSpec, ...]]
     EXAMPLES: ClassVar[dict[Dialect, str]]
 
 
@@ -204,7 +204,7 @@ def command(
     return make
 
 
-class Form:
+class CommandForm:
     """One command as one release writes it: parses and formats what follows its name."""
 
     def __init__(self, made: type[Command], dialect: Dialect) -> None:

@@ -13,7 +13,7 @@ __all__ = [
     "Integer",
     "JsonArray",
     "JsonValue",
-    "Kind",
+    "FieldKind",
     "MiddleText",
     "RawJson",
     "Rest",
@@ -34,7 +34,7 @@ def show(data: bytes | str) -> str:
     return text if len(data) <= 80 else f"{text}..."
 
 
-class Kind:
+class FieldKind:
     """How one field is written. `takes_rest`: it may hold spaces, so it ends the line."""
 
     takes_rest = False
@@ -61,7 +61,7 @@ class _Names(dict[bytes, str]):
         return text
 
 
-class Word(Kind):
+class Word(FieldKind):
     def __init__(self) -> None:
         # A bound C method: every row's stream and writer pass here.
         self.parse = _Names().__getitem__  # type: ignore[method-assign, assignment]
@@ -72,7 +72,7 @@ class Word(Kind):
         return typing.cast("str", value).encode("utf-8")
 
 
-class Integer(Kind):
+class Integer(FieldKind):
     grammar = "<{name}: integer>"
 
     def __init__(self, *, least: int = MIN_INTEGER) -> None:
@@ -134,7 +134,7 @@ class WordOr(Word):
         return super().format(self._absent if value is None else value, dialect)
 
 
-class Either(Kind):
+class Either(FieldKind):
     """One of two words: True and False."""
 
     def __init__(self, yes: str, no: str) -> None:
@@ -152,7 +152,7 @@ class Either(Kind):
         return self._texts[bool(value)]
 
 
-class Rest(Kind):
+class Rest(FieldKind):
     """Free text to the end of the line. `optional`: the space before it may be missing, which is None."""
 
     takes_rest = True
@@ -186,7 +186,7 @@ class MiddleText(Rest):
         super().__init__(optional=False, may_be_empty=False, ignored=False)
 
 
-class RawJson(Kind):
+class RawJson(FieldKind):
     """JSON to the end of the line, handed on unread: the stream's row decoder reads it, once."""
 
     takes_rest = True
@@ -203,7 +203,7 @@ class RawJson(Kind):
         return typing.cast("bytes", value)
 
 
-class JsonValue(Kind):
+class JsonValue(FieldKind):
     """JSON to the end of the line, read here."""
 
     takes_rest = True

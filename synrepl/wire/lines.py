@@ -2,10 +2,10 @@
 
 from synrepl.wire.codec import MAX_LENGTH
 
-__all__ = ["Lines"]
+__all__ = ["LineBuffer"]
 
 
-class Lines:
+class LineBuffer:
     """Cuts what arrives into lines at every LF, however it was parted on the way.
 
     Holds at most one unfinished line, and that no longer than `MAX_LENGTH`.

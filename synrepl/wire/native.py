@@ -50,7 +50,7 @@ __all__ = [
     "Challenge",
     "Digests",
     "DigestsAre",
-    "DigestsAt",
+    "DigestsBody",
     "Down",
     "Greeting",
     "Heartbeat",
@@ -59,23 +59,23 @@ __all__ = [
     "Join",
     "Joined",
     "Joining",
-    "JoinedAt",
-    "JoiningFrom",
+    "JoinedBody",
+    "JoiningBody",
     "JoinRequest",
-    "Known",
+    "ChallengeBody",
     "Natural64",
     "Peers",
     "Proof",
     "Refusal",
     "Refused",
-    "Standing",
+    "WirePosition",
     "Subscribe",
     "Subscribed",
     "Subscription",
     "Taken",
     "Up",
     "Welcome",
-    "WelcomeTo",
+    "WelcomeBody",
     "heartbeat_check",
     "native_commands",
     "read",
@@ -108,7 +108,7 @@ Natural64 = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)]
 # -- what is said in them ----------------------------------------------------------------------------------
 
 
-class Standing(msgspec.Struct, frozen=True):
+class WirePosition(msgspec.Struct, frozen=True):
     """A place in a history."""
 
     epoch: Natural64
@@ -128,7 +128,7 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     capabilities: tuple[str, ...] = CAPABILITIES
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class ChallengeBody(msgspec.Struct, frozen=True, kw_only=True):
     """CHALLENGE: the primary's nonce, and whether it wants a proof."""
 
     nonce: str
@@ -142,7 +142,7 @@ class Proof(msgspec.Struct, frozen=True):
     proof: str = ""
 
 
-class WelcomeTo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class WelcomeBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """WELCOME: who the upstream is, which history it has, and where that begins and stands.
 
     `address` is where it is, `primary` where the primary is, if it is not itself.
@@ -154,7 +154,7 @@ class WelcomeTo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     instance: str
     server_name: str
     role: str
-    place: Standing
+    place: WirePosition
     begin: Natural64
     filter: Filter = ALL
     address: str = ""
@@ -168,25 +168,25 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     filter: Filter = ALL
     join: str = ""
-    place: Standing | None = None
+    place: WirePosition | None = None
     has_meta: bool = False
 
 
-class JoiningFrom(msgspec.Struct, frozen=True, kw_only=True):
+class JoiningBody(msgspec.Struct, frozen=True, kw_only=True):
     """JOINING: the snapshot is of `place`; the log was trimmed up to `begin`; it goes on after `after`."""
 
     join: str
     history: str
-    place: Standing
-    begin: Standing
+    place: WirePosition
+    begin: WirePosition
     after: Natural64
     resumed: bool
 
 
-class JoinedAt(msgspec.Struct, frozen=True):
+class JoinedBody(msgspec.Struct, frozen=True):
     """JOINED: all up to here was sent; adopt it."""
 
-    place: Standing
+    place: WirePosition
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -198,10 +198,10 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """
 
     history: str
-    place: Standing
+    place: WirePosition
     filter: Filter = ALL
     clock: dict[str, dict[str, Int64]] = {}
-    turn: Standing | None = None
+    turn: WirePosition | None = None
     began_ms: Int64 = 0
     lost_stream: str = ""
     lost_upto: Natural64 = 0
@@ -218,7 +218,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     serial: Natural64 = 0
 
 
-class DigestsAt(msgspec.Struct, frozen=True):
+class DigestsBody(msgspec.Struct, frozen=True):
     """The digests at these serials, as far as they are known; None for the others."""
 
     digests: dict[str, str | None]

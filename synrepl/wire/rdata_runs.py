@@ -6,12 +6,12 @@ from itertools import islice
 import msgspec
 
 from synrepl.wire.commands import Rdata
-from synrepl.wire.grammar import Form
+from synrepl.wire.grammar import CommandForm
 
-__all__ = ["RunReader", "Rows"]
+__all__ = ["RunReader", "RdataRun"]
 
 
-class Rows(msgspec.Struct, frozen=True):
+class RdataRun(msgspec.Struct, frozen=True):
     """RDATA lines of one stream and writer that came one right after the other.
 
     It says the same as its `commands`; `tokens` holds None where a line says ``batch``.
@@ -31,7 +31,7 @@ class Rows(msgspec.Struct, frozen=True):
 class RunReader:
     """Reads runs as one release writes RDATA (`form`). Whatever looks odd is left to the form itself."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: CommandForm) -> None:
         names = [field.name for field in form.fields]
         assert names[-2:] == ["token", "row"]
         self._words = len(names) - 2
@@ -39,7 +39,7 @@ class RunReader:
         self._default_instance = next(f.default for f in form.command.FIELDS if f.name == "instance")
         self._read_token = form.fields[-2].kind.parse
 
-    def read(self, lines: Sequence[bytes], start: int) -> Rows | None:
+    def read(self, lines: Sequence[bytes], start: int) -> RdataRun | None:
         """The run that begins with this line of RDATA; None if there is none worth the name."""
         first = lines[start]
         head = first.split(b" ", self._words + 1)
@@ -62,7 +62,7 @@ class RunReader:
         tokens = self._tokens(words)
         if len(tokens) < 2:
             return None
-        return Rows(
+        return RdataRun(
             stream=head[1].decode(),
             instance=head[2].decode() if self._has_instance else self._default_instance,
             tokens=tokens,

@@ -21,7 +21,7 @@ from synrepl.wire.commands import Error, Name, Ping, Server
 from synrepl.wire.dialect import CURRENT, LEGACY, NATIVE, NEWEST, Dialect
 from synrepl.wire.grammar import BOTH, BROKER, SERVER, Command, Side, exists
 from synrepl.wire.native import NATIVE_COMMANDS, Hello
-from synrepl.wire.rdata_runs import Rows
+from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import printable
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
     "MAX_TEXT",
     "Action",
     "Close",
-    "Complain",
+    "Warn",
     "Deliver",
     "Keepalive",
     "Send",
@@ -56,7 +56,7 @@ class Send(msgspec.Struct, frozen=True):
 class Deliver(msgspec.Struct, frozen=True):
     """Hand on these commands, in order. RDATA that came in a run stays together."""
 
-    commands: list[Command | Rows]
+    commands: list[Command | RdataRun]
 
 
 class Close(msgspec.Struct, frozen=True):
@@ -67,13 +67,13 @@ class Close(msgspec.Struct, frozen=True):
     ours: bool = True
 
 
-class Complain(msgspec.Struct, frozen=True):
+class Warn(msgspec.Struct, frozen=True):
     """Tell whoever reads logs of this message on a shared channel: nobody can make sense of it."""
 
     why: str
 
 
-Action = Send | Deliver | Close | Complain
+Action = Send | Deliver | Close | Warn
 
 
 class Keepalive(msgspec.Struct, frozen=True):
@@ -145,7 +145,7 @@ class Session:
         self._last_received = self._seconds()
         if self.side is BROKER:
             return self._hear(lines, clean=clean)
-        commands: list[Command | Rows] = []
+        commands: list[Command | RdataRun] = []
         good, why = (len(lines), "") if clean else _good_lines(lines)
         try:
             self._read(lines[:good], commands)
@@ -231,7 +231,7 @@ class Session:
 
     def _hear(self, messages: Sequence[bytes], *, clean: bool) -> list[Action]:
         """Messages of a shared channel: a bad one harms no other."""
-        commands: list[Command | Rows] = []
+        commands: list[Command | RdataRun] = []
         if clean:
             try:
                 self._read(messages, commands)
@@ -251,12 +251,12 @@ class Session:
                 if commands:
                     actions.append(Deliver(commands))
                     commands = []
-                actions.append(Complain(_one_line(why)))
+                actions.append(Warn(_one_line(why)))
         if commands:
             actions.append(Deliver(commands))
         return actions
 
-    def _read(self, lines: Sequence[bytes], commands: list[Command | Rows]) -> None:
+    def _read(self, lines: Sequence[bytes], commands: list[Command | RdataRun]) -> None:
         deliver = commands.append
         place = 0
         while self.dialect is AUTO and place < len(lines):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from synrepl.caches import NEWEST, CacheRegistry, Drop, Finding, lint
+from synrepl.caches import NEWEST, CacheRegistry, CacheWarning, Drop, lint
 from synrepl.caches.counters import NameCounts
 from synrepl.streams.catalog import CacheInvalidation
 from tests.caches.fakes import new_registry
@@ -28,7 +28,7 @@ def declare(registry: CacheRegistry, name: str, takes: str, **options: Any) -> N
     registry.cached(name=name, **options)(made[len(takes.split())])
 
 
-def found(findings: list[Finding]) -> list[tuple[str, str]]:
+def found(findings: list[CacheWarning]) -> list[tuple[str, str]]:
     """Without the sentences."""
     return [(finding.kind, finding.cache) for finding in findings]
 

@@ -1,4 +1,4 @@
-"""Asking a daemon: an answer that breaks off is no answer, and a refusal says whether to try again."""
+"""Requests to a daemon: an answer that breaks off is no answer, and a refusal says whether to try again."""
 
 import http.client
 import io
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from synrepl.http_client import Asking, Refused, Unreachable
+from synrepl.http_client import BlockingClient, ConnectError, HttpError
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -28,15 +28,15 @@ def test_a_whole_answer_is_its_lines() -> None:
     """Parted anywhere; the last one may have no end."""
     data = HEAD + b"4\r\none\n\r\n5\r\ntwo\nt\r\n4\r\nhree\r\n0\r\n\r\n"
 
-    assert [b"one", b"two", b"three"] == list(Asking("http://daemon")._lines(answer(data)))
+    assert [b"one", b"two", b"three"] == list(BlockingClient("http://daemon")._lines(answer(data)))
 
 
 @pytest.mark.parametrize("data", [b"4\r\none\n\r\n", b"4\r\none\n\r\n5\r\ntw", b"4\r\none\n\r\n5"])
 def test_an_answer_that_breaks_off_is_told(data: bytes) -> None:
     """A changelog that seems to end would be taken for all there is."""
-    lines = Asking("http://daemon")._lines(answer(HEAD + data))
+    lines = BlockingClient("http://daemon")._lines(answer(HEAD + data))
 
-    with pytest.raises(Unreachable):
+    with pytest.raises(ConnectError):
         list(lines)
 
 
@@ -54,4 +54,4 @@ def test_an_answer_that_breaks_off_is_told(data: bytes) -> None:
 )
 def test_a_refusal_says_whether_to_try_again(status: int, said: dict[str, Any], is_retryable: bool) -> None:
     """What the daemon says of it goes before what the number says."""
-    assert is_retryable is Refused(status, "code", "message", said).is_retryable
+    assert is_retryable is HttpError(status, "code", "message", said).is_retryable

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
-from synrepl.cli.errors import Trouble, connect
-from synrepl.cli.fact_poster import Posting
-from synrepl.cli.output import Lines
-from synrepl.cli.tail_common import Tailing
-from synrepl.http_client import Refused, Unreachable
+from synrepl.cli.errors import CliError, connect
+from synrepl.cli.fact_poster import FactPoster
+from synrepl.cli.output import JsonLines
+from synrepl.cli.tail_common import TailOutput
+from synrepl.http_client import ConnectError, HttpError
 
 
 class Daemon:
@@ -31,15 +31,15 @@ class Daemon:
         return answer
 
 
-def posting(daemon: Any) -> Posting:
+def posting(daemon: Any) -> FactPoster:
     """Without a pause between attempts."""
-    return Posting(daemon, patience=(0, 0))
+    return FactPoster(daemon, patience=(0, 0))
 
 
 def test_a_batch_whose_answer_was_lost_is_not_stored_again() -> None:
     """The daemon knows it by its key, which is the same each time; another batch has another one."""
-    busy = Refused(503, "busy", "too much")
-    daemon = Daemon(Unreachable("broke off"), busy, {"tokens": [1]}, {"tokens": [2]})
+    busy = HttpError(503, "busy", "too much")
+    daemon = Daemon(ConnectError("broke off"), busy, {"tokens": [1]}, {"tokens": [2]})
     made = posting(daemon)
 
     assert [{"tokens": [1]}, {"tokens": [2]}] == [made.post("receipts", [b"[[1]]"]) for _ in range(2)]
@@ -50,11 +50,11 @@ def test_a_batch_whose_answer_was_lost_is_not_stored_again() -> None:
 
 def test_what_the_daemon_does_not_want_is_not_said_again() -> None:
     """Nor is anything for ever."""
-    refused = Daemon(Refused(400, "bad_row", "no"))
-    with pytest.raises(Refused):
+    refused = Daemon(HttpError(400, "bad_row", "no"))
+    with pytest.raises(HttpError):
         posting(refused).post("receipts", [b"[[1]]"])
-    away = Daemon(*[Unreachable("away")] * 3)
-    with pytest.raises(Trouble, match="whether the last batch was stored is not known"):
+    away = Daemon(*[ConnectError("away")] * 3)
+    with pytest.raises(CliError, match="whether the last batch was stored is not known"):
         posting(away).post("receipts", [b"[[1]]"])
 
     assert [1, 3] == [len(daemon.bodies) for daemon in (refused, away)]
@@ -70,7 +70,7 @@ class Reactor(Clock):
 def test_facts_beyond_enough_do_not_count_as_had() -> None:
     """The place that is kept would be beyond them, and the next run would leave them out."""
     reactor = Reactor()
-    tailing = Tailing(reactor, Lines(), exit_after=2)
+    tailing = TailOutput(reactor, JsonLines(), exit_after=2)
 
     assert [True, True, False, False] == [tailing.fact({"n": n}) for n in range(4)]
 

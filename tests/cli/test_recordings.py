@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from synrepl.cli.recordings import Recorded, read
+from synrepl.cli.recordings import RecordedFacts, read
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE
 
@@ -128,7 +128,7 @@ def test_facts_as_the_changelog_has_them_are_read() -> None:
     found = read(data, StreamTable.default())
 
     assert found.facts == [
-        Recorded("push_rules", [b'["@a:b"]', b'["@c:d"]'], 1_700_000_000.0, "worker1"),
+        RecordedFacts("push_rules", [b'["@a:b"]', b'["@c:d"]'], 1_700_000_000.0, "worker1"),
     ]
     assert [(bad.number, bad.why) for bad in found.bad] == [(3, "unknown stream")]
 

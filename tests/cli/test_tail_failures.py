@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 
 from synrepl.cli.tail_failures import SILENT_SECONDS, STREAMS_SECONDS, TargetCheck, advice_for
-from synrepl.replication.follower.follower import Event
+from synrepl.replication.follower.follower import FollowerEvent
 from synrepl.wire.commands import Position
 from tests.cli.test_processes import run
 from tests.service.processes import Daemon
@@ -90,8 +90,8 @@ class Story:
 
     def greeted(self, *streams: str) -> "Story":
         """A server greets, and tells its streams."""
-        self.check.event(Event(kind="connected"))
-        self.check.event(Event(kind="server", text="hs"))
+        self.check.event(FollowerEvent(kind="connected"))
+        self.check.event(FollowerEvent(kind="server", text="hs"))
         for stream in streams:
             self.check.position(Position(stream=stream, instance="master", prev_token=1, token=1))
         return self
@@ -119,7 +119,7 @@ def test_streams_that_are_there_or_cannot_be_known_end_nothing(tells_all: bool) 
 def test_a_connection_lost_before_all_streams_are_told_ends_nothing() -> None:
     """What is lacking may come with the next connection."""
     story = Story("receipts", "typing").greeted("receipts")
-    story.check.event(Event(kind="disconnected", text="Connection was closed cleanly."))
+    story.check.event(FollowerEvent(kind="disconnected", text="Connection was closed cleanly."))
 
     story.tailing.reactor.advance(STREAMS_SECONDS * 2)
 
@@ -130,10 +130,10 @@ def test_a_connection_lost_before_all_streams_are_told_ends_nothing() -> None:
 def test_an_http_server_on_the_line_port_ends_the_tail(is_closed: bool) -> None:
     """It says nothing, as it waits for the end of a request, or it closes; neither ever passes."""
     story = Story(is_http=True)
-    story.check.event(Event(kind="connected"))
+    story.check.event(FollowerEvent(kind="connected"))
 
     if is_closed:
-        story.check.event(Event(kind="disconnected", text="Connection was closed cleanly."))
+        story.check.event(FollowerEvent(kind="disconnected", text="Connection was closed cleanly."))
     else:
         story.tailing.reactor.advance(SILENT_SECONDS)
 
@@ -143,7 +143,7 @@ def test_an_http_server_on_the_line_port_ends_the_tail(is_closed: bool) -> None:
 def test_a_server_that_is_only_slow_is_waited_for() -> None:
     """One question whether it speaks HTTP, and none when it greets."""
     story = Story()
-    story.check.event(Event(kind="connected"))
+    story.check.event(FollowerEvent(kind="connected"))
     story.tailing.reactor.advance(SILENT_SECONDS)
     story.greeted()
     story.tailing.reactor.advance(SILENT_SECONDS)
@@ -154,10 +154,10 @@ def test_a_server_that_is_only_slow_is_waited_for() -> None:
 def test_a_missing_row_says_nothing_of_the_target() -> None:
     """Only what the server itself reports counts."""
     story = Story()
-    story.check.event(Event(kind="error", text="gap in receipts: http://h: unknown stream receipts"))
+    story.check.event(FollowerEvent(kind="error", text="gap in receipts: http://h: unknown stream receipts"))
     assert story.tailing.trouble == ""
 
-    story.check.event(Event(kind="error", text="the server reports: unknown stream receipts"))
+    story.check.event(FollowerEvent(kind="error", text="the server reports: unknown stream receipts"))
 
     assert story.tailing.trouble == "cannot follow tcp:h:1: unknown stream receipts; check --stream"
 

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from synrepl.pipeline.archive.cleanup import GRACE_MS, next_batch, tidy
-from synrepl.pipeline.archive.commit import Origin, batch_of
+from synrepl.pipeline.archive.commit import BatchOrigin, batch_of
 from synrepl.pipeline.archive.manifest import manifests, write_manifest
 from synrepl.pipeline.archive.merge import merge
 from synrepl.pipeline.archive.writer import write_files
-from synrepl.pipeline.keys import Keys
+from synrepl.pipeline.keys import KeyExtractor
 from synrepl.pipeline.source.rows import exploded
 from synrepl.pipeline.source.schema import FACTS
 from synrepl.pipeline.store import Store
@@ -66,9 +66,9 @@ class ArchiveScenario(Scenario):
             after = 0 if before is None else before.last_serial
             facts = self.FACTS[after : after + self.BATCH]
             number = next_batch(store)
-            written = list(write_files(store, number, [Keys().added(exploded(_record_batch(facts)))]))
+            written = list(write_files(store, number, [KeyExtractor().added(exploded(_record_batch(facts)))]))
             before = batch_of(
-                written, number=number, before=before, origin=Origin(history="h"), now_ms=now_ms
+                written, number=number, before=before, origin=BatchOrigin(history="h"), now_ms=now_ms
             )
             write_manifest(store, before)
             acknowledge(("serial", before.last_serial))

@@ -19,7 +19,7 @@ from twisted.internet.task import Clock
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from synrepl.ports.files import Named, Seen
+from synrepl.ports.files import LogProgress, NamedFile
 from synrepl.ports.history import Lease
 from synrepl.replication.retention import keys_of
 from synrepl.storage import ImmediateThread, Log, SQLiteEngine
@@ -372,8 +372,8 @@ class FilesScenario(Scenario):
             acknowledge(("file", _sha256(data)))
         positions.save({"events": {"w1": 1}})
         acknowledge(("positions", 1))
-        named = [Named(name="fetched", sha256=_sha256(self.FETCHED), size=len(self.FETCHED), serial=1)]
-        queue.note(named, Seen(1, "digest"), now_ms=NOW * 1000, has=store.has, fetches=True)
+        named = [NamedFile(name="fetched", sha256=_sha256(self.FETCHED), size=len(self.FETCHED), serial=1)]
+        queue.note(named, LogProgress(1, "digest"), now_ms=NOW * 1000, has=store.has, fetches=True)
         self._fetch(store, until=300)
         self._fetch(store, until=len(self.FETCHED))
         acknowledge(("file", _sha256(self.FETCHED)))

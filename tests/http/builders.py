@@ -22,7 +22,7 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.streams.table import StreamTable
-from synrepl.transports.http.log_waiters import Waiting
+from synrepl.transports.http.log_waiters import LogWaiters
 from synrepl.transports.http.server import make_site
 
 NOW = 1_700_000_000
@@ -187,10 +187,10 @@ class SiteCase(SynchronousTestCase):
         for _ in range(count):
             self.assertEqual(200, self.post("receipts", [receipt()], writer=writer).status)
 
-    def waiters(self) -> Waiting:
+    def waiters(self) -> LogWaiters:
         """Who waits for the log, behind the site that was made last."""
         owners = [getattr(watcher, "__self__", None) for watcher in self.log._watchers]
-        return [owner for owner in owners if isinstance(owner, Waiting)][-1]
+        return [owner for owner in owners if isinstance(owner, LogWaiters)][-1]
 
     def wait(self, awaitable: Any) -> Any:
         """The result of what is done already."""

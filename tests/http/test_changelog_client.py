@@ -19,17 +19,17 @@ from synrepl.ports.history import EMPTY
 from synrepl.transports.http import http_client
 from synrepl.transports.http.client import (
     AheadOfLog,
-    Answering,
+    ApiResponseError,
+    ChangelogClient,
+    FirstAnswer,
     Fork,
     HttpAppender,
-    HttpChangelog,
     NeverSent,
     OtherEpoch,
     OtherHistory,
-    RequestRefused,
     Trimmed,
 )
-from synrepl.transports.http.http_client import Lines
+from synrepl.transports.http.http_client import ResponseLines
 from tests.http.builders import SiteCase, receipt
 
 URL = "http://ada:pass@hs.example:9093"
@@ -46,7 +46,7 @@ class SubscribingTests(SiteCase):
     def setUp(self) -> None:
         super().setUp()
         self.client = StubTreq(self.site.resource)
-        self.changelog = HttpChangelog(self.clock, URL, client=self.client)
+        self.changelog = ChangelogClient(self.clock, URL, client=self.client)
         self.deliveries: list[list[bytes]] = []
 
     def follow(self, since: int = 0, on_lines: Any = None, **options: Any) -> "Deferred[None]":
@@ -68,14 +68,14 @@ class SubscribingTests(SiteCase):
     def test_lines_arrive_as_they_are_written(self) -> None:
         """Raw, several at a time, for as long as it lasts."""
         self.receipts(2)
-        begun: list[Answering] = []
+        begun: list[FirstAnswer] = []
         done = self.follow(on_begin=begun.append, turns=True)
         self.receipts(1)
         self.wait(self.log.next_epoch("promoted"))
         self.client.flush()
 
         self.assertEqual([1, 2, "heartbeat", 3, "turn"], self.told())
-        self.assertEqual([Answering(1, 2, self.log.history)], begun)
+        self.assertEqual([FirstAnswer(1, 2, self.log.history)], begun)
         self.assertNoResult(done)
         self.end(done)
 
@@ -114,7 +114,7 @@ class SubscribingTests(SiteCase):
         self.wait(self.log.next_epoch("promoted"))
         self.receipts(2)
         self.wait(self.log.trim(1, lambda *_: None, 10))
-        cases: list[tuple[int, dict[str, Any], type[RequestRefused]]] = [
+        cases: list[tuple[int, dict[str, Any], type[ApiResponseError]]] = [
             (9, {}, AheadOfLog),
             (2, {"digest": EMPTY, "epoch": 2}, Fork),
             (2, {"epoch": 1}, Fork),
@@ -130,7 +130,8 @@ class SubscribingTests(SiteCase):
             self.assertEqual(error.code, error.body["error"])
         self.assertEqual(1, error.begin)
         self.assertIs(
-            RequestRefused, type(self.failureResultOf(self.follow(streams=["nope"]), RequestRefused).value)
+            ApiResponseError,
+            type(self.failureResultOf(self.follow(streams=["nope"]), ApiResponseError).value),
         )
 
     def test_what_is_handled_is_waited_for(self) -> None:
@@ -255,8 +256,8 @@ class Misbehaving(SiteCase):
         ]
         for status, body, code, is_retryable, part in cases:
             client = StubTreq(StringStubbingResource(lambda *_, status=status, body=body: (status, {}, body)))
-            asked = ensureDeferred(HttpChangelog(self.clock, URL, client=client).status())
-            error = self.failureResultOf(asked, RequestRefused).value
+            asked = ensureDeferred(ChangelogClient(self.clock, URL, client=client).status())
+            error = self.failureResultOf(asked, ApiResponseError).value
 
             self.assertEqual((status, code, is_retryable), (error.status, error.code, error.retryable))
             self.assertEqual(part, {name: error.body[name] for name in part})
@@ -266,7 +267,7 @@ class Misbehaving(SiteCase):
     def test_wrong_answers_are_the_servers_fault(self) -> None:
         """As with every other question."""
         client = StubTreq(StringStubbingResource(lambda *_: (200, {}, b'{"digests":[]}')))
-        changelog = HttpChangelog(self.clock, URL, client=client)
+        changelog = ChangelogClient(self.clock, URL, client=client)
 
         self.failureResultOf(ensureDeferred(changelog.digests([1])), RemoteProtocolError)
 
@@ -274,9 +275,9 @@ class Misbehaving(SiteCase):
 class LinesTests(SynchronousTestCase):
     """What a server sends, cut into lines."""
 
-    def lines(self) -> tuple[Lines, StringTransport]:
+    def lines(self) -> tuple[ResponseLines, StringTransport]:
         """The receiver of a body, and its connection."""
-        lines, transport = Lines(), StringTransport()
+        lines, transport = ResponseLines(), StringTransport()
         lines.makeConnection(transport)
         return lines, transport
 

@@ -7,7 +7,7 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synrepl.ports.history import EMPTY, Place
+from synrepl.ports.history import EMPTY, LogPosition
 from synrepl.wire.commands import RemoteServerUp
 from tests.http.builders import NOW, SiteCase, Talk, receipt, typing
 
@@ -120,8 +120,8 @@ class FollowingTests(FollowCase):
         self.receipts(1)
         self.clock.advance(5)
 
-        told = [Place(beat["epoch"], beat["serial"], beat["digest"]) for beat in beats(talk)]
-        self.assertEqual([Place(1, 0, EMPTY), place, self.log.place], told)
+        told = [LogPosition(beat["epoch"], beat["serial"], beat["digest"]) for beat in beats(talk)]
+        self.assertEqual([LogPosition(1, 0, EMPTY), place, self.log.place], told)
         self.assertEqual([4], facts(talk))
 
     def test_a_heartbeat_comes_while_nothing_wanted_is_found(self) -> None:
@@ -244,7 +244,7 @@ class FollowingTests(FollowCase):
         """A filtered copy is told of a place alone; the timer of the heartbeat may be the first to see it."""
         with patch("synrepl.transports.http.log_waiters.LOOK_SECONDS", 30):
             talk = self.follow("upto=3&heartbeat=1")
-            self.wait(self.log.follow((), upto=Place(1, 3, "d" * 64)))
+            self.wait(self.log.follow((), upto=LogPosition(1, 3, "d" * 64)))
             self.clock.advance(1)
 
         self.assertEqual((True, 1), (talk.answer().is_whole, len(beats(talk))))
@@ -370,7 +370,7 @@ class ResumingTests(SiteCase):
     ) -> None:
         """Whatever is appended when, wherever the connection is cut, and in the middle of a line."""
         self.setUp()
-        place, had = Place(1, 0, EMPTY), list[int]()
+        place, had = LogPosition(1, 0, EMPTY), list[int]()
         query = "".join(
             f"&{name}={','.join(sorted(names))}"
             for name, names in (("streams", streams), ("writers", writers))
@@ -397,13 +397,13 @@ class ResumingTests(SiteCase):
                 line = json.loads(text)
                 if "serial" in line:
                     had.append(line["serial"])
-                    place = Place(line["epoch"], line["serial"], line["digest"])
+                    place = LogPosition(line["epoch"], line["serial"], line["digest"])
                 elif "turn" in line:
-                    place = Place(line["turn"]["epoch"], place.serial, place.digest)
+                    place = LogPosition(line["turn"]["epoch"], place.serial, place.digest)
                 else:
                     beat = line["heartbeat"]
                     self.assertGreaterEqual(beat["serial"], place.serial)
-                    place = Place(beat["epoch"], beat["serial"], beat["digest"])
+                    place = LogPosition(beat["epoch"], beat["serial"], beat["digest"])
             talk.leave()
 
         wanted = [

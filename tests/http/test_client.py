@@ -9,13 +9,13 @@ from twisted.internet.defer import Deferred, ensureDeferred, fail
 from twisted.internet.error import ConnectionRefusedError as Refused
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
-from synrepl.replication.follower.catchup import Missed, NowhereToFetch
+from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
 from synrepl.transports.http.client import (
     AheadOfLog,
+    ApiResponseError,
+    ChangelogClient,
     HttpAppender,
     HttpCatchUp,
-    HttpChangelog,
-    RequestRefused,
 )
 from tests.http.builders import SiteCase, receipt
 
@@ -40,11 +40,11 @@ def answering(status: int, body: bytes) -> StubTreq:
 class CatchUpTests(SiteCase):
     """Pulling missed rows."""
 
-    def fetch(self, client: Any, **options: Any) -> "Deferred[Missed]":
+    def fetch(self, client: Any, **options: Any) -> "Deferred[MissedFacts]":
         catch_up = HttpCatchUp(self.clock, URL, client=client, **options)
         return ensureDeferred(catch_up.fetch(stream="receipts", writer="w/1", after=1, upto=9))
 
-    def ours(self, **options: Any) -> Missed:
+    def ours(self, **options: Any) -> MissedFacts:
         """What our own site gives."""
         client = StubTreq(self.site.resource)
         fetched = self.fetch(client, **options)
@@ -205,7 +205,7 @@ class ChangelogTests(SiteCase):
         """The lines given, and where to go on."""
         lines: list[bytes] = []
         client = StubTreq(self.site.resource)
-        changelog = HttpChangelog(self.clock, URL, client=client)
+        changelog = ChangelogClient(self.clock, URL, client=client)
         done = ensureDeferred(changelog.pages(since, streams, 0, lines.append, **options))
         client.flush()
         return done, lines
@@ -260,7 +260,7 @@ class AppenderTests(SiteCase):
 
     def test_a_refusal_carries_the_servers_words(self) -> None:
         """One line, ready to be shown."""
-        error = self.failureResultOf(self.append("receipts", [[[1]]]), RequestRefused).value
+        error = self.failureResultOf(self.append("receipts", [[[1]]]), ApiResponseError).value
 
         self.assertEqual((400, "bad_row"), (error.status, error.code))
         self.assertIn("fact 0, row 0", str(error))

@@ -7,7 +7,7 @@ from twisted.web.http_headers import Headers
 
 from synrepl.errors import NotConnected
 from synrepl.transports.http.content_digest import content_digest, is_intact
-from synrepl.transports.http.http_client import Http
+from synrepl.transports.http.http_client import HttpClient
 from tests.http.builders import SiteCase, receipt
 
 FACTS = "/v1/streams/receipts/facts"
@@ -45,7 +45,9 @@ class IntactTests(SiteCase):
 
     def test_an_answer_that_was_changed_is_no_answer(self) -> None:
         """What became of the request nobody knows then."""
-        http = Http(None, None, 10.0, _Client(b'{"first_serial":7}', content_digest(b'{"first_serial":3}')))
+        http = HttpClient(
+            None, None, 10.0, _Client(b'{"first_serial":7}', content_digest(b'{"first_serial":3}'))
+        )
         asked = ensureDeferred(http._get_whole("POST", "http://h/", b"{}", 100, None))
         self.failureResultOf(asked, NotConnected)
 

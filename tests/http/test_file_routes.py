@@ -16,7 +16,7 @@ from synrepl.ports.files import ISpool
 from synrepl.replication.holdings import Holdings
 from synrepl.storage.files.file_check import StoredFile
 from synrepl.transports.http import uploads
-from synrepl.transports.http.client_errors import RequestRefused
+from synrepl.transports.http.client_errors import ApiResponseError
 from tests.http.files_builders import DATA, PLACE, SHA, FilesSiteCase, Upstream
 from tests.storage.files.builders import checksum
 
@@ -157,8 +157,8 @@ class PutTests(FilesSiteCase):
         self.replica(upstream)
         upstream.refuses = [
             NotConnected("nobody is there"),
-            RequestRefused(url="http://u", status=503, code="upstream_unreachable", message="no primary"),
-            RequestRefused(url="http://u", status=507, code="disk_full", message="full"),
+            ApiResponseError(url="http://u", status=503, code="upstream_unreachable", message="no primary"),
+            ApiResponseError(url="http://u", status=507, code="disk_full", message="full"),
         ]
 
         answers = [self.put(DATA) for _ in range(4)]

@@ -14,7 +14,7 @@ from twisted.web.resource import Resource
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.ports.files import IStoredFile
-from synrepl.transports.http.client import RequestRefused
+from synrepl.transports.http.client import ApiResponseError
 from synrepl.transports.http.files_client import HELD_BYTES, HttpFiles
 from tests.http.files_builders import DATA, SHA, FilesSiteCase
 from tests.storage.files.builders import checksum
@@ -118,18 +118,18 @@ class OursTests(ClientCase):
 
     def test_a_file_that_is_not_there_is_refused_in_the_servers_words(self) -> None:
         """People see them in the status."""
-        error = self.failureResultOf(self.ours(), RequestRefused).value
+        error = self.failureResultOf(self.ours(), ApiResponseError).value
 
         self.assertEqual((404, "no_such_file"), (error.status, error.code))
         self.name("x", SHA)
-        self.assertTrue(self.failureResultOf(self.ours(), RequestRefused).value.retryable)
+        self.assertTrue(self.failureResultOf(self.ours(), ApiResponseError).value.retryable)
 
     def test_the_secret_is_shown(self) -> None:
         """And nothing else is."""
         self.put(DATA)
         self.site = self.make_site(files=self.files, secret="sesame")
 
-        self.failureResultOf(self.ours(), RequestRefused)
+        self.failureResultOf(self.ours(), ApiResponseError)
         self.successResultOf(self.ours(secret="sesame"))
 
 
@@ -191,7 +191,7 @@ class MisbehavingTests(ClientCase):
         self.failureResultOf(self.fetch(Client(Refused())), NotConnected)
         refusing = self.fetch(Client(Response(503)))
         self.clock.advance(30)
-        self.assertEqual(503, self.failureResultOf(refusing, RequestRefused).value.status)
+        self.assertEqual(503, self.failureResultOf(refusing, ApiResponseError).value.status)
 
     def test_no_more_is_taken_than_a_file_may_have(self) -> None:
         """Or one server could fill the disk."""

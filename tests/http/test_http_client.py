@@ -9,11 +9,11 @@ from twisted.python.failure import Failure
 from twisted.web.client import ResponseDone, ResponseFailed
 
 from synrepl.errors import NotConnected, RemoteProtocolError
-from synrepl.ports.history import Place
+from synrepl.ports.history import LogPosition
 from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import line, read_facts
-from synrepl.transports.http.http_client import Lines, collected
+from synrepl.transports.http.http_client import ResponseLines, collected
 from synrepl.transports.http.upstream import _check
 
 BROKEN = [ConnectionLost(), ResponseFailed([Failure(ConnectionLost())])]
@@ -63,7 +63,7 @@ def test_a_body_is_bounded() -> None:
 @pytest.mark.parametrize("end", BROKEN)
 def test_lines_that_break_off_are_told(end: Exception) -> None:
     """After a whole line too: it may not have been the last."""
-    lines = Lines()
+    lines = ResponseLines()
     lines.makeConnection(StringTransport())
     lines.dataReceived(b"one\ntwo\n")
     lines.connectionLost(Failure(end))
@@ -76,7 +76,7 @@ def test_lines_that_break_off_are_told(end: Exception) -> None:
 def test_lines_come_to_their_proper_end() -> None:
     """But for one that is not whole."""
     for rest, is_whole in ((b"", True), (b"thr", False)):
-        lines = Lines()
+        lines = ResponseLines()
         lines.makeConnection(StringTransport())
         lines.dataReceived(b"one\n" + rest)
         lines.connectionLost(Failure(ResponseDone()))
@@ -89,7 +89,7 @@ def test_lines_come_to_their_proper_end() -> None:
 
 def test_a_fact_that_was_changed_on_the_way_is_noticed() -> None:
     """Of a log with holes no digest proves a fact; a checksum of its own does."""
-    at = Place(1, 7, "d" * 64)
+    at = LogPosition(1, 7, "d" * 64)
     fact = Fact(at.serial, at.epoch, "receipts", "w", 3, 4, b'[["x"]]', 5, at.digest)
     text = line(fact).rstrip(b"}\n") + b',"checksum":"' + checksum(fact).encode() + b'"}'
 

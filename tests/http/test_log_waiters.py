@@ -2,7 +2,7 @@
 
 from unittest.mock import patch
 
-from synrepl.ports.history import Place
+from synrepl.ports.history import LogPosition
 from tests.http.builders import SiteCase, Talk
 
 PATHS = (
@@ -62,7 +62,7 @@ class WaitingTests(SiteCase):
     def test_a_place_that_moves_without_facts_is_seen_soon(self) -> None:
         """A filtered copy is told of serials of which it has nothing."""
         talk = self.ask_for(PATHS[1], "min_serial=3")
-        self.wait(self.log.follow((), upto=Place(1, 3, "d" * 64)))
+        self.wait(self.log.follow((), upto=LogPosition(1, 3, "d" * 64)))
         self.clock.advance(0.6)
 
         self.assertEqual(200, talk.answer().status)
@@ -94,9 +94,9 @@ class WaitingTests(SiteCase):
 
 def few(*given: object) -> object:
     """Waiting for three."""
-    from synrepl.transports.http.log_waiters import Waiting
+    from synrepl.transports.http.log_waiters import LogWaiters
 
-    return Waiting(*given, most=3)  # type: ignore[arg-type]
+    return LogWaiters(*given, most=3)  # type: ignore[arg-type]
 
 
 class DigestsTests(SiteCase):

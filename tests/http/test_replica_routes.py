@@ -9,20 +9,20 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import NotConnected
-from synrepl.ports.history import EMPTY, Place, Turn
+from synrepl.ports.history import EMPTY, EpochStart, LogPosition
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder
-from synrepl.replication.follower_commands import Upstream
-from synrepl.replication.relay import Relays
+from synrepl.replication.follower_commands import FollowerCommands
+from synrepl.replication.relay import ReplicaRegistry
 from synrepl.replication.relay.leases import MAX_ANONYMOUS
 from synrepl.replication.replica import Replica
-from synrepl.replication.roles import Claim, Described, HandOver, Roles
+from synrepl.replication.roles import Claim, HandOver, PeerStatus, RoleManager
 from synrepl.replication.status import NO_COPIES, SHOWN
 from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.transports.http.upstream import HttpUpstream
 from synrepl.wire.commands import FederationAck, RemoteServerUp
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import Standing, Subscription
+from synrepl.wire.native import Subscription, WirePosition
 from tests.http.builders import Answer, SiteCase, receipt, typing
 
 HERE = Address(http="http://hs.example:9093")
@@ -36,7 +36,7 @@ class Nobody:
     """
 
     def __init__(self) -> None:
-        self.others: dict[str, Described] = {}
+        self.others: dict[str, PeerStatus] = {}
 
     async def hand_over(self, address: Address, asked: HandOver) -> Any:
         raise AssertionError(address)
@@ -44,7 +44,7 @@ class Nobody:
     async def claim(self, address: Address, claim: Claim) -> None:
         """Nobody hears it."""
 
-    async def describe(self, address: Address, *, trusted: bool) -> Described:
+    async def describe(self, address: Address, *, trusted: bool) -> PeerStatus:
         """What was prepared for this address."""
         if address.http not in self.others:
             raise NotConnected(f"{address.http} cannot be reached")
@@ -64,7 +64,7 @@ class Stale:
 class DescribedRelays(Stale):
     """What a primary with such relays says of its copies."""
 
-    def __init__(self, relays: Relays) -> None:
+    def __init__(self, relays: ReplicaRegistry) -> None:
         self._relays = relays
 
     def describe(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class CopiesCase(SiteCase):
     def setUp(self) -> None:
         super().setUp()
         ephemeral = [stream.name for stream in self.table if stream.ephemeral]
-        self.relays = Relays(
+        self.relays = ReplicaRegistry(
             self.log,
             self.publisher,
             self.clock,
@@ -106,7 +106,7 @@ class CopiesCase(SiteCase):
         )
         self.addCleanup(self.relays.halt)
         self.network = Nobody()
-        self.roles = Roles(
+        self.roles = RoleManager(
             self.log,
             self.clock,
             name="primary",
@@ -326,7 +326,7 @@ class RoleTests(CopiesCase):
     def describe(self, **other: Any) -> None:
         """Let another daemon say this of itself at its address."""
         said: dict[str, Any] = {"history": self.log.history, "uuid": "z", "place": self.log.place}
-        self.network.others["http://other:9093"] = Described(**(said | other))
+        self.network.others["http://other:9093"] = PeerStatus(**(said | other))
 
     def test_who_hands_over_takes_no_facts_for_a_while(self) -> None:
         """And says where it stands, once all that came before is kept."""
@@ -345,8 +345,8 @@ class RoleTests(CopiesCase):
         """It says where the primary is, and takes nothing more; a claim of another history means nothing."""
         self.receipts(2)
         place = self.log.place
-        turn = Turn(epoch=2, serial=place.serial, digest=place.digest, at_ms=1, why="promoted")
-        self.describe(role="primary", place=Place(2, place.serial, place.digest), turns=(turn,))
+        turn = EpochStart(epoch=2, serial=place.serial, digest=place.digest, at_ms=1, why="promoted")
+        self.describe(role="primary", place=LogPosition(2, place.serial, place.digest), turns=(turn,))
         other = self.say("POST", "/v1/claim", **(CLAIM | {"history": "another"}))
         before = self.post("receipts", [receipt()]).status
         self.assertEqual((409, "other_history"), (other.status, other.json()["error"]))
@@ -447,7 +447,7 @@ class FollowingOverHttpTests(CopiesCase):
         """In order, through proxies; a request that failed is made again."""
         heard: list[Any] = []
         self.publisher.upstream.on_command(FederationAck, heard.append)
-        upstream = Upstream(self.log, self.table, self.clock, instance="copy")
+        upstream = FollowerCommands(self.log, self.table, self.clock, instance="copy")
         self.addCleanup(upstream.stop)
         dropped: list[str] = []
         commands = CommandForwarder(
@@ -466,7 +466,7 @@ class FollowingOverHttpTests(CopiesCase):
 
     def forwarder(self) -> CommandForwarder:
         """What a replica passes commands up with."""
-        upstream = Upstream(self.log, self.table, self.clock, instance="copy")
+        upstream = FollowerCommands(self.log, self.table, self.clock, instance="copy")
         self.addCleanup(upstream.stop)
         commands = CommandForwarder(
             upstream, self.clock, origin="copy-1", is_active=lambda: True, dropped=lambda name: None
@@ -522,12 +522,12 @@ class AcknowledgingTests(CopiesCase):
         client = RecordingClient(self.site)
         conversation = self.wait(HttpUpstream(self.clock, where=HERE, client=client).connect("u-1", "paris"))
         self.addCleanup(conversation.close)
-        place = Standing(1, 6, self.wait(self.log.digest_at(6)))
+        place = WirePosition(1, 6, self.wait(self.log.digest_at(6)))
         conversation.subscribe(Subscription(history=self.log.history, place=place))
         client.flush()
 
         for serial in (4, 8, 6, 9):
-            conversation.acknowledge(Place(1, serial, ""), 0)
+            conversation.acknowledge(LogPosition(1, serial, ""), 0)
             self.clock.advance(1)
             client.flush()
 

@@ -13,9 +13,9 @@ from zope.interface import implementer
 
 from synrepl.config.values import upstream
 from synrepl.errors import ConfigError
-from synrepl.http_client import Asking, NotADaemon
+from synrepl.http_client import BlockingClient, NotADaemon
 from synrepl.transports.http.files_client import HttpFiles
-from synrepl.transports.http.http_client import Http
+from synrepl.transports.http.http_client import HttpClient
 
 SHA256 = "a" * 64
 
@@ -68,7 +68,7 @@ def test_a_daemon_asks_another_at_its_url(url: str, place: tuple[str, str, int, 
     """One without a name is reached by its address, of either version."""
     scheme, host, port, path = place
     agent = Asked()
-    http = Http(Clock(), None, 10.0, HTTPClient(agent))
+    http = HttpClient(Clock(), None, 10.0, HTTPClient(agent))
 
     error = ended(http.whole("GET", f"{url}/v1/changelog?since=0&streams=a%2Cb", None, 100))
 
@@ -95,7 +95,7 @@ def test_files_are_fetched_from_a_url(url: str, place: tuple[str, str, int, str]
 def test_a_command_asks_a_daemon_at_its_url(url: str, place: tuple[str, str, int, str]) -> None:
     """The same URL is given to a daemon and to a command."""
     scheme, host, port, path = place
-    asking = Asking(url)
+    asking = BlockingClient(url)
     connection = asking._connection
 
     assert (host, port, path) == (connection.host, connection.port, asking._path)
@@ -113,7 +113,7 @@ def test_a_command_asks_a_daemon_at_its_url(url: str, place: tuple[str, str, int
 def test_a_command_says_that_this_is_no_url(url: str) -> None:
     """Brackets are easily forgotten."""
     with pytest.raises(NotADaemon, match="is not the address of a daemon; an example is http:"):
-        Asking(url)
+        BlockingClient(url)
 
 
 @pytest.mark.parametrize(

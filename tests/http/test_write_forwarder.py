@@ -19,7 +19,7 @@ from synrepl.storage import MemoryEngine
 from synrepl.transports.http.append_client import HttpAppender
 from synrepl.transports.http.client import NeverSent
 from synrepl.transports.http.client_errors import as_refusal
-from synrepl.transports.http.write_forwarder import Relaying
+from synrepl.transports.http.write_forwarder import WriteForwarder
 from tests.http.builders import BROKEN, Answer, SiteCase, Talk, receipt, typing
 from tests.http.test_append_body import BAD
 
@@ -93,7 +93,7 @@ class RelayCase(SiteCase):
         self.files: dict[str, list[Deferred[bool]]] = {}
         self.site = self.make_site(relaying=self.relaying(lambda url: self.primary))
 
-    def relaying(self, appender_for: Any, **options: Any) -> Relaying:
+    def relaying(self, appender_for: Any, **options: Any) -> WriteForwarder:
         """What relays."""
 
         def file_here(sha256: str, timeout: float) -> "Deferred[bool]":
@@ -102,7 +102,7 @@ class RelayCase(SiteCase):
             here.addTimeout(timeout, self.clock, lambda *_: False)
             return here
 
-        relaying = Relaying(
+        relaying = WriteForwarder(
             self.log,
             self.clock,
             appender_for,

@@ -8,14 +8,14 @@ import duckdb
 import msgspec
 import pyarrow as pa
 
-from synrepl.pipeline.archive.commit import Origin, batch_of
+from synrepl.pipeline.archive.commit import BatchOrigin, batch_of
 from synrepl.pipeline.archive.manifest import Manifest, write_manifest
 from synrepl.pipeline.archive.writer import write_files
-from synrepl.pipeline.keys import Keys
+from synrepl.pipeline.keys import KeyExtractor
 from synrepl.pipeline.source.rows import exploded
 from synrepl.pipeline.source.schema import FACTS
 from synrepl.pipeline.store import Store
-from synrepl.ports.history import Turn
+from synrepl.ports.history import EpochStart
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
 from tests.service.processes import ROOT
@@ -74,11 +74,11 @@ def counted_by_the_manual(place: Path) -> list[tuple[str, int]]:
 
 
 def archive(
-    place: str, facts: Sequence[Fact], *, batch_facts: int = 100, turns: Sequence[Turn] = ()
+    place: str, facts: Sequence[Fact], *, batch_facts: int = 100, turns: Sequence[EpochStart] = ()
 ) -> list[Manifest]:
     """A new archive of these facts, so many to a batch."""
-    store, keys = Store(place), Keys()
-    origin = Origin(history="history-of-tests", server_name="localhost")
+    store, keys = Store(place), KeyExtractor()
+    origin = BatchOrigin(history="history-of-tests", server_name="localhost")
     made: list[Manifest] = []
     for first in range(0, len(facts), batch_facts):
         some = facts[first : first + batch_facts]

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, Final, Self, TypeVar
 
 from synrepl.pipeline.java import find_java
-from synrepl.testing.owned_process import Watched
+from synrepl.testing.owned_process import OwnedProcess
 from tests.processes.loading import size
 
 __all__ = ["QUICK", "QUICK_JAVA", "connect_server", "run_python", "standalone_cluster"]
@@ -125,7 +125,7 @@ class _Programs:
             "SPARK_LOCAL_DIRS": str(self.folder / "scratch"),
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
-        self._started: list[tuple[Watched, Path]] = []
+        self._started: list[tuple[OwnedProcess, Path]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -143,7 +143,7 @@ class _Programs:
 
         log = self.folder / f"log{len(self._started)}"
         command = [str(Path(pyspark.__file__).parent / "bin" / program), *words]
-        watched = Watched(
+        watched = OwnedProcess(
             command, log=log, removes=self.folder, signal="TERM", cwd=self.folder, env=self._environment
         )
         self._started.append((watched, log))
@@ -167,7 +167,7 @@ def _environment() -> dict[str, str]:
     return inherited | {"PYTHONPATH": os.pathsep.join(path)}
 
 
-def _end(watched: Watched) -> None:
+def _end(watched: OwnedProcess) -> None:
     watched.process.terminate()
     try:
         watched.process.wait(STOP_SECONDS)

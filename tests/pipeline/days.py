@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from synrepl.pipeline.archive.commit import Origin, batch_of
+from synrepl.pipeline.archive.commit import BatchOrigin, batch_of
 from synrepl.pipeline.archive.manifest import Manifest, write_manifest
 from synrepl.pipeline.archive.writer import write_files
-from synrepl.pipeline.keys import Keys
+from synrepl.pipeline.keys import KeyExtractor
 from synrepl.pipeline.source.rows import exploded
 from synrepl.pipeline.store import Store
-from synrepl.ports.history import Turn
+from synrepl.ports.history import EpochStart
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import BEGAN_MS, DAY_MS, batch_of_facts
@@ -50,7 +50,7 @@ class Day:
         seed: int = 7,
         turn_at: int | None = None,
     ) -> None:
-        self.turns: list[Turn] = []
+        self.turns: list[EpochStart] = []
         self._count = count
         self._hours = hours
         self._began_ms = began_ms
@@ -98,7 +98,7 @@ class Day:
                 writer = "receipts1"  # it does so still
             if self._turn_at is not None and len(self.facts) == self._turn_at:
                 self._epoch += 1
-                turn = Turn(self._epoch, len(self.facts), self._digest, at_ms, "promoted")
+                turn = EpochStart(self._epoch, len(self.facts), self._digest, at_ms, "promoted")
                 self.turns.append(turn)
             before = self._tokens.get((stream, writer))
             if stream == "caches" and before is not None and self._random.random() < 0.004:
@@ -199,8 +199,8 @@ class Day:
 
 def archive_day(place: str, day: Day, *, every_ms: int = 15 * 60 * 1000) -> list[Manifest]:
     """An archive of this day, a batch for every so often; between 3 and 5 o'clock archiving stood still."""
-    store, keys, random = Store(place), Keys(), Random(3)
-    origin = Origin(history="history-of-tests", server_name="localhost")
+    store, keys, random = Store(place), KeyExtractor(), Random(3)
+    origin = BatchOrigin(history="history-of-tests", server_name="localhost")
     made: list[Manifest] = []
     for full_ms, facts in _batches(day.facts, every_ms):
         hour = full_ms % DAY_MS / HOUR_MS

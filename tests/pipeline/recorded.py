@@ -6,9 +6,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import Final
 
-from synrepl.cli.recordings import Recorded, read
+from synrepl.cli.recordings import RecordedFacts, read
 from synrepl.storage import SQLiteEngine
-from synrepl.storage.group_commit import Request, Standing, form
+from synrepl.storage.group_commit import AppendRequest, LogHead, form
 from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
 from tests.pipeline.archives import BEGAN_MS, DAY_MS
@@ -22,10 +22,10 @@ HOURS: Final = (4, 3, 2, 2, 2, 3, 5, 9, 14, 16, 15, 15, 17, 16, 15, 15, 16, 18, 
 """How much happens in each hour of a day, beside the others."""
 
 
-def recordings() -> dict[str, list[Recorded]]:
+def recordings() -> dict[str, list[RecordedFacts]]:
     """The facts of kept streams in each recorded session, by the writer that plays it here."""
     table = StreamTable.default()
-    found: dict[str, list[Recorded]] = {}
+    found: dict[str, list[RecordedFacts]] = {}
     for writer, name in (
         ("master", "legacy/session-all.txt"),
         ("master", "legacy/catchup-from-1.txt"),
@@ -48,13 +48,13 @@ def fill_day(path: Path, count: int, *, began_ms: int = BEGAN_MS, seed: int = 7)
     players = {writer: cycle(facts) for writer, facts in recordings().items()}
     weights = {"master": 5, "worker1": 4, "worker2": 1}
     engine = SQLiteEngine(path)
-    standing = Standing()
+    standing = LogHead()
     standing.take(engine.open())
     for at_ms, some in _groups(count, began_ms, chance):
         requests = []
         for writer in chance.choices(list(weights), list(weights.values()), k=some):
             fact = next(players[writer])
-            requests.append(Request(fact.stream, writer, [jsontext.join(fact.rows)], None, ""))
+            requests.append(AppendRequest(fact.stream, writer, [jsontext.join(fact.rows)], None, ""))
         group = form(standing, requests, at_ms, lambda key: None)
         engine.commit(group.facts, [])
         standing.advance(group.facts)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from synrepl.errors import ConfigError
-from synrepl.http_client import Asking
+from synrepl.http_client import BlockingClient
 from synrepl.pipeline.archive import merge
 from synrepl.pipeline.archive.archive import archive
 from synrepl.pipeline.archive.cleanup import GRACE_MS, tidy
@@ -85,7 +85,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
     folder.mkdir()
     fill(folder / "synrepl.db", 5_000, streams=STREAMS)
     with Daemon(folder) as daemon:
-        Asking(daemon.url).post_json(
+        BlockingClient(daemon.url).post_json(
             "/v1/streams/push_rules/facts",
             json.dumps({"facts": [[["@a:b"], ["@c:d"], ["@e],[f:g"]]] * 100}).encode(),
         )
@@ -259,7 +259,7 @@ def test_a_trimmed_log_begins_with_what_is_left(spark: "SparkSession", tmp_path:
     folder = tmp_path / "daemon"
     folder.mkdir()
     with Daemon(folder, options=("--retain-seconds", "1", "--instance-name", "w")) as daemon:
-        asking = Asking(daemon.url)
+        asking = BlockingClient(daemon.url)
         gone = {"facts": [[["@user0:h"]]], "writer": "gone"}
         asking.post_json("/v1/streams/push_rules/facts", json.dumps(gone).encode())
         for number in range(40):

@@ -15,16 +15,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from synrepl.pipeline.archive.commit import Origin, batch_of
+from synrepl.pipeline.archive.commit import BatchOrigin, batch_of
 from synrepl.pipeline.archive.manifest import Manifest, manifests, write_manifest
 from synrepl.pipeline.archive.merge import merge
 from synrepl.pipeline.archive.writer import write_files
 from synrepl.pipeline.audit.audit import audit
-from synrepl.pipeline.audit.findings import CODES, Audited, Finding
-from synrepl.pipeline.keys import Keys
+from synrepl.pipeline.audit.findings import CODES, AuditFinding, AuditResult
+from synrepl.pipeline.keys import KeyExtractor
 from synrepl.pipeline.source.rows import exploded
 from synrepl.pipeline.store import Store
-from synrepl.ports.history import Place, Turn
+from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.streams.digest import chain
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import Given, archive, batch_of_facts, chained
@@ -57,14 +57,14 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def audited(spark: "SparkSession", place: Path, **more: Any) -> Audited:
+def audited(spark: "SparkSession", place: Path, **more: Any) -> AuditResult:
     """What an audit says; whatever it says must make sense."""
     told = audit(spark, Store(str(place)), **more)
     assert all(finding.what in CODES and finding.sentence for finding in told.findings)
     return told
 
 
-def named(findings: Sequence[Finding]) -> Told:
+def named(findings: Sequence[AuditFinding]) -> Told:
     """What, stream, writer, tokens and serials."""
     return [
         (one.what, one.stream, one.writer, one.first_token, one.last_token, one.first_serial, one.last_serial)
@@ -140,17 +140,17 @@ def test_what_was_trimmed_or_lost_is_no_damage(spark: "SparkSession", tmp_path: 
     store, facts = Store(str(tmp_path)), facts_of()
     # The last of w2 in receipts before serial 20 is trimmed away: no clock tells of it.
     left = [fact for fact in facts[:20] if fact.serial in (1, 2, 3, 19)]
-    turn = Turn(2, 30, facts[29].digest, 0, "lost", "push_rules", 10)
+    turn = EpochStart(2, 30, facts[29].digest, 0, "lost", "push_rules", 10)
     after = [fixed(facts[30], facts[29], epoch=2, prev_token=10, token=11)]
-    place = Place(1, 20, facts[19].digest)
+    place = LogPosition(1, 20, facts[19].digest)
     before: Manifest | None = None
     for number, (some, upto) in enumerate([(left, place), (facts[20:30], None), (after, None)]):
-        rows = [Keys().added(exploded(batch_of_facts(some)))]
+        rows = [KeyExtractor().added(exploded(batch_of_facts(some)))]
         before = batch_of(
             list(write_files(store, number, rows)),
             number=number,
             before=before,
-            origin=Origin(history=HISTORY),
+            origin=BatchOrigin(history=HISTORY),
             turns=[turn],
             now_ms=0,
             compacted_upto=upto,

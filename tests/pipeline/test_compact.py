@@ -10,17 +10,17 @@ import msgspec
 import pytest
 
 from synrepl.pipeline.archive.cleanup import next_batch
-from synrepl.pipeline.archive.commit import Origin, batch_of
+from synrepl.pipeline.archive.commit import BatchOrigin, batch_of
 from synrepl.pipeline.archive.manifest import BadArchive, manifests, write_manifest
 from synrepl.pipeline.archive.merge import merge
 from synrepl.pipeline.archive.writer import write_files
-from synrepl.pipeline.keys import Keys
+from synrepl.pipeline.keys import KeyExtractor
 from synrepl.pipeline.snapshot import compact as compaction
-from synrepl.pipeline.snapshot.compact import Compacted, compact
+from synrepl.pipeline.snapshot.compact import CompactResult, compact
 from synrepl.pipeline.snapshot.snapshot import SNAPSHOT, read_snapshot
 from synrepl.pipeline.source.rows import exploded
 from synrepl.pipeline.store import Store
-from synrepl.ports.history import Turn
+from synrepl.ports.history import EpochStart
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import BEGAN_MS, archive, batch_of_facts, chained
@@ -34,16 +34,18 @@ HASH = "a" * 64
 Rows = list[tuple[Any, ...]]
 
 
-def extend(place: Path, facts: Sequence[Fact], *, turns: Sequence[Turn] = (), history: str = "") -> None:
+def extend(
+    place: Path, facts: Sequence[Fact], *, turns: Sequence[EpochStart] = (), history: str = ""
+) -> None:
     """One more batch, of these facts."""
     store = Store(str(place))
     there, number = manifests(store), next_batch(store)
-    written = write_files(store, number, [Keys().added(exploded(batch_of_facts(facts)))])
+    written = write_files(store, number, [KeyExtractor().added(exploded(batch_of_facts(facts)))])
     manifest = batch_of(
         list(written),
         number=number,
         before=there[-1] if there else None,
-        origin=Origin(history=history or "history-of-tests", server_name="localhost"),
+        origin=BatchOrigin(history=history or "history-of-tests", server_name="localhost"),
         turns=turns,
         now_ms=BEGAN_MS,
     )
@@ -57,7 +59,7 @@ def pusher(key: str, *, deleted: bool = False) -> list[Any]:
 
 def compacted(
     spark: "SparkSession", folder: Path, *, full: bool = False, file_rows: int = 10_000
-) -> Compacted:
+) -> CompactResult:
     """The snapshot of the archive that is in here."""
     return compact(
         spark,
@@ -203,7 +205,7 @@ def test_void_facts_never_win(spark: "SparkSession", tmp_path: Path) -> None:
     }
     made |= {"committed_at_ms": BEGAN_MS, "rows": b'[["@a:b"]]'}
     later = Fact(**made, digest=chain(facts[-1].digest, **made))
-    turn = Turn(2, 2, facts[-1].digest, BEGAN_MS, "lost", "pushers", 1)
+    turn = EpochStart(2, 2, facts[-1].digest, BEGAN_MS, "lost", "pushers", 1)
     extend(tmp_path / "archive", [later], turns=[turn])
 
     told = compacted(spark, tmp_path)

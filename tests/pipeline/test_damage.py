@@ -11,8 +11,8 @@ import pytest
 from synrepl.pipeline.archive.manifest import Manifest, manifests
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.audit.comparison import Comparison
-from synrepl.pipeline.audit.file_scan import Seen, look
-from synrepl.pipeline.audit.findings import Findings
+from synrepl.pipeline.audit.file_scan import FileScan, look
+from synrepl.pipeline.audit.findings import AuditFindings
 from synrepl.pipeline.source.schema import COLUMNS
 from synrepl.pipeline.store import Store
 from synrepl.streams.facts import Fact
@@ -60,8 +60,8 @@ def test_every_offset_of_a_file_is_named(tmp_path: Path) -> None:
 
         seen = look(store, file.path, file.stream, file.sha256)
         # As a task answers it.
-        seen = msgspec.json.decode(msgspec.json.encode(seen), type=Seen)
-        found = Findings()
+        seen = msgspec.json.decode(msgspec.json.encode(seen), type=FileScan)
+        found = AuditFindings()
         Comparison([manifest], {file.path: seen}, found).compare()
 
         assert {"changed-file"} <= {one.what for one in found.told()}, at
@@ -84,7 +84,7 @@ def test_a_doubled_serial_does_not_hide_a_missing_one(tmp_path: Path) -> None:
     rewritten(tmp_path, file.path, change)
     (manifest,) = manifests(Store(str(tmp_path)))
     seen = look(Store(str(tmp_path)), file.path, file.stream, manifest.files[0].sha256)
-    told = Comparison([manifest], {file.path: seen}, Findings())
+    told = Comparison([manifest], {file.path: seen}, AuditFindings())
     told.compare()
 
     assert (file.facts, file.first_serial, file.last_serial) == (seen.facts, seen.first, seen.last)
@@ -96,7 +96,7 @@ def test_a_manifest_with_another_digest_than_its_last_fact_is_named(tmp_path: Pa
     (manifest,) = archive(str(tmp_path), facts_of(3), batch_facts=6)
     (file,) = manifest.files
     seen = look(Store(str(tmp_path)), file.path, file.stream, file.sha256)
-    found = Findings()
+    found = AuditFindings()
     told = Comparison([msgspec.structs.replace(manifest, digest="0" * 64)], {file.path: seen}, found)
     told.compare()
 

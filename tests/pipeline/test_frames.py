@@ -13,7 +13,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from synrepl.http_client import Asking
+from synrepl.http_client import BlockingClient
 from synrepl.pipeline.java import find_java
 from synrepl.pipeline.source.rows import exploded
 from tests.pipeline.archives import batch_of_facts
@@ -64,7 +64,7 @@ QUERIES = {
 USES = """
 import json, sys
 from pyspark.sql import SparkSession
-from synrepl.http_client import Asking
+from synrepl.http_client import BlockingClient
 from synrepl.pipeline.session import session
 from synrepl.pipeline.source.data_source import register
 
@@ -98,7 +98,7 @@ told["ours"] = ask(load(spark), ["filtered", "whole", "union", "join with itself
 names = ("spark.sql.adaptive.enabled", "spark.sql.codegen.wholeStage")
 told["plans"] = [spark.conf.get(name) for name in names]
 
-Asking(url).post_json("/v1/streams/push_rules/facts", b'{"facts": [[["@later:h"]]], "writer": "w1"}')
+BlockingClient(url).post_json("/v1/streams/push_rules/facts", b'{"facts": [[["@later:h"]]], "writer": "w1"}')
 told["later"] = [rows.count(), load(spark).count()]
 spark.stop()
 print(json.dumps(told))
@@ -126,7 +126,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         for number in range(18):
             rows = [[f"@{number}.{place}:h"] for place in range(1 + number % 3)]
             body = json.dumps({"facts": [rows], "writer": f"w{number % 2}"}).encode()
-            Asking(daemon.url).post_json("/v1/streams/push_rules/facts", body)
+            BlockingClient(daemon.url).post_json("/v1/streams/push_rules/facts", body)
         yield daemon
 
 

@@ -8,14 +8,14 @@ import pyarrow as pa
 import pytest
 
 from synrepl.errors import ConfigError
-from synrepl.pipeline.source.completeness import Checking
+from synrepl.pipeline.source.completeness import CompletenessCheck
 from synrepl.pipeline.source.daemon_client import DataLoss
 from synrepl.pipeline.source.offsets import BadOffset, Offset, read_wish
 from synrepl.pipeline.source.options import read_options
-from synrepl.pipeline.source.pacer import Pacing
-from synrepl.pipeline.source.planner import Planning
+from synrepl.pipeline.source.pacer import BatchPacer
+from synrepl.pipeline.source.planner import Planner
 from synrepl.pipeline.source.range_reader import read_range
-from synrepl.pipeline.source.ranges import Range, cuts
+from synrepl.pipeline.source.ranges import SerialRange, cuts
 from synrepl.pipeline.source.rows import exploded, split
 from synrepl.pipeline.source.schema import COLUMNS
 from synrepl.streams import jsontext
@@ -84,12 +84,12 @@ class FakeDaemon:
             yield batch_of_facts(found[first : first + self.page])
 
 
-def planning(daemon: Any, **options: str) -> Planning:
+def planning(daemon: Any, **options: str) -> Planner:
     """What plans a query with these options."""
-    return Planning(read_options({**URL, **options}), daemon)
+    return Planner(read_options({**URL, **options}), daemon)
 
 
-def serials(daemon: Any, ranges: Sequence[Range], **options: str) -> list[int]:
+def serials(daemon: Any, ranges: Sequence[SerialRange], **options: str) -> list[int]:
     """The serials that tasks give which read these ranges."""
     said = read_options({**URL, **options})
     return [
@@ -323,7 +323,7 @@ class TestPacing:
         """The first does not: nobody knows how long its facts have waited."""
         now = [100.0]
         options = read_options({**URL, "minOffsetsPerTrigger": "5", "maxTriggerDelay": "2m"})
-        pacing = Pacing(options, seconds=lambda: now[0])
+        pacing = BatchPacer(options, seconds=lambda: now[0])
         told = []
         for later, waiting in ((0, 1), (1, 1), (1, 4), (1, 5), (1, 4), (119, 4), (1, 4), (1, 0), (500, 0)):
             now[0] += later
@@ -332,7 +332,7 @@ class TestPacing:
         assert [True, False, False, True, False, True, False, False, False] == told
 
     def test_without_a_minimum_nothing_waits(self) -> None:
-        pacing = Pacing(read_options(URL), seconds=lambda: 0.0)
+        pacing = BatchPacer(read_options(URL), seconds=lambda: 0.0)
 
         assert [True, True] == [pacing.is_due(1), pacing.is_due(1)]
 
@@ -343,18 +343,18 @@ class TestChecking:
     facts = chained([("push_rules", "w1", ROW), ("push_rules", "w2", ROW)] * 10)
 
     @staticmethod
-    def look(planned: Range, facts: Sequence[Fact], *, is_all: bool) -> None:
-        checking = Checking(planned, is_all=is_all)
+    def look(planned: SerialRange, facts: Sequence[Fact], *, is_all: bool) -> None:
+        checking = CompletenessCheck(planned, is_all=is_all)
         for first in range(0, len(facts), 6):
             checking.saw(batch_of_facts(facts[first : first + 6]))
         checking.ended()
 
     def test_what_is_whole_passes(self) -> None:
         """From any place on, chosen or not; tokens of several writers skip numbers, which is no loss."""
-        whole = Range(0, 20, digest=EMPTY, end_digest=self.facts[-1].digest)
+        whole = SerialRange(0, 20, digest=EMPTY, end_digest=self.facts[-1].digest)
         self.look(whole, self.facts, is_all=True)
-        self.look(Range(5, 20), self.facts[5:], is_all=True)
-        self.look(Range(0, 20), self.facts[::2], is_all=False)
+        self.look(SerialRange(5, 20), self.facts[5:], is_all=True)
+        self.look(SerialRange(0, 20), self.facts[::2], is_all=False)
 
     @pytest.mark.parametrize("gone", [0, 3, 6, 19])
     def test_a_missing_serial_is_named(self, gone: int) -> None:
@@ -362,7 +362,7 @@ class TestChecking:
         left = self.facts[:gone] + self.facts[gone + 1 :]
 
         with pytest.raises(DataLoss, match=rf"serials? {gone + 1}\b"):
-            self.look(Range(0, 20), left, is_all=True)
+            self.look(SerialRange(0, 20), left, is_all=True)
 
     @pytest.mark.parametrize("gone", [1, 2, 3, 8])
     def test_a_missing_fact_among_those_chosen_is_named(self, gone: int) -> None:
@@ -373,12 +373,12 @@ class TestChecking:
         with pytest.raises(
             DataLoss, match=f"w1 in the stream push_rules .* token {before}, up to token {missing}"
         ):
-            self.look(Range(0, 20), chosen[:gone] + chosen[gone + 1 :], is_all=False)
+            self.look(SerialRange(0, 20), chosen[:gone] + chosen[gone + 1 :], is_all=False)
 
     def test_a_log_that_was_replaced_meanwhile_is_noticed(self) -> None:
         """Its serials are right, and its digests are not those that were planned."""
         with pytest.raises(DataLoss, match="another one than when this was planned"):
-            self.look(Range(0, 20, end_digest="f" * 64), self.facts, is_all=True)
+            self.look(SerialRange(0, 20, end_digest="f" * 64), self.facts, is_all=True)
 
 
 def test_rows_are_split_as_the_log_splits_them() -> None:

@@ -13,8 +13,8 @@ import pytest
 from synrepl.caches import NEWEST
 from synrepl.pipeline.archive.manifest import manifests, write_manifest
 from synrepl.pipeline.archive.merge import merge
-from synrepl.pipeline.report import Reported, report
-from synrepl.pipeline.report.daemon_status import Daemon
+from synrepl.pipeline.report import ReportResult, report
+from synrepl.pipeline.report.daemon_status import DaemonStatus
 from synrepl.pipeline.report.measurement import STEPS, measure
 from synrepl.pipeline.store import Store
 from tests.pipeline.archives import archive, chained
@@ -37,7 +37,7 @@ class Made:
         # As a run does that follows: what is told of batches does not go with them.
         assert merge(spark, self.store, now_ms=self.batches[-1].archived_at_ms + 1, fewest=3) >= 3
         self.told: list[tuple[str, int, int]] = []
-        self.report: Reported = report(
+        self.report: ReportResult = report(
             spark, self.store, folder / "out", top=7, tell=lambda *step: self.told.append(step)
         )
         files = [self.store.uri(file.path) for one in manifests(self.store) for file in one.files]
@@ -206,7 +206,7 @@ def test_what_is_wrong_is_found(spark: "SparkSession", tmp_path: Path) -> None:
     (tmp_path / "archive" / copy.path).write_bytes((tmp_path / "archive" / file.path).read_bytes())
     write_manifest(Store(place), msgspec.structs.replace(whole, files=[*whole.files, copy]))
 
-    daemon = Daemon(url="http://127.0.0.1:1", trouble="it cannot be reached: no")
+    daemon = DaemonStatus(url="http://127.0.0.1:1", trouble="it cannot be reached: no")
     found = measure(spark, Store(place), top=5, daemon=daemon, tell=lambda *step: None)
 
     assert [

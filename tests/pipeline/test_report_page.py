@@ -16,16 +16,16 @@ from synrepl.html.humanize import number, rate, share, shortened, size, span
 from synrepl.html.markup import Markup, element
 from synrepl.pipeline.archive.manifest import Arrival
 from synrepl.pipeline.report.bins import Bins, bins_for
-from synrepl.pipeline.report.chains import Break
+from synrepl.pipeline.report.chains import ChainBreak
 from synrepl.pipeline.report.coverage import Coverage
-from synrepl.pipeline.report.daemon_status import Daemon, ask, counters
+from synrepl.pipeline.report.daemon_status import DaemonStatus, ask, counters
 from synrepl.pipeline.report.expansion import expand_batches, meaning
 from synrepl.pipeline.report.invalidations import Invalidations
-from synrepl.pipeline.report.measurements import Measured
-from synrepl.pipeline.report.report import Reported, write
+from synrepl.pipeline.report.measurements import Measurements
+from synrepl.pipeline.report.report import ReportResult, write
 from synrepl.pipeline.report.tables import Column, Table, as_csv, as_html
 from synrepl.pipeline.report.writer_lag import standings
-from synrepl.ports.history import Turn
+from synrepl.ports.history import EpochStart
 from tests.pipeline.archives import BEGAN_MS
 
 BEGAN = BEGAN_MS // 1000
@@ -226,7 +226,7 @@ def _arrival(last_at_ms: int, archived_at_ms: int) -> Arrival:
     )
 
 
-def _measured(stream: str = "caches", writer: str = "w1", key: str = '["!r:h"]', **more: Any) -> Measured:
+def _measured(stream: str = "caches", writer: str = "w1", key: str = '["!r:h"]', **more: Any) -> Measurements:
     bins = Bins(BEGAN, 1, 61)
     bin_row = {"stream": stream, "facts": 5, "rows": 10, "bytes": 1500}
     given: dict[str, Any] = {
@@ -296,12 +296,12 @@ def _measured(stream: str = "caches", writer: str = "w1", key: str = '["!r:h"]',
             distinct=1,
         ),
     }
-    measured = Measured(**{**given, **more})
+    measured = Measurements(**{**given, **more})
     standing = standings(measured.over_time, bins, last_ms=BEGAN_MS + 60_000)
     return msgspec.structs.replace(measured, standing=standing)
 
 
-def _page(made: Reported) -> str:
+def _page(made: ReportResult) -> str:
     return made.page.read_text(encoding="utf-8")
 
 
@@ -340,8 +340,11 @@ def test_the_worst_comes_first(tmp_path: Path) -> None:
     """An operator who reads one line has read the one that matters."""
     covers = _measured().covers
     assert covers is not None
-    turns = [Turn(2, 10, "d", BEGAN_MS, "promoted"), Turn(3, 12, "d", BEGAN_MS, "lost", "events", 5)]
-    broken = Break(
+    turns = [
+        EpochStart(2, 10, "d", BEGAN_MS, "promoted"),
+        EpochStart(3, 12, "d", BEGAN_MS, "lost", "events", 5),
+    ]
+    broken = ChainBreak(
         stream="caches",
         writer="w1",
         serial=9,
@@ -352,7 +355,7 @@ def test_the_worst_comes_first(tmp_path: Path) -> None:
         committed_ms=BEGAN_MS,
         kind="missing",
     )
-    daemon = Daemon(
+    daemon = DaemonStatus(
         url="http://127.0.0.1:9093",
         status={"role": "primary", "state": "serving", "serial": 30, "errors": [], "replicas": []},
         leases=[
@@ -395,7 +398,7 @@ def test_an_empty_archive(tmp_path: Path) -> None:
     """A job that runs every night also runs in the first."""
     (tmp_path / "hours.png").write_bytes(b"of an earlier report")
 
-    made = write(Measured(place="/archive", top=20), tmp_path)
+    made = write(Measurements(place="/archive", top=20), tmp_path)
 
     assert ("dim", 0, 0) == (made.state, made.facts, len(made.found))
     assert "There are no facts in the archive" in _page(made)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from synrepl.http_client import Asking
+from synrepl.http_client import BlockingClient
 from synrepl.pipeline.failures import words
 from synrepl.pipeline.source.data_source import progress, register
 from synrepl.streams import jsontext
@@ -84,7 +84,7 @@ def post(daemon: Daemon, *users: str, writer: str = "master") -> None:
     """Append a fact for each user."""
     facts = [[[f"@{user}:h"]] for user in users]
     body = json.dumps({"facts": facts, "writer": writer}).encode()
-    Asking(daemon.url).post_json("/v1/streams/push_rules/facts", body)
+    BlockingClient(daemon.url).post_json("/v1/streams/push_rules/facts", body)
 
 
 def read(spark: "SparkSession", daemon: Daemon, **options: str) -> "DataFrame":

@@ -9,14 +9,14 @@ import pytest
 from synrepl.errors import ConfigError
 from synrepl.pipeline.source import data_sink
 from synrepl.pipeline.source.data_sink import (
-    BatchWriter,
-    Staged,
-    StreamWriter,
+    SinkBatchWriter,
+    SinkStreamWriter,
+    StagedFacts,
     bodies,
     check_writable,
     facts_of,
 )
-from synrepl.pipeline.source.options import Options, read_options
+from synrepl.pipeline.source.options import SourceOptions, read_options
 
 OPTIONS = read_options({"url": "http://127.0.0.1:9093", "stream": "push_rules"})
 
@@ -76,7 +76,7 @@ def test_what_cannot_be_written_is_told_before_it_is_tried() -> None:
     def schema(*names: str) -> StructType:
         return StructType([StructField(name, StringType()) for name in names])
 
-    options = Options(url="http://127.0.0.1:9093")
+    options = SourceOptions(url="http://127.0.0.1:9093")
     with pytest.raises(ConfigError, match="column row, or rows"):
         check_writable(options, schema("stream"), overwrite=False)
     with pytest.raises(ConfigError, match="column stream, or the option stream"):
@@ -84,7 +84,7 @@ def test_what_cannot_be_written_is_told_before_it_is_tried() -> None:
     with pytest.raises(ConfigError, match="only ever appended"):
         check_writable(options, schema("row", "stream"), overwrite=True)
     with pytest.raises(ConfigError, match="needs the option query"):
-        StreamWriter(options)
+        SinkStreamWriter(options)
     check_writable(OPTIONS, schema("row"), overwrite=False)
 
 
@@ -95,7 +95,7 @@ class Appended:
         self.files: list[str] = []
         self.keys: list[str] = []
 
-    def __call__(self, options: Options) -> "Appended":
+    def __call__(self, options: SourceOptions) -> "Appended":
         return self
 
     def post(self, path: str, body: bytes) -> None:
@@ -110,13 +110,13 @@ def test_each_file_has_a_key_of_its_own_and_keeps_it(monkeypatch: pytest.MonkeyP
     daemon = Appended()
     monkeypatch.setattr(data_sink, "Daemon", daemon)
     options = replace(OPTIONS, query="q")
-    messages = [Staged(1, ("c", "d"), 2), None, Staged(0, ("a", "b"), 2)]
+    messages = [StagedFacts(1, ("c", "d"), 2), None, StagedFacts(0, ("a", "b"), 2)]
 
-    StreamWriter(options).commit([*messages], 7)
+    SinkStreamWriter(options).commit([*messages], 7)
     again = list(daemon.keys)
-    StreamWriter(options).commit([*reversed(messages)], 7)
-    StreamWriter(options).commit([*messages], 8)
-    StreamWriter(replace(OPTIONS, query="p")).commit([*messages], 7)
+    SinkStreamWriter(options).commit([*reversed(messages)], 7)
+    SinkStreamWriter(options).commit([*messages], 8)
+    SinkStreamWriter(replace(OPTIONS, query="p")).commit([*messages], 7)
 
     assert ["a", "b", "c", "d"] * 4 == daemon.files
     assert again == daemon.keys[4:8]
@@ -129,6 +129,6 @@ def test_writes_without_a_name_have_keys_of_their_own(monkeypatch: pytest.Monkey
     monkeypatch.setattr(data_sink, "Daemon", daemon)
 
     for _ in range(2):
-        BatchWriter(OPTIONS).commit([Staged(0, ("a",), 1)])
+        SinkBatchWriter(OPTIONS).commit([StagedFacts(0, ("a",), 1)])
 
     assert 2 == len(set(daemon.keys))

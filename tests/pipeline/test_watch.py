@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from synrepl.errors import ConfigError
-from synrepl.http_client import Asking
-from synrepl.pipeline.watch.watch import Watched, watch
+from synrepl.http_client import BlockingClient
+from synrepl.pipeline.watch.watch import WatchResult, watch
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import Given, batch_of_facts, chained
@@ -119,7 +119,7 @@ class Watching:
 
     def __init__(self, spark: "SparkSession", url: str, **options: Any) -> None:
         self.lines: list[dict[str, Any]] = []
-        self.watched: Watched | None = None
+        self.watched: WatchResult | None = None
         self._failure: BaseException | None = None
         self._is_over = False
         self._changed = threading.Condition()
@@ -204,9 +204,9 @@ class TestHole:
         assert ("2026-11-21T00:00Z", 2) == (hot["minute"], hot["rows"])
         assert {"name": "is_host_joined", "count": 1} in hot["names"]
         assert {"name": "mine", "count": 1} in hot["whole_names"]
-        assert ["repaired", "turn", "restart"] == later.types
+        assert ["repaired", "epoch", "restart"] == later.types
         assert [1, 7, 1, 4] == later.one("repaired", "after_token", "upto_token", "facts", "serial")
-        assert [1, 2, turned.serial] == later.one("turn", "before_epoch", "epoch", "serial")
+        assert [1, 2, turned.serial] == later.one("epoch", "before_epoch", "epoch", "serial")
         assert [8, 5, 6] == later.one("restart", "after_token", "prev_token", "token")
         assert before.watched is not None
         assert {"gap": 1, "hot": 1} == {name: n for name, n in before.watched.lines.items() if n}
@@ -279,4 +279,4 @@ def test_a_real_daemon(spark: "SparkSession", tmp_path: Path, monkeypatch: pytes
 def post(daemon: Daemon, stream: str, rows: list[Any], *, writer: str = "master") -> None:
     """Append a fact."""
     body = json.dumps({"facts": [rows], "writer": writer}).encode()
-    Asking(daemon.url).post_json(f"/v1/streams/{stream}/facts", body)
+    BlockingClient(daemon.url).post_json(f"/v1/streams/{stream}/facts", body)

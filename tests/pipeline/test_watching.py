@@ -13,26 +13,44 @@ from hypothesis import strategies as st
 
 from synrepl.pipeline.source.rows import exploded
 from synrepl.pipeline.watch import log_state
-from synrepl.pipeline.watch.events import KINDS, Line, encode, place
-from synrepl.pipeline.watch.log_state import MINUTE_MS, Begun, Drops, Log, Seen, look, look_ms, pass_time
+from synrepl.pipeline.watch.events import KINDS, WatchEvent, encode, place
+from synrepl.pipeline.watch.log_state import (
+    MINUTE_MS,
+    Drops,
+    FirstFact,
+    LogState,
+    TaskObservations,
+    look,
+    look_ms,
+    pass_time,
+)
 from synrepl.pipeline.watch.observations import COLUMNS, observe
-from synrepl.pipeline.watch.writer_chain import Chain, Rules, advance, deadline_ms, runs_of, silence
+from synrepl.pipeline.watch.writer_chain import (
+    WatchRules,
+    WriterChain,
+    advance,
+    deadline_ms,
+    runs_of,
+    silence,
+)
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import BEGAN_MS, batch_of_facts, chained
 
-RULES = Rules(stall_ms=60_000)
+RULES = WatchRules(stall_ms=60_000)
 
 Told = tuple[int, int, int, int]
 """A fact: serial, epoch, prev_token, token. It is committed in the second of its serial."""
 
 
-def follow(*facts: Told, chain: Chain | None = None, now_ms: int = 0) -> tuple[Chain, list[Line]]:
+def follow(
+    *facts: Told, chain: WriterChain | None = None, now_ms: int = 0
+) -> tuple[WriterChain, list[WatchEvent]]:
     """What is told of these facts, which come together."""
     runs = runs_of((*fact, fact[0] * 1000) for fact in facts)
     return advance(chain, runs, stream="s", writer="w", now_ms=now_ms, rules=RULES)
 
 
-def said(lines: Sequence[Line]) -> list[str]:
+def said(lines: Sequence[WatchEvent]) -> list[str]:
     """Lines in short: their types, and their numbers in order, without the times."""
     found = []
     for line in lines:
@@ -43,9 +61,9 @@ def said(lines: Sequence[Line]) -> list[str]:
     return found
 
 
-def again(chain: Chain) -> Chain:
+def again(chain: WriterChain) -> WriterChain:
     """As a restart finds it."""
-    return msgspec.json.decode(msgspec.json.encode(chain), type=Chain)
+    return msgspec.json.decode(msgspec.json.encode(chain), type=WriterChain)
 
 
 def test_a_part_of_a_gap_that_came_leaves_the_rest_open() -> None:
@@ -171,13 +189,13 @@ class TestChains:
         )
 
 
-def active(facts: int = 5, *, every_ms: int = 1000, now_ms: int = 0) -> Chain:
+def active(facts: int = 5, *, every_ms: int = 1000, now_ms: int = 0) -> WriterChain:
     """A writer that said something so often; seen now."""
     runs = runs_of((n, 1, n - 1, n, n * every_ms) for n in range(1, facts + 1))
     return advance(None, runs, stream="s", writer="w", now_ms=now_ms, rules=RULES)[0]
 
 
-def hush(chain: Chain, now_ms: int, rules: Rules = RULES) -> tuple[Chain, list[str]]:
+def hush(chain: WriterChain, now_ms: int, rules: WatchRules = RULES) -> tuple[WriterChain, list[str]]:
     """What its silence until now says."""
     chain, told = silence(chain, stream="s", writer="w", now_ms=now_ms, rules=rules)
     return chain, said(told)
@@ -268,18 +286,18 @@ def dropped(*keys: str, rows: int = 1) -> Drops:
     return drops
 
 
-def saw(at_s: float, epoch: int = 1, *, serial: int = 1, **in_minutes: Drops) -> Seen:
+def saw(at_s: float, epoch: int = 1, *, serial: int = 1, **in_minutes: Drops) -> TaskObservations:
     """A task that read up to so many seconds after the beginning; ``m3`` is the minute 3."""
     at_ms = BEGAN_MS + int(at_s * 1000)
-    return Seen(
+    return TaskObservations(
         serial=serial,
         at_ms=at_ms,
-        begun=[Begun(epoch=epoch, serial=serial, at_ms=at_ms)],
+        begun=[FirstFact(epoch=epoch, serial=serial, at_ms=at_ms)],
         minutes={MINUTE + int(name[1:]): drops for name, drops in in_minutes.items()},
     )
 
 
-def lists(lines: Sequence[Line]) -> list[tuple[str, int, list[tuple[str, int]]]]:
+def lists(lines: Sequence[WatchEvent]) -> list[tuple[str, int, list[tuple[str, int]]]]:
     """The minutes, their invalidations, and their keys."""
     told = [json.loads(encode(line)) for line in lines]
     return [
@@ -297,7 +315,7 @@ class TestMinutes:
         assert not told
         log, told = look(log, [saw(64, m0=dropped("a", "b"), m1=dropped("c"))], now_ms=1, rules=RULES)
         assert not told
-        log = msgspec.json.decode(msgspec.json.encode(log), type=Log)
+        log = msgspec.json.decode(msgspec.json.encode(log), type=LogState)
 
         log, told = look(log, [saw(65)], now_ms=2, rules=RULES)
 
@@ -336,7 +354,7 @@ class TestMinutes:
         monkeypatch.setattr(log_state, "MOST_KEYS", 10)
         drops = dropped("hot", "hot", "hot", *(f"k{n}" for n in range(15)))
 
-        _, (line,) = look(None, [saw(70, m0=drops)], now_ms=0, rules=Rules(top=1))
+        _, (line,) = look(None, [saw(70, m0=drops)], now_ms=0, rules=WatchRules(top=1))
 
         told = json.loads(encode(line))
         assert [{"name": "c", "key": ["hot"], "count": 3}] == told["keys"]
@@ -383,7 +401,9 @@ class TestObserving:
             ("caches", "w1", 1, 2),
             ("push_rules", "master", 1, 1),
         ]
-        (seen,) = (msgspec.convert(one, Seen, strict=False) for stream, _, one in told if not stream)
+        (seen,) = (
+            msgspec.convert(one, TaskObservations, strict=False) for stream, _, one in told if not stream
+        )
         assert facts[-1].committed_at_ms == seen.at_ms
         (drops,) = seen.minutes.values()
         assert (6, 1, 1) == (drops.rows, drops.misshapen, drops.unreadable)

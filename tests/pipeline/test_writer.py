@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from synrepl.pipeline.archive.cleanup import tidy
 from synrepl.pipeline.archive.manifest import BadArchive, manifests, write_manifest
 from synrepl.pipeline.store import Store
-from synrepl.ports.history import Turn
+from synrepl.ports.history import EpochStart
 from tests.pipeline.archives import archive, chained, counted_by_the_manual
 
 ROWS = [["@ada:example.org"]]
@@ -74,7 +74,9 @@ def test_what_was_lost_goes_back_in_the_clock(tmp_path: Path) -> None:
     """Where facts of a stream were lost, positions went back: a snapshot that claimed the lost ones would
     keep a replica from ever taking those tokens again."""
     facts = chained([("push_rules", "w", ROWS)] * 9 + [("pushers", "w", [["@a:b", "app", "k", False]])] * 3)
-    lost = Turn(epoch=2, serial=6, digest=facts[5].digest, at_ms=1, why="lost", stream="push_rules", token=4)
+    lost = EpochStart(
+        epoch=2, serial=6, digest=facts[5].digest, at_ms=1, why="lost", stream="push_rules", token=4
+    )
     after = [replace(fact, epoch=1 if fact.serial <= 6 else 2) for fact in facts[:6] + facts[9:]]
     again = [replace(fact, serial=number) for number, fact in enumerate(after, 1)]
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Self
 import msgspec
 
 from synrepl.storage import SQLiteEngine
-from synrepl.storage.group_commit import Request, Standing, form
+from synrepl.storage.group_commit import AppendRequest, LogHead, form
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import read_facts
@@ -425,12 +425,12 @@ def fill(path: Path, count: int, *, streams: Sequence[str] = ("events",)) -> Non
     """A log with so many facts, of this moment, quickly: as groups that no daemon ever was asked for."""
     at_ms = int(time.time() * 1000)
     engine = SQLiteEngine(path)
-    standing = Standing()
+    standing = LogHead()
     standing.take(engine.open())
     for first in range(standing.serial + 1, standing.serial + count + 1, GROUP):
         numbers = range(first, min(first + GROUP, standing.serial + count + 1))
         requests = [
-            Request(stream, "master", facts, None, "")
+            AppendRequest(stream, "master", facts, None, "")
             for stream in streams
             if (
                 facts := [

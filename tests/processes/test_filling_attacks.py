@@ -17,7 +17,7 @@ from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import line
 from synrepl.transports.http.append_body import MAX_WRITERS
 from synrepl.wire.blocks import MAX_BLOCK, block
-from synrepl.wire.native import JoiningFrom, Known, Standing, WelcomeTo, heartbeat_check, say
+from synrepl.wire.native import ChallengeBody, JoiningBody, WelcomeBody, WirePosition, heartbeat_check, say
 from tests.processes.loading import MIB, Asker, RawReader, Refused, made_rows, memory, report
 from tests.service.processes import Daemon
 
@@ -142,7 +142,7 @@ class HostileUpstream:
         self.attacks = 0
         self.is_over = threading.Event()
         self._attack = attack
-        self._place = Standing(1, serial, "d" * 64)
+        self._place = WirePosition(1, serial, "d" * 64)
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -186,7 +186,7 @@ class HostileUpstream:
 
     def _greet(self, connection: socket.socket) -> None:
         place = self._place
-        welcome = WelcomeTo(
+        welcome = WelcomeBody(
             proof="",
             history="h",
             uuid="hostile",
@@ -196,10 +196,10 @@ class HostileUpstream:
             place=place,
             begin=0,
         )
-        begin = Standing(1, 0, EMPTY)
-        joining = JoiningFrom(join="j", history="h", place=place, begin=begin, after=0, resumed=False)
+        begin = WirePosition(1, 0, EMPTY)
+        joining = JoiningBody(join="j", history="h", place=place, begin=begin, after=0, resumed=False)
         answers: dict[bytes, tuple[bytes, Any]] = {
-            b"HELLO": (b"CHALLENGE ", Known(nonce="n", proof=False)),
+            b"HELLO": (b"CHALLENGE ", ChallengeBody(nonce="n", proof=False)),
             b"AUTH": (b"WELCOME ", welcome),
             b"JOIN": (b"JOINING ", joining),
         }

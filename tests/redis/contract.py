@@ -16,7 +16,7 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.wire.commands import FederationAck, UserIp
 from synrepl.wire.grammar import Command
-from synrepl.wire.rdata_runs import Rows
+from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.session import Keepalive
 from tests.redis.worlds import SERVER, FakeWorld, Recorder, Story, World, rdata, refusal, stopped
 
@@ -320,7 +320,7 @@ class FlowContract(Contract):
         """With the rest of what came in that read."""
         member = Recorder()
 
-        def refuse(commands: Sequence[Command | Rows]) -> None:
+        def refuse(commands: Sequence[Command | RdataRun]) -> None:
             member.on_received = lambda commands: None
             raise RemoteProtocolError("no such writer")
 

@@ -16,7 +16,7 @@ from synrepl.transports.redis import RedisLink
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.wire.commands import Rdata
 from synrepl.wire.grammar import Command
-from synrepl.wire.rdata_runs import Rows
+from synrepl.wire.rdata_runs import RdataRun
 
 __all__ = ["SERVER", "FakeWorld", "Recorder", "Story", "World", "rdata", "refusal", "stopped"]
 
@@ -35,10 +35,10 @@ class Recorder:
     def __init__(self) -> None:
         self.told: list[str] = []
         self.whys: list[str] = []
-        self.commands: list[Command | Rows] = []
+        self.commands: list[Command | RdataRun] = []
         self.tokens: list[int | None] = []
         self.batches: list[int] = []
-        self.on_received: Callable[[Sequence[Command | Rows]], None] = lambda commands: None
+        self.on_received: Callable[[Sequence[Command | RdataRun]], None] = lambda commands: None
 
     def hearing(self) -> None:
         self.told.append("hearing")
@@ -54,11 +54,11 @@ class Recorder:
         self.told.append("mute")
         self.whys.append(why)
 
-    def received(self, commands: Sequence[Command | Rows]) -> None:
+    def received(self, commands: Sequence[Command | RdataRun]) -> None:
         self.commands.extend(commands)
         self.batches.append(0)
         for command in commands:
-            if isinstance(command, Rows):
+            if isinstance(command, RdataRun):
                 self.batches[-1] += len(command.rows)
                 self.tokens.extend(command.tokens)
             else:

@@ -14,7 +14,7 @@ from twisted.logger import Logger
 from synrepl.errors import NotConnected
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker import CLASH_SECONDS, PROBE_SECONDS, BrokerPeer
-from synrepl.replication.follower.catchup import Missed
+from synrepl.replication.follower.catchup import MissedFacts
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import Updates
 from synrepl.replication.publisher import Publisher
@@ -74,12 +74,12 @@ class Shelf:
         self.asked: list[tuple[str, str, int, int]] = []
         self.is_silent = False
 
-    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
         self.asked.append((stream, writer, after, upto))
         if self.is_silent:
             await Deferred()
         found = [fact for fact in self.facts if after < fact[0] <= upto]
-        return Missed(facts=found, upto=upto, limited=False)
+        return MissedFacts(facts=found, upto=upto, limited=False)
 
 
 class Chance(random.Random):

@@ -8,7 +8,7 @@ from twisted.internet.task import Clock
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.replication import federation_acks as acks_module
-from synrepl.replication.command_forwarder import REMIND_SECONDS, Origin
+from synrepl.replication.command_forwarder import REMIND_SECONDS, CommandOrigin
 from synrepl.replication.federation_acks import (
     MAX_NAME,
     MAX_SENDERS,
@@ -146,7 +146,7 @@ def test_a_sender_counts_while_its_replica_names_it() -> None:
     """Another replica cannot name it, and who has said nothing is not known."""
     clock = Clock()
     acks = FederationAcks(clock)
-    paris, oslo = Origin("paris-1", 1), Origin("oslo-1", 1)
+    paris, oslo = CommandOrigin("paris-1", 1), CommandOrigin("oslo-1", 1)
     acks.acknowledge(paris, "s1", 3)
     acks.acknowledge("c", "s2", 9)
     for _ in range(100):
@@ -168,7 +168,7 @@ def test_a_replica_that_is_gone_takes_its_senders_along() -> None:
     """They may come back at another one."""
     clock = Clock()
     acks = FederationAcks(clock)
-    paris = Origin("paris-1", 1)
+    paris = CommandOrigin("paris-1", 1)
     acks.acknowledge(paris, "s1", 3)
     acks.acknowledge("c", "s2", 9)
     acks.connection_lost(paris)

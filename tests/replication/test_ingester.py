@@ -9,11 +9,11 @@ from twisted.logger import Logger
 
 from synrepl.errors import StorageError
 from synrepl.replication import ingester as intake_module
-from synrepl.replication.follower.catchup import Missed
-from synrepl.replication.follower.follower import Event, Follower
+from synrepl.replication.follower.catchup import MissedFacts
+from synrepl.replication.follower.follower import Follower, FollowerEvent
 from synrepl.replication.follower.strategy import SHARED
 from synrepl.replication.follower.updates import Updates
-from synrepl.replication.ingester import Intake, LogPositions
+from synrepl.replication.ingester import Ingester, LogPositions
 from synrepl.storage.log import Log
 from synrepl.storage.memory import MemoryEngine
 from synrepl.storage.threads import DelayedThread
@@ -33,9 +33,9 @@ class Shelf:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
         self.asked.append(after)
-        return Missed(facts=[], upto=upto, limited=False)
+        return MissedFacts(facts=[], upto=upto, limited=False)
 
 
 class Line:
@@ -77,7 +77,7 @@ class Story:
         self.clock.advance(0.01)
         self.lost: list[str] = []
         self.follower = Follower(instance="us", clock=self.clock, streams=TABLE, canonical=True)
-        self.intake = Intake(self.log, TABLE, self.clock, lost=self.lost.append)
+        self.intake = Ingester(self.log, TABLE, self.clock, lost=self.lost.append)
         self.intake.follow(self.follower, knows_history=knows_history, confirms=confirms)
 
     def take(
@@ -86,7 +86,7 @@ class Story:
         return [self.intake.take(Updates(stream, writer, token, list(rows))) for token in tokens]
 
     def happens(self, kind: str, *, stream: str = "to_device", writer: str = "w1", token: int = 0) -> None:
-        self.follower._tell(Event(kind=kind, stream=stream, writer=writer, token=token))  # type: ignore[arg-type]
+        self.follower._tell(FollowerEvent(kind=kind, stream=stream, writer=writer, token=token))  # type: ignore[arg-type]
 
     def wait(self, seconds: float = 0.1) -> None:
         self.clock.pump([0.01] * round(seconds * 100))

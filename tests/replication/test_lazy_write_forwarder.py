@@ -7,7 +7,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from synrepl.daemon.write_forwarder import Passing
+from synrepl.daemon.write_forwarder import LazyWriteForwarder
 from synrepl.errors import NotConnected
 from synrepl.replication.replica.states import RESYNC
 from synrepl.replication.roles import ReadOnlyHere
@@ -15,7 +15,7 @@ from synrepl.streams.table import StreamTable
 from tests.replication.worlds import World
 
 
-def stopped() -> Passing:
+def stopped() -> LazyWriteForwarder:
     """Of a replica with another log than its upstream's."""
     world = World()
     world.wrote(world.node("a"), 1)
@@ -27,7 +27,7 @@ def stopped() -> Passing:
     world.pass_(3)
     copies: Any = SimpleNamespace(roles=node.roles)
     credentials: Any = None
-    return Passing(node.log, Clock(), copies, credentials)
+    return LazyWriteForwarder(node.log, Clock(), copies, credentials)
 
 
 def failure_of(asked: Any) -> BaseException | None:

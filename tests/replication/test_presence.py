@@ -15,7 +15,7 @@ from synrepl.replication.presence import (
     MAX_INSTANCES,
     MAX_NAME,
     MAX_USERS,
-    Syncing,
+    SyncingUser,
     SyncingUsers,
 )
 from synrepl.wire.commands import ClearUserSync, UserSync
@@ -36,7 +36,7 @@ class Watched:
         self.told: list[tuple[str, bool]] = []
         self.users.watch(self._note)
 
-    def _note(self, change: Syncing) -> None:
+    def _note(self, change: SyncingUser) -> None:
         self.told.append((change.user_id, change.is_syncing))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
-from synrepl.ports.history import Place
+from synrepl.ports.history import LogPosition
 from synrepl.replication import retention as retention_module
 from synrepl.replication.retention import Retention
 from synrepl.streams.facts import Fact
@@ -17,16 +17,16 @@ class FakeLog:
 
     def __init__(self, count: int = 20) -> None:
         self.serial = count
-        self.begin = Place(1, 0, "")
+        self.begin = LogPosition(1, 0, "")
         self.asked: list[int] = []
 
     async def read(self, *, after: int, upto: int, limit: int) -> tuple[list[Fact], int]:
         serials = range(after + 1, min(upto, after + limit) + 1)
         return [Fact(n, 1, "events", "w", n - 1, n, b"[]", n * 1_000, "") for n in serials], upto
 
-    async def trim(self, upto: int, keys: Any, limit: int) -> Place:
+    async def trim(self, upto: int, keys: Any, limit: int) -> LogPosition:
         self.asked.append(upto)
-        self.begin = Place(1, min(upto, self.begin.serial + limit), "")
+        self.begin = LogPosition(1, min(upto, self.begin.serial + limit), "")
         return self.begin
 
 

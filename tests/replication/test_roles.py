@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import formatEvent, globalLogPublisher
 
 from synrepl.errors import NotConnected, StorageError
-from synrepl.ports.history import Place, Turn
+from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.replication.addresses import Address
 from synrepl.replication.replica.states import RESYNC, WAYS_OUT
 from synrepl.replication.roles import (
@@ -20,10 +20,10 @@ from synrepl.replication.roles import (
     ClaimRefused,
     HandOver,
     ReadOnlyHere,
-    Roles,
+    RoleManager,
 )
-from synrepl.replication.roles.interfaces import Described
-from synrepl.replication.roles.record import Noted
+from synrepl.replication.roles.interfaces import PeerStatus
+from synrepl.replication.roles.record import RoleRecord
 from synrepl.replication.roles.verification import checked_address, common_serial
 from synrepl.testing.replica_simulation import copied
 from synrepl.testing.replicas import FakeNode
@@ -323,7 +323,7 @@ def test_a_replica_that_knows_a_later_primary_brings_both_together(
     b.roles.untold.clear()
     c.roles.untold[:] = [Address("d")]
     if without:
-        monkeypatch.setattr(Roles, without, nothing)
+        monkeypatch.setattr(RoleManager, without, nothing)
     parted.part(world)
     with pytest.raises(ClaimRefused) as caught:
         claim(world, d, c, 2)
@@ -344,7 +344,7 @@ def test_a_primary_that_is_superseded_says_so() -> None:
     world.pass_(2)
     b.kill()
     world.promote(c, force=True)
-    noted = Noted("replica", 4, "zz", "b -", (), ())
+    noted = RoleRecord("replica", 4, "zz", "b -", (), ())
     world.done(Deferred.fromCoroutine(a.roles._note(noted)))
     world.pass_(90)
 
@@ -529,7 +529,9 @@ def test_the_log_of_the_claimed_primary_must_continue_ours() -> None:
     assert "two daemons are primary: b - has another fact at serial 5 than this daemon" in text
 
 
-TURNS = [Turn(epoch=epoch, serial=10 * epoch, digest="", at_ms=1, why="promoted") for epoch in (2, 3, 4)]
+TURNS = [
+    EpochStart(epoch=epoch, serial=10 * epoch, digest="", at_ms=1, why="promoted") for epoch in (2, 3, 4)
+]
 
 
 @pytest.mark.parametrize(
@@ -546,7 +548,7 @@ TURNS = [Turn(epoch=epoch, serial=10 * epoch, digest="", at_ms=1, why="promoted"
     ],
 )
 def test_where_two_histories_part(
-    ours: list[Turn], upto: int, theirs: list[Turn], their_upto: int, expected: int
+    ours: list[EpochStart], upto: int, theirs: list[EpochStart], their_upto: int, expected: int
 ) -> None:
     """Up to there their digests are compared."""
     assert expected == common_serial(ours, upto, theirs, their_upto)
@@ -723,7 +725,7 @@ def test_a_fenced_daemon_promoted_by_force_fences_the_other_one() -> None:
 # -- hand-overs --------------------------------------------------------------------------------------------
 
 
-def hand_over(world: World, node: FakeNode, to: FakeNode, seconds: float) -> Place:
+def hand_over(world: World, node: FakeNode, to: FakeNode, seconds: float) -> LogPosition:
     """Ask a primary to hand over to a replica."""
     asked = HandOver(seconds=seconds, uuid=to.log.uuid, address=f"{to.name} -")
     return world.done(node.roles.hand_over(asked))
@@ -749,8 +751,12 @@ def test_nobody_hands_over_to_a_stranger() -> None:
     world = World()
     a, _, _ = world.chain()
     world.wrote(a, 3)
-    for place in (Place(1, 3, "x" * 64), Place(1, 9, a.log.place.digest), Place(2, 3, a.log.place.digest)):
-        told = Described(history=a.log.history, uuid="x", role="replica", place=place, promoting=True)
+    for place in (
+        LogPosition(1, 3, "x" * 64),
+        LogPosition(1, 9, a.log.place.digest),
+        LogPosition(2, 3, a.log.place.digest),
+    ):
+        told = PeerStatus(history=a.log.history, uuid="x", role="replica", place=place, promoting=True)
         a._strangers = {"s": told}
         with pytest.raises(ClaimRefused) as caught:
             world.done(a.roles.hand_over(HandOver(seconds=5, uuid="x", address="s -")))
@@ -765,7 +771,7 @@ def test_a_replica_that_is_killed_as_its_epoch_begins_is_primary_of_it() -> None
     a, b, _ = world.chain()
     begin = b.log.next_epoch
 
-    async def next_epoch(*arguments: Any, **named: Any) -> Turn:
+    async def next_epoch(*arguments: Any, **named: Any) -> EpochStart:
         turn = await begin(*arguments, **named)
         b.kill()
         await Deferred()
@@ -849,7 +855,7 @@ def test_a_hand_over_cannot_be_ended_while_the_epoch_begins() -> None:
     seen: list[Any] = []
     begin = b.log.next_epoch
 
-    async def next_epoch(*arguments: Any, **named: Any) -> Turn:
+    async def next_epoch(*arguments: Any, **named: Any) -> EpochStart:
         asked = HandOver(seconds=0, uuid=b.log.uuid, address="b -")
         try:
             await a.roles.hand_over(asked)
@@ -1086,14 +1092,14 @@ class TestStart:
         a = world.node("a")
         world.wrote(a)
         a.kill()
-        place = Place(9, 1, a.log.place.digest)
-        told = Described(history=a.log.history, uuid="x", role="replica", place=place, primary="stranger -")
+        place = LogPosition(9, 1, a.log.place.digest)
+        told = PeerStatus(history=a.log.history, uuid="x", role="replica", place=place, primary="stranger -")
         a._strangers = {"x": told}
         a._known = lambda: [Address("x")]  # type: ignore[method-assign]
         world.start(a)
         asked = a.roles._tell.describe
 
-        async def describe(address: Address, *, trusted: bool) -> Described:
+        async def describe(address: Address, *, trusted: bool) -> PeerStatus:
             shown.append((address.native, trusted))
             return await asked(address, trusted=trusted)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from synrepl.replication.federation_acks import RECONNECT_SECONDS
-from synrepl.replication.presence import EXPIRY_SECONDS, Syncing
+from synrepl.replication.presence import EXPIRY_SECONDS, SyncingUser
 from synrepl.testing import Cluster, RawPeer, raw_client
 from synrepl.transports.tcp import STALLED_SECONDS
 from synrepl.wire.codec import MAX_LENGTH
@@ -427,7 +427,7 @@ class TestSyncing:
         one = cluster()
         seen: list[tuple[str, bool]] = []
 
-        def note(change: Syncing) -> None:
+        def note(change: SyncingUser) -> None:
             seen.append((change.user_id, change.is_syncing))
 
         one.daemon.publisher.upstream.syncing.watch(note)

@@ -6,7 +6,7 @@ import pytest
 from twisted.internet.task import Clock
 
 from synrepl.ports.interfaces import SaveablePosition
-from synrepl.replication.stalled_writers import STUCK_SECONDS, Stalls
+from synrepl.replication.stalled_writers import STUCK_SECONDS, StalledWriters
 from synrepl.streams.table import StreamTable
 
 
@@ -21,12 +21,12 @@ class Standing:
 
 
 class Story:
-    """Stalls that look, and positions that can be set."""
+    """A look for stalled writers, and positions that can be set."""
 
     def __init__(self) -> None:
         self.time = Clock()
         self.log = Standing()
-        self.stalls = Stalls(self.log, StreamTable.default(), self.time)
+        self.stalls = StalledWriters(self.log, StreamTable.default(), self.time)
         self.stalls.start()
 
     def stand(self, stream: str = "events", **writers: int) -> None:

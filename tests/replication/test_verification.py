@@ -7,22 +7,22 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from synrepl.errors import NotConnected
-from synrepl.ports.history import Place, Turn
+from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles import ClaimRefused
-from synrepl.replication.roles.interfaces import Described
+from synrepl.replication.roles.interfaces import PeerStatus
 from synrepl.replication.roles.verification import MAX_EPOCH, MAX_QUEUED, REST_SECONDS, ClaimVerifier
 
 THERE = Address.parse("there -")
-TURN = Turn(epoch=2, serial=5, digest="d5", at_ms=0, why="promoted")
+TURN = EpochStart(epoch=2, serial=5, digest="d5", at_ms=0, why="promoted")
 
 
 class FakeLog:
     """A log of ours, at serial 7 of epoch 1."""
 
     history = "h"
-    turns: tuple[Turn, ...] = ()
-    place = Place(1, 7, "d7")
+    turns: tuple[EpochStart, ...] = ()
+    place = LogPosition(1, 7, "d7")
 
     async def digest_at(self, serial: int) -> str:
         return f"d{serial}"
@@ -36,7 +36,7 @@ class Others:
             "history": "h",
             "uuid": "u",
             "role": "primary",
-            "place": Place(2, 9, "d9"),
+            "place": LogPosition(2, 9, "d9"),
             "turns": (TURN,),
         }
         self.failure: Exception | None = None
@@ -44,13 +44,13 @@ class Others:
         self.digests = "d"
         self.waits: Deferred[None] | None = None
 
-    async def describe(self, address: Address, *, trusted: bool) -> Described:
+    async def describe(self, address: Address, *, trusted: bool) -> PeerStatus:
         self.asked.append(str(address))
         if self.waits is not None:
             await self.waits
         if self.failure is not None:
             raise self.failure
-        return Described(**self.told)
+        return PeerStatus(**self.told)
 
     async def digest(self, address: Address, serial: int, *, trusted: bool) -> str:
         return f"{self.digests}{serial}"
@@ -93,12 +93,12 @@ def test_a_primary_whose_log_goes_on_where_ours_is_believed() -> None:
         ({"role": "replica"}, "not_verified"),
         ({"role": "fenced"}, "not_verified"),
         ({"history": "other"}, "other_history"),
-        ({"place": Place(1, 9, "d9"), "turns": ()}, "not_verified"),
-        ({"place": Place(MAX_EPOCH + 1, 9, "d9")}, "epoch_too_far"),
-        ({"place": Place(0, 9, "d9")}, "epoch_too_far"),
+        ({"place": LogPosition(1, 9, "d9"), "turns": ()}, "not_verified"),
+        ({"place": LogPosition(MAX_EPOCH + 1, 9, "d9")}, "epoch_too_far"),
+        ({"place": LogPosition(0, 9, "d9")}, "epoch_too_far"),
         ({"turns": ()}, "not_verified"),
-        ({"place": Place(2, 4, "d4")}, "not_verified"),
-        ({"turns": (Turn(epoch=2, serial=5, digest="x", at_ms=0, why="promoted"),)}, "digest_differs"),
+        ({"place": LogPosition(2, 4, "d4")}, "not_verified"),
+        ({"turns": (EpochStart(epoch=2, serial=5, digest="x", at_ms=0, why="promoted"),)}, "digest_differs"),
     ],
 )
 def test_others_are_not(said: dict[str, Any], code: str) -> None:
@@ -112,7 +112,7 @@ def test_others_are_not(said: dict[str, Any], code: str) -> None:
 def test_one_that_has_another_fact_is_not() -> None:
     """Its turns say nothing of the serial at which ours ends, so it is asked."""
     story = Story()
-    story.others.told |= {"turns": (Turn(epoch=2, serial=8, digest="d8", at_ms=0, why="promoted"),)}
+    story.others.told |= {"turns": (EpochStart(epoch=2, serial=8, digest="d8", at_ms=0, why="promoted"),)}
     assert "" == story.verify()
 
     story.others.digests = "x"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from synrepl.errors import ConfigError
-from synrepl.replication.write_policy import Write, Writing, read_writes
+from synrepl.replication.write_policy import StreamWrite, WritePolicy, read_writes
 from synrepl.streams.catalog import ToDevice
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
@@ -61,10 +61,10 @@ class Standing:
         return self._positions.get(stream, {})
 
 
-def writing(*writes: tuple[str, str], tables: Collection[str] = ()) -> Writing:
+def writing(*writes: tuple[str, str], tables: Collection[str] = ()) -> WritePolicy:
     """By a process called ``us``."""
-    return Writing(
-        [Write(stream=stream, writer=writer) for stream, writer in writes],
+    return WritePolicy(
+        [StreamWrite(stream=stream, writer=writer) for stream, writer in writes],
         instance="us",
         table=TABLE,
         tables=tables,
@@ -89,7 +89,7 @@ def test_all_leaves_out_streams_of_our_own() -> None:
     mine: Stream[Any] = Stream("mine", ToDevice)
     table = StreamTable.default() | {mine}
 
-    own = Writing([Write(stream="all")], instance="us", table=table).own
+    own = WritePolicy([StreamWrite(stream="all")], instance="us", table=table).own
 
     assert "mine" not in {stream for stream, _ in own}
 

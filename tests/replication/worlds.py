@@ -14,7 +14,16 @@ from synrepl.replication.relay.proof import REPLICA, nonce, proof
 from synrepl.testing.network import Network
 from synrepl.testing.replicas import FakeNode
 from synrepl.wire.blocks import BlockReader, Payload
-from synrepl.wire.native import Greeting, Known, Proof, Standing, Subscription, WelcomeTo, read, say
+from synrepl.wire.native import (
+    ChallengeBody,
+    Greeting,
+    Proof,
+    Subscription,
+    WelcomeBody,
+    WirePosition,
+    read,
+    say,
+)
 
 __all__ = ["RawReplica", "World"]
 
@@ -155,22 +164,22 @@ class RawReplica(Protocol):
         name: str = "raw",
         secret: str | None = None,
         shown: str | None = None,
-    ) -> WelcomeTo | None:
+    ) -> WelcomeBody | None:
         """Be known; None if that did not work."""
         mine = nonce()
         self.tell("HELLO", Greeting(uuid=uuid, name=name, nonce=mine))
         world.pass_(0.05)
-        known = read(Known, self.lines("CHALLENGE")[-1])
+        known = read(ChallengeBody, self.lines("CHALLENGE")[-1])
         if shown is None:
             nonces = (known.nonce, mine)
             shown = "" if secret is None else proof(secret, REPLICA, nonces, uuid, name)
         self.tell("AUTH", Proof(shown))
         world.pass_(0.05)
         said = self.lines("WELCOME")
-        return read(WelcomeTo, said[-1]) if said else None
+        return read(WelcomeBody, said[-1]) if said else None
 
     def subscribe(
-        self, world: World, welcome: WelcomeTo, place: Standing | None = None, **other: Any
+        self, world: World, welcome: WelcomeBody, place: WirePosition | None = None, **other: Any
     ) -> None:
         """Ask for what comes after a place."""
         asked: dict[str, Any] = {"history": welcome.history, "place": place or welcome.place} | other

@@ -10,7 +10,7 @@ from twisted.python.usage import UsageError
 from synrepl.config import Settings, settings, table_for_the_manual
 from synrepl.errors import ConfigError
 from synrepl.ports.access import Key, Right
-from synrepl.replication.write_policy import Write
+from synrepl.replication.write_policy import StreamWrite
 from synrepl.tap import Options
 from synrepl.wire.dialect import LEGACY, NATIVE, Dialect
 from tests.certificates import Authority
@@ -165,8 +165,8 @@ def test_redis_and_what_is_written_there(tmp_path: Path) -> None:
     flags = parsed("--redis", "redis://r", "--redis-writes", "caches, receipts", "--instance-name", "w1")
 
     assert "rediss://r:7" == str(built.redis)
-    assert (Write("caches"), Write("receipts", "w2")) == built.redis_writes
-    assert (Write("caches"), Write("receipts")) == flags.redis_writes
+    assert (StreamWrite("caches"), StreamWrite("receipts", "w2")) == built.redis_writes
+    assert (StreamWrite("caches"), StreamWrite("receipts")) == flags.redis_writes
     assert parsed().redis is None
 
 

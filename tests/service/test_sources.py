@@ -8,10 +8,10 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import Logger
 
 from synrepl.config import Settings
-from synrepl.ingest.source_manager import Sources
+from synrepl.ingest.source_manager import SourceManager
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.write_policy import Writing
+from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
@@ -19,7 +19,7 @@ from synrepl.transports.credentials import Credentials
 TABLE = StreamTable.default()
 
 
-def sources(*servers: str, tables: tuple[str, ...] = ()) -> Sources:
+def sources(*servers: str, tables: tuple[str, ...] = ()) -> SourceManager:
     """Those of a daemon that follows these servers."""
     reactor: Any = MemoryReactorClock()
     settings = Settings.build({"follow": list(servers)})
@@ -33,21 +33,21 @@ def sources(*servers: str, tables: tuple[str, ...] = ()) -> Sources:
         logger=Logger(),
     )
     Deferred.fromCoroutine(log.start())
-    return Sources(
+    return SourceManager(
         settings,
         reactor,
         log=log,
         publisher=Publisher(log, TABLE, reactor, metrics, instance="w"),
         table=TABLE,
         metrics=metrics,
-        writing=Writing((), instance="w", table=TABLE, tables=tables),
+        writing=WritePolicy((), instance="w", table=TABLE, tables=tables),
         tables=tables,
         credentials=Credentials(),
         lost=lambda stream: None,
     )
 
 
-def names(made: Sources) -> list[set[str]]:
+def names(made: SourceManager) -> list[set[str]]:
     """The streams that are heard from each server."""
     return [{stream.name for stream in server.follower.table} for server in made.servers]
 

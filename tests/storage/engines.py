@@ -1,6 +1,6 @@
 """Every engine over storage of its own, for cases that all of them keep to."""
 
-from synrepl.ports.history import Turn
+from synrepl.ports.history import EpochStart
 from synrepl.ports.interfaces import Head, IEngine
 from synrepl.storage import MemoryEngine, SQLiteEngine, postgres
 from synrepl.storage.postgres import PostgresEngine
@@ -57,7 +57,7 @@ def lose(engine: IEngine, stream: str, upto: int) -> Head:
     """The next epoch begins: what is beyond `upto` in this stream was lost where it came from."""
     head = engine.head()
     return engine.begin_epoch(
-        Turn(head.epoch + 1, head.serial, head.digest, NOW * 1000, "lost", stream, upto)
+        EpochStart(head.epoch + 1, head.serial, head.digest, NOW * 1000, "lost", stream, upto)
     )
 
 

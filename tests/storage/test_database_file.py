@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import Turn
+from synrepl.ports.history import EpochStart
 from synrepl.storage import SQLiteEngine, file_swap
 from synrepl.storage.append_errors import LogLost
 from synrepl.storage.files.tables import Tables
@@ -211,7 +211,7 @@ class LockTests(FileCase):
         for write in (
             lambda: engine.commit(FACTS[10:11], []),
             lambda: engine.note({"a": "b"}),
-            lambda: engine.begin_epoch(Turn(2, 10, FACTS[9].digest, 1, "lost", "", 0)),
+            lambda: engine.begin_epoch(EpochStart(2, 10, FACTS[9].digest, 1, "lost", "", 0)),
             engine.check,
             engine.head,
         ):

@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from synrepl.errors import StorageError
-from synrepl.storage.diverged_facts import Leftovers
+from synrepl.storage.diverged_facts import DivergedFacts
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import read_facts
@@ -25,7 +25,9 @@ async def pages(*some: Sequence[Fact]) -> AsyncIterator[Sequence[Fact]]:
 
 def kept(stem: Path, *some: Sequence[Fact]) -> Path | None:
     results: list[Path | None] = []
-    Deferred.fromCoroutine(Leftovers(stem, ImmediateThread()).keep(pages(*some))).addCallback(results.append)
+    Deferred.fromCoroutine(DivergedFacts(stem, ImmediateThread()).keep(pages(*some))).addCallback(
+        results.append
+    )
     return results[0]
 
 
@@ -48,7 +50,7 @@ def test_nothing_is_no_file(tmp_path: Path, some: tuple[Sequence[Fact], ...]) ->
 def test_what_cannot_be_kept_is_told(tmp_path: Path) -> None:
     """Nothing is given up before it is on disk."""
     results: list[object] = []
-    keeping = Leftovers(tmp_path / "missing" / "synrepl.db", ImmediateThread()).keep(pages(FACTS))
+    keeping = DivergedFacts(tmp_path / "missing" / "synrepl.db", ImmediateThread()).keep(pages(FACTS))
     Deferred.fromCoroutine(keeping).addBoth(results.append)
 
     (failure,) = results

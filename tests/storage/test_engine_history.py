@@ -3,7 +3,16 @@
 from typing import TYPE_CHECKING
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import BEGINNING, EMPTY, Appended, Lease, Place, Receipt, Snapshot, Turn
+from synrepl.ports.history import (
+    BEGINNING,
+    EMPTY,
+    Appended,
+    AppendReceipt,
+    EpochStart,
+    Lease,
+    LogPosition,
+    LogSnapshot,
+)
 from synrepl.ports.interfaces import IEngine
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
@@ -18,9 +27,9 @@ else:
     Case = object
 
 
-def place(fact: Fact) -> Place:
+def place(fact: Fact) -> LogPosition:
     """Where a log stands after this fact."""
-    return Place(fact.epoch, fact.serial, fact.digest)
+    return LogPosition(fact.epoch, fact.serial, fact.digest)
 
 
 def run(count: int, *, stream: str = "events", after: Fact | None = None, epoch: int = 1) -> list[Fact]:
@@ -77,13 +86,13 @@ class Contract(Case):
         engine = self.opened()
         first = run(3)
         engine.commit(first, [])
-        turns = [Turn(2, 3, first[-1].digest, 1000, "promoted")]
+        turns = [EpochStart(2, 3, first[-1].digest, 1000, "promoted")]
 
         head = engine.begin_epoch(turns[0])
-        self.assertEqual((Place(2, 3, first[-1].digest), turns), (head.place, list(head.turns)))
+        self.assertEqual((LogPosition(2, 3, first[-1].digest), turns), (head.place, list(head.turns)))
         more = run(2, after=first[-1], epoch=2)
         engine.commit(more, [])
-        turns.append(Turn(7, 5, more[-1].digest, 2000, "lost", "events", 4))
+        turns.append(EpochStart(7, 5, more[-1].digest, 2000, "lost", "events", 4))
         engine.begin_epoch(turns[1])
 
         head = self.reopened(engine).head()
@@ -95,7 +104,7 @@ class Contract(Case):
         engine = self.opened()
         facts = run(3)
         engine.commit(facts, [])
-        engine.begin_epoch(Turn(2, 3, facts[-1].digest, 0, "promoted"))
+        engine.begin_epoch(EpochStart(2, 3, facts[-1].digest, 0, "promoted"))
 
         for epoch, serial, digest in (
             (2, 3, facts[-1].digest),
@@ -105,7 +114,7 @@ class Contract(Case):
             (3, 3, EMPTY),
         ):
             with self.subTest((epoch, serial)), self.assertRaises(StorageError):
-                engine.begin_epoch(Turn(epoch, serial, digest, 0, "promoted"))
+                engine.begin_epoch(EpochStart(epoch, serial, digest, 0, "promoted"))
         self.assertEqual((2, 1), (engine.head().epoch, len(engine.head().turns)))
 
     # Digests and receipts
@@ -124,8 +133,8 @@ class Contract(Case):
     def test_receipts_by_where_their_facts_begin(self) -> None:
         """They are shown to copies with the facts they are for."""
         engine = self.opened()
-        receipts = [Receipt(f"k{n}", "r", Appended(1, n, [n]), 1000 - n) for n in (3, 1, 2)]
-        receipts.append(Receipt("none", "r", Appended(1, None, []), 1))
+        receipts = [AppendReceipt(f"k{n}", "r", Appended(1, n, [n]), 1000 - n) for n in (3, 1, 2)]
+        receipts.append(AppendReceipt("none", "r", Appended(1, None, []), 1))
         engine.commit(run(3), receipts)
 
         def between(after: int, upto: int) -> list[str]:
@@ -140,13 +149,13 @@ class Contract(Case):
         """A copy may be told of it twice."""
         engine = self.opened()
         facts = run(3)
-        first, other = (Receipt("k", "r", Appended(1, n, [n]), 1000) for n in (1, 2))
+        first, other = (AppendReceipt("k", "r", Appended(1, n, [n]), 1000) for n in (1, 2))
         engine.commit(facts[:1], [first])
 
-        engine.commit(facts[1:2], [other, Receipt("new", "r", Appended(1, 2, [2]), 1)])
+        engine.commit(facts[1:2], [other, AppendReceipt("new", "r", Appended(1, 2, [2]), 1)])
         engine.commit(
             facts[2:],
-            [other, *(Receipt(f"{n}", "r", Appended(1, 3, [3]), 1) for n in range(300))],
+            [other, *(AppendReceipt(f"{n}", "r", Appended(1, 3, [3]), 1) for n in range(300))],
             upto=place(facts[2]),
         )
 
@@ -218,7 +227,7 @@ class Contract(Case):
         facts = run(4)
         engine.commit([], [], upto=place(facts[3]))
 
-        engine.begin_epoch(Turn(2, 4, facts[3].digest, 0, "promoted"))
+        engine.begin_epoch(EpochStart(2, 4, facts[3].digest, 0, "promoted"))
         more = run(2, after=facts[3], epoch=2)
         engine.commit(more, [])
 
@@ -257,11 +266,11 @@ class Contract(Case):
 
     # Snapshots
 
-    def snapshot_of(self) -> tuple[list[Fact], Snapshot]:
+    def snapshot_of(self) -> tuple[list[Fact], LogSnapshot]:
         """What a log with a past gives."""
         engine = self.opened()
         facts = run(8)
-        engine.commit(facts, [Receipt("k", "r", Appended(1, 2, [2]), 5)])
+        engine.commit(facts, [AppendReceipt("k", "r", Appended(1, 2, [2]), 5)])
         lose(engine, "events", 6)
         snapshot = engine.snapshot()
         engine.close()
@@ -271,7 +280,7 @@ class Contract(Case):
         """With the facts it makes a whole copy."""
         facts, snapshot = self.snapshot_of()
 
-        self.assertEqual(Place(2, 8, facts[-1].digest), snapshot.place)
+        self.assertEqual(LogPosition(2, 8, facts[-1].digest), snapshot.place)
         self.assertEqual(BEGINNING, snapshot.begin)
         self.assertEqual(
             [(2, 8, "events", 6)], [(t.epoch, t.serial, t.stream, t.token) for t in snapshot.turns]
@@ -283,7 +292,7 @@ class Contract(Case):
         """Of what the copy thought before, nothing is left."""
         facts, snapshot = self.snapshot_of()
         copy = self.opened_copy()
-        copy.commit(facts[:1], [Receipt("old", "r", Appended(1, 1, [1]), 5)], upto=place(facts[0]))
+        copy.commit(facts[:1], [AppendReceipt("old", "r", Appended(1, 1, [1]), 5)], upto=place(facts[0]))
         copy.commit(facts[4:], [], upto=snapshot.place)
         copy.note({"keep": "me"})
 
@@ -311,7 +320,7 @@ class Contract(Case):
     def test_a_snapshot_may_begin_later_and_stand_further(self) -> None:
         """Where nothing of the last part was wanted, no fact is there to stand at."""
         facts = run(30)
-        snapshot = Snapshot(
+        snapshot = LogSnapshot(
             place=place(facts[19]), begin=place(facts[9]), turns=[], positions={("s", "w"): 4}, receipts=[]
         )
         copy = self.opened_copy()
@@ -382,7 +391,7 @@ class Contract(Case):
         engine.close()
 
         for use in (
-            lambda: engine.begin_epoch(Turn(2, 0, EMPTY, 0, "promoted")),
+            lambda: engine.begin_epoch(EpochStart(2, 0, EMPTY, 0, "promoted")),
             lambda: engine.digest_at(0),
             lambda: engine.receipts_between(0, 1),
             engine.snapshot,
@@ -441,7 +450,7 @@ class SQLContract(Contract):
 
         engine._add_receipts = fail  # type: ignore[attr-defined]
         with self.assertRaises(StorageError):
-            engine.commit([], [Receipt("k", "r", Appended(1, 1, [1]), 1)], upto=place(facts[4]))
+            engine.commit([], [AppendReceipt("k", "r", Appended(1, 1, [1]), 1)], upto=place(facts[4]))
         engine._add_receipts = real  # type: ignore[attr-defined]
 
         engine.commit(facts[:2], [])

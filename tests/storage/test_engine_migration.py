@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psycopg
 
-from synrepl.ports.history import BEGINNING, EMPTY, Turn
+from synrepl.ports.history import BEGINNING, EMPTY, EpochStart
 from synrepl.ports.interfaces import IEngine
 from synrepl.storage.engine import COLUMNS
 from synrepl.storage.schema import MIGRATIONS, migrate
@@ -64,8 +64,8 @@ class Contract(Case):
         head = engine.open()
 
         turns = [
-            Turn(2, 5, FIRST[-1].digest, NOW * 1000, "lost", "events", 3),
-            Turn(3, 8, SECOND[-1].digest, NOW * 1000, "lost", "events", 5),
+            EpochStart(2, 5, FIRST[-1].digest, NOW * 1000, "lost", "events", 3),
+            EpochStart(3, 8, SECOND[-1].digest, NOW * 1000, "lost", "events", 5),
         ]
         self.assertEqual((3, turns), (head.epoch, list(head.turns)))
         self.assertEqual(turns, list(engine.snapshot().turns))
@@ -78,7 +78,7 @@ class Contract(Case):
 
         turns = list(self.again().open().turns)
 
-        self.assertEqual([Turn(2, 0, EMPTY, 0, "lost", "events", 0)], turns)
+        self.assertEqual([EpochStart(2, 0, EMPTY, 0, "lost", "events", 0)], turns)
 
 
 class SQLiteTests(OverSQLite, Contract):

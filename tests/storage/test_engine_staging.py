@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import Appended, Lease, Receipt, Snapshot, Turn
+from synrepl.ports.history import Appended, AppendReceipt, EpochStart, Lease, LogSnapshot
 from synrepl.ports.interfaces import Head, IEngine
 from synrepl.storage import SQLiteEngine, file_swap
 from synrepl.storage.postgres import PostgresEngine
@@ -45,8 +45,8 @@ class Contract(Case):
     def filled(self) -> IEngine:
         """A log with a history that nobody wants any more."""
         engine = self.opened()
-        engine.commit(OLD, [Receipt("old", "r", Appended(1, 1, [1]), 1)])
-        engine.begin_epoch(Turn(2, 30, OLD[-1].digest, 1, "lost", "events", 20))
+        engine.commit(OLD, [AppendReceipt("old", "r", Appended(1, 1, [1]), 1)])
+        engine.begin_epoch(EpochStart(2, 30, OLD[-1].digest, 1, "lost", "events", 20))
         engine.note({"which": "old"})
         engine.keep_leases([Lease(uuid="old", name="", registered=False, serial=1, made_ms=1)])
         return engine
@@ -55,7 +55,7 @@ class Contract(Case):
         """Make the copy beside it, closed; gives the history it is of."""
         copy = engine.staging()
         copy.open()
-        copy.commit(NEW[:5], [Receipt("new", "r", Appended(1, 1, [1]), 1)])
+        copy.commit(NEW[:5], [AppendReceipt("new", "r", Appended(1, 1, [1]), 1)])
         copy.commit(NEW[5:], [])
         copy.note({"which": "new"})
         history = copy.notes()["history"]
@@ -152,7 +152,7 @@ class Contract(Case):
 
         head = engine.adopt_staged()
 
-        told = Snapshot(
+        told = LogSnapshot(
             place=head.place,
             begin=head.begin,
             turns=head.turns,

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import BEGINNING, Appended, Place, Receipt
+from synrepl.ports.history import BEGINNING, Appended, AppendReceipt, LogPosition
 from synrepl.ports.interfaces import IEngine
 from synrepl.storage import SQLiteEngine
 from synrepl.storage.postgres import PostgresEngine
@@ -49,9 +49,9 @@ def made(told: list[Told], *, after: list[Fact] | None = None, epoch: int = 1) -
     return facts[len(after or ()) :]
 
 
-def place(fact: Fact) -> Place:
+def place(fact: Fact) -> LogPosition:
     """Where a log stands after this fact."""
-    return Place(fact.epoch, fact.serial, fact.digest)
+    return LogPosition(fact.epoch, fact.serial, fact.digest)
 
 
 def left(facts: list[Fact], begin: int) -> list[int]:
@@ -136,7 +136,7 @@ class Contract(Case):
     def test_a_log_that_was_trimmed_whole_goes_on(self) -> None:
         """It still stands where it stood, also after a restart."""
         engine, facts = self.filled(*[("events", [n]) for n in range(5)])
-        receipt = Receipt("k", "r", Appended(1, 4, [4]), 1)
+        receipt = AppendReceipt("k", "r", Appended(1, 4, [4]), 1)
         engine.commit([], [receipt])
         before = engine.head()
 
@@ -321,7 +321,7 @@ class PostgresTests(OverPostgres, Contract):
         assert isinstance(engine, PostgresEngine)
         steps = (
             lambda: self.trim(engine, 5),
-            lambda: engine.commit([], [], upto=Place(1, 9, "told")),
+            lambda: engine.commit([], [], upto=LogPosition(1, 9, "told")),
             lambda: lose(engine, "events", 3),
         )
         for step in steps:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import astuple
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import Extent, Lease
-from synrepl.ports.interfaces import Appended, IEngine, Receipt
+from synrepl.ports.history import Lease, LogRange
+from synrepl.ports.interfaces import Appended, AppendReceipt, IEngine
 from synrepl.storage import sql_reading
 from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.schema import MIGRATIONS
@@ -112,7 +112,7 @@ class Contract(Case):
         self.assertEqual(sum(len(fact.rows) for fact in facts), whole.bytes)
         self.assertEqual({("events", "w1"): 9, ("caches", "w1"): 2, ("events", "w2"): 7}, whole.tokens)
         self.assertEqual(
-            Extent(
+            LogRange(
                 serial=3,
                 facts=2,
                 bytes=2 * size,
@@ -121,7 +121,7 @@ class Contract(Case):
             ),
             some,
         )
-        self.assertEqual(Extent(serial=4), nothing)
+        self.assertEqual(LogRange(serial=4), nothing)
 
     def test_a_filter_of_very_many_names_is_the_callers_mistake(self) -> None:
         """A statement takes so many values; a peer that names more must not look like a broken database."""
@@ -237,7 +237,7 @@ class Contract(Case):
         engine = self.again()
         engine.open()
         facts = facts_after(None, ("x';--", "w%1?", 0, 1), ("s\\N\u20ac", "\\.", 0, 2**53))
-        key = Receipt("k\\'%s\u00e4", "r", Appended(1, 1, [1]), 1)
+        key = AppendReceipt("k\\'%s\u00e4", "r", Appended(1, 1, [1]), 1)
         engine.commit(facts, [key])
 
         self.assertEqual((facts, 2), engine.read(after=0, upto=9, limit=9))
@@ -450,8 +450,8 @@ class Contract(Case):
         """A client that repeats an append after a restart must get its first answer."""
         engine = self.again()
         engine.open()
-        old = Receipt("a", "r1", Appended(1, 1, [1, 2]), 1000)
-        young = Receipt("b", "r2", Appended(1, None, []), 2000)
+        old = AppendReceipt("a", "r1", Appended(1, 1, [1, 2]), 1000)
+        young = AppendReceipt("b", "r2", Appended(1, None, []), 2000)
         engine.commit(facts_after(None, ("events", "w1", 0, 1)), [old, young])
         engine.close()
         engine = self.again()

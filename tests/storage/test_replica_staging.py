@@ -5,19 +5,19 @@ from typing import Any
 from twisted.internet.defer import CancelledError, Deferred
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import BEGINNING, Appended, Place, Receipt, Turn
+from synrepl.ports.history import BEGINNING, Appended, AppendReceipt, EpochStart, LogPosition
 from synrepl.storage.log import Log
 from synrepl.storage.memory import MemoryEngine
-from synrepl.storage.replica_staging import OtherHistory
+from synrepl.storage.replica_staging import HistoryMismatch
 from synrepl.streams.facts import Fact
 from tests.storage.builders import DISK_FULL, LogCase, facts_after, rows
 
 FACTS = facts_after(None, *(("events", "w", token - 1, token) for token in range(1, 7)))
-RECEIPT = Receipt("key", "asked", Appended(1, 1, [1, 2, 3]), 5)
+RECEIPT = AppendReceipt("key", "asked", Appended(1, 1, [1, 2, 3]), 5)
 
 
-def place(fact: Fact) -> Place:
-    return Place(fact.epoch, fact.serial, fact.digest)
+def place(fact: Fact) -> LogPosition:
+    return LogPosition(fact.epoch, fact.serial, fact.digest)
 
 
 class FollowingTests(LogCase):
@@ -58,7 +58,7 @@ class FollowingTests(LogCase):
         for facts in (FACTS[1:2], [FACTS[0], FACTS[2]]):
             following = self.follow(facts)
             self.pass_()
-            self.failureResultOf(following, OtherHistory)
+            self.failureResultOf(following, HistoryMismatch)
         self.assertEqual((BEGINNING, []), (self.copy.place, self.engine.facts))
 
     def test_an_append_comes_after_what_is_followed(self) -> None:
@@ -140,7 +140,7 @@ class FollowingTests(LogCase):
 
     def test_an_epoch_begins_as_it_did_there(self) -> None:
         """And not twice."""
-        turn = Turn(2, 0, "0" * 64, 5, "promoted")
+        turn = EpochStart(2, 0, "0" * 64, 5, "promoted")
         told: list[int] = []
         self.copy.on_turned(lambda: told.append(self.copy.epoch))
         turning = Deferred.fromCoroutine(self.copy.begin_epoch(turn))

@@ -14,11 +14,11 @@ from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
-from synrepl.http_client import Asking
+from synrepl.http_client import BlockingClient
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.streams.table import StreamTable
-from synrepl.transports.http.client import HttpAppender, HttpCatchUp, HttpChangelog
+from synrepl.transports.http.client import ChangelogClient, HttpAppender, HttpCatchUp
 from synrepl.transports.http.server import make_site
 from tests.trial.worlds import running_log
 
@@ -188,11 +188,11 @@ class SocketTests(TestCase):
         port = clock.listenTCP(0, self.site, interface="::1")
         self.addCleanup(port.stopListening)
         url = f"http://[::1]:{port.getHost().port}"
-        changelog = self.using(HttpChangelog(reactor, url))
+        changelog = self.using(ChangelogClient(reactor, url))
         serials: list[int] = []
 
         await changelog.pages(0, None, 0, lambda text: serials.append(json.loads(text)["serial"]))
-        asking = Asking(url)
+        asking = BlockingClient(url)
         told = await deferToThread(asking.get_json, "/v1/status")
         await deferToThread(asking.close)
 
@@ -202,7 +202,7 @@ class SocketTests(TestCase):
     async def test_the_changelog_waits_for_a_slow_consumer(self) -> None:
         """One line is handled at a time, none is lost, and the end is known."""
         await self.have(3_000)
-        changelog = self.using(HttpChangelog(reactor, self.url))
+        changelog = self.using(ChangelogClient(reactor, self.url))
         serials: list[int] = []
 
         async def handle(text: bytes) -> None:
@@ -217,7 +217,7 @@ class SocketTests(TestCase):
 
     async def test_a_waiting_reader_hears_an_append(self) -> None:
         """From one client's POST to another client's line, without a poll."""
-        changelog = self.using(HttpChangelog(reactor, self.url))
+        changelog = self.using(ChangelogClient(reactor, self.url))
         appender = self.using(HttpAppender(reactor, self.url))
         lines: list[bytes] = []
         waiting = ensureDeferred(changelog.pages(0, ["receipts"], 30, lines.append))

@@ -13,7 +13,7 @@ from twisted.logger import Logger
 from twisted.trial.unittest import TestCase
 
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.follower.follower import Event, Follower
+from synrepl.replication.follower.follower import Follower, FollowerEvent
 from synrepl.replication.follower.updates import Updates
 from synrepl.replication.publisher import Publisher
 from synrepl.services import PublisherService, connect, serve
@@ -69,7 +69,7 @@ class World(TestCase):
         self.addCleanup(port.stopListening)
         self.url = f"http://127.0.0.1:{port.getHost().port}"
         self.applied: list[int] = []
-        self.events: list[Event] = []
+        self.events: list[FollowerEvent] = []
         self._waiting: list[tuple[str, int, Deferred[None]]] = []
 
     async def serving(self, description: str) -> tuple[PublisherService, Any]:
@@ -107,7 +107,7 @@ class World(TestCase):
         self.applied.append(updates.token)
         self._look()
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: FollowerEvent) -> None:
         self.events.append(event)
         self._look()
 

@@ -20,8 +20,8 @@ from synrepl.wire.commands import (
 )
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
 from synrepl.wire.grammar import BOTH, BROKER, CLIENT, SERVER, Command
-from synrepl.wire.lines import Lines
-from synrepl.wire.rdata_runs import Rows, RunReader
+from synrepl.wire.lines import LineBuffer
+from synrepl.wire.rdata_runs import RdataRun, RunReader
 from tests.captures import Said, said
 
 BAD_ON_PURPOSE = {
@@ -301,13 +301,13 @@ class TestRuns:
         """Rows of two writers must not be mixed up."""
         lines = [b"RDATA a w 1 [1]", b"RDATA a w batch [2]", b"RDATA a w 2 [3]", b"RDATA a v 3 [4]"]
 
-        assert self.reader(CURRENT).read(lines, 0) == Rows(
+        assert self.reader(CURRENT).read(lines, 0) == RdataRun(
             stream="a", instance="w", tokens=[1, None, 2], rows=[b"[1]", b"[2]", b"[3]"]
         )
 
     def test_a_release_without_writers_has_the_default_one(self) -> None:
         """Legacy rows are all the master's."""
-        assert self.reader(LEGACY).read([b"RDATA a 1 [1, 2]", b"RDATA a 2 [3]"], 0) == Rows(
+        assert self.reader(LEGACY).read([b"RDATA a 1 [1, 2]", b"RDATA a 2 [3]"], 0) == RdataRun(
             stream="a", instance="master", tokens=[1, 2], rows=[b"[1, 2]", b"[3]"]
         )
 
@@ -341,9 +341,9 @@ class TestLines:
     def test_lines_do_not_depend_on_how_bytes_arrive(self) -> None:
         """TCP promises nothing about the size of its pieces."""
         data = b"PING 1\n\nNAME x\r\nhalf"
-        whole = Lines().feed(data)
+        whole = LineBuffer().feed(data)
 
-        piecemeal = Lines()
+        piecemeal = LineBuffer()
         lines = [line for byte in data for line in piecemeal.feed(bytes([byte]))[0]]
 
         assert ([b"PING 1", b"", b"NAME x\r"], False) == whole
@@ -352,5 +352,5 @@ class TestLines:
     @pytest.mark.parametrize("ending", [b"", b"\n", b"\nPING 1\n"])
     def test_a_line_of_one_byte_too_many_is_noticed_with_or_without_its_end(self, ending: bytes) -> None:
         """A peer that never ends its line must not fill our memory."""
-        assert ([b"PING 1"], True) == Lines().feed(b"PING 1\n" + b"x" * (MAX_LENGTH + 1) + ending)
-        assert Lines().feed(b"x" * MAX_LENGTH + b"\n") == ([b"x" * MAX_LENGTH], False)
+        assert ([b"PING 1"], True) == LineBuffer().feed(b"PING 1\n" + b"x" * (MAX_LENGTH + 1) + ending)
+        assert LineBuffer().feed(b"x" * MAX_LENGTH + b"\n") == ([b"x" * MAX_LENGTH], False)

@@ -13,8 +13,8 @@ from synrepl.wire.native import (
     Greeting,
     JoinRequest,
     Refusal,
-    Standing,
     Subscription,
+    WirePosition,
     native_commands,
     read,
     say,
@@ -80,7 +80,7 @@ def test_no_release_is_sent_any_of_it(dialect: Dialect, command: type[Command]) 
 
 def test_what_is_said_is_read() -> None:
     """And what a later release adds is passed over."""
-    asked = Subscription(history="h", place=Standing(1, 7, "d"), turn=Standing(1, 3, "c"))
+    asked = Subscription(history="h", place=WirePosition(1, 7, "d"), turn=WirePosition(1, 3, "c"))
 
     assert asked == read(Subscription, say(asked))
     assert Greeting(uuid="u", name="n", nonce="x") == read(
@@ -99,8 +99,8 @@ def test_nonsense_is_told_as_such(said: bytes) -> None:
 @pytest.mark.parametrize(
     ("shape", "said"),
     [
-        (Standing, '{"epoch":%,"serial":1,"digest":"d"}'),
-        (Standing, '{"epoch":1,"serial":%,"digest":"d"}'),
+        (WirePosition, '{"epoch":%,"serial":1,"digest":"d"}'),
+        (WirePosition, '{"epoch":1,"serial":%,"digest":"d"}'),
         (Greeting, '{"uuid":"u","name":"n","nonce":"x","version":%}'),
         (JoinRequest, '{"join":"j","place":{"epoch":1,"serial":%,"digest":"d"}}'),
         (Subscription, '{"history":"h","place":{"epoch":%,"serial":1,"digest":"d"}}'),
@@ -129,8 +129,8 @@ def test_integers_beyond_64_bits_are_refused_at_the_door(
 )
 def test_epochs_and_serials_are_never_below_zero(said: str) -> None:
     """Nothing is there."""
-    with pytest.raises(RemoteProtocolError, match="cannot parse Standing"):
-        read(Standing, said.encode())
+    with pytest.raises(RemoteProtocolError, match="cannot parse WirePosition"):
+        read(WirePosition, said.encode())
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,17 @@ from synrepl.wire.codec import MAX_LENGTH
 from synrepl.wire.commands import Error, Name, Ping, Position, Rdata, Replicate, Server, UserSync
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
 from synrepl.wire.grammar import BROKER, CLIENT, SERVER, Command, Side
-from synrepl.wire.lines import Lines
+from synrepl.wire.lines import LineBuffer
 from synrepl.wire.session import (
     AUTO,
     MAX_TEXT,
     Action,
     Close,
-    Complain,
     Deliver,
     Keepalive,
     Send,
     Session,
+    Warn,
 )
 
 NOTHING_ASKED = "nothing was asked for within 30 seconds: say REPLICATE to follow"
@@ -490,7 +490,7 @@ def test_nothing_that_a_peer_sends_makes_a_session_raise(
 ) -> None:
     """It answers with one ERROR line and the close, whatever comes, however it is cut."""
     session = server(dialect) if side is SERVER else client(dialect or CURRENT, expected=None)
-    lines = Lines()
+    lines = LineBuffer()
     data = b"\n".join(pieces) + b"\n"
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     closes = 0
@@ -539,7 +539,7 @@ class TestSharedChannel:
 
         actions = self.channel().receive(messages, clean=clean)
 
-        assert len(bad) == sum(isinstance(action, Complain) for action in actions)
+        assert len(bad) == sum(isinstance(action, Warn) for action in actions)
         assert ["REPLICATE", "NEW_ACTIVE_TASK", "RDATA", "REPLICATE", "NEW_ACTIVE_TASK"] == [
             command.NAME for command in delivered(actions)
         ]
@@ -549,11 +549,11 @@ class TestSharedChannel:
         (action,) = self.channel().receive([b'RDATA typing w 3 ["!r:hs",\r\n[]]'])
 
         assert [Rdata(stream="typing", instance="w", token=3, row=b'["!r:hs",  []]')] == delivered([action])
-        assert isinstance(self.channel().receive([b"REMOTE_SERVER_UP a\nRDATA"])[0], Complain)
+        assert isinstance(self.channel().receive([b"REMOTE_SERVER_UP a\nRDATA"])[0], Warn)
 
     def test_what_is_no_text_is_no_message(self) -> None:
         """Also where the bytes stand in a row."""
-        assert [Complain("a message is not UTF-8")] == self.channel().receive([b"RDATA typing w 3 [\xff]"])
+        assert [Warn("a message is not UTF-8")] == self.channel().receive([b"RDATA typing w 3 [\xff]"])
 
     def test_messages_may_be_longer_than_lines(self) -> None:
         """Real processes have no bound there."""

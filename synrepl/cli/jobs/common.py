@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 import msgspec
 
-from synrepl.cli.errors import Trouble
+from synrepl.cli.errors import CliError
 from synrepl.cli.progress import Advance
 from synrepl.errors import ConfigError, ReplicationError
-from synrepl.http_client import Refused, Unreachable
+from synrepl.http_client import ConnectError, HttpError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,20 +68,20 @@ def running(
     except (ConfigError, click.ClickException):
         raise
     except ReplicationError as error:
-        raise Trouble(str(error)) from error
-    except Unreachable as error:
-        raise Trouble(f"the daemon does not answer: {error}") from error
-    except Refused as error:
-        raise Trouble(f"the daemon refuses: {error.code}: {error.message}") from error
+        raise CliError(str(error)) from error
+    except ConnectError as error:
+        raise CliError(f"the daemon does not answer: {error}") from error
+    except HttpError as error:
+        raise CliError(f"the daemon refuses: {error.code}: {error.message}") from error
     except OSError as error:
         # Of the folder, the disk, or whatever is where an archive is kept.
-        raise Trouble(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
+        raise CliError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
     except KeyboardInterrupt:
-        raise Trouble("interrupted") from None
+        raise CliError("interrupted") from None
     except Exception as error:
         if type(error).__module__.split(".")[0] not in ("pyspark", "py4j", "grpc"):
             raise
-        raise Trouble(words(error)) from error
+        raise CliError(words(error)) from error
     finally:
         for number, handler in before:
             signal.signal(number, handler)

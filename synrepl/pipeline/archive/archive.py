@@ -13,25 +13,25 @@ from uuid import uuid4
 
 import msgspec
 
-from synrepl.pipeline.archive.batches import At, BatchWriter, now_ms
+from synrepl.pipeline.archive.batches import ArchiveBatchWriter, At, now_ms
 from synrepl.pipeline.archive.cleanup import tidy
-from synrepl.pipeline.archive.commit import Origin
+from synrepl.pipeline.archive.commit import BatchOrigin
 from synrepl.pipeline.archive.lock import locked
 from synrepl.pipeline.archive.manifest import BadArchive, Manifest, manifests
 from synrepl.pipeline.progress import Tell, nobody
 from synrepl.pipeline.retries import retried
 from synrepl.pipeline.session import is_remote
-from synrepl.pipeline.source.daemon_client import Daemon
+from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.data_source import register
 from synrepl.pipeline.source.offsets import Offset
 from synrepl.pipeline.source.options import read_options
 from synrepl.pipeline.store import Store
-from synrepl.ports.history import Place
+from synrepl.ports.history import LogPosition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Archived", "archive"]
+__all__ = ["ArchiveResult", "archive"]
 
 BATCH_FACTS: Final = 500_000
 EVERY_SECONDS: Final = 5.0
@@ -39,7 +39,7 @@ CHECKPOINTS: Final = "_checkpoints"
 LOOK_SECONDS: Final = 1
 
 
-class Archived(msgspec.Struct, frozen=True, kw_only=True):
+class ArchiveResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a run did: the archive now ends at `serial`."""
 
     batches: int
@@ -65,7 +65,7 @@ def archive(
     tell: Tell = nobody,
     stopped: Callable[[], bool] = lambda: False,
     at: At = lambda point: None,
-) -> Archived:
+) -> ArchiveResult:
     """Bring the archive up to the head of the daemon at `url`; with `follow`, until `stopped` says so.
 
     The facts of a batch, at most `batch_facts`, are whole and dense. Raises `ConfigError` and its kin: for an
@@ -82,7 +82,7 @@ def archive(
             store.remove_folder(CHECKPOINTS)
         writer.merge()
     last = writer.before
-    return Archived(
+    return ArchiveResult(
         batches=writer.batches,
         facts=writer.facts,
         rows=writer.rows,
@@ -111,22 +111,22 @@ class _Job:
         self._options = {"url": url, "reader": reader}
         if secret_file is not None:
             self._options["secretFile"] = secret_file
-        self._daemon = Daemon(read_options(self._options))
-        self._writer: BatchWriter
+        self._daemon = SourceClient(read_options(self._options))
+        self._writer: ArchiveBatchWriter
 
-    def begin(self) -> BatchWriter:
+    def begin(self) -> ArchiveBatchWriter:
         """See what is there, and remove what is left of crashes. Gives what goes on from there."""
         found = manifests(self._store)
         tidy(self._store, found, now_ms=now_ms())
         status = self._daemon.get("/v1/status")
         before = found[-1] if found else None
-        origin = Origin(history=status["history"], server_name=status["server_name"])
+        origin = BatchOrigin(history=status["history"], server_name=status["server_name"])
         if before is not None and before.history != origin.history:
             raise BadArchive(
                 f"{self._store} is the archive of another log (of history {before.history}, at"
                 f" {before.server_name}); name another folder for this one"
             )
-        self._writer = BatchWriter(
+        self._writer = ArchiveBatchWriter(
             self._spark, self._store, origin, before, self._daemon, self._tell, self._at
         )
         self._tell("archiving", 0, max(0, status["serial"] - self._writer.serial))
@@ -148,7 +148,7 @@ class _Job:
             .options(**self._options, compacted="true", endingOffsets=str(whole["begin"]))
             .load()
         )
-        self._writer.write(rows, Place(found["epoch"], found["serial"], found["digest"]))
+        self._writer.write(rows, LogPosition(found["epoch"], found["serial"], found["digest"]))
 
     def _quiet(self, serial: int, streams: Mapping[str, Any]) -> dict[str, dict[str, int]]:
         """Where those writers are that wrote nothing since `serial`: what they wrote may have been trimmed.

@@ -10,19 +10,19 @@ import pyarrow as pa
 
 from synrepl.errors import ConfigError
 from synrepl.pipeline.archive.cleanup import GRACE_MS, next_batch, tidy
-from synrepl.pipeline.archive.commit import Origin, batch_of
+from synrepl.pipeline.archive.commit import BatchOrigin, batch_of
 from synrepl.pipeline.archive.manifest import Manifest, manifests, write_manifest
 from synrepl.pipeline.archive.merge import FEWEST, merge
-from synrepl.pipeline.archive.writer import WRITTEN, Written, write_files
+from synrepl.pipeline.archive.writer import WRITTEN, WrittenFile, write_files
 from synrepl.pipeline.progress import Tell
-from synrepl.pipeline.source.daemon_client import Daemon
+from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.store import Store
-from synrepl.ports.history import Place, Turn
+from synrepl.ports.history import EpochStart, LogPosition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["At", "BatchWriter", "now_ms"]
+__all__ = ["At", "ArchiveBatchWriter", "now_ms"]
 
 At = Callable[[str], None]
 """Told of the points at which a crash is most interesting: ``data`` is written, ``manifest`` is."""
@@ -33,16 +33,16 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class BatchWriter:
+class ArchiveBatchWriter:
     """What Spark calls with each micro-batch: files, then the manifest that names them."""
 
     def __init__(
         self,
         spark: "SparkSession",
         store: Store,
-        origin: Origin,
+        origin: BatchOrigin,
         before: Manifest | None,
-        daemon: Daemon,
+        daemon: SourceClient,
         tell: Tell,
         at: At,
     ) -> None:
@@ -67,10 +67,10 @@ class BatchWriter:
         """One micro-batch; its number is Spark's, which begins anew with each run."""
         self.write(rows, None)
 
-    def write(self, rows: "DataFrame", compacted_upto: Place | None) -> None:
+    def write(self, rows: "DataFrame", compacted_upto: LogPosition | None) -> None:
         """These rows are the next batch."""
         found = rows.mapInArrow(partial(_write, self._store, self._number), WRITTEN).collect()
-        written = [msgspec.json.decode(bytes(row.written), type=Written) for row in found]
+        written = [msgspec.json.decode(bytes(row.written), type=WrittenFile) for row in found]
         if not written and compacted_upto is None:
             return
         self._at("data")
@@ -101,11 +101,11 @@ class BatchWriter:
         if self._unmerged >= FEWEST:
             self.merge()
 
-    def _turns(self, epoch: int) -> list[Turn]:
+    def _turns(self, epoch: int) -> list[EpochStart]:
         """Where epochs began, up to this one."""
         if self.before is not None and self.before.epoch == epoch:
             return self.before.turns
-        return msgspec.convert(self._daemon.get("/v1/status")["turns"], list[Turn])
+        return msgspec.convert(self._daemon.get("/v1/status")["turns"], list[EpochStart])
 
     def merge(self) -> None:
         """Make one of small batches, where there are enough; at times, remove what was merged long ago."""

@@ -5,32 +5,32 @@ from collections.abc import Sequence
 import msgspec
 
 from synrepl.pipeline.archive.manifest import BadArchive, Manifest
-from synrepl.pipeline.archive.writer import Written
-from synrepl.ports.history import BEGINNING, Place, Turn
+from synrepl.pipeline.archive.writer import WrittenFile
+from synrepl.ports.history import BEGINNING, EpochStart, LogPosition
 from synrepl.streams.positions import VClock
 
-__all__ = ["Origin", "batch_of"]
+__all__ = ["BatchOrigin", "batch_of"]
 
 
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
+class BatchOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """Whose log it is, and where the archive of it begins: after `begin`, unless what is left of the facts
     up to there is its first batch (`compacted`)."""
 
     history: str = ""
     server_name: str = ""
-    begin: Place = BEGINNING
+    begin: LogPosition = BEGINNING
     clock: dict[str, dict[str, int]] = {}
 
 
 def batch_of(
-    written: Sequence[Written],
+    written: Sequence[WrittenFile],
     *,
     number: int,
     before: Manifest | None,
-    origin: Origin,
-    turns: Sequence[Turn] = (),
+    origin: BatchOrigin,
+    turns: Sequence[EpochStart] = (),
     now_ms: int,
-    compacted_upto: Place | None = None,
+    compacted_upto: LogPosition | None = None,
 ) -> Manifest:
     """The manifest of these files, which go on after the batch `before`.
 
@@ -49,7 +49,7 @@ def batch_of(
         ends = compacted_upto
     else:
         last = max(written, key=lambda one: one.file.last_serial)
-        ends = Place(last.epoch, last.file.last_serial, last.digest)
+        ends = LogPosition(last.epoch, last.file.last_serial, last.digest)
         first = min(one.file.first_serial for one in written)
         if first != start_serial + 1 or facts != ends.serial - start_serial:
             raise BadArchive(
@@ -81,7 +81,7 @@ def batch_of(
     )
 
 
-def _advanced(clock: VClock, written: Sequence[Written], turns: Sequence[Turn]) -> VClock:
+def _advanced(clock: VClock, written: Sequence[WrittenFile], turns: Sequence[EpochStart]) -> VClock:
     """Where everybody is after these; where an epoch began with a loss, positions had gone back to it."""
     tokens: dict[int, dict[str, dict[str, int]]] = {turn.epoch: {} for turn in turns}
     for one in written:

@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 
 from synrepl.errors import ConfigError
-from synrepl.pipeline.store import Missing, Store
-from synrepl.ports.history import Turn
+from synrepl.pipeline.store import NotFound, Store
+from synrepl.ports.history import EpochStart
 from synrepl.streams.digest import EMPTY
 
 __all__ = [
@@ -96,7 +96,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     archived_at_ms: int = 0
     compacted: bool = False
     replaces: list[int] = []
-    turns: list[Turn] = []
+    turns: list[EpochStart] = []
     arrivals: list[Arrival] = []
 
     @property
@@ -149,7 +149,7 @@ def texts(store: Store) -> dict[int, bytes]:
                 for name in listed
                 if (stem := name.partition(".")[0]).isdigit() and name == f"{stem}.json"
             }
-        except Missing:
+        except NotFound:
             if listed == before:
                 raise
 

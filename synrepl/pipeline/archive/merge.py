@@ -17,7 +17,7 @@ from synrepl.pipeline.archive.manifest import (
     manifests,
     write_manifest,
 )
-from synrepl.pipeline.archive.writer import WRITTEN, Written, write_files
+from synrepl.pipeline.archive.writer import WRITTEN, WrittenFile, write_files
 from synrepl.pipeline.source.schema import ROWS
 from synrepl.pipeline.store import Store
 
@@ -83,7 +83,7 @@ def merge(spark: "SparkSession", store: Store, *, now_ms: int, fewest: int = FEW
         plan = msgspec.json.encode([file for manifest in run for file in manifest.files])
         one = spark.createDataFrame([(plan,)], "plan binary")
         found = one.mapInArrow(partial(_merged, store, number), WRITTEN).collect()
-        written = [msgspec.json.decode(bytes(row.written), type=Written) for row in found]
+        written = [msgspec.json.decode(bytes(row.written), type=WrittenFile) for row in found]
         write_manifest(store, _of_all(run, number, written, now_ms))
         for manifest in run:
             store.remove(f"{MANIFESTS}/{manifest.batch}.json")
@@ -91,7 +91,7 @@ def merge(spark: "SparkSession", store: Store, *, now_ms: int, fewest: int = FEW
     return gone
 
 
-def _of_all(run: Sequence[Manifest], number: int, written: Sequence[Written], now_ms: int) -> Manifest:
+def _of_all(run: Sequence[Manifest], number: int, written: Sequence[WrittenFile], now_ms: int) -> Manifest:
     """The manifest that stands for all of these."""
     first, last = run[0], run[-1]
     merged = Manifest(

@@ -14,16 +14,16 @@ from synrepl.pipeline.archive.manifest import ArchivedFile
 from synrepl.pipeline.source.schema import ROWS
 from synrepl.pipeline.store import Sink, Store
 
-__all__ = ["WRITTEN", "Written", "write_files"]
+__all__ = ["WRITTEN", "WrittenFile", "write_files"]
 
 GROUP_ROWS: Final = 128 * 1024
 """Rows of a row group: what a reader takes at a time."""
 
 WRITTEN: Final = "`written` binary NOT NULL"
-"""What tasks answer, for Spark: `Written` as JSON."""
+"""What tasks answer, for Spark: `WrittenFile` as JSON."""
 
 
-class Written(msgspec.Struct, frozen=True, kw_only=True):
+class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file, and what of it the manifest needs: the highest token of each writer in each epoch, and the last
     digest."""
 
@@ -35,7 +35,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     last_at_ms: int
 
 
-def write_files(store: Store, batch: int, rows: Iterable[Any]) -> Iterator[Written]:
+def write_files(store: Store, batch: int, rows: Iterable[Any]) -> Iterator[WrittenFile]:
     """Write record batches of rows (`source.columns.ROWS`, by serial and seq) as files of a batch.
 
     Each file has its name only when it is whole and synced; it counts when a manifest names it.
@@ -105,12 +105,12 @@ class _File:
         if self._waiting_rows >= GROUP_ROWS:
             self._write()
 
-    def finish(self) -> Written:
+    def finish(self) -> WrittenFile:
         """All of it is there."""
         self._write()
         self._writer.close()
         self._context.__exit__(None, None, None)
-        return Written(
+        return WrittenFile(
             file=ArchivedFile(
                 path=self._name,
                 rows=self._rows,
@@ -136,13 +136,13 @@ class _File:
             self._context = self._store.writing(self._name)
             self._sink = self._context.__enter__()
             self._writer = pq.ParquetWriter(
-                pa.PythonFile(_Appending(self._sink), mode="w"), ROWS, compression="zstd"
+                pa.PythonFile(_OpenFile(self._sink), mode="w"), ROWS, compression="zstd"
             )
         self._writer.write_table(pa.Table.from_batches(self._waiting), row_group_size=GROUP_ROWS)
         self._waiting, self._waiting_rows = [], 0
 
 
-class _Appending:
+class _OpenFile:
     """A `Sink` as the file that pyarrow wants."""
 
     closed = False

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from synrepl.http_client import Asking
+from synrepl.http_client import BlockingClient
 from synrepl.pipeline.archive.manifest import BadArchive, Manifest
 from synrepl.pipeline.audit import daemon_digests
 from synrepl.pipeline.audit.comparison import Comparison
 from synrepl.pipeline.audit.explanation import Explanation
-from synrepl.pipeline.audit.file_scan import SEEN, Seen, look_at_all
-from synrepl.pipeline.audit.findings import Audited, Findings
+from synrepl.pipeline.audit.file_scan import SEEN, FileScan, look_at_all
+from synrepl.pipeline.audit.findings import AuditFindings, AuditResult
 from synrepl.pipeline.audit.manifests import read_manifests, tell_unnamed
 from synrepl.pipeline.progress import Tell, nobody
 from synrepl.pipeline.retries import retried
@@ -37,7 +37,7 @@ def audit(
     secret: str | None = None,
     deep: bool = False,
     tell: Tell = nobody,
-) -> Audited:
+) -> AuditResult:
     """Find out whether an archive is what its manifests say, and whole; with `url`, what that daemon has.
 
     Every file is read and its checksum compared; its rows are counted, and must go on where those before them
@@ -46,7 +46,7 @@ def audit(
     daemon's (`Unreachable`, `Refused`, `NotADaemon`).
     """
     clock = _Clock()
-    found = Findings()
+    found = AuditFindings()
     with clock.phase("manifests"):
         manifests = read_manifests(archive, found)
         if not manifests and not found.told():
@@ -60,12 +60,12 @@ def audit(
         Explanation(spark, archive, compared, found).explain(deep=deep, tell=tell)
     if url is not None and manifests:
         with clock.phase("daemon"):
-            asking = Asking(url, secret=secret)
+            asking = BlockingClient(url, secret=secret)
             try:
                 daemon_digests.compare(spark, archive, manifests, asking, found, compared=compared)
             finally:
                 asking.close()
-    return Audited(
+    return AuditResult(
         findings=found.told(),
         untold=found.untold,
         batches=len(manifests),
@@ -81,9 +81,9 @@ def audit(
 
 def _look(
     spark: "SparkSession", archive: Store, manifests: Sequence[Manifest], tell: Tell
-) -> dict[str, Seen]:
+) -> dict[str, FileScan]:
     """See every file that is named."""
-    seen: dict[str, Seen] = {}
+    seen: dict[str, FileScan] = {}
     files = {file.path: file for manifest in manifests for file in manifest.files}
     tell("files", 0, len(files))
     if files:
@@ -99,7 +99,7 @@ def _look(
             .collect()
         )
         for row in rows:
-            one = msgspec.json.decode(row["seen"], type=Seen)
+            one = msgspec.json.decode(row["seen"], type=FileScan)
             seen[one.path] = one
     tell("files", len(files), len(files))
     return seen

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from synrepl.pipeline.archive.manifest import ArchivedFile, Manifest
-from synrepl.pipeline.audit.file_scan import Odd, Run, Seen
-from synrepl.pipeline.audit.findings import Findings
+from synrepl.pipeline.audit.file_scan import FileProblem, FileScan, TokenRun
+from synrepl.pipeline.audit.findings import AuditFindings
 
 __all__ = ["Comparison"]
 
@@ -18,7 +18,9 @@ class Comparison:
     clocks are not those of the rows (`ahead`, pairs of batch and stream).
     """
 
-    def __init__(self, manifests: Sequence[Manifest], seen: Mapping[str, Seen], found: Findings) -> None:
+    def __init__(
+        self, manifests: Sequence[Manifest], seen: Mapping[str, FileScan], found: AuditFindings
+    ) -> None:
         self.manifests = manifests
         self.seen = seen
         self.readable: dict[str, ArchivedFile] = {}
@@ -91,7 +93,7 @@ class Comparison:
             self.short.setdefault(manifest.batch, []).append(file)
 
     def _tell_file(
-        self, what: str, why: str, manifest: Manifest, file: ArchivedFile, runs: dict[str, Run]
+        self, what: str, why: str, manifest: Manifest, file: ArchivedFile, runs: dict[str, TokenRun]
     ) -> None:
         """For each of its writers: from its rows where they can be read, otherwise from the clocks."""
         moved = {writer: (run.low, run.high) for writer, run in runs.items()} or _moved(manifest, file.stream)
@@ -107,7 +109,7 @@ class Comparison:
                 file=file.path,
             )
 
-    def _tell_odd(self, file: ArchivedFile, odd: Odd) -> None:
+    def _tell_odd(self, file: ArchivedFile, odd: FileProblem) -> None:
         why = {
             "doubled-row": f"row {odd.seq} of serial {odd.serial} is there twice",
             "missing-row": f"row {odd.seq} of serial {odd.serial} is not there",

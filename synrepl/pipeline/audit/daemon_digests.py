@@ -8,11 +8,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import functions as F  # noqa: N812
 
-from synrepl.http_client import Asking
+from synrepl.http_client import BlockingClient
 from synrepl.pipeline.archive.manifest import Manifest
 from synrepl.pipeline.audit.comparison import Comparison
 from synrepl.pipeline.audit.file_rows import read_checked, read_files
-from synrepl.pipeline.audit.findings import Findings
+from synrepl.pipeline.audit.findings import AuditFindings
 from synrepl.pipeline.source.schema import ROWS
 from synrepl.pipeline.store import Store
 
@@ -29,8 +29,8 @@ def compare(
     spark: "SparkSession",
     store: Store,
     manifests: Sequence[Manifest],
-    asking: Asking,
-    found: Findings,
+    asking: BlockingClient,
+    found: AuditFindings,
     *,
     compared: Comparison,
 ) -> None:
@@ -79,7 +79,7 @@ def compare(
     )
 
 
-def _ask(asking: Asking, serials: Sequence[int]) -> dict[int, str | None]:
+def _ask(asking: BlockingClient, serials: Sequence[int]) -> dict[int, str | None]:
     theirs: dict[int, str | None] = {}
     for first in range(0, len(serials), AT_ONCE):
         some = ",".join(map(str, serials[first : first + AT_ONCE]))
@@ -88,7 +88,7 @@ def _ask(asking: Asking, serials: Sequence[int]) -> dict[int, str | None]:
     return theirs
 
 
-def _first(asking: Asking, ours: Mapping[int, str], after: int | None, upto: int) -> tuple[int, bool]:
+def _first(asking: BlockingClient, ours: Mapping[int, str], after: int | None, upto: int) -> tuple[int, bool]:
     """The first serial after `after` that differs, where `upto` does; and whether that is sure.
 
     Each question parts what is left into hundreds, where halving would ask ten times as often.
@@ -117,7 +117,7 @@ def _tell_beyond(
     store: Store,
     head: int,
     compared: Comparison,
-    found: Findings,
+    found: AuditFindings,
 ) -> None:
     end = compared.manifests[-1].last_serial
     paths = [path for path, file in compared.readable.items() if file.last_serial > head]

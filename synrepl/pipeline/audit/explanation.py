@@ -10,7 +10,7 @@ from synrepl.pipeline.archive.manifest import Manifest
 from synrepl.pipeline.audit import windows
 from synrepl.pipeline.audit.comparison import Comparison
 from synrepl.pipeline.audit.file_rows import read_files
-from synrepl.pipeline.audit.findings import Findings
+from synrepl.pipeline.audit.findings import AuditFindings
 from synrepl.pipeline.progress import Tell
 from synrepl.pipeline.store import Store
 
@@ -35,7 +35,9 @@ class _Hole(msgspec.Struct, frozen=True):
 class Explanation:
     """Reads the rows of what a comparison has found suspicious, and tells what it is."""
 
-    def __init__(self, spark: "SparkSession", archive: Store, compared: Comparison, found: Findings) -> None:
+    def __init__(
+        self, spark: "SparkSession", archive: Store, compared: Comparison, found: AuditFindings
+    ) -> None:
         self._spark = spark
         self._archive = archive
         self._compared = compared
@@ -67,7 +69,7 @@ class Explanation:
 
     def _windows(
         self, chosen: Sequence[Manifest], broken: set[tuple[int, str]]
-    ) -> tuple[windows.Serials, list[windows.Break]]:
+    ) -> tuple[windows.Serials, list[windows.DigestBreak]]:
         paths = self._paths(chosen)
         if not paths:
             return windows.Serials([], []), []
@@ -88,7 +90,7 @@ class Explanation:
     def _paths(self, manifests: Sequence[Manifest]) -> list[str]:
         return [file.path for one in manifests for file in one.files if file.path in self._compared.readable]
 
-    def _holes(self, breaks: Sequence[windows.Break], chosen: Sequence[Manifest]) -> list[_Hole]:
+    def _holes(self, breaks: Sequence[windows.DigestBreak], chosen: Sequence[Manifest]) -> list[_Hole]:
         """Where facts of a writer are not there. What is merely wrong about a chain is told right away."""
         holes = []
         firsts = [manifest.first_serial for manifest in chosen]
@@ -115,7 +117,9 @@ class Explanation:
                     holes += self._tails(manifest, stream, writers)
         return holes
 
-    def _is_excused(self, one: windows.Break, manifest: Manifest, token: int, *, is_known: bool) -> bool:
+    def _is_excused(
+        self, one: windows.DigestBreak, manifest: Manifest, token: int, *, is_known: bool
+    ) -> bool:
         """Whether there is a reason for it that is no fault."""
         if one.stream in self._compared.unknown.get(manifest.batch, set()):
             return True
@@ -140,7 +144,7 @@ class Explanation:
             if token < upto:
                 yield _Hole(stream, writer, token, upto, after, manifest.last_serial + 1)
 
-    def _tell_wrong(self, wrong: Sequence[windows.Wrong]) -> None:
+    def _tell_wrong(self, wrong: Sequence[windows.WrongFacts]) -> None:
         told = {
             (odd.what, odd.serial)
             for path in self._compared.readable
@@ -236,12 +240,14 @@ class Explanation:
         )
 
 
-def _spans(manifests: Sequence[Manifest]) -> list[windows.Span]:
+def _spans(manifests: Sequence[Manifest]) -> list[windows.SerialSpan]:
     """Runs of serials: batches that follow each other are one."""
-    spans: list[windows.Span] = []
+    spans: list[windows.SerialSpan] = []
     for manifest in manifests:
         if spans and spans[-1].last + 1 == manifest.first_serial:
-            spans[-1] = windows.Span(spans[-1].first, manifest.last_serial, spans[-1].digest)
+            spans[-1] = windows.SerialSpan(spans[-1].first, manifest.last_serial, spans[-1].digest)
         else:
-            spans.append(windows.Span(manifest.first_serial, manifest.last_serial, manifest.start_digest))
+            spans.append(
+                windows.SerialSpan(manifest.first_serial, manifest.last_serial, manifest.start_digest)
+            )
     return spans

@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from synrepl.pipeline.audit.file_rows import AT_ONCE, DAMAGE, read_checked
-from synrepl.pipeline.store import Missing, Store
+from synrepl.pipeline.store import NotFound, Store
 
-__all__ = ["SEEN", "Odd", "Run", "Seen", "look", "look_at_all"]
+__all__ = ["SEEN", "FileProblem", "TokenRun", "FileScan", "look", "look_at_all"]
 
 ODD_AT_MOST: Final = 50
 """Of one file more is not told: a file in disorder is in disorder everywhere."""
@@ -23,10 +23,10 @@ SUM: Final = 2**63
 """Sums of serials are taken modulo this: those of damaged files would not fit into JSON."""
 
 SEEN: Final = "`seen` binary NOT NULL"
-"""What tasks answer, for Spark: `Seen` as JSON."""
+"""What tasks answer, for Spark: `FileScan` as JSON."""
 
 
-class Run(msgspec.Struct, kw_only=True):
+class TokenRun(msgspec.Struct, kw_only=True):
     """The facts of one writer in a file: what it was at before the first, and at after the last.
 
     Facts that came late move nothing; with only such, both are None. `goes_on` says that each fact begins
@@ -42,7 +42,7 @@ class Run(msgspec.Struct, kw_only=True):
     last_serial: int
 
 
-class Odd(msgspec.Struct, frozen=True, kw_only=True):
+class FileProblem(msgspec.Struct, frozen=True, kw_only=True):
     """Something odd about one row."""
 
     what: str
@@ -52,7 +52,7 @@ class Odd(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
 
 
-class Seen(msgspec.Struct, kw_only=True):
+class FileScan(msgspec.Struct, kw_only=True):
     """What was seen of a file. `serials` is the sum of the serials of its facts; `digest` that of the last.
 
     `strangers` are the streams of rows that are of another one than the file.
@@ -70,8 +70,8 @@ class Seen(msgspec.Struct, kw_only=True):
     last: int = 0
     digest: str = ""
     strangers: list[str] = []
-    runs: dict[str, Run] = {}
-    odd: list[Odd] = []
+    runs: dict[str, TokenRun] = {}
+    odd: list[FileProblem] = []
 
 
 def look_at_all(store: Store, batches: Iterable[Any]) -> Iterator[Any]:
@@ -84,17 +84,17 @@ def look_at_all(store: Store, batches: Iterable[Any]) -> Iterator[Any]:
             yield pa.record_batch([pa.array([seen], pa.binary())], names=["seen"])
 
 
-def look(store: Store, path: str, stream: str, sha256: str) -> Seen:
+def look(store: Store, path: str, stream: str, sha256: str) -> FileScan:
     """Look at this file, which should have rows of this stream, and this checksum.
 
     The checksum goes first. Of a file that has it, the columns that tell the order are enough; of any other
     file all columns are read, and it is `unreadable` if a single value cannot be.
     """
-    seen = Seen(path=path)
+    seen = FileScan(path=path)
     try:
         seen.bytes = store.size(path)
         seen.sha256 = store.sha256(path)
-    except Missing:
+    except NotFound:
         seen.exists = False
         return seen
     try:
@@ -120,7 +120,7 @@ def look(store: Store, path: str, stream: str, sha256: str) -> Seen:
 class _Rows:
     """The rows of a file, as they come by."""
 
-    def __init__(self, seen: Seen, stream: str) -> None:
+    def __init__(self, seen: FileScan, stream: str) -> None:
         self._seen = seen
         self._stream = stream
         self._serial = self._seq = -1
@@ -160,7 +160,7 @@ class _Rows:
             before = (int(serials[place]), int(seqs[place]))
             here = (int(serial[place]), int(seq[place]))
             what = "doubled-row" if here == before else "out-of-order" if here < before else "missing-row"
-            odd = Odd(
+            odd = FileProblem(
                 what=what,
                 writer=batch["writer"][place].as_py(),
                 token=batch["token"][place].as_py(),
@@ -184,7 +184,7 @@ class _Rows:
             tokens, serials = token[mine], serial[mine]
             run = self._seen.runs.get(writer)
             if run is None:
-                run = Run(
+                run = TokenRun(
                     low=int(tokens[0]),
                     high=int(tokens[0]),
                     first_serial=int(serials[0]),

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
-__all__ = ["CODES", "Audited", "Finding", "Findings"]
+__all__ = ["CODES", "AuditResult", "AuditFinding", "AuditFindings"]
 
 AT_MOST: Final = 1_000
 """So many findings of one code are told; of a ruined archive nobody reads more."""
@@ -36,7 +36,7 @@ INFO: Final = frozenset({"unnamed-file", "daemon-trimmed"})
 """What is worth knowing, and wrong with nothing."""
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class AuditFinding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that was found: `what` is of `CODES`. What is not known is empty, or None.
 
     Tokens and serials are those concerned, both ends included.
@@ -54,10 +54,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
 
 
-class Audited(msgspec.Struct, frozen=True, kw_only=True):
+class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
     """What an audit found, and how much it looked at; `untold` counts findings beyond those that are told."""
 
-    findings: list[Finding]
+    findings: list[AuditFinding]
     untold: int
     batches: int
     files: int
@@ -74,12 +74,12 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
         return all(finding.severity == "info" for finding in self.findings)
 
 
-class Findings:
+class AuditFindings:
     """What was found so far."""
 
     def __init__(self) -> None:
         self.untold = 0
-        self._found: list[Finding] = []
+        self._found: list[AuditFinding] = []
         self._counts: dict[str, int] = {}
 
     def add(
@@ -100,7 +100,7 @@ class Findings:
             self.untold += 1
             return
         self._found.append(
-            Finding(
+            AuditFinding(
                 what=what,
                 severity="info" if what in INFO else "error",
                 stream=stream,
@@ -114,6 +114,6 @@ class Findings:
             )
         )
 
-    def told(self) -> list[Finding]:
+    def told(self) -> list[AuditFinding]:
         """Errors first, each kind in order of serial."""
         return sorted(self._found, key=lambda one: (one.severity == "info", one.first_serial or 0))

@@ -7,13 +7,13 @@ import msgspec
 from pyarrow import fs
 
 from synrepl.pipeline.archive.manifest import MANIFESTS, VERSION, Manifest, texts
-from synrepl.pipeline.audit.findings import Findings
+from synrepl.pipeline.audit.findings import AuditFindings
 from synrepl.pipeline.store import Store
 
 __all__ = ["read_manifests", "tell_unnamed"]
 
 
-def read_manifests(store: Store, found: Findings) -> list[Manifest]:
+def read_manifests(store: Store, found: AuditFindings) -> list[Manifest]:
     """Those that count and can be read, in order of serial."""
     read: dict[int, Manifest] = {}
     for batch, text in texts(store).items():
@@ -46,7 +46,7 @@ def read_manifests(store: Store, found: Findings) -> list[Manifest]:
     return kept
 
 
-def tell_unnamed(store: Store, manifests: Sequence[Manifest], found: Findings) -> None:
+def tell_unnamed(store: Store, manifests: Sequence[Manifest], found: AuditFindings) -> None:
     """Which files no manifest names: left by runs that were cut short. Those of batches that were merged stay
     for a while, for who reads them."""
     named = {file.path for manifest in manifests for file in manifest.files}
@@ -60,7 +60,7 @@ def tell_unnamed(store: Store, manifests: Sequence[Manifest], found: Findings) -
             found.add("unnamed-file", f"no manifest names {path}", file=path)
 
 
-def _check_sums(manifest: Manifest, found: Findings) -> None:
+def _check_sums(manifest: Manifest, found: AuditFindings) -> None:
     serials = (manifest.first_serial, manifest.last_serial)
 
     def wrong(why: str) -> None:
@@ -77,7 +77,7 @@ def _check_sums(manifest: Manifest, found: Findings) -> None:
             wrong(f"{file.path} is said to have serials {file.first_serial} to {file.last_serial}")
 
 
-def _check_joint(before: Manifest, after: Manifest, found: Findings) -> None:
+def _check_joint(before: Manifest, after: Manifest, found: AuditFindings) -> None:
     joint = f"{after.name}, after {before.name}:"
     first, last = before.last_serial + 1, after.first_serial - 1
     if last >= first:

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Break", "Serials", "Span", "Wrong", "breaks", "serials"]
+__all__ = ["DigestBreak", "Serials", "SerialSpan", "WrongFacts", "breaks", "serials"]
 
 BLOCK: Final = 16_384
 """Serials are looked at in blocks of so many: a window over all of them would be the work of one task."""
@@ -18,7 +18,7 @@ BLOCK: Final = 16_384
 AT_MOST: Final = 10_000
 
 
-class Span(msgspec.Struct, frozen=True):
+class SerialSpan(msgspec.Struct, frozen=True):
     """Serials from `first` to `last`, all of which should be there, and the digest before them."""
 
     first: int
@@ -26,7 +26,7 @@ class Span(msgspec.Struct, frozen=True):
     digest: str
 
 
-class Wrong(msgspec.Struct, frozen=True):
+class WrongFacts(msgspec.Struct, frozen=True):
     """A fact that is there twice, not whole, or another one than was written; `what` as in `CODES`."""
 
     what: str
@@ -39,11 +39,11 @@ class Wrong(msgspec.Struct, frozen=True):
 class Serials(msgspec.Struct, frozen=True):
     """What is wrong with the facts of some spans, and which runs of serials are not there."""
 
-    wrong: list[Wrong]
+    wrong: list[WrongFacts]
     missing: list[tuple[int, int]]
 
 
-class Break(msgspec.Struct, frozen=True):
+class DigestBreak(msgspec.Struct, frozen=True):
     """A fact that does not begin where the one before it of its writer, if that was looked at, ended."""
 
     stream: str
@@ -57,7 +57,7 @@ class Break(msgspec.Struct, frozen=True):
     before_epoch: int | None
 
 
-def serials(found: "DataFrame", spans: Sequence[Span]) -> Serials:
+def serials(found: "DataFrame", spans: Sequence[SerialSpan]) -> Serials:
     """Compute the digest of every fact in these rows again, from the one before it, and count serials."""
     block = F.floor(F.col("serial") / BLOCK)
     is_last = F.col("serial") % BLOCK == BLOCK - 1
@@ -107,13 +107,13 @@ def serials(found: "DataFrame", spans: Sequence[Span]) -> Serials:
         .collect()
     )
     wrong = sorted(
-        {Wrong(r["what"], r["serial"], r["stream"], r["writer"], r["token"]) for r in told if r["what"]},
+        {WrongFacts(r["what"], r["serial"], r["stream"], r["writer"], r["token"]) for r in told if r["what"]},
         key=lambda one: one.serial,
     )
     return Serials(wrong[:AT_MOST], _missing(told, spans))
 
 
-def _missing(told: Sequence[Any], spans: Sequence[Span]) -> list[tuple[int, int]]:
+def _missing(told: Sequence[Any], spans: Sequence[SerialSpan]) -> list[tuple[int, int]]:
     """The runs of serials that are nowhere, from where runs of those that are there begin, and end."""
     begins = sorted({row["serial"] for row in told if row["begins"] or row["is_gap"]})
     ends = sorted(
@@ -135,7 +135,7 @@ def _missing(told: Sequence[Any], spans: Sequence[Span]) -> list[tuple[int, int]
     return missing
 
 
-def breaks(rows: "DataFrame") -> list[Break]:
+def breaks(rows: "DataFrame") -> list[DigestBreak]:
     """Each fact in these rows that does not begin where its writer's last one ended, and the first of each
     writer, about which that is not known here. Facts that came late claim nothing.
     """
@@ -152,4 +152,4 @@ def breaks(rows: "DataFrame") -> list[Break]:
         .orderBy("serial")
         .limit(AT_MOST)
     )
-    return [Break(**row.asDict()) for row in found.collect()]
+    return [DigestBreak(**row.asDict()) for row in found.collect()]

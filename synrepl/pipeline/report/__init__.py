@@ -1,5 +1,5 @@
 """What an archive tells an operator: one page, with its pictures and tables beside it."""
 
-from synrepl.pipeline.report.report import Reported, report
+from synrepl.pipeline.report.report import ReportResult, report
 
-__all__ = ["Reported", "report"]
+__all__ = ["ReportResult", "report"]

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from synrepl.pipeline.report.counts import collected
-from synrepl.ports.history import Turn
+from synrepl.ports.history import EpochStart
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Break", "breaks", "suspicious", "told_by_many", "void"]
+__all__ = ["ChainBreak", "breaks", "suspicious", "told_by_many", "void"]
 
 MOST: Final = 10_000
 """Breaks at most that are looked at; more are as bad."""
@@ -20,7 +20,7 @@ MOST: Final = 10_000
 Row = dict[str, Any]
 
 
-class Break(msgspec.Struct, frozen=True, kw_only=True):
+class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):
     """A fact whose `prev_token` is not `expected`, the token that its writer had reached.
 
     `kind` is ``missing`` (facts between them are not there), ``again`` (it goes over what was there) or
@@ -43,9 +43,9 @@ def breaks(
     totals: Iterable[Row],
     *,
     before: dict[str, dict[str, int]],
-    turns: Sequence[Turn] = (),
+    turns: Sequence[EpochStart] = (),
     compacted: int | None = None,
-) -> list[Break]:
+) -> list[ChainBreak]:
     """Every break, in order. Only the facts of writers whose totals cannot be those of a whole chain are
     looked at one by one.
 
@@ -84,7 +84,7 @@ def breaks(
                 continue
         kind = _kind(row, expected, turns)
         fields = {name: row[name] for name in columns}
-        made.append(Break(**fields, expected=expected, kind=kind))
+        made.append(ChainBreak(**fields, expected=expected, kind=kind))
     return made[:MOST]
 
 
@@ -116,7 +116,7 @@ def told_by_many(facts: "DataFrame", streams: Sequence[str]) -> dict[str, int]:
     return {row["stream"]: row["tokens"] for row in collected(found)}
 
 
-def void(facts: "DataFrame", turns: Sequence[Turn]) -> dict[int, int]:
+def void(facts: "DataFrame", turns: Sequence[EpochStart]) -> dict[int, int]:
     """How many facts each epoch made void, by its number."""
     from pyspark.sql import functions as f
 
@@ -147,7 +147,7 @@ def _is_whole(row: Row, before: dict[str, dict[str, int]]) -> bool:
     )
 
 
-def _kind(row: Row, expected: int, turns: Sequence[Turn]) -> str:
+def _kind(row: Row, expected: int, turns: Sequence[EpochStart]) -> str:
     epoch_before = row["epoch_before"] or 0
     for turn in turns:
         if epoch_before < turn.epoch <= row["epoch"] and turn.stream in {"", row["stream"]}:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from synrepl.pipeline.archive.manifest import Manifest
-from synrepl.ports.history import Turn
+from synrepl.ports.history import EpochStart
 
 __all__ = ["Coverage", "coverage", "positions_before"]
 
@@ -33,7 +33,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     writers: dict[str, list[str]]
     epochs: tuple[int, int]
     compacted: int | None
-    turns: list[Turn]
+    turns: list[EpochStart]
     digest: str
 
     @property

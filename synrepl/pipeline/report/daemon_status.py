@@ -6,9 +6,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from synrepl.http_client import Asking, NotADaemon, Refused, Unreachable
+from synrepl.http_client import BlockingClient, ConnectError, HttpError, NotADaemon
 
-__all__ = ["COUNTERS", "Daemon", "ask", "counters"]
+__all__ = ["COUNTERS", "DaemonStatus", "ask", "counters"]
 
 COUNTERS: Final = (
     "synrepl_gaps_detected_total",
@@ -17,7 +17,7 @@ COUNTERS: Final = (
 )
 
 
-class Daemon(msgspec.Struct, frozen=True, kw_only=True):
+class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     """`trouble` says why it could not be asked; then nothing else is known."""
 
     url: str
@@ -27,9 +27,9 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
     gaps: dict[str, int] = {}
 
 
-def ask(url: str, secret: str | None = None) -> Daemon:
+def ask(url: str, secret: str | None = None) -> DaemonStatus:
     """Ask it now. Raises `NotADaemon` for what is no address; other troubles are told in the answer."""
-    asking = Asking(url, secret=secret)
+    asking = BlockingClient(url, secret=secret)
     shown = _shown(url)
     try:
         status = asking.get_json("/v1/status")
@@ -38,17 +38,17 @@ def ask(url: str, secret: str | None = None) -> Daemon:
         gaps = counters(answer.read().decode("utf-8", "replace"))
         if not isinstance(status, dict) or not all(isinstance(one, dict) for one in leases):
             raise NotADaemon(f"{shown} does not answer as a synrepl daemon does")
-    except Unreachable as error:
-        return Daemon(url=shown, trouble=f"it cannot be reached: {error}")
-    except Refused as error:
-        return Daemon(url=shown, trouble=f"it refuses: {error}")
+    except ConnectError as error:
+        return DaemonStatus(url=shown, trouble=f"it cannot be reached: {error}")
+    except HttpError as error:
+        return DaemonStatus(url=shown, trouble=f"it refuses: {error}")
     except (OSError, http.client.HTTPException):
-        return Daemon(url=shown, trouble="its answer broke off")
+        return DaemonStatus(url=shown, trouble="its answer broke off")
     except (NotADaemon, KeyError, TypeError):
-        return Daemon(url=shown, trouble="it does not answer as a synrepl daemon does")
+        return DaemonStatus(url=shown, trouble="it does not answer as a synrepl daemon does")
     finally:
         asking.close()
-    return Daemon(url=shown, status=status, leases=leases, gaps=gaps)
+    return DaemonStatus(url=shown, status=status, leases=leases, gaps=gaps)
 
 
 def counters(metrics: str) -> dict[str, int]:

@@ -7,11 +7,11 @@ from synrepl.pipeline.progress import Tell
 from synrepl.pipeline.report import chains, counts
 from synrepl.pipeline.report.bins import Bins, bins_for
 from synrepl.pipeline.report.coverage import coverage, positions_before
-from synrepl.pipeline.report.daemon_status import Daemon
+from synrepl.pipeline.report.daemon_status import DaemonStatus
 from synrepl.pipeline.report.facts import counted_once, facts_of, seconds_of
 from synrepl.pipeline.report.files import parts_of
 from synrepl.pipeline.report.invalidations import CACHES, invalidations
-from synrepl.pipeline.report.measurements import Measured
+from synrepl.pipeline.report.measurements import Measurements
 from synrepl.pipeline.report.writer_lag import standings
 from synrepl.pipeline.store import Store
 
@@ -26,14 +26,14 @@ DAY_SECONDS: Final = 86_400
 
 
 def measure(
-    spark: "SparkSession", archive: Store, *, top: int, daemon: Daemon | None, tell: Tell
-) -> Measured:
+    spark: "SparkSession", archive: Store, *, top: int, daemon: DaemonStatus | None, tell: Tell
+) -> Measurements:
     """All there is to say about this archive. Raises `BadArchive`."""
     tell("reading manifests", 0, STEPS)
     found = manifests(archive)
     covers = coverage(found)
     if covers is None:
-        return Measured(place=str(archive), top=top, daemon=daemon)
+        return Measurements(place=str(archive), top=top, daemon=daemon)
     bins = bins_for(covers.first_ms, covers.last_ms)
     before = positions_before(found)
     facts = facts_of(spark, archive, found).persist()
@@ -76,7 +76,7 @@ def measure(
     finally:
         seconds.unpersist()
         facts.unpersist()
-    return Measured(
+    return Measurements(
         place=str(archive),
         top=top,
         covers=covers,

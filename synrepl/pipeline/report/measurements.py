@@ -6,18 +6,18 @@ import msgspec
 
 from synrepl.pipeline.archive.manifest import Arrival
 from synrepl.pipeline.report.bins import Bins
-from synrepl.pipeline.report.chains import Break
+from synrepl.pipeline.report.chains import ChainBreak
 from synrepl.pipeline.report.coverage import Coverage
-from synrepl.pipeline.report.daemon_status import Daemon
+from synrepl.pipeline.report.daemon_status import DaemonStatus
 from synrepl.pipeline.report.invalidations import Invalidations
-from synrepl.pipeline.report.writer_lag import Standing
+from synrepl.pipeline.report.writer_lag import WriterLag
 
-__all__ = ["Measured"]
+__all__ = ["Measurements"]
 
 Row = dict[str, Any]
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     """The answers of `counting`, `chains`, `standing`, `invalidations` and `daemon`, under their names.
 
     Without `covers` there were no facts. `daemon` is None if none was to be asked.
@@ -26,7 +26,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     place: str
     top: int
     covers: Coverage | None = None
-    daemon: Daemon | None = None
+    daemon: DaemonStatus | None = None
     bins: Bins = Bins(0, 1, 1)
     totals: list[Row] = []
     peaks: dict[tuple[str | None, str | None], tuple[int, int]] = {}
@@ -37,8 +37,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     spread: list[Row] = []
     largest: list[Row] = []
     arrivals: list[Arrival] = []
-    standing: list[Standing] = []
-    broken: list[Break] = []
+    standing: list[WriterLag] = []
+    broken: list[ChainBreak] = []
     doubles: dict[str, int] = {}
     voided: dict[int, int] = {}
     invalidations: Invalidations | None = None

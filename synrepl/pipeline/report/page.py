@@ -12,12 +12,12 @@ from synrepl.html.humanize import (
 )
 from synrepl.html.markup import Markup, element, join
 from synrepl.pipeline.report.coverage import Coverage
-from synrepl.pipeline.report.measurements import Measured
+from synrepl.pipeline.report.measurements import Measurements
 from synrepl.pipeline.report.sections import sections, sections_without_facts
 from synrepl.pipeline.report.shell import shell
-from synrepl.pipeline.report.style import Drawn
+from synrepl.pipeline.report.style import Picture
 from synrepl.pipeline.report.tables import Table
-from synrepl.pipeline.report.verdict import KINDS, Finding
+from synrepl.pipeline.report.verdict import KINDS, Advice
 
 __all__ = ["STATES", "page", "state"]
 
@@ -29,17 +29,17 @@ STATES: Mapping[str, tuple[str, str]] = {
 }
 
 
-def state(found: Sequence[Finding]) -> str:
+def state(found: Sequence[Advice]) -> str:
     """The worst of it: a key of `STATES`."""
     kinds = {one.kind for one in found}
     return next((kind for kind in KINDS[:3] if kind in kinds), "dim")
 
 
 def page(
-    measured: Measured,
-    found: Sequence[Finding],
+    measured: Measurements,
+    found: Sequence[Advice],
     tables: Mapping[str, Table],
-    drawn: Mapping[str, Drawn],
+    drawn: Mapping[str, Picture],
 ) -> str:
     """The page about what was measured, which names all files beside it."""
     covers = measured.covers
@@ -70,7 +70,7 @@ def page(
     return shell(f"{word}: {who}", join([header, element("main", join(parts)), footer]))
 
 
-def _empty(measured: Measured, tables: Mapping[str, Table]) -> str:
+def _empty(measured: Measurements, tables: Mapping[str, Table]) -> str:
     word, kind = STATES["dim"]
     body = join(
         [
@@ -96,7 +96,7 @@ def _empty(measured: Measured, tables: Mapping[str, Table]) -> str:
     return shell("Nothing here", body)
 
 
-def _findings(found: Sequence[Finding]) -> Markup:
+def _findings(found: Sequence[Advice]) -> Markup:
     lines = []
     for one in found:
         what = element("a", one.text, href=f"#{one.where}") if one.where else Markup(element("b", one.text))
@@ -105,7 +105,7 @@ def _findings(found: Sequence[Finding]) -> Markup:
     return element("ul", join(lines), class_="findings") if lines else Markup()
 
 
-def _figures(measured: Measured, covers: Coverage) -> Markup:
+def _figures(measured: Measurements, covers: Coverage) -> Markup:
     told = measured.invalidations
     writers = {writer for found in covers.writers.values() for writer in found}
     tiles = [

@@ -18,8 +18,8 @@ from synrepl.pipeline.report.axes import (
     time_axis,
     unit_of,
 )
-from synrepl.pipeline.report.measurements import Measured
-from synrepl.pipeline.report.style import ACCENT, ALARM, LINE, OTHER, SERIES, SOFT, Drawn, Size, draw
+from synrepl.pipeline.report.measurements import Measurements
+from synrepl.pipeline.report.style import ACCENT, ALARM, LINE, OTHER, SERIES, SOFT, Picture, Size, draw
 
 __all__ = ["pictures"]
 
@@ -31,7 +31,7 @@ ROWS: Final = 62
 """Rows of the heat map at most: more days share one."""
 
 
-def pictures(measured: Measured) -> dict[str, Drawn]:
+def pictures(measured: Measurements) -> dict[str, Picture]:
     """All that there is something to be seen on, by name."""
     if measured.covers is None:
         return {}
@@ -46,15 +46,15 @@ def pictures(measured: Measured) -> dict[str, Drawn]:
 Plot = Callable[[Size], Any]
 
 
-def _by_stream(measured: Measured) -> Plot | None:
+def _by_stream(measured: Measurements) -> Plot | None:
     return _stacked(measured, "stream")
 
 
-def _by_writer(measured: Measured) -> Plot | None:
+def _by_writer(measured: Measurements) -> Plot | None:
     return _stacked(measured, "writer")
 
 
-def _stacked(measured: Measured, kind: str) -> Plot | None:
+def _stacked(measured: Measurements, kind: str) -> Plot | None:
     bins = measured.bins
     series: dict[str, list[float]] = defaultdict(lambda: [0.0] * bins.count)
     for row in measured.over_time:
@@ -88,7 +88,7 @@ def _stacked(measured: Measured, kind: str) -> Plot | None:
     return plot
 
 
-def _lag(measured: Measured) -> Plot | None:
+def _lag(measured: Measurements) -> Plot | None:
     found = [one for one in measured.arrivals if one.seconds >= 0]
     if not found:
         return None
@@ -107,7 +107,7 @@ def _lag(measured: Measured) -> Plot | None:
     return plot
 
 
-def _silence(measured: Measured) -> Plot | None:
+def _silence(measured: Measurements) -> Plot | None:
     found: dict[str, list[Any]] = defaultdict(list)
     for one in measured.standing:
         found[one.stream].append(one)
@@ -165,7 +165,7 @@ def _silence(measured: Measured) -> Plot | None:
     return plot
 
 
-def _busy(measured: Measured) -> Plot | None:
+def _busy(measured: Measurements) -> Plot | None:
     if not measured.hours:
         return None
     per_hour = measured.hours_width == 3600
@@ -224,7 +224,7 @@ def _busy(measured: Measured) -> Plot | None:
     return plot
 
 
-def _sizes(measured: Measured) -> Plot | None:
+def _sizes(measured: Measurements) -> Plot | None:
     if not measured.spread:
         return None
     of_bytes: dict[int, int] = defaultdict(int)
@@ -259,7 +259,7 @@ def _sizes(measured: Measured) -> Plot | None:
     return plot
 
 
-def _percentiles(measured: Measured) -> Plot | None:
+def _percentiles(measured: Measurements) -> Plot | None:
     found = sorted(measured.sizes, key=lambda row: -row["bytes_most"])[:20]
     if not found:
         return None
@@ -288,7 +288,7 @@ def _percentiles(measured: Measured) -> Plot | None:
     return plot
 
 
-def _caches(measured: Measured) -> Plot | None:
+def _caches(measured: Measurements) -> Plot | None:
     told = measured.invalidations
     if told is None or not told.caches:
         return None
@@ -324,7 +324,7 @@ def _caches(measured: Measured) -> Plot | None:
     return plot
 
 
-def _minutes(measured: Measured) -> Plot | None:
+def _minutes(measured: Measurements) -> Plot | None:
     told = measured.invalidations
     if told is None or not told.minutes:
         return None
@@ -366,7 +366,7 @@ def _minutes(measured: Measured) -> Plot | None:
     return plot
 
 
-PLOTS: Final[Mapping[str, tuple[str, Callable[[Measured], Plot | None]]]] = {
+PLOTS: Final[Mapping[str, tuple[str, Callable[[Measurements], Plot | None]]]] = {
     "throughput": ("Rows over time, by stream", _by_stream),
     "writers": ("Rows over time, by writer", _by_writer),
     "lag": ("How long facts waited to be archived, by batch", _lag),

@@ -11,24 +11,24 @@ from synrepl.errors import ConfigError
 from synrepl.pipeline.progress import Tell, nobody
 from synrepl.pipeline.report.daemon_status import ask
 from synrepl.pipeline.report.measurement import STEPS, measure
-from synrepl.pipeline.report.measurements import Measured
+from synrepl.pipeline.report.measurements import Measurements
 from synrepl.pipeline.report.page import page, state
 from synrepl.pipeline.report.plots import PLOTS, pictures
 from synrepl.pipeline.report.report_tables import tables
 from synrepl.pipeline.report.tables import as_csv
-from synrepl.pipeline.report.verdict import Finding, findings
+from synrepl.pipeline.report.verdict import Advice, findings
 from synrepl.pipeline.retries import retried
 from synrepl.pipeline.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Reported", "report", "write"]
+__all__ = ["ReportResult", "report", "write"]
 
 PAGE: Final = "index.html"
 
 
-class Reported(msgspec.Struct, frozen=True, kw_only=True):
+class ReportResult(msgspec.Struct, frozen=True, kw_only=True):
     """What was written, and the numbers that matter most.
 
     `state` is bad (something is missing, or wrong), busy (look at it), good, or dim (there is nothing);
@@ -38,7 +38,7 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
     page: Path
     files: tuple[Path, ...]
     state: str
-    found: tuple[Finding, ...]
+    found: tuple[Advice, ...]
     facts: int
     rows: int
     bytes: int
@@ -58,7 +58,7 @@ def report(
     secret: str | None = None,
     top: int = 20,
     tell: Tell = nobody,
-) -> Reported:
+) -> ReportResult:
     """Write a report on this archive to the folder `out`, over one that is there.
 
     With `url` that daemon is asked too; if it does not answer, the page says so. `top` is how many of the
@@ -77,7 +77,7 @@ def report(
     return made
 
 
-def write(measured: Measured, out: Path) -> Reported:
+def write(measured: Measurements, out: Path) -> ReportResult:
     """Write what was measured. The page comes last: it names only what is there."""
     found = _found(measured)
     shown, drawn = tables(measured), pictures(measured)
@@ -98,7 +98,7 @@ def write(measured: Measured, out: Path) -> Reported:
     told = measured.invalidations
     covers = measured.covers
     writers = {writer for one in covers.writers.values() for writer in one} if covers is not None else set()
-    return Reported(
+    return ReportResult(
         page=out / PAGE,
         files=tuple(out / name for name in files),
         state=state(found),
@@ -113,7 +113,7 @@ def write(measured: Measured, out: Path) -> Reported:
     )
 
 
-def _found(measured: Measured) -> list[Finding]:
+def _found(measured: Measurements) -> list[Advice]:
     if measured.covers is None:
         return []
     told = measured.invalidations

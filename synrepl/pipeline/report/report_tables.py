@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from synrepl.html.humanize import at, share, shortened, size, span
-from synrepl.pipeline.report.measurements import Measured
+from synrepl.pipeline.report.measurements import Measurements
 from synrepl.pipeline.report.tables import Column, Table
 
 __all__ = ["tables"]
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 UNREADABLE: Final = "(rows that cannot be read)"
 
 
-def tables(measured: Measured) -> dict[str, Table]:
+def tables(measured: Measurements) -> dict[str, Table]:
     """Every table there is, by name; those with nothing in them have no rows."""
     made = (
         _streams(measured),
@@ -43,7 +43,7 @@ def tables(measured: Measured) -> dict[str, Table]:
     return {table.name: table for table in made}
 
 
-def _streams(measured: Measured) -> Table:
+def _streams(measured: Measurements) -> Table:
     sums: dict[str, Row] = {}
     for row in measured.totals:
         one = sums.setdefault(row["stream"], defaultdict(int, stream=row["stream"], writers=0))
@@ -77,7 +77,7 @@ def _streams(measured: Measured) -> Table:
     )
 
 
-def _writers(measured: Measured) -> Table:
+def _writers(measured: Measurements) -> Table:
     rows = []
     for row in sorted(measured.totals, key=lambda row: (-row["rows"], row["stream"], row["writer"])):
         facts, peak = measured.peaks.get((row["stream"], row["writer"]), (0, 0))
@@ -101,14 +101,14 @@ def _writers(measured: Measured) -> Table:
     )
 
 
-def _throughput(measured: Measured) -> Table:
+def _throughput(measured: Measurements) -> Table:
     starts = measured.bins.starts
     rows = [{**row, "from": _iso(starts[row["bin"]])} for row in measured.over_time]
     columns = ("from", "stream", "writer", "facts", "rows", "bytes")
     return Table("throughput", tuple(Column(name) for name in columns), rows)
 
 
-def _lag(measured: Measured) -> Table:
+def _lag(measured: Measurements) -> Table:
     rows = []
     for row in measured.totals:
         if row["waited"] is None:
@@ -132,7 +132,7 @@ def _lag(measured: Measured) -> Table:
     )
 
 
-def _batches(measured: Measured) -> Table:
+def _batches(measured: Measurements) -> Table:
     rows = [
         {
             "batch": one.batch,
@@ -147,7 +147,7 @@ def _batches(measured: Measured) -> Table:
     return Table("batches", tuple(Column(name) for name in columns), rows)
 
 
-def _silence(measured: Measured) -> Table:
+def _silence(measured: Measurements) -> Table:
     starts = measured.bins.starts
     rows = []
     for one in measured.standing:
@@ -159,7 +159,7 @@ def _silence(measured: Measured) -> Table:
     return Table("silence", tuple(Column(name) for name in columns), rows)
 
 
-def _hours(measured: Measured) -> Table:
+def _hours(measured: Measurements) -> Table:
     rows = [{**row, "from": _iso(row["at"])} for row in measured.hours]
     rows.sort(key=lambda row: (-row["facts"], row["at"]))
     of = "hour" if measured.hours_width == 3600 else "minute"
@@ -175,7 +175,7 @@ def _hours(measured: Measured) -> Table:
     )
 
 
-def _spread(measured: Measured) -> Table:
+def _spread(measured: Measurements) -> Table:
     rows = [
         {"bytes_from": 2 ** row["bytes"], "rows_from": 2 ** row["rows"], "facts": row["facts"]}
         for row in measured.spread
@@ -183,7 +183,7 @@ def _spread(measured: Measured) -> Table:
     return Table("spread", tuple(Column(name) for name in ("bytes_from", "rows_from", "facts")), rows)
 
 
-def _sizes(measured: Measured) -> Table:
+def _sizes(measured: Measurements) -> Table:
     rows = []
     for row in sorted(measured.sizes, key=lambda row: (-row["bytes_most"], row["stream"])):
         half, nine, most = row["bytes"]
@@ -208,7 +208,7 @@ def _sizes(measured: Measured) -> Table:
     )
 
 
-def _largest(measured: Measured) -> Table:
+def _largest(measured: Measurements) -> Table:
     return Table(
         "largest",
         (
@@ -224,7 +224,7 @@ def _largest(measured: Measured) -> Table:
     )
 
 
-def _names(measured: Measured) -> Table:
+def _names(measured: Measurements) -> Table:
     told = measured.invalidations
     rows = []
     for row in told.names if told is not None else ():
@@ -247,7 +247,7 @@ def _names(measured: Measured) -> Table:
     )
 
 
-def _caches(measured: Measured) -> Table:
+def _caches(measured: Measurements) -> Table:
     told = measured.invalidations
     return Table(
         "caches",
@@ -262,7 +262,7 @@ def _caches(measured: Measured) -> Table:
     )
 
 
-def _keys(measured: Measured) -> Table:
+def _keys(measured: Measurements) -> Table:
     told = measured.invalidations
     return Table(
         "keys",
@@ -271,7 +271,7 @@ def _keys(measured: Measured) -> Table:
     )
 
 
-def _subjects(measured: Measured) -> Table:
+def _subjects(measured: Measurements) -> Table:
     told = measured.invalidations
     return Table(
         "subjects",
@@ -285,7 +285,7 @@ def _subjects(measured: Measured) -> Table:
     )
 
 
-def _invalidations(measured: Measured) -> Table:
+def _invalidations(measured: Measurements) -> Table:
     told = measured.invalidations
     starts = measured.minutes.starts
     rows = [{**row, "from": _iso(starts[row["bin"]])} for row in (told.minutes if told is not None else ())]
@@ -293,7 +293,7 @@ def _invalidations(measured: Measured) -> Table:
     return Table("invalidations", tuple(Column(name) for name in columns), rows)
 
 
-def _chains(measured: Measured) -> Table:
+def _chains(measured: Measurements) -> Table:
     counts: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for one in measured.broken:
         counts[one.stream, one.writer][one.kind] += 1
@@ -322,7 +322,7 @@ def _chains(measured: Measured) -> Table:
     )
 
 
-def _breaks(measured: Measured) -> Table:
+def _breaks(measured: Measurements) -> Table:
     rows = [
         {
             "stream": one.stream,
@@ -352,7 +352,7 @@ def _breaks(measured: Measured) -> Table:
     )
 
 
-def _turns(measured: Measured) -> Table:
+def _turns(measured: Measurements) -> Table:
     turns = measured.covers.turns if measured.covers is not None else []
     rows = [
         {
@@ -381,7 +381,7 @@ def _turns(measured: Measured) -> Table:
     )
 
 
-def _leases(measured: Measured) -> Table:
+def _leases(measured: Measurements) -> Table:
     daemon = measured.daemon
     columns = (
         Column("name", "name"),

@@ -14,8 +14,8 @@ from synrepl.html.humanize import (
 )
 from synrepl.html.markup import Markup, details, element, facts, join, mark
 from synrepl.pipeline.report.coverage import Coverage
-from synrepl.pipeline.report.measurements import Measured
-from synrepl.pipeline.report.style import Drawn
+from synrepl.pipeline.report.measurements import Measurements
+from synrepl.pipeline.report.style import Picture
 from synrepl.pipeline.report.tables import Column, Table, as_html, folded, named
 
 __all__ = ["Section", "sections", "sections_without_facts"]
@@ -25,7 +25,7 @@ Section = tuple[str, str, list[Markup]]
 
 
 def sections(
-    measured: Measured, covers: Coverage, tables: Mapping[str, Table], drawn: Mapping[str, Drawn]
+    measured: Measurements, covers: Coverage, tables: Mapping[str, Table], drawn: Mapping[str, Picture]
 ) -> list[Section]:
     """All of them, in order."""
     return [
@@ -41,12 +41,12 @@ def sections(
     ]
 
 
-def sections_without_facts(measured: Measured, tables: Mapping[str, Table]) -> list[Section]:
+def sections_without_facts(measured: Measurements, tables: Mapping[str, Table]) -> list[Section]:
     """What there is to say of an archive without facts."""
     return [("leases", "Leases", _leases(measured, tables)), ("files", "Files", _files(tables, {}))]
 
 
-def _covers(measured: Measured, covers: Coverage, tables: Mapping[str, Table]) -> list[Markup]:
+def _covers(measured: Measurements, covers: Coverage, tables: Mapping[str, Table]) -> list[Markup]:
     writers = {writer for found in covers.writers.values() for writer in found}
     first, last = covers.epochs
     facts_, rows, empty = (measured.total(name) for name in ("facts", "rows", "empty"))
@@ -76,7 +76,7 @@ def _covers(measured: Measured, covers: Coverage, tables: Mapping[str, Table]) -
 
 
 def _throughput(
-    measured: Measured, covers: Coverage, tables: Mapping[str, Table], drawn: Mapping[str, Drawn]
+    measured: Measurements, covers: Coverage, tables: Mapping[str, Table], drawn: Mapping[str, Picture]
 ) -> list[Markup]:
     most_facts, most_rows = measured.peaks.get((None, None), (0, 0))
     each = f"Each step is {_a(measured.bins.name)}."
@@ -99,7 +99,7 @@ def _throughput(
 
 
 def _lag(
-    measured: Measured, covers: Coverage, tables: Mapping[str, Table], drawn: Mapping[str, Drawn]
+    measured: Measurements, covers: Coverage, tables: Mapping[str, Table], drawn: Mapping[str, Picture]
 ) -> list[Markup]:
     made = [
         element("h3", "Until facts were archived"),
@@ -162,7 +162,7 @@ def _lag(
     ]
 
 
-def _hours(measured: Measured, tables: Mapping[str, Table], drawn: Mapping[str, Drawn]) -> list[Markup]:
+def _hours(measured: Measurements, tables: Mapping[str, Table], drawn: Mapping[str, Picture]) -> list[Markup]:
     rows = tables["hours"].rows
     if not rows:
         return []
@@ -181,7 +181,7 @@ def _hours(measured: Measured, tables: Mapping[str, Table], drawn: Mapping[str, 
     ]
 
 
-def _sizes(tables: Mapping[str, Table], drawn: Mapping[str, Drawn]) -> list[Markup]:
+def _sizes(tables: Mapping[str, Table], drawn: Mapping[str, Picture]) -> list[Markup]:
     if not tables["sizes"].rows:
         return [_note("No fact has rows.")]
     return [
@@ -200,7 +200,9 @@ def _sizes(tables: Mapping[str, Table], drawn: Mapping[str, Drawn]) -> list[Mark
     ]
 
 
-def _caches(measured: Measured, tables: Mapping[str, Table], drawn: Mapping[str, Drawn]) -> list[Markup]:
+def _caches(
+    measured: Measurements, tables: Mapping[str, Table], drawn: Mapping[str, Picture]
+) -> list[Markup]:
     told = measured.invalidations
     if told is None or not told.names:
         return [_note("No caches were invalidated: there are no rows of the stream caches in here.")]
@@ -257,7 +259,7 @@ def _caches(measured: Measured, tables: Mapping[str, Table], drawn: Mapping[str,
     ]
 
 
-def _gaps(measured: Measured, covers: Coverage, tables: Mapping[str, Table]) -> list[Markup]:
+def _gaps(measured: Measurements, covers: Coverage, tables: Mapping[str, Table]) -> list[Markup]:
     kinds = {kind: sum(one.kind == kind for one in measured.broken) for kind in ("missing", "again", "turn")}
     late, skipping, skipped, copied = (
         measured.total(name) for name in ("late", "skipping", "skipped", "copied")
@@ -306,7 +308,7 @@ def _gaps(measured: Measured, covers: Coverage, tables: Mapping[str, Table]) -> 
     return [*made, folded("By writer", tables["chains"])]
 
 
-def _leases(measured: Measured, tables: Mapping[str, Table]) -> list[Markup]:
+def _leases(measured: Measurements, tables: Mapping[str, Table]) -> list[Markup]:
     daemon = measured.daemon
     if daemon is None:
         return [_note("No daemon was asked: who reads the log, and how far they are, is not in an archive.")]
@@ -332,7 +334,7 @@ def _leases(measured: Measured, tables: Mapping[str, Table]) -> list[Markup]:
     return [_note(f"As of when this was made. {note}"), facts(lines), shown]
 
 
-def _files(tables: Mapping[str, Table], drawn: Mapping[str, Drawn]) -> list[Markup]:
+def _files(tables: Mapping[str, Table], drawn: Mapping[str, Picture]) -> list[Markup]:
     pictures = [picture.file for picture in drawn.values()]
     names = [*pictures, *(table.file for table in tables.values())]
     lines = join(element("li", named(name)) for name in names)
@@ -340,7 +342,7 @@ def _files(tables: Mapping[str, Table], drawn: Mapping[str, Drawn]) -> list[Mark
     return [_note(note), element("ul", lines, class_="names")]
 
 
-def _figure(drawn: Mapping[str, Drawn], name: str, caption: str, table: Table) -> Markup:
+def _figure(drawn: Mapping[str, Picture], name: str, caption: str, table: Table) -> Markup:
     if name not in drawn:
         return Markup()
     picture = drawn[name]
@@ -350,7 +352,7 @@ def _figure(drawn: Mapping[str, Drawn], name: str, caption: str, table: Table) -
     return element("figure", join([wide, narrow, element("figcaption", said)]))
 
 
-def _spark(measured: Measured, stream: str) -> Markup:
+def _spark(measured: Measurements, stream: str) -> Markup:
     """Its rows over time, as small as a word."""
     bins = measured.bins
     values = [0] * bins.count

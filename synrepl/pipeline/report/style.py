@@ -11,7 +11,19 @@ import msgspec
 
 from synrepl.html.markup import Markup
 
-__all__ = ["ACCENT", "ALARM", "INK", "LINE", "OTHER", "SERIES", "SOFT", "Drawn", "Size", "colors_css", "draw"]
+__all__ = [
+    "ACCENT",
+    "ALARM",
+    "INK",
+    "LINE",
+    "OTHER",
+    "SERIES",
+    "SOFT",
+    "Picture",
+    "Size",
+    "colors_css",
+    "draw",
+]
 
 INK: Final = "#1c2126"
 SOFT: Final = "#59636e"
@@ -52,7 +64,7 @@ WIDE: Final = Size(10.6, True)
 NARROW: Final = Size(3.45, False)
 
 
-class Drawn(msgspec.Struct, frozen=True):
+class Picture(msgspec.Struct, frozen=True):
     """A picture: for the page in both widths, and as the PNG beside it."""
 
     name: str
@@ -66,7 +78,7 @@ class Drawn(msgspec.Struct, frozen=True):
         return f"{self.name}.png"
 
 
-def draw(name: str, label: str, plot: Callable[[Size], Any]) -> Drawn:
+def draw(name: str, label: str, plot: Callable[[Size], Any]) -> Picture:
     """What `plot` makes of each width. `label` says in words what is to be seen."""
     with _style():
         wide = plot(WIDE)
@@ -78,7 +90,7 @@ def draw(name: str, label: str, plot: Callable[[Size], Any]) -> Drawn:
         shown = _inline(svg.getvalue().decode(), f"{name}-w", label)
         small = io.BytesIO()
         plot(NARROW).savefig(small, format="svg", transparent=True)
-        return Drawn(name, shown, _inline(small.getvalue().decode(), f"{name}-n", label), png.getvalue())
+        return Picture(name, shown, _inline(small.getvalue().decode(), f"{name}-n", label), png.getvalue())
 
 
 def colors_css() -> str:

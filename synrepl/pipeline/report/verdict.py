@@ -7,12 +7,12 @@ import msgspec
 
 from synrepl.html.humanize import at, counted, printable, span
 from synrepl.pipeline.archive.manifest import Arrival
-from synrepl.pipeline.report.chains import Break
+from synrepl.pipeline.report.chains import ChainBreak
 from synrepl.pipeline.report.coverage import Coverage
-from synrepl.pipeline.report.daemon_status import Daemon
-from synrepl.pipeline.report.writer_lag import Standing
+from synrepl.pipeline.report.daemon_status import DaemonStatus
+from synrepl.pipeline.report.writer_lag import WriterLag
 
-__all__ = ["KINDS", "Finding", "findings"]
+__all__ = ["KINDS", "Advice", "findings"]
 
 KINDS: Final = ("bad", "busy", "good", "dim")
 """The worst first: something is missing or wrong; look at it; all is well; good to know."""
@@ -24,7 +24,7 @@ SILENT_SECONDS: Final = 3600.0
 """So is a writer that says nothing for longer while others of its stream do."""
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Advice(msgspec.Struct, frozen=True):
     """One thing: `where` is the part of the page that tells more."""
 
     kind: str
@@ -39,14 +39,14 @@ def findings(
     totals: Sequence[Mapping[str, Any]],
     counted_facts: int,
     counted_lines: int,
-    broken: Sequence[Break],
+    broken: Sequence[ChainBreak],
     voided: Mapping[int, int],
     arrivals: Sequence[Arrival],
-    standing: Sequence[Standing],
-    daemon: Daemon | None,
+    standing: Sequence[WriterLag],
+    daemon: DaemonStatus | None,
     unreadable: int,
     misshapen: int,
-) -> list[Finding]:
+) -> list[Advice]:
     """All of them."""
     found = [
         *_chain(covers, totals, broken, counted_facts, counted_lines),
@@ -63,38 +63,38 @@ def findings(
 def _chain(
     covers: Coverage,
     totals: Sequence[Mapping[str, Any]],
-    broken: Sequence[Break],
+    broken: Sequence[ChainBreak],
     counted_facts: int,
     counted_lines: int,
-) -> Iterable[Finding]:
+) -> Iterable[Advice]:
     missing = [one for one in broken if one.kind == "missing"]
     again = [one for one in broken if one.kind == "again"]
     copied = sum(row["copied"] for row in totals)
     if missing:
-        yield Finding(
+        yield Advice(
             "bad",
             f"Facts are missing in {counted(len(missing), 'place')}",
             f"{_where(missing)}: the fact that came next does not follow the one before it",
             "gaps",
         )
     if again:
-        yield Finding(
+        yield Advice(
             "bad",
             f"Writers went back in {counted(len(again), 'place')}",
             f"{_where(again)}: tokens came that were there, or passed, before",
             "gaps",
         )
     if copied:
-        yield Finding("bad", f"{counted(copied, 'fact')} there twice", "count them once", "gaps")
+        yield Advice("bad", f"{counted(copied, 'fact')} there twice", "count them once", "gaps")
     if counted_facts != covers.facts or (counted_lines != covers.lines and not copied):
-        yield Finding(
+        yield Advice(
             "bad",
             f"The files hold {counted(counted_facts, 'fact')}, the manifests say {covers.facts:,}",
             "run the audit: files were changed, or are not of this archive",
             "gaps",
         )
     if not (missing or again or copied) and counted_facts == covers.facts:
-        yield Finding(
+        yield Advice(
             "good",
             f"Nothing is missing from serial {covers.first_serial:,} to {covers.last_serial:,}",
             "every fact follows the one of its writer before it"
@@ -104,15 +104,15 @@ def _chain(
         )
     late = sum(row["late"] for row in totals)
     if late:
-        yield Finding("dim", f"{counted(late, 'fact')} came late", "behind their writer's position", "gaps")
+        yield Advice("dim", f"{counted(late, 'fact')} came late", "behind their writer's position", "gaps")
 
 
-def _lost(covers: Coverage, voided: Mapping[int, int]) -> Iterable[Finding]:
+def _lost(covers: Coverage, voided: Mapping[int, int]) -> Iterable[Advice]:
     for turn in covers.turns:
         if turn.why == "lost":
             void = voided.get(turn.epoch, 0)
             of = f" of {printable(turn.stream)}" if turn.stream else ""
-            yield Finding(
+            yield Advice(
                 "bad",
                 f"Epoch {turn.epoch}: facts{of} were lost where they came from",
                 f"{at(turn.at_ms)}; {counted(void, 'fact')} of before {'is' if void == 1 else 'are'} void",
@@ -120,14 +120,14 @@ def _lost(covers: Coverage, voided: Mapping[int, int]) -> Iterable[Finding]:
             )
 
 
-def _turns(covers: Coverage) -> Iterable[Finding]:
+def _turns(covers: Coverage) -> Iterable[Advice]:
     words = {"promoted": "another daemon took over", "restored": "the log was restored"}
     for turn in covers.turns:
         if turn.why != "lost" and turn.serial >= covers.first_serial - 1:
             text = f"Epoch {turn.epoch}: {words.get(turn.why, printable(turn.why))}"
-            yield Finding("busy", text, f"{at(turn.at_ms)}, after serial {turn.serial:,}", "gaps")
+            yield Advice("busy", text, f"{at(turn.at_ms)}, after serial {turn.serial:,}", "gaps")
     if covers.compacted is not None:
-        yield Finding(
+        yield Advice(
             "dim",
             f"Up to serial {covers.compacted:,} only what nothing replaced is here",
             "the log had been trimmed when archiving began",
@@ -135,11 +135,11 @@ def _turns(covers: Coverage) -> Iterable[Finding]:
         )
 
 
-def _lag(arrivals: Sequence[Arrival]) -> Iterable[Finding]:
+def _lag(arrivals: Sequence[Arrival]) -> Iterable[Advice]:
     slow = [one for one in arrivals if one.seconds > WAIT_SECONDS]
     if slow:
         worst = max(slow, key=lambda one: one.seconds)
-        yield Finding(
+        yield Advice(
             "busy",
             f"The archive was up to {span(worst.seconds)} behind",
             f"at batch {worst.batch}; {len(slow):,} of {counted(len(arrivals), 'batch', 'batches')} came more"
@@ -148,7 +148,7 @@ def _lag(arrivals: Sequence[Arrival]) -> Iterable[Finding]:
         )
     early = min((one.seconds for one in arrivals), default=0.0)
     if early < -1:
-        yield Finding(
+        yield Advice(
             "busy",
             "The clocks of the daemon and of the archive differ",
             f"by {span(-early)} or more: waits are told too short",
@@ -156,8 +156,8 @@ def _lag(arrivals: Sequence[Arrival]) -> Iterable[Finding]:
         )
 
 
-def _silent(standing: Sequence[Standing]) -> Iterable[Finding]:
-    ended: dict[str, list[Standing]] = {}
+def _silent(standing: Sequence[WriterLag]) -> Iterable[Advice]:
+    ended: dict[str, list[WriterLag]] = {}
     for one in standing:
         if one.silent and (one.silent[-1] or 0.0) > SILENT_SECONDS and (one.behind[-1] or 0) > 0:
             ended.setdefault(one.writer, []).append(one)
@@ -168,30 +168,30 @@ def _silent(standing: Sequence[Standing]) -> Iterable[Finding]:
             f"{counted(one.behind[-1] or 0, 'token')} behind on {printable(one.stream)}" for one in found[:3]
         )
         text = f"{printable(writer)} has said nothing for {least}"
-        yield Finding("busy", text, f"others went on: it is {where}", "lag")
+        yield Advice("busy", text, f"others went on: it is {where}", "lag")
     if len(order) > 3:
-        yield Finding("busy", f"{len(order) - 3} more writers are silent", "", "lag")
+        yield Advice("busy", f"{len(order) - 3} more writers are silent", "", "lag")
 
 
-def _daemon(daemon: Daemon) -> Iterable[Finding]:
+def _daemon(daemon: DaemonStatus) -> Iterable[Advice]:
     if daemon.trouble:
-        yield Finding("busy", "The daemon was not asked", f"{daemon.url}: {daemon.trouble}", "leases")
+        yield Advice("busy", "The daemon was not asked", f"{daemon.url}: {daemon.trouble}", "leases")
         return
     lost = daemon.gaps.get("synrepl_gaps_lost_total", 0)
     if lost:
-        yield Finding("bad", f"The daemon gave up {counted(lost, 'gap')}", "facts could not be had", "leases")
+        yield Advice("bad", f"The daemon gave up {counted(lost, 'gap')}", "facts could not be had", "leases")
     for error in daemon.status.get("errors") or ():
         what = error.get("what", error) if isinstance(error, dict) else error
-        yield Finding("bad", f"The daemon says: {printable(str(what))}", "", "leases")
+        yield Advice("bad", f"The daemon says: {printable(str(what))}", "", "leases")
     ended = [one for one in daemon.leases if one.get("ended") is not None]
     for one in ended[:3]:
         name = printable(str(one.get("name") or one.get("uuid")))
-        yield Finding("busy", f"The lease of {name} ended", printable(str(one.get("reason", ""))), "leases")
+        yield Advice("busy", f"The lease of {name} ended", printable(str(one.get("reason", ""))), "leases")
 
 
-def _caches(unreadable: int, misshapen: int) -> Iterable[Finding]:
+def _caches(unreadable: int, misshapen: int) -> Iterable[Advice]:
     if misshapen:
-        yield Finding(
+        yield Advice(
             "busy",
             f"{counted(misshapen, 'row')} of caches with keys that nobody expects",
             "workers drop all that such a name can mean",
@@ -199,10 +199,10 @@ def _caches(unreadable: int, misshapen: int) -> Iterable[Finding]:
         )
     if unreadable:
         many = counted(unreadable, "row or key", "rows or keys")
-        yield Finding("busy", f"{many} of caches cannot be read", "", "caches")
+        yield Advice("busy", f"{many} of caches cannot be read", "", "caches")
 
 
-def _where(broken: Sequence[Break]) -> str:
+def _where(broken: Sequence[ChainBreak]) -> str:
     places = sorted({f"{printable(one.stream)} of {printable(one.writer)}" for one in broken})
     more = f" and {len(places) - 3} more" if len(places) > 3 else ""
     return ", ".join(places[:3]) + more

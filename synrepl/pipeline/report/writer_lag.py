@@ -8,10 +8,10 @@ import msgspec
 
 from synrepl.pipeline.report.bins import Bins
 
-__all__ = ["Standing", "standings"]
+__all__ = ["WriterLag", "standings"]
 
 
-class Standing(msgspec.Struct, frozen=True):
+class WriterLag(msgspec.Struct, frozen=True):
     """At the end of each bin from its first fact on: how long the writer had said nothing, and how many
     tokens its last was behind the stream's newest. None before.
     """
@@ -27,7 +27,7 @@ class Standing(msgspec.Struct, frozen=True):
         return max((one for one in self.silent if one is not None), default=0.0)
 
 
-def standings(over_time: Iterable[Mapping[str, Any]], bins: Bins, *, last_ms: int) -> list[Standing]:
+def standings(over_time: Iterable[Mapping[str, Any]], bins: Bins, *, last_ms: int) -> list[WriterLag]:
     """Of all streams with more than one writer, from what each did in each bin (`counting.over_time`)."""
     seen: dict[str, dict[str, dict[int, Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
     for row in over_time:
@@ -55,5 +55,5 @@ def standings(over_time: Iterable[Mapping[str, Any]], bins: Bins, *, last_ms: in
                     token = row["token"] if row["token"] is not None else token
                 silent.append(None if heard_ms is None else max(0, ends[place] - heard_ms) / 1000)
                 behind.append(None if token is None else max(0, heads[place] - token))
-            made.append(Standing(stream, writer, silent, behind))
+            made.append(WriterLag(stream, writer, silent, behind))
     return made

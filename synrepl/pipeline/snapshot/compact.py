@@ -18,9 +18,9 @@ from synrepl.pipeline.snapshot import fold
 from synrepl.pipeline.snapshot.parts import FILE_ROWS, WRITTEN, write_parts
 from synrepl.pipeline.snapshot.snapshot import (
     LAST_DDL,
-    Basis,
     PartFile,
-    Snapshot,
+    SnapshotBasis,
+    SnapshotManifest,
     folder_of,
     read_snapshot,
     write_snapshot,
@@ -32,20 +32,20 @@ from synrepl.streams.table import StreamTable
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["Compacted", "compact"]
+__all__ = ["CompactResult", "compact"]
 
 BUCKETS: Final = 4_096
 """Into so many ranges of equal length serials are counted, to find ranges with equally many rows."""
 
 
-class Compacted(msgspec.Struct, frozen=True, kw_only=True):
+class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
     """The snapshot that is there now, and what it took.
 
     Without `is_new` it is the one that was there before, as nothing came since. `full` says that all of the
     archive was read, otherwise what is `read_rows` is the former snapshot and what came since.
     """
 
-    snapshot: Snapshot
+    snapshot: SnapshotManifest
     is_new: bool
     full: bool
     read_files: int
@@ -53,7 +53,7 @@ class Compacted(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class _Reading(msgspec.Struct, frozen=True):
+class _SnapshotReader(msgspec.Struct, frozen=True):
     """What a compaction reads: of `parts`, a former snapshot, everything but the streams `whole`; of what is
     `archived` these, and what came after the serial `after`."""
 
@@ -82,7 +82,7 @@ def compact(
     file_rows: int = FILE_ROWS,
     now_ms: int | None = None,
     tell: Tell = nobody,
-) -> Compacted:
+) -> CompactResult:
     """Bring the snapshot to the end of the archive.
 
     From the former snapshot and what came since; `full` reads all of the archive instead, with the same
@@ -98,7 +98,7 @@ def compact(
     if former is not None:
         _check(former, snapshot, archive, batches)
         if not full and former.serial == end.last_serial and former.turns == end.turns:
-            return Compacted(
+            return CompactResult(
                 snapshot=former, is_new=False, full=False, read_files=0, read_rows=0, seconds=_since(begun)
             )
     table = StreamTable.default()
@@ -110,7 +110,7 @@ def compact(
         if error.getCondition() == "PATH_NOT_FOUND":
             raise BadArchive(f"{archive}: a file is missing: {error.getMessage()}") from error
         raise
-    made = Snapshot(
+    made = SnapshotManifest(
         epoch=end.epoch,
         serial=end.last_serial,
         digest=end.digest,
@@ -123,13 +123,13 @@ def compact(
         rows=sum(file.rows for file in written),
         keys=keys,
         made_at_ms=time.time_ns() // 1_000_000 if now_ms is None else now_ms,
-        archive=Basis(first_serial=batches[0].first_serial, batch=end.batch),
+        archive=SnapshotBasis(first_serial=batches[0].first_serial, batch=end.batch),
     )
     if read_snapshot(snapshot) != former:
         raise BadArchive(f"{snapshot}: somebody else has made a snapshot meanwhile; this one does not count")
     write_snapshot(snapshot, made)
     _clean(snapshot, made, former)
-    return Compacted(
+    return CompactResult(
         snapshot=made,
         is_new=True,
         full=full or former is None,
@@ -139,7 +139,7 @@ def compact(
     )
 
 
-def _check(former: Snapshot, snapshot: Store, archive: Store, batches: Sequence[Manifest]) -> None:
+def _check(former: SnapshotManifest, snapshot: Store, archive: Store, batches: Sequence[Manifest]) -> None:
     """`BadArchive` unless the archive goes on where this snapshot stands."""
     first, end = batches[0], batches[-1]
     if (former.history, former.server_name) != (end.history, end.server_name):
@@ -176,7 +176,9 @@ def _digest_at(archive: Store, batches: Sequence[Manifest], serial: int) -> str 
     return None
 
 
-def _reading(batches: Sequence[Manifest], former: Snapshot | None, table: StreamTable) -> _Reading:
+def _reading(
+    batches: Sequence[Manifest], former: SnapshotManifest | None, table: StreamTable
+) -> _SnapshotReader:
     """All of the archive, or what came after `former`, and that.
 
     Streams of which rows have become void since are read whole: what these had replaced is not in `former`.
@@ -188,17 +190,17 @@ def _reading(batches: Sequence[Manifest], former: Snapshot | None, table: Stream
         if (stream := table.get(file.stream)) is None or not stream.ephemeral
     ]
     if former is None:
-        return _Reading(kept)
+        return _SnapshotReader(kept)
     whole = sorted({turn.stream for turn in batches[-1].turns if turn not in former.turns and turn.stream})
     since = [file for file in kept if file.last_serial > former.serial or file.stream in whole]
-    return _Reading(since, former.files, whole, former.serial)
+    return _SnapshotReader(since, former.files, whole, former.serial)
 
 
 def _made(
     spark: "SparkSession",
     archive: Store,
     snapshot: Store,
-    reading: _Reading,
+    reading: _SnapshotReader,
     end: Manifest,
     table: StreamTable,
     file_rows: int,
@@ -245,7 +247,9 @@ def _made(
     return written, keys
 
 
-def _rows(spark: "SparkSession", archive: Store, snapshot: Store, reading: _Reading) -> "DataFrame | None":
+def _rows(
+    spark: "SparkSession", archive: Store, snapshot: Store, reading: _SnapshotReader
+) -> "DataFrame | None":
     found: DataFrame | None = None
     if reading.archived:
         paths = [archive.uri(file.path) for file in reading.archived]
@@ -296,7 +300,7 @@ def _written(store: Store, folder: str, file_rows: int, batches: Iterable[Any]) 
     return write_parts(store, folder, file_rows, batches)
 
 
-def _clean(store: Store, made: Snapshot, former: Snapshot | None) -> None:
+def _clean(store: Store, made: SnapshotManifest, former: SnapshotManifest | None) -> None:
     """Remove what neither this snapshot nor the one before it names: what is older, or was never finished."""
     named = {file.path for one in (made, former) if one is not None for file in one.files}
     folders = {path.partition("/")[0] for path in named}

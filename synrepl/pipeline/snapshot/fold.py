@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.errors import RowError
-from synrepl.ports.history import Turn
+from synrepl.ports.history import EpochStart
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import NEWEST
@@ -23,7 +23,7 @@ def declaring(table: StreamTable) -> list[str]:
     return [stream.name for stream in table if stream.tombstone is not None and not stream.ephemeral]
 
 
-def is_void(turns: Sequence[Turn]) -> "Column":
+def is_void(turns: Sequence[EpochStart]) -> "Column":
     """Whether a row is of a fact that counts no more, as of these turns."""
     found = F.lit(False)
     for turn in turns:

@@ -13,14 +13,14 @@ import pyarrow as pa
 from synrepl.pipeline.archive.manifest import BadArchive
 from synrepl.pipeline.source.schema import COLUMNS, ROWS, spark_schema
 from synrepl.pipeline.store import Store
-from synrepl.ports.history import Place, Turn
+from synrepl.ports.history import EpochStart, LogPosition
 
 __all__ = [
     "LAST",
     "SNAPSHOT",
-    "Basis",
+    "SnapshotBasis",
     "PartFile",
-    "Snapshot",
+    "SnapshotManifest",
     "folder_of",
     "read_snapshot",
     "write_snapshot",
@@ -47,14 +47,14 @@ class PartFile(msgspec.Struct, frozen=True, kw_only=True):
     last_serial: int
 
 
-class Basis(msgspec.Struct, frozen=True, kw_only=True):
+class SnapshotBasis(msgspec.Struct, frozen=True, kw_only=True):
     """Of which archive it is: one that begins at `first_serial`, up to and with `batch`."""
 
     first_serial: int
     batch: int
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True):
     """What is true at `serial`; `epoch`, `digest`, `clock` and `turns` are those of the archive there.
 
     `files` are in order of serial, none overlaps another. `keys` counts the rows that are the last of a key.
@@ -67,18 +67,18 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     history: str
     server_name: str
     clock: dict[str, dict[str, int]]
-    turns: list[Turn]
+    turns: list[EpochStart]
     files: list[PartFile]
     facts: int
     rows: int
     keys: int
     made_at_ms: int
-    archive: Basis
+    archive: SnapshotBasis
 
     @property
-    def place(self) -> Place:
+    def place(self) -> LogPosition:
         """Where in the history it stands."""
-        return Place(self.epoch, self.serial, self.digest)
+        return LogPosition(self.epoch, self.serial, self.digest)
 
 
 def folder_of(serial: int) -> str:
@@ -89,12 +89,12 @@ def folder_of(serial: int) -> str:
     return f"upto={serial}"
 
 
-def read_snapshot(store: Store) -> Snapshot | None:
+def read_snapshot(store: Store) -> SnapshotManifest | None:
     """The snapshot that is here, if there is one. Raises `BadArchive` for one that cannot be read."""
     if not store.exists(SNAPSHOT):
         return None
     try:
-        found = msgspec.json.decode(store.read(SNAPSHOT), type=Snapshot)
+        found = msgspec.json.decode(store.read(SNAPSHOT), type=SnapshotManifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadArchive(f"{store}: {SNAPSHOT} is no snapshot: {error}") from error
     if found.version != VERSION:
@@ -102,6 +102,6 @@ def read_snapshot(store: Store) -> Snapshot | None:
     return found
 
 
-def write_snapshot(store: Store, snapshot: Snapshot) -> None:
+def write_snapshot(store: Store, snapshot: SnapshotManifest) -> None:
     """From here on this is the snapshot; the one before it was until now."""
     store.write(SNAPSHOT, msgspec.json.format(msgspec.json.encode(snapshot), indent=1))

@@ -6,19 +6,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from synrepl.pipeline.source.daemon_client import DataLoss
-from synrepl.pipeline.source.ranges import Range
+from synrepl.pipeline.source.ranges import SerialRange
 
-__all__ = ["Checking"]
+__all__ = ["CompletenessCheck"]
 
 
-class Checking:
+class CompletenessCheck:
     """Looks at the record batches of one range as they come. Raises `DataLoss`, which names what is missing.
 
     Where everything is read, serials have no holes. Where facts are chosen, each says by its `prev_token`
     what its writer wrote before it: numbers that nobody used are no loss, a fact that is not there is.
     """
 
-    def __init__(self, planned: Range, *, is_all: bool) -> None:
+    def __init__(self, planned: SerialRange, *, is_all: bool) -> None:
         self._planned = planned
         self._is_dense = is_all and not planned.compacted
         self._is_chained = not is_all and not planned.compacted

@@ -9,10 +9,10 @@ from urllib.parse import quote, urlencode
 import pyarrow as pa
 
 from synrepl.errors import ReplicationError
-from synrepl.http_client import Asking, Refused, Unreachable, read_secret
-from synrepl.pipeline.source.options import Options
+from synrepl.http_client import BlockingClient, ConnectError, HttpError, read_secret
+from synrepl.pipeline.source.options import SourceOptions
 
-__all__ = ["Daemon", "DataLoss", "SourceError"]
+__all__ = ["SourceClient", "DataLoss", "SourceError"]
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
 PAUSE_SECONDS: Final = 0.5
@@ -30,19 +30,19 @@ class DataLoss(SourceError):
     """Facts that were to be read are not there any more, or not all of them came."""
 
 
-class Daemon:
+class SourceClient:
     """One daemon, for one query or task. Raises `SourceError` and `DataLoss`, in words for a person."""
 
     def __init__(
         self,
-        options: Options,
+        options: SourceOptions,
         *,
         pause: Callable[[float], None] = time.sleep,
         seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
         secret = None if options.secret_file is None else read_secret(options.secret_file)
-        self._asking = Asking(options.url, secret=secret)
+        self._asking = BlockingClient(options.url, secret=secret)
         self._pause = pause
         self._seconds = seconds
 
@@ -96,7 +96,7 @@ class Daemon:
                     query.pop("epoch", None)
                     yield batch
                 return
-            except (Unreachable, Refused, pa.ArrowInvalid, OSError, http.client.HTTPException) as error:
+            except (ConnectError, HttpError, pa.ArrowInvalid, OSError, http.client.HTTPException) as error:
                 self._asking.close()
                 if not self._may_pass(error) or self._seconds() >= given:
                     raise self._trouble(error) from error
@@ -118,20 +118,20 @@ class Daemon:
         while True:
             try:
                 return ask()
-            except (Unreachable, Refused) as error:
+            except (ConnectError, HttpError) as error:
                 if not self._may_pass(error) or self._seconds() >= until:
                     raise self._trouble(error) from error
                 self._pause(PAUSE_SECONDS)
 
     @staticmethod
     def _may_pass(error: Exception) -> bool:
-        if isinstance(error, Refused):
+        if isinstance(error, HttpError):
             return error.is_retryable or bool(error.body.get("retryable"))
         return True
 
     def _trouble(self, error: Exception) -> SourceError:
         url = self._asking.url
-        if isinstance(error, Refused):
+        if isinstance(error, HttpError):
             if error.code == "trimmed":
                 return DataLoss(
                     f"{url}: {error.message}. Facts were trimmed before they were read: read under a name"

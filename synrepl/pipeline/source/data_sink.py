@@ -20,14 +20,14 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from synrepl.errors import ConfigError
-from synrepl.pipeline.source.daemon_client import Daemon
-from synrepl.pipeline.source.options import Options
+from synrepl.pipeline.source.daemon_client import SourceClient
+from synrepl.pipeline.source.options import SourceOptions
 
-__all__ = ["BatchWriter", "StreamWriter", "check_writable", "facts_of"]
+__all__ = ["SinkBatchWriter", "SinkStreamWriter", "check_writable", "facts_of"]
 
 
 @dataclass
-class Staged(WriterCommitMessage):
+class StagedFacts(WriterCommitMessage):
     """What one task has brought: the checksums of its files, in order."""
 
     partition: int
@@ -35,7 +35,7 @@ class Staged(WriterCommitMessage):
     facts: int
 
 
-def check_writable(options: Options, schema: StructType, *, overwrite: bool) -> None:
+def check_writable(options: SourceOptions, schema: StructType, *, overwrite: bool) -> None:
     """Raises `ConfigError` unless rows with these columns can be facts."""
     names = set(schema.names)
     if overwrite:
@@ -46,7 +46,9 @@ def check_writable(options: Options, schema: StructType, *, overwrite: bool) -> 
         raise ConfigError("what is written needs a column stream, or the option stream")
 
 
-def facts_of(lines: Iterable[dict[str, Any]], options: Options) -> Iterator[tuple[str, str | None, str]]:
+def facts_of(
+    lines: Iterable[dict[str, Any]], options: SourceOptions
+) -> Iterator[tuple[str, str | None, str]]:
     """The facts that these lines are: stream, writer, and their rows as a JSON array.
 
     A line with `rows` is a fact; lines with a `row` are one fact as long as their `serial` is the same, or,
@@ -111,12 +113,12 @@ def bodies(facts: Iterable[tuple[str, str | None, str]], most: int) -> Iterator[
         yield f'{{"appends": [{",".join(appends)}]}}'.encode(), count
 
 
-def stage(options: Options, batches: Iterable[Any]) -> Staged:
+def stage(options: SourceOptions, batches: Iterable[Any]) -> StagedFacts:
     """In a task: bring these rows to the daemon."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    daemon = Daemon(options)
+    daemon = SourceClient(options)
     lines = (line for batch in batches for line in batch.to_pylist())
     files, facts = [], 0
     for body, count in bodies(facts_of(lines, options), options.batch_facts):
@@ -124,27 +126,29 @@ def stage(options: Options, batches: Iterable[Any]) -> Staged:
         daemon.put(f"/v1/files/sha256/{sha256}", body)
         files.append(sha256)
         facts += count
-    return Staged(0 if context is None else context.partitionId(), tuple(files), facts)
+    return StagedFacts(0 if context is None else context.partitionId(), tuple(files), facts)
 
 
-def commit(options: Options, query: str, batch: int, messages: Iterable[WriterCommitMessage | None]) -> None:
+def commit(
+    options: SourceOptions, query: str, batch: int, messages: Iterable[WriterCommitMessage | None]
+) -> None:
     """In the driver: what all tasks of a batch have brought becomes facts."""
-    daemon = Daemon(options)
-    staged = sorted((one for one in messages if isinstance(one, Staged)), key=lambda one: one.partition)
+    daemon = SourceClient(options)
+    staged = sorted((one for one in messages if isinstance(one, StagedFacts)), key=lambda one: one.partition)
     for one in staged:
         for number, sha256 in enumerate(one.files):
             key = f"{query}/{batch}/{one.partition}/{number}"
             daemon.post("/v1/facts", json.dumps({"staged": sha256, "idempotency_key": key}).encode())
 
 
-class BatchWriter(DataSourceArrowWriter):
+class SinkBatchWriter(DataSourceArrowWriter):
     """``df.write.format("synrepl")``. Under a name (option `query`) writing the same again stores nothing."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._query = options.query or f"write-{uuid4().hex}"
 
-    def write(self, iterator: Iterator[Any]) -> Staged:
+    def write(self, iterator: Iterator[Any]) -> StagedFacts:
         """In a task."""
         return stage(self._options, iterator)
 
@@ -156,17 +160,17 @@ class BatchWriter(DataSourceArrowWriter):
         """What was staged is no fact, and is cleared away by the daemon."""
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+class SinkStreamWriter(DataSourceStreamArrowWriter):
     """``df.writeStream.format("synrepl")``. Raises `ConfigError` without the option `query`: the name under
     which a batch that is done again, after a restart, is known."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         if options.query is None:
             raise ConfigError("a stream that is written needs the option query: a name that restarts keep")
         self._options = options
         self._query = options.query
 
-    def write(self, iterator: Iterator[Any]) -> Staged:
+    def write(self, iterator: Iterator[Any]) -> StagedFacts:
         """In a task."""
         return stage(self._options, iterator)
 

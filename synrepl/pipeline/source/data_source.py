@@ -19,14 +19,14 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from synrepl.pipeline.source.daemon_client import Daemon
-from synrepl.pipeline.source.data_sink import BatchWriter, StreamWriter, check_writable
+from synrepl.pipeline.source.daemon_client import SourceClient
+from synrepl.pipeline.source.data_sink import SinkBatchWriter, SinkStreamWriter, check_writable
 from synrepl.pipeline.source.offsets import Offset
-from synrepl.pipeline.source.options import Options, read_options
-from synrepl.pipeline.source.pacer import Pacing
-from synrepl.pipeline.source.planner import Planning
+from synrepl.pipeline.source.options import SourceOptions, read_options
+from synrepl.pipeline.source.pacer import BatchPacer
+from synrepl.pipeline.source.planner import Planner
 from synrepl.pipeline.source.range_reader import read_range
-from synrepl.pipeline.source.ranges import Range
+from synrepl.pipeline.source.ranges import SerialRange
 from synrepl.pipeline.source.schema import spark_schema
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ __all__ = ["SynreplSource", "pickle_by_value", "progress", "register"]
 class RangePartition(InputPartition):
     """What one task reads, by these options: Spark asks another copy of the reader to read than to plan."""
 
-    def __init__(self, planned: Range, options: Options) -> None:
+    def __init__(self, planned: SerialRange, options: SourceOptions) -> None:
         super().__init__(None)
         self.planned = planned
         self.options = options
@@ -64,17 +64,17 @@ class SynreplSource(DataSource):
         """For what comes."""
         return StreamReader(read_options(self.options))
 
-    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> SinkBatchWriter:
         """For what is written once."""
         options = read_options(self.options)
         check_writable(options, schema, overwrite=overwrite)
-        return BatchWriter(options)
+        return SinkBatchWriter(options)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+    def streamWriter(self, schema: StructType, overwrite: bool) -> SinkStreamWriter:
         """For what is written as it comes."""
         options = read_options(self.options)
         check_writable(options, schema, overwrite=overwrite)
-        return StreamWriter(options)
+        return SinkStreamWriter(options)
 
 
 class BatchReader(DataSourceReader):
@@ -84,12 +84,12 @@ class BatchReader(DataSourceReader):
     pushed. Options choose what the daemon sends.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
         """Who reads which part."""
-        planning = Planning(self._options, Daemon(self._options))
+        planning = Planner(self._options, SourceClient(self._options))
         start, end, until = planning.closed()
         return [RangePartition(one, self._options) for one in planning.ranges(start, end, until)]
 
@@ -101,16 +101,16 @@ class BatchReader(DataSourceReader):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """What comes, as ``spark.readStream``."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._target: int | None = None
-        self._known: Planning | None = None
-        self._pacing = Pacing(options)
+        self._known: Planner | None = None
+        self._pacing = BatchPacer(options)
 
     @property
-    def _planning(self) -> Planning:
+    def _planning(self) -> Planner:
         if self._known is None:
-            self._known = Planning(self._options, Daemon(self._options))
+            self._known = Planner(self._options, SourceClient(self._options))
         return self._known
 
     def initialOffset(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """The head of the log, for who looks at the progress of a query."""
-        daemon = Daemon(self._options)
+        daemon = SourceClient(self._options)
         head = daemon.extent(limit=1, compacted="true")["head"]
         found = daemon.get("/v1/digests", serials=head)
         return Offset(
@@ -151,7 +151,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """What there is now is all that this query reads."""
-        self._target = int(Daemon(self._options).extent(limit=1, compacted="true")["head"])
+        self._target = int(SourceClient(self._options).extent(limit=1, compacted="true")["head"])
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Who reads which part of a micro-batch."""
@@ -174,18 +174,18 @@ def _read(partition: InputPartition) -> Iterator[Any]:
     # Spark makes a partition of its own where there is none.
     if not isinstance(partition, RangePartition):
         return iter(())
-    return read_range(partition.planned, partition.options, Daemon(partition.options))
+    return read_range(partition.planned, partition.options, SourceClient(partition.options))
 
 
 @dataclass(frozen=True)
-class Behind:
+class ReaderLag:
     """How far a query is behind its daemon, in facts and in seconds."""
 
     facts: int
     seconds: float
 
 
-def progress(told: Mapping[str, Any], now_ms: int) -> Behind | None:
+def progress(told: Mapping[str, Any], now_ms: int) -> ReaderLag | None:
     """How far behind a query is, by its ``lastProgress``; None if that has nothing of this source."""
     for source in told.get("sources", ()):
         try:
@@ -194,7 +194,7 @@ def progress(told: Mapping[str, Any], now_ms: int) -> Behind | None:
             continue
         facts = max(0, latest.serial - end.serial)
         seconds = (now_ms - end.committed_at_ms) / 1000 if facts and end.committed_at_ms else 0.0
-        return Behind(facts, max(0.0, seconds))
+        return ReaderLag(facts, max(0.0, seconds))
     return None
 
 

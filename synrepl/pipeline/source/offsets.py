@@ -16,7 +16,7 @@ from typing import Any, Final, TypeGuard
 
 from synrepl.errors import ConfigError
 
-__all__ = ["EARLIEST", "LATEST", "BadOffset", "Clock", "Offset", "Wish", "read_wish"]
+__all__ = ["EARLIEST", "LATEST", "BadOffset", "Clock", "Offset", "OffsetRequest", "read_wish"]
 
 VERSION: Final = 1
 EARLIEST: Final = "earliest"
@@ -107,7 +107,7 @@ class Offset:
 
 
 @dataclass(frozen=True)
-class Wish:
+class OffsetRequest:
     """What a user says of where to begin or end: one of these. `at_ms` is a moment, in Unix milliseconds."""
 
     word: str = ""
@@ -116,21 +116,21 @@ class Wish:
     at_ms: int | None = None
 
 
-def read_wish(name: str, text: str) -> Wish:
+def read_wish(name: str, text: str) -> OffsetRequest:
     """`earliest`, `latest`, a serial, an offset, or tokens as Kafka's source has them: ``{stream: {writer:
     token}}``, with -2 for the earliest and -1 for the latest. Raises `BadOffset`.
     """
     if text.strip().lower() in (EARLIEST, LATEST):
-        return Wish(word=text.strip().lower())
+        return OffsetRequest(word=text.strip().lower())
     try:
         value = json.loads(text)
     except ValueError:
         raise BadOffset(f"{name} is earliest, latest, a serial, or JSON; not {text[:80]!r}") from None
     if _is_whole(value, 0):
-        return Wish(offset=Offset(serial=value))
+        return OffsetRequest(offset=Offset(serial=value))
     if isinstance(value, dict) and "version" in value:
-        return Wish(offset=Offset.from_json(value))
-    return Wish(clock=_clock(value, lowest=-2))
+        return OffsetRequest(offset=Offset.from_json(value))
+    return OffsetRequest(clock=_clock(value, lowest=-2))
 
 
 def _clock(value: Any, *, lowest: int = -(2**63)) -> dict[str, dict[str, int]]:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from synrepl.errors import ConfigError
-from synrepl.pipeline.source.offsets import EARLIEST, LATEST, Wish, read_wish
+from synrepl.pipeline.source.offsets import EARLIEST, LATEST, OffsetRequest, read_wish
 from synrepl.pipeline.source.schema import COLUMNS
 
-__all__ = ["Options", "read_options"]
+__all__ = ["SourceOptions", "read_options"]
 
 KNOWN: Final = (
     "url",
@@ -41,12 +41,12 @@ FACTS_PER_PARTITION: Final = 100_000
 RETRY_SECONDS: Final = 60
 BATCH_FACTS: Final = 2_000
 UNIT_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-BEGINNING: Final = Wish(word=EARLIEST)
-HEAD: Final = Wish(word=LATEST)
+BEGINNING: Final = OffsetRequest(word=EARLIEST)
+HEAD: Final = OffsetRequest(word=LATEST)
 
 
 @dataclass(frozen=True)
-class Options:
+class SourceOptions:
     """What a query says of what it reads, or where it writes.
 
     `streams` and `writers` choose (None: all), and `columns` says which columns there are, in this order.
@@ -64,8 +64,8 @@ class Options:
     streams: frozenset[str] | None = None
     writers: frozenset[str] | None = None
     columns: tuple[str, ...] = COLUMNS
-    starting: Wish = BEGINNING
-    ending: Wish = HEAD
+    starting: OffsetRequest = BEGINNING
+    ending: OffsetRequest = HEAD
     max_offsets: int | None = None
     min_offsets: int | None = None
     max_delay_seconds: float = 900.0
@@ -82,7 +82,7 @@ class Options:
     batch_facts: int = BATCH_FACTS
 
 
-def read_options(given: Mapping[str, str]) -> Options:
+def read_options(given: Mapping[str, str]) -> SourceOptions:
     """What these options say; names are in any case. Raises `ConfigError` at the first that is wrong."""
     by_name = {name.lower(): name for name in KNOWN}
     said: dict[str, str] = {}
@@ -99,7 +99,7 @@ def read_options(given: Mapping[str, str]) -> Options:
             raise ConfigError(f"there is no column {column!r}; there are {', '.join(COLUMNS)}")
     if len(set(columns)) < len(columns):
         raise ConfigError(f"a column is named twice in {', '.join(columns)}")
-    return Options(
+    return SourceOptions(
         url=said["url"],
         secret_file=said.get("secretFile"),
         streams=_chosen(said.get("streams")),
@@ -141,11 +141,11 @@ def _whole(said: Mapping[str, str], name: str, default: int | None, *, lowest: i
     return int(text)
 
 
-def _wish(said: Mapping[str, str], which: str, default: str) -> Wish:
+def _wish(said: Mapping[str, str], which: str, default: str) -> OffsetRequest:
     """Where to begin, or end. A moment goes before offsets, as with Kafka's source."""
     at_ms = _whole(said, f"{which}Timestamp", None, lowest=0)
     if at_ms is not None:
-        return Wish(at_ms=at_ms)
+        return OffsetRequest(at_ms=at_ms)
     return read_wish(f"{which}Offsets", said.get(f"{which}Offsets", default))
 
 

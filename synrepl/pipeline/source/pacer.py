@@ -3,15 +3,15 @@
 import time
 from collections.abc import Callable
 
-from synrepl.pipeline.source.options import Options
+from synrepl.pipeline.source.options import SourceOptions
 
-__all__ = ["Pacing"]
+__all__ = ["BatchPacer"]
 
 
-class Pacing:
+class BatchPacer:
     """Of one query. Its first micro-batch is due at once: how long facts have waited for it is not known."""
 
-    def __init__(self, options: Options, *, seconds: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, options: SourceOptions, *, seconds: Callable[[], float] = time.monotonic) -> None:
         self._options = options
         self._seconds = seconds
         self._began: float | None = None

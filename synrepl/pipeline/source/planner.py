@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import pyarrow.compute as pc
 
-from synrepl.pipeline.source.daemon_client import Daemon, DataLoss
+from synrepl.pipeline.source.daemon_client import DataLoss, SourceClient
 from synrepl.pipeline.source.offsets import EARLIEST, LATEST, Clock, Offset
-from synrepl.pipeline.source.options import Options
-from synrepl.pipeline.source.ranges import Range, cuts
+from synrepl.pipeline.source.options import SourceOptions
+from synrepl.pipeline.source.ranges import SerialRange, cuts
 
-__all__ = ["Planning"]
+__all__ = ["Planner"]
 
 MAX_SERIALS: Final = 1_000
 """Digests that are asked for at once."""
@@ -28,10 +28,10 @@ FROM_LATEST: Final = -1
 _log = logging.getLogger("synrepl.pipeline")
 
 
-class Planning:
+class Planner:
     """Plans what one query reads. Asks the daemon; reads nothing itself, but where tokens are to be found."""
 
-    def __init__(self, options: Options, daemon: Daemon) -> None:
+    def __init__(self, options: SourceOptions, daemon: SourceClient) -> None:
         self._options = options
         self._daemon = daemon
         self._fact_bytes = LIKELY_BYTES
@@ -187,7 +187,7 @@ class Planning:
 
     # -- who reads what ------------------------------------------------------------------------------------
 
-    def ranges(self, start: Offset, end: Offset, until: Clock) -> list[Range]:
+    def ranges(self, start: Offset, end: Offset, until: Clock) -> list[SerialRange]:
         """The tasks that read what lies between the two, about as much each."""
         options = self._options
         serials = cuts(
@@ -201,7 +201,7 @@ class Planning:
         may_lack = options.compacted or not options.fail_on_data_loss
         begin = self._begin() if may_lack else 0
         return [
-            Range(
+            SerialRange(
                 after=after,
                 upto=upto,
                 history=end.history,

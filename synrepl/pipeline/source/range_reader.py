@@ -6,20 +6,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synrepl.pipeline.source.completeness import Checking
-from synrepl.pipeline.source.daemon_client import Daemon, SourceError
-from synrepl.pipeline.source.options import Options
-from synrepl.pipeline.source.ranges import Range
+from synrepl.pipeline.source.completeness import CompletenessCheck
+from synrepl.pipeline.source.daemon_client import SourceClient, SourceError
+from synrepl.pipeline.source.options import SourceOptions
+from synrepl.pipeline.source.ranges import SerialRange
 from synrepl.pipeline.source.rows import exploded
 from synrepl.pipeline.source.schema import row_schema
 
 __all__ = ["read_range"]
 
 
-def read_range(planned: Range, options: Options, daemon: Daemon) -> Iterator[Any]:
+def read_range(planned: SerialRange, options: SourceOptions, daemon: SourceClient) -> Iterator[Any]:
     """The rows of this range, in order of serial and seq. Raises `DataLoss` unless all of it came."""
     is_all = options.streams is None and options.writers is None
-    checking = Checking(planned, is_all=is_all)
+    checking = CompletenessCheck(planned, is_all=is_all)
     add_keys = _keys() if "key" in options.columns else None
     schema = row_schema(options.columns)
     for facts in daemon.facts(
@@ -40,7 +40,7 @@ def read_range(planned: Range, options: Options, daemon: Daemon) -> Iterator[Any
     checking.ended()
 
 
-def _within(facts: Any, planned: Range) -> Any:
+def _within(facts: Any, planned: SerialRange) -> Any:
     """Without what was read elsewhere, and what is not wanted any more."""
     for limits, is_out in ((planned.skip, pc.less_equal), (planned.until, pc.greater)):
         for stream, writers in limits.items():
@@ -52,10 +52,10 @@ def _within(facts: Any, planned: Range) -> Any:
 
 def _keys() -> Any:
     try:
-        from synrepl.pipeline.keys import Keys
+        from synrepl.pipeline.keys import KeyExtractor
     except ImportError as error:
         raise SourceError(
             f"the column key needs synrepl where tasks run ({error}): install it there, or choose the columns"
             " without key (option columns)"
         ) from error
-    return Keys().added
+    return KeyExtractor().added

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 from synrepl.pipeline.source.offsets import Clock
 
-__all__ = ["Range", "cuts"]
+__all__ = ["SerialRange", "cuts"]
 
 
 @dataclass(frozen=True)
-class Range:
+class SerialRange:
     """The facts with ``after < serial <= upto``.
 
     `history` and `digest`, the one at `after`, prove that it is the same log; `end_digest` is that at `upto`,

@@ -14,17 +14,17 @@ __all__ = [
     "Gap",
     "Hot",
     "KeyCount",
-    "Line",
+    "WatchEvent",
     "Repaired",
     "Restart",
     "Stall",
-    "Turn",
+    "Epoch",
     "encode",
     "place",
 ]
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=str.lower):
+class WatchEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=str.lower):
     """`at_ms` is when the daemon stored the fact that a line is about; without one it is now.
 
     `serial` is that of the fact by which it was noticed.
@@ -33,7 +33,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=str.
     at_ms: int
 
 
-class Turn(Line, frozen=True, kw_only=True):
+class Epoch(WatchEvent, frozen=True, kw_only=True):
     """An epoch began: another daemon took over, or facts were lost or restored. Its first fact is told."""
 
     epoch: int
@@ -41,7 +41,7 @@ class Turn(Line, frozen=True, kw_only=True):
     serial: int
 
 
-class Elsewhere(Line, frozen=True, kw_only=True):
+class Elsewhere(WatchEvent, frozen=True, kw_only=True):
     """A writer goes on elsewhere than where it was seen to be (`after_token`)."""
 
     stream: str
@@ -57,7 +57,7 @@ class Restart(Elsewhere, frozen=True, kw_only=True):
     """It does so in a new epoch."""
 
 
-class Gap(Line, frozen=True, kw_only=True):
+class Gap(WatchEvent, frozen=True, kw_only=True):
     """Facts with ``after_token < token <= upto_token`` did not come; the one of `upto_token` is certain."""
 
     stream: str
@@ -68,7 +68,7 @@ class Gap(Line, frozen=True, kw_only=True):
     serial: int
 
 
-class Repaired(Line, frozen=True, kw_only=True):
+class Repaired(WatchEvent, frozen=True, kw_only=True):
     """A gap that was told is none any more: so many `facts` came late, the last with this serial.
 
     Whatever is known to have been missing is there. Facts that came late claim nothing of those before them.
@@ -87,7 +87,7 @@ class Again(Elsewhere, frozen=True, kw_only=True):
     """It does so in the same epoch, at tokens that it had passed: it is broken."""
 
 
-class Active(Line, frozen=True, kw_only=True):
+class Active(WatchEvent, frozen=True, kw_only=True):
     """A writer that was told to be silent speaks again."""
 
     stream: str
@@ -97,7 +97,7 @@ class Active(Line, frozen=True, kw_only=True):
     serial: int
 
 
-class Stall(Line, frozen=True, kw_only=True):
+class Stall(WatchEvent, frozen=True, kw_only=True):
     """A writer that was active, every `usual_seconds`, says nothing any more; `token` is its last."""
 
     stream: str
@@ -122,7 +122,7 @@ class KeyCount(msgspec.Struct, frozen=True, kw_only=True):
     count: int
 
 
-class Hot(Line, frozen=True, kw_only=True):
+class Hot(WatchEvent, frozen=True, kw_only=True):
     """What the `rows` of ``caches`` of one minute dropped, as workers take them.
 
     `invalidations` counts entries, most of them first in `names` and `keys`; drops of whole caches are apart
@@ -143,7 +143,16 @@ class Hot(Line, frozen=True, kw_only=True):
     short_by: int
 
 
-KINDS: Final[tuple[type[Line], ...]] = (Turn, Restart, Gap, Repaired, Again, Active, Stall, Hot)
+KINDS: Final[tuple[type[WatchEvent], ...]] = (
+    Epoch,
+    Restart,
+    Gap,
+    Repaired,
+    Again,
+    Active,
+    Stall,
+    Hot,
+)
 """In this order where they are about the same fact."""
 
 NO_FACT: Final = 2**63 - 1
@@ -151,11 +160,11 @@ NO_FACT: Final = 2**63 - 1
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def encode(line: Line) -> bytes:
+def encode(line: WatchEvent) -> bytes:
     """As it is written, without its end."""
     return _encode(line)
 
 
-def place(line: Line) -> tuple[int, int]:
+def place(line: WatchEvent) -> tuple[int, int]:
     """Where it comes among the lines of a micro-batch: what is about no fact comes last."""
     return getattr(line, "serial", NO_FACT), KINDS.index(type(line))

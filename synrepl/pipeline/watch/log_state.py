@@ -6,10 +6,20 @@ from typing import Final
 
 import msgspec
 
-from synrepl.pipeline.watch.events import Count, Hot, KeyCount, Line, Turn
-from synrepl.pipeline.watch.writer_chain import Rules
+from synrepl.pipeline.watch.events import Count, Epoch, Hot, KeyCount, WatchEvent
+from synrepl.pipeline.watch.writer_chain import WatchRules
 
-__all__ = ["MINUTE_MS", "THE_LOG", "Begun", "Drops", "Log", "Seen", "look", "look_ms", "pass_time"]
+__all__ = [
+    "MINUTE_MS",
+    "THE_LOG",
+    "FirstFact",
+    "Drops",
+    "LogState",
+    "TaskObservations",
+    "look",
+    "look_ms",
+    "pass_time",
+]
 
 THE_LOG: Final = ("", "")
 """In place of a stream and a writer; none is named so."""
@@ -22,7 +32,7 @@ MOST_KEYS: Final = 20_000
 """Different entries that are counted in a minute; of more, the rarest half is forgotten."""
 
 
-class Begun(msgspec.Struct, frozen=True, kw_only=True):
+class FirstFact(msgspec.Struct, frozen=True, kw_only=True):
     """The first fact of an epoch among others."""
 
     epoch: int
@@ -82,16 +92,16 @@ class Drops(msgspec.Struct, kw_only=True):
         self.short_by += least
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class TaskObservations(msgspec.Struct, frozen=True, kw_only=True):
     """What one task read: where epochs begin in it, when its last fact was committed, what was dropped."""
 
     serial: int
     at_ms: int
-    begun: Sequence[Begun]
+    begun: Sequence[FirstFact]
     minutes: Mapping[int, Drops]
 
 
-class Log(msgspec.Struct, frozen=True, kw_only=True):
+class LogState(msgspec.Struct, frozen=True, kw_only=True):
     """What was seen so far, up to a fact of `at_ms` (by the daemon's clock) at `seen_ms` (by ours).
 
     Minutes are numbered; all up to `told` were told.
@@ -105,17 +115,19 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     timer_ms: int | None = None
 
 
-def look(log: Log | None, seen: Sequence[Seen], *, now_ms: int, rules: Rules) -> tuple[Log, list[Line]]:
+def look(
+    log: LogState | None, seen: Sequence[TaskObservations], *, now_ms: int, rules: WatchRules
+) -> tuple[LogState, list[WatchEvent]]:
     """All that came by now, in order."""
-    told: list[Line] = []
+    told: list[WatchEvent] = []
     for one in seen:
         if log is None:
-            log = Log(epoch=one.begun[0].epoch, at_ms=one.at_ms, seen_ms=now_ms)
+            log = LogState(epoch=one.begun[0].epoch, at_ms=one.at_ms, seen_ms=now_ms)
         epoch = log.epoch
         for begun in one.begun:
             if begun.epoch > epoch:
                 told.append(
-                    Turn(at_ms=begun.at_ms, epoch=begun.epoch, before_epoch=epoch, serial=begun.serial)
+                    Epoch(at_ms=begun.at_ms, epoch=begun.epoch, before_epoch=epoch, serial=begun.serial)
                 )
                 epoch = begun.epoch
         opened = dict(log.open)
@@ -134,7 +146,7 @@ def look(log: Log | None, seen: Sequence[Seen], *, now_ms: int, rules: Rules) ->
     return log, told + hot
 
 
-def pass_time(log: Log, *, now_ms: int, rules: Rules) -> tuple[Log, list[Line]]:
+def pass_time(log: LogState, *, now_ms: int, rules: WatchRules) -> tuple[LogState, list[WatchEvent]]:
     """Tells the minutes that are complete: the daemon's clock is past them, or must be by now."""
     over = (log.at_ms + max(0, now_ms - log.seen_ms) - GRACE_MS) // MINUTE_MS
     complete = sorted(minute for minute in log.open if minute < over)
@@ -145,14 +157,14 @@ def pass_time(log: Log, *, now_ms: int, rules: Rules) -> tuple[Log, list[Line]]:
     return msgspec.structs.replace(log, told=complete[-1], open=left), told
 
 
-def look_ms(log: Log) -> int | None:
+def look_ms(log: LogState) -> int | None:
     """When the next minute is complete, if nothing comes any more; None if there is nothing to be told."""
     if not log.open:
         return None
     return log.seen_ms + max(0, (min(log.open) + 1) * MINUTE_MS + GRACE_MS - log.at_ms)
 
 
-def _hot(minute: int, drops: Drops, now_ms: int, top: int) -> Line:
+def _hot(minute: int, drops: Drops, now_ms: int, top: int) -> WatchEvent:
     began = datetime.fromtimestamp(minute * MINUTE_MS // 1000, UTC)
     keys = ((f"{name} {key}", name, key, n) for name, its in drops.keys.items() for key, n in its.items())
     most = sorted(keys, key=lambda one: (-one[3], one[0]))[:top]

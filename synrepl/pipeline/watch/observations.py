@@ -8,10 +8,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synrepl.pipeline.keys import Keys
+from synrepl.pipeline.keys import KeyExtractor
 from synrepl.pipeline.report.expansion import expand_batches, told_in
-from synrepl.pipeline.watch.log_state import THE_LOG, Begun, Drops, Seen
-from synrepl.pipeline.watch.writer_chain import Run, runs_of
+from synrepl.pipeline.watch.log_state import THE_LOG, Drops, FirstFact, TaskObservations
+from synrepl.pipeline.watch.writer_chain import FactRun, runs_of
 
 __all__ = ["COLUMNS", "OBSERVED", "OBSERVED_DDL", "observe"]
 
@@ -46,10 +46,10 @@ def observe(batches: Iterable[Any], *, streams: frozenset[str] | None = None) ->
     Of other `streams` than these (None: all) only the epoch and the time is seen. They are read all the same:
     of streams that were chosen the source itself would find that something is missing, and fail.
     """
-    runs: dict[tuple[str, str], list[Run]] = {}
-    begun: list[Begun] = []
+    runs: dict[tuple[str, str], list[FactRun]] = {}
+    begun: list[FirstFact] = []
     minutes: dict[int, Drops] = defaultdict(Drops)
-    keys = Keys()
+    keys = KeyExtractor()
     last_ms = 0
     for batch in batches:
         facts: dict[tuple[str, str], list[tuple[int, int, int, int, int]]] = defaultdict(list)
@@ -57,7 +57,7 @@ def observe(batches: Iterable[Any], *, streams: frozenset[str] | None = None) ->
             if streams is None or stream in streams:
                 facts[stream, writer].append((serial, epoch, prev_token, token, at_ms))
             if not begun or epoch > begun[-1].epoch:
-                begun.append(Begun(epoch=epoch, serial=serial, at_ms=at_ms))
+                begun.append(FirstFact(epoch=epoch, serial=serial, at_ms=at_ms))
             last_ms = max(last_ms, at_ms)
         for writer_of, some in facts.items():
             runs.setdefault(writer_of, []).extend(runs_of(some))
@@ -65,7 +65,7 @@ def observe(batches: Iterable[Any], *, streams: frozenset[str] | None = None) ->
             _count(batch, keys, minutes)
     told = [(*writer_of, _encode(run).decode()) for writer_of, its in runs.items() for run in its]
     if begun:
-        seen = Seen(serial=begun[0].serial, at_ms=last_ms, begun=begun, minutes=minutes)
+        seen = TaskObservations(serial=begun[0].serial, at_ms=last_ms, begun=begun, minutes=minutes)
         told.append((*THE_LOG, _encode(seen).decode()))
         columns = [pa.array(column, pa.string()) for column in zip(*told, strict=True)]
         yield pa.record_batch(columns, schema=OBSERVED)
@@ -78,7 +78,7 @@ def _facts(batch: Any) -> Iterator[tuple[int, int, str, str, int, int, int]]:
     return zip(*(facts[name].to_pylist() for name in names), at_ms.to_pylist(), strict=True)
 
 
-def _count(batch: Any, keys: Keys, minutes: dict[int, Drops]) -> None:
+def _count(batch: Any, keys: KeyExtractor, minutes: dict[int, Drops]) -> None:
     rows = batch.filter(pc.and_(pc.equal(batch["stream"], CACHES), pc.is_valid(batch["row"])))
     if not len(rows):
         return

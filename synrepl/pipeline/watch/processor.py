@@ -7,25 +7,32 @@ import msgspec
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from synrepl.pipeline.watch.events import Line, encode, place
-from synrepl.pipeline.watch.log_state import THE_LOG, Log, Seen, look, look_ms, pass_time
-from synrepl.pipeline.watch.writer_chain import Chain, Rules, Run, advance, deadline_ms, silence
+from synrepl.pipeline.watch.events import WatchEvent, encode, place
+from synrepl.pipeline.watch.log_state import THE_LOG, LogState, TaskObservations, look, look_ms, pass_time
+from synrepl.pipeline.watch.writer_chain import (
+    FactRun,
+    WatchRules,
+    WriterChain,
+    advance,
+    deadline_ms,
+    silence,
+)
 
-__all__ = ["TOLD_DDL", "Watching"]
+__all__ = ["TOLD_DDL", "WatchProcessor"]
 
 TOLD_DDL: Final = "serial bigint, kind int, line string"
 """Lines, and where they come among others (`lines.place`)."""
 
-_chain: Final = msgspec.json.Decoder(Chain)
-_log: Final = msgspec.json.Decoder(Log)
-_run: Final = msgspec.json.Decoder(Run)
-_seen: Final = msgspec.json.Decoder(Seen)
+_chain: Final = msgspec.json.Decoder(WriterChain)
+_log: Final = msgspec.json.Decoder(LogState)
+_run: Final = msgspec.json.Decoder(FactRun)
+_seen: Final = msgspec.json.Decoder(TaskObservations)
 
 
-class Watching(StatefulProcessor):
+class WatchProcessor(StatefulProcessor):
     """State is one JSON text, and at most one timer, for each key."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: WatchRules) -> None:
         self._rules = rules
         self._handle: Any = None
         self._state: Any = None
@@ -78,7 +85,7 @@ class Watching(StatefulProcessor):
         kept = self._state.get()
         return None if kept is None else str(kept[0])
 
-    def _keep(self, state: Chain | Log, wanted_ms: int | None) -> None:
+    def _keep(self, state: WriterChain | LogState, wanted_ms: int | None) -> None:
         """And be called no later than `wanted_ms`."""
         timer_ms = state.timer_ms
         if wanted_ms is not None and (timer_ms is None or wanted_ms < timer_ms):
@@ -89,6 +96,6 @@ class Watching(StatefulProcessor):
         self._state.update((msgspec.json.encode(msgspec.structs.replace(state, timer_ms=timer_ms)).decode(),))
 
 
-def _row(line: Line) -> Row:
+def _row(line: WatchEvent) -> Row:
     serial, kind = place(line)
     return Row(serial=serial, kind=kind, line=encode(line).decode())

@@ -24,17 +24,17 @@ import msgspec
 
 from synrepl.errors import ConfigError
 from synrepl.pipeline.session import is_remote, session_settings
-from synrepl.pipeline.source.daemon_client import Daemon
+from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.data_source import register
 from synrepl.pipeline.source.options import read_options
 from synrepl.pipeline.watch.events import KINDS
 from synrepl.pipeline.watch.observations import COLUMNS, OBSERVED_DDL, observe
-from synrepl.pipeline.watch.writer_chain import Rules
+from synrepl.pipeline.watch.writer_chain import WatchRules
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Watched", "watch"]
+__all__ = ["WatchResult", "watch"]
 
 LOOK_SECONDS: Final = 0.2
 STOP_SECONDS: Final = 10.0
@@ -49,7 +49,7 @@ SETTINGS: Final = {
 }
 
 
-class Watched(msgspec.Struct, frozen=True, kw_only=True):
+class WatchResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a run told: how many lines of each type."""
 
     lines: dict[str, int]
@@ -70,7 +70,7 @@ def watch(
     checkpoint: str | None = None,
     write: Callable[[bytes], None],
     stopped: Callable[[], bool],
-) -> Watched:
+) -> WatchResult:
     """Write what `lines` lists, a line and its end a call, until `stopped` says so.
 
     It begins at `since` (as the source's ``startingOffsets``), or where the run before it ended that had the
@@ -79,7 +79,7 @@ def watch(
     them) for what the daemon does not give, and whatever `write` raises.
     """
     began = time.monotonic()
-    told = _Telling(write)
+    told = _EventPrinter(write)
     rules = _rules(stall_seconds, top)
     query = _start(
         _own(spark),
@@ -107,17 +107,17 @@ def watch(
         told.end()
         query.stop()
         gateway.removeFilter(_is_news)
-    return Watched(
+    return WatchResult(
         lines={kind.__name__.lower(): told.counts[kind.__name__.lower()] for kind in KINDS},
         batches=told.batches,
         seconds=round(time.monotonic() - began, 3),
     )
 
 
-def _rules(stall_seconds: float, top: int) -> Rules:
+def _rules(stall_seconds: float, top: int) -> WatchRules:
     if stall_seconds <= 0 or top < 1:
         raise ConfigError(f"seconds and numbers are more than nothing, not {stall_seconds:g} and {top}")
-    return Rules(stall_ms=int(stall_seconds * 1000), top=top)
+    return WatchRules(stall_ms=int(stall_seconds * 1000), top=top)
 
 
 def _options(
@@ -127,7 +127,7 @@ def _options(
     if secret_file is not None:
         options["secretFile"] = secret_file
     # Here what is wrong is told in a line; Spark would tell it in many, and later.
-    daemon = Daemon(read_options(options))
+    daemon = SourceClient(read_options(options))
     daemon.extent(limit=1, compacted="true")
     for stream in streams or ():
         if not daemon.knows(stream):
@@ -153,19 +153,19 @@ def _start(
     spark: "SparkSession",
     options: dict[str, str],
     observing: Callable[[Iterable[Any]], Iterator[Any]],
-    rules: Rules,
-    told: "_Telling",
+    rules: WatchRules,
+    told: "_EventPrinter",
     *,
     every_seconds: float,
     checkpoint: str | None,
 ) -> Any:
-    from synrepl.pipeline.watch.processor import TOLD_DDL, Watching
+    from synrepl.pipeline.watch.processor import TOLD_DDL, WatchProcessor
 
     rows = spark.readStream.format("synrepl").options(**options).load()
     lines = (
         rows.mapInArrow(observing, OBSERVED_DDL)
         .groupBy("stream", "writer")
-        .transformWithState(Watching(rules), TOLD_DDL, "append", "processingTime")
+        .transformWithState(WatchProcessor(rules), TOLD_DDL, "append", "processingTime")
     )
     writing = lines.writeStream.foreachBatch(told).trigger(
         processingTime=f"{max(1, int(every_seconds * 1000))} milliseconds"
@@ -184,7 +184,7 @@ def _is_news(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], _Over)
 
 
-class _Telling:
+class _EventPrinter:
     """What Spark calls with the lines of each micro-batch, once the one before it is committed."""
 
     def __init__(self, write: Callable[[bytes], None]) -> None:

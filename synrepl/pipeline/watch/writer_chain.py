@@ -5,9 +5,18 @@ from typing import Final
 
 import msgspec
 
-from synrepl.pipeline.watch.events import Active, Again, Elsewhere, Gap, Line, Repaired, Restart, Stall
+from synrepl.pipeline.watch.events import (
+    Active,
+    Again,
+    Elsewhere,
+    Gap,
+    Repaired,
+    Restart,
+    Stall,
+    WatchEvent,
+)
 
-__all__ = ["Chain", "Hole", "Rules", "Run", "advance", "deadline_ms", "runs_of", "silence"]
+__all__ = ["WriterChain", "Hole", "WatchRules", "FactRun", "advance", "deadline_ms", "runs_of", "silence"]
 
 MOST_HOLES: Final = 1_000
 """More are told, but of the oldest it is not told when they are repaired."""
@@ -16,7 +25,7 @@ REMEMBERED: Final = 100
 """Intervals that make up the usual one, about."""
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
+class WatchRules(msgspec.Struct, frozen=True, kw_only=True):
     """A writer of at least `least_facts` has stalled when it is silent for longer than `stall_ms`, and than
     `times` its usual interval. Lists have the `top` of what they list.
     """
@@ -27,7 +36,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     top: int = 10
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class FactRun(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of a writer, each of which goes on where the one before ended; or one that came late.
 
     `prev_token` and `first_token` are those of the first, `token` is that of the last.
@@ -61,7 +70,7 @@ class Hole(msgspec.Struct, frozen=True, kw_only=True):
     facts: int = 0
 
 
-class Chain(msgspec.Struct, frozen=True, kw_only=True):
+class WriterChain(msgspec.Struct, frozen=True, kw_only=True):
     """How far a writer is, since when, and what is missing.
 
     `token` is its position, None while all of its facts came late; `last` is the token of the last fact. That
@@ -82,9 +91,9 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
     timer_ms: int | None = None
 
 
-def runs_of(facts: Iterable[tuple[int, int, int, int, int]]) -> list[Run]:
+def runs_of(facts: Iterable[tuple[int, int, int, int, int]]) -> list[FactRun]:
     """Facts of one writer in order (serial, epoch, prev_token, token, committed_at_ms), as few runs."""
-    found: list[Run] = []
+    found: list[FactRun] = []
     for serial, epoch, prev_token, token, at_ms in facts:
         last = found[-1] if found else None
         goes_on = last is not None and not last.is_late and (last.epoch, last.token) == (epoch, prev_token)
@@ -94,7 +103,7 @@ def runs_of(facts: Iterable[tuple[int, int, int, int, int]]) -> list[Run]:
             )
             continue
         found.append(
-            Run(
+            FactRun(
                 serial=serial,
                 last_serial=serial,
                 epoch=epoch,
@@ -110,13 +119,19 @@ def runs_of(facts: Iterable[tuple[int, int, int, int, int]]) -> list[Run]:
 
 
 def advance(
-    chain: Chain | None, runs: Sequence[Run], *, stream: str, writer: str, now_ms: int, rules: Rules
-) -> tuple[Chain, list[Line]]:
+    chain: WriterChain | None,
+    runs: Sequence[FactRun],
+    *,
+    stream: str,
+    writer: str,
+    now_ms: int,
+    rules: WatchRules,
+) -> tuple[WriterChain, list[WatchEvent]]:
     """The facts of these runs, in order, were seen now."""
-    told: list[Line] = []
+    told: list[WatchEvent] = []
     for run in runs:
         if chain is None:
-            chain = Chain(
+            chain = WriterChain(
                 epoch=run.epoch,
                 token=None if run.is_late else run.token,
                 last=run.token,
@@ -145,7 +160,9 @@ def advance(
     return chain, told
 
 
-def silence(chain: Chain, *, stream: str, writer: str, now_ms: int, rules: Rules) -> tuple[Chain, list[Line]]:
+def silence(
+    chain: WriterChain, *, stream: str, writer: str, now_ms: int, rules: WatchRules
+) -> tuple[WriterChain, list[WatchEvent]]:
     """Nothing more was seen until now."""
     allowed = _allowed_ms(chain, rules)
     if chain.is_stalled or allowed is None or now_ms - chain.seen_ms <= allowed:
@@ -163,20 +180,20 @@ def silence(chain: Chain, *, stream: str, writer: str, now_ms: int, rules: Rules
     return msgspec.structs.replace(chain, is_stalled=True), [stall]
 
 
-def deadline_ms(chain: Chain, rules: Rules) -> int | None:
+def deadline_ms(chain: WriterChain, rules: WatchRules) -> int | None:
     """When it will have stalled, if nothing comes; None if it has, or if it is not known what is usual."""
     allowed = _allowed_ms(chain, rules)
     return None if chain.is_stalled or allowed is None else chain.seen_ms + int(allowed) + 1
 
 
-def _allowed_ms(chain: Chain, rules: Rules) -> float | None:
+def _allowed_ms(chain: WriterChain, rules: WatchRules) -> float | None:
     """How long it may be silent."""
     if chain.facts < rules.least_facts:
         return None
     return max(float(rules.stall_ms), rules.times * chain.usual_ms)
 
 
-def _timed(chain: Chain, run: Run, intervals: int, rules: Rules) -> Chain:
+def _timed(chain: WriterChain, run: FactRun, intervals: int, rules: WatchRules) -> WriterChain:
     """With the facts of this run counted, and so many intervals between them, and before."""
     before_ms = max(0, run.first_ms - chain.at_ms)
     allowed = _allowed_ms(chain, rules)
@@ -195,7 +212,9 @@ def _timed(chain: Chain, run: Run, intervals: int, rules: Rules) -> Chain:
     )
 
 
-def _followed(chain: Chain, run: Run, stream: str, writer: str) -> tuple[Chain, list[Line]]:
+def _followed(
+    chain: WriterChain, run: FactRun, stream: str, writer: str
+) -> tuple[WriterChain, list[WatchEvent]]:
     """With its tokens; and what is wrong with them."""
     at = chain.token
     if run.is_late:
@@ -224,7 +243,7 @@ def _followed(chain: Chain, run: Run, stream: str, writer: str) -> tuple[Chain, 
     return moved, [_elsewhere(Again, run, at, stream, writer)]
 
 
-def _elsewhere(kind: type[Elsewhere], run: Run, at: int, stream: str, writer: str) -> Elsewhere:
+def _elsewhere(kind: type[Elsewhere], run: FactRun, at: int, stream: str, writer: str) -> Elsewhere:
     """The writer had come to `at`, and this run goes on from somewhere else."""
     return kind(
         at_ms=run.first_ms,
@@ -238,10 +257,12 @@ def _elsewhere(kind: type[Elsewhere], run: Run, at: int, stream: str, writer: st
     )
 
 
-def _filled(chain: Chain, run: Run, stream: str, writer: str) -> tuple[Chain, list[Line]]:
+def _filled(
+    chain: WriterChain, run: FactRun, stream: str, writer: str
+) -> tuple[WriterChain, list[WatchEvent]]:
     """With what this run brings of what was missing. The position stays."""
     holes: list[Hole] = []
-    told: list[Line] = []
+    told: list[WatchEvent] = []
     for hole in chain.holes:
         if not any(after < run.token and run.prev_token <= upto for after, upto in hole.parts):
             holes.append(hole)
@@ -265,7 +286,7 @@ def _filled(chain: Chain, run: Run, stream: str, writer: str) -> tuple[Chain, li
     return msgspec.structs.replace(chain, holes=tuple(holes)), told
 
 
-def _without(parts: tuple[tuple[int, int], ...], run: Run) -> tuple[tuple[int, int], ...]:
+def _without(parts: tuple[tuple[int, int], ...], run: FactRun) -> tuple[tuple[int, int], ...]:
     """What is missing still. A late fact brings but itself; others all that they go over."""
     if run.is_late:
         return tuple(part for part in parts if part[1] != run.token)

@@ -11,7 +11,7 @@ from synrepl.ports.files import IFileQueue, IFileStore
 from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.tasks import Tasks
 
-__all__ = ["STEP", "Bell", "Desk", "Rule"]
+__all__ = ["STEP", "Wakeup", "FilesContext", "Rule"]
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ STEP: Final = 8 * 1024 * 1024
 """Bytes that are hashed in one go, so that other work for the thread waits some hundredths of a second."""
 
 
-class Bell:
+class Wakeup:
     """Lets one coroutine wait until there is something to do. A ring that nobody waits for is not lost."""
 
     def __init__(self, clock: IClock) -> None:
@@ -50,7 +50,7 @@ class Bell:
         self._has_rung = False
 
 
-class Desk:
+class FilesContext:
     """Runs what blocks in the thread, and remembers what does not work there.
 
     `rule` says which of the missing files are fetched; ``none`` on a primary. `loops` begin `tasks`, and end
@@ -120,7 +120,7 @@ class Desk:
                     else:
                         self.logger.failure("files: a fault in {part}", part=part)
                     self.troubles[part] = text, self.clock.seconds()
-                await Bell(self.clock).rung(delay)
+                await Wakeup(self.clock).rung(delay)
                 delay = min(60.0, delay * 2)
             else:
                 delay = 1.0

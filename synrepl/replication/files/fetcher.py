@@ -1,4 +1,4 @@
-"""Fetching what is missing: a few files at a time, each by one owner, and none held up by another."""
+"""Fetches what is missing: a few files at a time, each by one owner, and none held up by another."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,16 +7,16 @@ from typing import Any, Final
 from twisted.internet.defer import CancelledError, Deferred
 
 from synrepl.errors import ReplicationError
-from synrepl.ports.files import IFetchFile, ISpool, Wanted
-from synrepl.replication.files.context import STEP, Bell, Desk
+from synrepl.ports.files import IFetchFile, ISpool, WantedFile
+from synrepl.replication.files.context import STEP, FilesContext, Wakeup
 
-__all__ = ["Fetching"]
+__all__ = ["FileFetcher"]
 
 BROKEN_SECONDS: Final = 10.0
 """How long a file is left alone when it cannot even be noted that it failed."""
 
 
-class Fetching:
+class FileFetcher:
     """Takes files from the queue, at most `workers` at once, and calls `arrived` with each that is here.
 
     With no `source` it fetches nothing.
@@ -24,7 +24,7 @@ class Fetching:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: FilesContext,
         source: IFetchFile | None,
         workers: int,
         *,
@@ -36,7 +36,7 @@ class Fetching:
         self._workers = workers
         self._arrived = arrived
         self._failed = failed
-        self._bell = Bell(desk.clock)
+        self._bell = Wakeup(desk.clock)
         self._running: dict[str, Deferred[Any] | None] = {}
 
     @property
@@ -68,7 +68,7 @@ class Fetching:
                 next_at = await desk.run(desk.queue.next_at)
         await self._bell.rung(None if next_at is None else (next_at - desk.now_ms()) / 1000)
 
-    def _begin(self, wanted: Wanted) -> None:
+    def _begin(self, wanted: WantedFile) -> None:
         if wanted.sha256 in self._running:
             return
         self._running[wanted.sha256] = None
@@ -76,7 +76,7 @@ class Fetching:
         if wanted.sha256 in self._running:
             self._running[wanted.sha256] = running
 
-    async def _fetch(self, wanted: Wanted) -> None:
+    async def _fetch(self, wanted: WantedFile) -> None:
         desk = self._desk
         sha256 = wanted.sha256
         try:
@@ -113,7 +113,7 @@ class Fetching:
         except ReplicationError as error:
             desk.logger.error("files: {why}", why=error)
             # It would be due again at once.
-            await Bell(desk.clock).rung(BROKEN_SECONDS)
+            await Wakeup(desk.clock).rung(BROKEN_SECONDS)
         self._failed()
 
     async def _receive(self, sha256: str) -> None:

@@ -10,11 +10,11 @@ from twisted.logger import Logger
 from synrepl.errors import ReplicationError, StorageError
 from synrepl.ports.files import IFetchFile, IFileQueue, IFileStore, ISpool, IStoredFile, QueueSummary
 from synrepl.ports.interfaces import IClock, ILog, IThread
-from synrepl.replication.files.context import Bell, Desk, Rule
-from synrepl.replication.files.fetcher import Fetching
-from synrepl.replication.files.maintenance import Upkeep
-from synrepl.replication.files.name_index import Names
-from synrepl.replication.files.verified_reads import Checks
+from synrepl.replication.files.context import FilesContext, Rule, Wakeup
+from synrepl.replication.files.fetcher import FileFetcher
+from synrepl.replication.files.maintenance import FileMaintenance
+from synrepl.replication.files.name_index import NameIndex
+from synrepl.replication.files.verified_reads import VerifiedReads
 
 __all__ = ["Files"]
 
@@ -55,11 +55,11 @@ class Files:
         self._clock = clock
         self._rule: Literal["eager", "lazy"] = rule
         self._fetch = fetch
-        self._desk = Desk(store, queue, thread, clock, self._rule_now(), logger)
-        self._names = Names(log, self._desk, self._noted)
-        self._checks = Checks(self._desk, self._gone)
-        self._fetching = Fetching(self._desk, fetch, workers, arrived=self._arrived, failed=self._changed)
-        self._upkeep = Upkeep(
+        self._desk = FilesContext(store, queue, thread, clock, self._rule_now(), logger)
+        self._names = NameIndex(log, self._desk, self._noted)
+        self._checks = VerifiedReads(self._desk, self._gone)
+        self._fetching = FileFetcher(self._desk, fetch, workers, arrived=self._arrived, failed=self._changed)
+        self._upkeep = FileMaintenance(
             self._desk,
             self._gone,
             lambda: self._names.is_complete,
@@ -68,7 +68,7 @@ class Files:
             round_seconds=scrub_round_seconds,
         )
         self._figures = QueueSummary()
-        self._figures_bell = Bell(clock)
+        self._figures_bell = Wakeup(clock)
         self._waiting: dict[str, set[Deferred[bool]]] = {}
         self._is_running = False
 
@@ -335,7 +335,7 @@ class Files:
     async def _take_figures(self) -> None:
         await self._figures_bell.rung()
         self._figures = await self._desk.run(partial(self._desk.queue.summary, FAILING_TOLD))
-        await Bell(self._clock).rung(FIGURES_SECONDS)
+        await Wakeup(self._clock).rung(FIGURES_SECONDS)
 
 
 def _give_up(waiter: "Deferred[bool]") -> None:

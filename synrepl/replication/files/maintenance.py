@@ -5,9 +5,9 @@ from functools import partial
 from typing import Final
 
 from synrepl.ports.files import IScrub
-from synrepl.replication.files.context import STEP, Bell, Desk
+from synrepl.replication.files.context import STEP, FilesContext, Wakeup
 
-__all__ = ["Upkeep"]
+__all__ = ["FileMaintenance"]
 
 PAGE: Final = 1_000
 """Names, or files, that are looked at in one go."""
@@ -16,7 +16,7 @@ PLACE_EVERY: Final = 60
 """Slices of a scrub after which its place is kept."""
 
 
-class Upkeep:
+class FileMaintenance:
     """Begins with a count and a comparison, then clears away hourly and scrubs, a slice each
     `slice_seconds`, a round each `round_seconds`.
 
@@ -26,7 +26,7 @@ class Upkeep:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: FilesContext,
         gone: Callable[[str, str], None],
         knows_names: Callable[[], bool],
         *,
@@ -40,7 +40,7 @@ class Upkeep:
         self._grace_seconds = grace_seconds
         self._slice_seconds = slice_seconds
         self._round_seconds = round_seconds
-        self._bell = Bell(desk.clock)
+        self._bell = Wakeup(desk.clock)
         self._is_counted = False
         self._scrub: IScrub | None = None
         self._slices = 0

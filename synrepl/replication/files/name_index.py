@@ -6,16 +6,16 @@ from typing import Final
 
 from twisted.internet.defer import Deferred
 
-from synrepl.ports.files import Named, Seen
+from synrepl.ports.files import LogProgress, NamedFile
 from synrepl.ports.interfaces import ILog
-from synrepl.replication.files.context import Bell, Desk
+from synrepl.replication.files.context import FilesContext, Wakeup
 from synrepl.streams import jsontext
 from synrepl.streams.catalog.files import FILES
 from synrepl.streams.facts import Fact
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.filter import Filter
 
-__all__ = ["Names"]
+__all__ = ["NameIndex"]
 
 PAGE_ROWS: Final = 1_000
 OF_FILES: Final = Filter.of(streams=[FILES.name])
@@ -25,17 +25,17 @@ UNSAVED_SERIALS: Final = 10_000
 """How much of the log without files goes by before it is kept that it was looked through."""
 
 
-class Names:
+class NameIndex:
     """Follows the log, first by reading it, then as it is told. `noted` is called after each batch."""
 
-    def __init__(self, log: ILog, desk: Desk, noted: Callable[[], None]) -> None:
-        self.seen = Seen()
+    def __init__(self, log: ILog, desk: FilesContext, noted: Callable[[], None]) -> None:
+        self.seen = LogProgress()
         self._log = log
         self._desk = desk
         self._noted = noted
-        self._bell = Bell(desk.clock)
+        self._bell = Wakeup(desk.clock)
         self._fresh: list[Fact] = []
-        self._fresh_upto = Seen()
+        self._fresh_upto = LogProgress()
         self._saved = 0
         self._is_live = False
         self._is_stale = False
@@ -82,7 +82,7 @@ class Names:
         if self._is_stale:
             await self._desk.run(self._desk.queue.reset)
             self._is_stale = False
-            self._restart(Seen())
+            self._restart(LogProgress())
         elif not self._is_live:
             await self._read()
         elif self._fresh:
@@ -107,13 +107,13 @@ class Names:
                 after=self.seen.serial, upto=upto, limit=PAGE_ROWS, wanted=OF_FILES
             )
             digest = await self._log.digest_at(looked)
-            await self._note(facts, Seen(looked, digest or ""))
+            await self._note(facts, LogProgress(looked, digest or ""))
         # Nothing is waited for from here on, so no fact comes in between.
         if self.seen.serial >= self._log.serial:
             self._fresh_upto = self.seen
             self._is_live = True
 
-    async def _note(self, facts: Sequence[Fact], seen: Seen) -> None:
+    async def _note(self, facts: Sequence[Fact], seen: LogProgress) -> None:
         desk = self._desk
         work = partial(
             desk.queue.note,
@@ -129,7 +129,7 @@ class Names:
         if facts:
             self._noted()
 
-    def _advance(self, seen: Seen) -> None:
+    def _advance(self, seen: LogProgress) -> None:
         self.seen = seen
         done = [waiter for serial, waiter in self._waiters if serial <= seen.serial]
         self._waiters = [(serial, waiter) for serial, waiter in self._waiters if serial > seen.serial]
@@ -137,7 +137,7 @@ class Names:
             if not waiter.called:
                 waiter.callback(None)
 
-    def _restart(self, seen: Seen) -> None:
+    def _restart(self, seen: LogProgress) -> None:
         self._fresh = []
         self._is_live = False
         self._saved = min(self._saved, seen.serial)
@@ -148,7 +148,7 @@ class Names:
         if not self._is_live or not facts or not facts[-1].serial:
             return
         is_idle = self.seen == self._fresh_upto
-        self._fresh_upto = Seen(facts[-1].serial, facts[-1].digest)
+        self._fresh_upto = LogProgress(facts[-1].serial, facts[-1].digest)
         news = [fact for fact in facts if fact.stream == FILES.name]
         if news:
             self._fresh += news
@@ -162,8 +162,10 @@ class Names:
             self._bell.ring()
 
 
-def _rows(fact: Fact) -> list[Named]:
+def _rows(fact: Fact) -> list[NamedFile]:
     """The rows of a fact; the last one of a name counts."""
     if not (texts := jsontext.split(fact.rows)):
         return []
-    return [Named(row.name, row.sha256, row.size, fact.serial) for row in FILES.decode_many(texts, NEWEST)]
+    return [
+        NamedFile(row.name, row.sha256, row.size, fact.serial) for row in FILES.decode_many(texts, NEWEST)
+    ]

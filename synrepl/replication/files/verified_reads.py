@@ -7,18 +7,18 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from synrepl.errors import StorageError
 from synrepl.ports.files import Damaged, IChecking, IStoredFile
-from synrepl.replication.files.context import STEP, Desk
+from synrepl.replication.files.context import STEP, FilesContext
 
-__all__ = ["Checks"]
+__all__ = ["VerifiedReads"]
 
 
-class Checks:
+class VerifiedReads:
     """Opens files. `damaged` is called with one that was found bad, and with why.
 
     A check goes on when nobody waits for it any more: whoever gave up will come again.
     """
 
-    def __init__(self, desk: Desk, damaged: Callable[[str, str], None]) -> None:
+    def __init__(self, desk: FilesContext, damaged: Callable[[str, str], None]) -> None:
         self._desk = desk
         self._damaged = damaged
         self._waiting: dict[str, list[Deferred[IStoredFile | None]]] = {}

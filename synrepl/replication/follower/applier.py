@@ -13,19 +13,19 @@ from twisted.internet.task import deferLater
 from synrepl.errors import GapError, ReplicationError, RowError
 from synrepl.ports.coroutines import rest_of, run_now
 from synrepl.ports.interfaces import ICaches
-from synrepl.replication.follower.apply_queue import Waiting
+from synrepl.replication.follower.apply_queue import ApplyQueue
 from synrepl.replication.follower.catchup import ICatchUp, NowhereToFetch
-from synrepl.replication.follower.dedup import Repetitions
-from synrepl.replication.follower.listener import CACHES, Host
-from synrepl.replication.follower.positions import Standing
-from synrepl.replication.follower.reorder import Bursts
-from synrepl.replication.follower.strategy import Following
+from synrepl.replication.follower.dedup import RecentFacts
+from synrepl.replication.follower.listener import CACHES, ApplierListener
+from synrepl.replication.follower.positions import AppliedPositions
+from synrepl.replication.follower.reorder import ReorderBuffer
+from synrepl.replication.follower.strategy import FollowStrategy
 from synrepl.replication.follower.updates import Updates
 from synrepl.streams.batches import Batches
 from synrepl.wire.commands import Position, Rdata
-from synrepl.wire.rdata_runs import Rows
+from synrepl.wire.rdata_runs import RdataRun
 
-__all__ = ["Settings", "StreamFollower"]
+__all__ = ["ApplyPolicy", "StreamApplier"]
 
 RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 
@@ -42,7 +42,7 @@ DESCENDING_TOKENS: Final = 50
 facts, and name the lowest of them as where to go on from: what lies before it would never be asked for."""
 
 
-class Settings(msgspec.Struct, frozen=True):
+class ApplyPolicy(msgspec.Struct, frozen=True):
     """How a stream is to be followed.
 
     `earliest`: a writer never heard of is followed from its first fact. `is_kept`: what is applied goes into
@@ -58,7 +58,7 @@ class Settings(msgspec.Struct, frozen=True):
     resumes: bool = False
 
 
-class StreamFollower:
+class StreamApplier:
     """Applies one stream, fact by fact.
 
     `known` holds, by writer, the token up to which facts were applied; only `standing` moves it, and `run` in
@@ -69,8 +69,8 @@ class StreamFollower:
     def __init__(
         self,
         name: str,
-        settings: Settings,
-        host: Host,
+        settings: ApplyPolicy,
+        host: ApplierListener,
         catch_up: ICatchUp,
         batches: Batches[bytes],
         known: dict[str, int],
@@ -78,7 +78,7 @@ class StreamFollower:
     ) -> None:
         self.name = name
         self.known: Mapping[str, int] = known
-        self.standing = Standing(name, known, caches, host)
+        self.standing = AppliedPositions(name, known, caches, host)
         self._settings = settings
         self._host = host
         self._catch_up = catch_up
@@ -91,7 +91,7 @@ class StreamFollower:
         self._open_gaps: set[str] = set()
         self._wanted: dict[str, int] = {}
         self._gaps: dict[str, GapError] = {}
-        self._repetitions = Repetitions()
+        self._repetitions = RecentFacts()
         # Whether the server was seen to send later facts before earlier ones, as real masters do.
         self._is_untidy = False
         # Whether nothing was known of this stream when this connection was opened: it begins here.
@@ -112,12 +112,12 @@ class StreamFollower:
         # Of what takes time:
         self._busy = False
         self._fetching: Deferred[Any] | None = None
-        self._waiting = Waiting()
-        self._bursts = Bursts(lambda: host.clock, self._settle)
+        self._waiting = ApplyQueue()
+        self._bursts = ReorderBuffer(lambda: host.clock, self._settle)
 
     # -- the connection ------------------------------------------------------------------------------------
 
-    def connected(self, way: Following, decode_many: Callable[[list[bytes]], list[Any]]) -> None:
+    def connected(self, way: FollowStrategy, decode_many: Callable[[list[bytes]], list[Any]]) -> None:
         """A new connection: what is said of positions counts from here."""
         self._decode_many = decode_many
         self._pushed = self._in_push = self._awaits_end = way.pushed
@@ -201,7 +201,7 @@ class StreamFollower:
         else:
             self._fact(writer, token, rows)
 
-    def run(self, run: Rows) -> None:
+    def run(self, run: RdataRun) -> None:
         """Many rows came, one right after the other: the same as `rdata` for each."""
         writer = run.instance
         if (
@@ -244,7 +244,7 @@ class StreamFollower:
                 for command in islice(run.commands(), place + 1, None):
                     self.rdata(command)
                 return
-            known[writer] = last = token  # `Standing.reach`, but for the call
+            known[writer] = last = token  # `AppliedPositions.reach`, but for the call
         self._host.moved(self.name)
 
     def _all_typed(self, rows: list[bytes]) -> list[Any] | None:

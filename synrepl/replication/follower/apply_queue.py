@@ -5,13 +5,13 @@ from typing import Final
 
 from synrepl.wire.commands import Position, Rdata
 
-__all__ = ["MAX_WAITING_BYTES", "Waiting"]
+__all__ = ["MAX_WAITING_BYTES", "ApplyQueue"]
 
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
 """Rows of one stream that may wait."""
 
 
-class Waiting:
+class ApplyQueue:
     """Rows and positions of a stream, in order.
 
     When it is too much and can be had again, rows can be let go: a POSITION at the token of their newest

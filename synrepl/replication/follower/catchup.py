@@ -6,7 +6,7 @@ import msgspec
 
 from synrepl.errors import NotConnected
 
-__all__ = ["ICatchUp", "Missed", "NoCatchUp", "NowhereToFetch"]
+__all__ = ["ICatchUp", "MissedFacts", "NoCatchUp", "NowhereToFetch"]
 
 
 class NowhereToFetch(NotConnected):
@@ -15,7 +15,7 @@ class NowhereToFetch(NotConnected):
     retryable = False
 
 
-class Missed(msgspec.Struct, frozen=True):
+class MissedFacts(msgspec.Struct, frozen=True):
     """A page of missed facts: ``(token, rows as JSON texts)``, in the order to apply them.
 
     `upto` is the token up to which the page is complete. `limited`: more follow after it.
@@ -29,7 +29,7 @@ class Missed(msgspec.Struct, frozen=True):
 class ICatchUp(Protocol):
     """Where a follower pulls what it missed."""
 
-    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
         """The facts with ``after < token <= upto``, or the first of them.
 
         Raises `ReplicationError`; `NowhereToFetch` if there is no hope.
@@ -39,6 +39,6 @@ class ICatchUp(Protocol):
 class NoCatchUp:
     """Nowhere to pull from: gaps stay, and are reported."""
 
-    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
         """Always fails."""
         raise NotConnected("no HTTP address is known to fetch missed rows from")

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["REMEMBERED", "Repetitions"]
+__all__ = ["REMEMBERED", "RecentFacts"]
 
 REMEMBERED: Final = 10_000
 """Facts of an out-of-order stream that are remembered; a real master repeats a few dozen."""
 
 
-class Repetitions:
+class RecentFacts:
     """The facts of late of one stream, by writer, token and rows."""
 
     def __init__(self) -> None:

@@ -22,10 +22,10 @@ from synrepl.ports.interfaces import IAllocated, ICaches, IClock, IPositionStore
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.allocation import Allocation
-from synrepl.replication.follower.applier import Settings, StreamFollower
-from synrepl.replication.follower.catchup import ICatchUp, Missed, NoCatchUp
+from synrepl.replication.follower.applier import ApplyPolicy, StreamApplier
+from synrepl.replication.follower.catchup import ICatchUp, MissedFacts, NoCatchUp
 from synrepl.replication.follower.listener import SUBSCRIBER
-from synrepl.replication.follower.strategy import Following, following
+from synrepl.replication.follower.strategy import FollowStrategy, following
 from synrepl.replication.follower.updates import Updates
 from synrepl.replication.follower.waiters import Waiter, Waiters
 from synrepl.streams.batches import Batches
@@ -36,9 +36,9 @@ from synrepl.wire import jsontext
 from synrepl.wire.commands import Error, Position, Rdata, Server
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import Command
-from synrepl.wire.rdata_runs import Rows
+from synrepl.wire.rdata_runs import RdataRun
 
-__all__ = ["Event", "Follower", "FollowerConnection", "untyped"]
+__all__ = ["FollowerEvent", "Follower", "FollowerConnection", "untyped"]
 
 R = TypeVar("R")
 C = TypeVar("C", bound=Command)
@@ -74,7 +74,7 @@ class FollowerConnection(Protocol):
         """Go on."""
 
 
-class Event(msgspec.Struct, frozen=True):
+class FollowerEvent(msgspec.Struct, frozen=True):
     """Something happened that is not a fact.
 
     `kind` says what: ``connected``, ``disconnected``, ``server`` (`text` is its name), ``position`` (of
@@ -148,9 +148,9 @@ class Follower:
         self._canonical = canonical
         self._reached = reached
         self._everyone: list[Callable[[Updates[Any]], Awaitable[None] | None]] = []
-        self._streams: dict[str, StreamFollower] = {}
+        self._streams: dict[str, StreamApplier] = {}
         self._commands: dict[type[Command], list[Callable[[Any], None]]] = {}
-        self._watchers: list[Callable[[Event], None]] = []
+        self._watchers: list[Callable[[FollowerEvent], None]] = []
         self._batches: Batches[bytes] = Batches()
         self._tasks = Tasks(self._logger)
         self._saved = positions.load() if positions is not None else {}
@@ -164,7 +164,7 @@ class Follower:
         self._allocation.source = allocated
         self._connections = 0
         self._connection: FollowerConnection | None = None
-        self._way: Following | None = None
+        self._way: FollowStrategy | None = None
         self._dialect: Dialect | None = None
         self._established = False
         self._slow: set[str] = set()
@@ -207,16 +207,16 @@ class Follower:
 
         return subscribe
 
-    def on_event(self, watcher: Callable[[Event], None]) -> Callable[[Event], None]:
+    def on_event(self, watcher: Callable[[FollowerEvent], None]) -> Callable[[FollowerEvent], None]:
         """Decorator: call this function with whatever happens that is not a fact."""
         self._watchers.append(watcher)
         return watcher
 
-    def _stream(self, stream: Stream[Any], *, asks: bool = True) -> StreamFollower:
+    def _stream(self, stream: Stream[Any], *, asks: bool = True) -> StreamApplier:
         if stream.name not in self._streams:
             if stream.name not in self.table:
                 self.table = self.table | {stream}
-            settings = Settings(
+            settings = ApplyPolicy(
                 ordered=stream.ordered,
                 monotonic=stream.monotonic,
                 earliest=self._earliest,
@@ -224,7 +224,7 @@ class Follower:
                 is_kept=self._canonical and stream.monotonic and not stream.ephemeral,
                 resumes=self._canonical and bool(self._saved),
             )
-            self._streams[stream.name] = StreamFollower(
+            self._streams[stream.name] = StreamApplier(
                 stream.name,
                 settings,
                 self,
@@ -276,7 +276,7 @@ class Follower:
         """Whether it still needs one."""
         return self._clock is None
 
-    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
         """Pull what a stream missed (`applying` asks)."""
         if self._metrics is not None:
             self._metrics.catch_up_requests.labels("out").inc()
@@ -384,7 +384,7 @@ class Follower:
     # -- what the connection says --------------------------------------------------------------------------
 
     def connected(
-        self, connection: FollowerConnection, dialect: Dialect, way: Following | None = None
+        self, connection: FollowerConnection, dialect: Dialect, way: FollowStrategy | None = None
     ) -> None:
         """A connection is open, and greeted: ask for what is wanted, in this `way` (None: the release's)."""
         self._follow_caches()
@@ -400,7 +400,7 @@ class Follower:
         wanted = [stream for stream in self.table.known_to(dialect) if stream.name in self._streams]
         for stream in wanted:
             self._streams[stream.name].connected(self._way, self._decoder(stream, dialect))
-        self._tell(Event(kind="connected"))
+        self._tell(FollowerEvent(kind="connected"))
         for command in self._way.requests(
             [stream.name for stream in wanted],
             everything=bool(self._everyone),
@@ -409,16 +409,16 @@ class Follower:
         ):
             connection.send(command)
 
-    def received(self, commands: Sequence[Command | Rows]) -> None:
+    def received(self, commands: Sequence[Command | RdataRun]) -> None:
         """The server sent these. Raises RemoteProtocolError if it may not, as too large a batch."""
         streams = self._streams
         self.last_heard = self.clock.seconds()
         for command in commands:
-            if isinstance(command, (Rows, Rdata)):
+            if isinstance(command, (RdataRun, Rdata)):
                 stream = streams.get(command.stream) or self._unfollowed(command.stream)
                 if stream is None:
                     continue
-                if isinstance(command, Rows):
+                if isinstance(command, RdataRun):
                     stream.run(command)
                 else:
                     stream.rdata(command)
@@ -435,11 +435,11 @@ class Follower:
         for stream in self._streams.values():
             stream.disconnected()
         self._save()
-        self._tell(Event(kind="disconnected", text=why))
+        self._tell(FollowerEvent(kind="disconnected", text=why))
 
     def unreachable(self, why: str) -> None:
         """A connection could not be made; it will be tried again."""
-        self._tell(Event(kind="disconnected", text=why))
+        self._tell(FollowerEvent(kind="disconnected", text=why))
 
     def stop(self) -> None:
         """Stop whatever is under way, and save."""
@@ -462,9 +462,9 @@ class Follower:
                 if stream is not None:
                     stream.position(command)
             case Server():
-                self._tell(Event(kind="server", text=command.server_name))
+                self._tell(FollowerEvent(kind="server", text=command.server_name))
             case Error():
-                self._tell(Event(kind="error", text=f"the server reports: {command.text}"))
+                self._tell(FollowerEvent(kind="error", text=f"the server reports: {command.text}"))
             case _:
                 pass
         for subscriber in self._commands.get(type(command), ()):
@@ -475,7 +475,7 @@ class Follower:
         positions = self._streams[name].positions()
         return max(positions.values()) if positions else None
 
-    def _unfollowed(self, name: str) -> StreamFollower | None:
+    def _unfollowed(self, name: str) -> StreamApplier | None:
         """A stream that nobody here wants, or that this version does not know; the second is worth a word."""
         if name in self.table or name in self._unknown or len(self._unknown) >= MAX_UNKNOWN:
             return None
@@ -485,7 +485,9 @@ class Follower:
                 follower.standing.subscribe(subscriber)
             return follower
         self._unknown.add(name)
-        self._tell(Event(kind="error", stream=name, text=f"the server has a stream unknown here: {name}"))
+        self._tell(
+            FollowerEvent(kind="error", stream=name, text=f"the server has a stream unknown here: {name}")
+        )
         return None
 
     def _decoder(self, stream: Stream[Any], dialect: Dialect) -> Callable[[list[bytes]], list[Any]]:
@@ -525,11 +527,11 @@ class Follower:
                 # Its token may be of the new history, and only on its way.
                 waiter.is_checked = False
         self._allocation.check(stream)
-        self._tell(Event(kind="went_back", stream=stream, writer=writer, token=token))
+        self._tell(FollowerEvent(kind="went_back", stream=stream, writer=writer, token=token))
 
     def restarted(self, stream: str, writer: str) -> None:
         """A writer began this stream anew."""
-        self._tell(Event(kind="restarted", stream=stream, writer=writer))
+        self._tell(FollowerEvent(kind="restarted", stream=stream, writer=writer))
 
     def reached(self, stream: str, writer: str) -> int:
         """Up to where somebody else has brought this writer's facts."""
@@ -539,7 +541,7 @@ class Follower:
         """A POSITION was processed."""
         # Where a stream begins is saved at once: forgotten in a kill, it would begin somewhere else.
         self._has_begun |= writer not in self._saved.get(stream, ())
-        self._tell(Event(kind="position", stream=stream, writer=writer, token=token))
+        self._tell(FollowerEvent(kind="position", stream=stream, writer=writer, token=token))
         if not self._established and self._connection is not None:
             self._established = True
             self._connection.established()
@@ -568,10 +570,14 @@ class Follower:
         if isinstance(error, ReplicationError):
             writer, token = (error.writer, error.want) if isinstance(error, GapError) else ("", 0)
             self._tell(
-                Event(kind="error", stream=stream, writer=writer, token=token, text=str(error), error=error)
+                FollowerEvent(
+                    kind="error", stream=stream, writer=writer, token=token, text=str(error), error=error
+                )
             )
         else:
-            self._tell(Event(kind="error", stream=stream, text=f"{whose} failed: {error!r}", error=error))
+            self._tell(
+                FollowerEvent(kind="error", stream=stream, text=f"{whose} failed: {error!r}", error=error)
+            )
 
     def slow_down(self, stream: str) -> None:
         """Too much of this stream waits: stop reading."""
@@ -586,7 +592,7 @@ class Follower:
             if not self._slow and self._connection is not None:
                 self._connection.resume_reading()
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: FollowerEvent) -> None:
         if event.kind == "error":
             self._logger.warn("{text}", text=event.text, stream=event.stream)
         for watcher in self._watchers:

@@ -8,13 +8,13 @@ from twisted.internet.defer import Deferred
 from synrepl.errors import GapError
 from synrepl.ports.interfaces import IClock
 
-__all__ = ["CACHES", "SUBSCRIBER", "Host"]
+__all__ = ["CACHES", "SUBSCRIBER", "ApplierListener"]
 
 SUBSCRIBER: Final = "a subscriber"
 CACHES: Final = "a cache"
 
 
-class Host(Protocol):
+class ApplierListener(Protocol):
     """What a stream needs of its follower."""
 
     clock: IClock

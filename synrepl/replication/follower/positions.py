@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 
 from synrepl.ports.interfaces import ICaches
-from synrepl.replication.follower.listener import CACHES, SUBSCRIBER, Host
+from synrepl.replication.follower.listener import CACHES, SUBSCRIBER, ApplierListener
 from synrepl.replication.follower.updates import Subscriber, Updates
 
-__all__ = ["Standing"]
+__all__ = ["AppliedPositions"]
 
 
-class Standing:
+class AppliedPositions:
     """Where one stream stands: of each writer, the token up to which every fact was applied.
 
     Rows, then caches, then the position: `steps` are all that is done with a fact before it counts, the
@@ -23,7 +23,9 @@ class Standing:
     * `go_back`, when a push without order broke off: none of its positions was ever told.
     """
 
-    def __init__(self, stream: str, tokens: dict[str, int], caches: ICaches | None, host: Host) -> None:
+    def __init__(
+        self, stream: str, tokens: dict[str, int], caches: ICaches | None, host: ApplierListener
+    ) -> None:
         self.tokens = tokens
         self.steps: list[Subscriber] = []
         self._stream = stream

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from synrepl.ports.interfaces import IClock
 
-__all__ = ["MAX_HELD", "SETTLE_SECONDS", "Bursts"]
+__all__ = ["MAX_HELD", "SETTLE_SECONDS", "ReorderBuffer"]
 
 SETTLE_SECONDS: Final = 0.5
 """A burst is over when its writer has said nothing for so long. Real ones send all of it in one go."""
@@ -14,7 +14,7 @@ MAX_HELD: Final = 10_000
 """Facts that are held at most; then they are let go in the order they have."""
 
 
-class Bursts:
+class ReorderBuffer:
     """Holds the facts of one stream, by writer, until a burst of them is over.
 
     A position that moved with the first, highest one would claim those that are still to come; if the

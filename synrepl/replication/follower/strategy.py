@@ -12,7 +12,7 @@ import msgspec
 from synrepl.wire.commands import Replicate
 from synrepl.wire.dialect import Dialect, Span, span
 
-__all__ = ["SHARED", "Following", "following"]
+__all__ = ["SHARED", "FollowStrategy", "following"]
 
 _PUSHED_OUT_OF_ORDER: Final = frozenset(
     # What real masters of that age send with tokens that go down.
@@ -25,7 +25,7 @@ _OPTIONAL: Final = frozenset(
 )
 
 
-class Following(msgspec.Struct, frozen=True):
+class FollowStrategy(msgspec.Struct, frozen=True):
     """One way of following.
 
     `pushed`: the server pushes what was missed, and ends it with POSITION. `shared`: there is no server, but
@@ -62,16 +62,16 @@ class Following(msgspec.Struct, frozen=True):
         return ordered and not (self.pushed and stream in _PUSHED_OUT_OF_ORDER)
 
 
-_TABLE: Final[tuple[tuple[Span, Following], ...]] = (
-    (span(until="1.13"), Following(pushed=True)),
-    (span(since="1.13"), Following(pushed=False)),
+_TABLE: Final[tuple[tuple[Span, FollowStrategy], ...]] = (
+    (span(until="1.13"), FollowStrategy(pushed=True)),
+    (span(since="1.13"), FollowStrategy(pushed=False)),
 )
 
 
-SHARED: Final = Following(pushed=False, shared=True)
+SHARED: Final = FollowStrategy(pushed=False, shared=True)
 """On a broker, whatever the release."""
 
 
-def following(dialect: Dialect) -> Following:
+def following(dialect: Dialect) -> FollowStrategy:
     """How a server of this release is followed."""
     return next(way for releases, way in _TABLE if dialect.release in releases)

@@ -5,7 +5,7 @@
 
 from synrepl.replication.relay.leases import Leases, LeaseTerms
 from synrepl.replication.relay.refusals import REFUSALS
-from synrepl.replication.relay.registry import Relays
+from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.relay.states import RELAY_STATES, REPLICA_STATES
 
 __all__ = [
@@ -14,5 +14,5 @@ __all__ = [
     "REPLICA_STATES",
     "LeaseTerms",
     "Leases",
-    "Relays",
+    "ReplicaRegistry",
 ]

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from synrepl.ports.access import Access, Keyring
-from synrepl.ports.history import Snapshot
+from synrepl.ports.history import LogSnapshot
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
@@ -15,7 +15,7 @@ from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
 from synrepl.wire.native import Refusal, Subscription
 
-__all__ = ["Feeding", "IRelays", "ServedLog"]
+__all__ = ["RelayFeed", "IReplicaRegistry", "ServedLog"]
 
 
 class ServedLog(ILog, LeasedLog, Protocol):
@@ -39,10 +39,10 @@ class ServedLog(ILog, LeasedLog, Protocol):
 
     def on_replaced(self, told: Callable[[], None]) -> None: ...
 
-    def snapshot(self) -> Awaitable[Snapshot]: ...
+    def snapshot(self) -> Awaitable[LogSnapshot]: ...
 
 
-class Feeding(Protocol):
+class RelayFeed(Protocol):
     """What is asked of the publisher."""
 
     ring: Ring
@@ -56,11 +56,11 @@ class Feeding(Protocol):
         """How long ago the log stood there."""
 
 
-class IRelays(Protocol):
+class IReplicaRegistry(Protocol):
     """Who has all the relays; `relays.Relays` is it."""
 
     log: ServedLog
-    feeding: Feeding
+    feeding: RelayFeed
     clock: IClock
     instance: str
     server_name: str

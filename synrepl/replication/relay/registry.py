@@ -8,32 +8,32 @@ from twisted.logger import Logger
 
 from synrepl.errors import LocalProtocolError
 from synrepl.ports.access import Access, Keyring, Right
-from synrepl.ports.history import Lease, Turn
+from synrepl.ports.history import EpochStart, Lease
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.command_forwarder import line_of
 from synrepl.replication.holdings import held
-from synrepl.replication.relay.interfaces import Feeding, ServedLog
+from synrepl.replication.relay.interfaces import RelayFeed, ServedLog
 from synrepl.replication.relay.leases import Leases, LeaseTerms
 from synrepl.replication.relay.refusals import refusal
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
-from synrepl.wire.native import Refusal, Standing, Subscription
+from synrepl.wire.native import Refusal, Subscription, WirePosition
 from synrepl.wire.peer_names import identity_error
 from synrepl.wire.text import printable
 
 if TYPE_CHECKING:
     from synrepl.replication.relay.relay import Relay, RelayConnection
 
-__all__ = ["Relays"]
+__all__ = ["ReplicaRegistry"]
 
 MAX_PEERS: Final = 50
 IDLE_SECONDS: Final = 60.0
 """Nothing new for so long, and a replica that holds all there is counts as idle."""
 
 
-class Relays:
+class ReplicaRegistry:
     """Serves replicas: judges what each asks for, keeps its lease, and tells how it is doing.
 
     `role` says ``primary``, ``replica`` or ``fenced``, `address` where this daemon is, `primary` where the
@@ -48,7 +48,7 @@ class Relays:
     def __init__(
         self,
         log: ServedLog,
-        feeding: Feeding,
+        feeding: RelayFeed,
         clock: IClock,
         *,
         instance: str,
@@ -400,5 +400,5 @@ def _forbidden(access: Access, wanted: Filter) -> str:
     return access.lacks(Right.REPLICATE) or access.hides(wanted.streams)
 
 
-def _began(turn: Turn) -> Standing:
-    return Standing(turn.epoch, turn.serial, turn.digest)
+def _began(turn: EpochStart) -> WirePosition:
+    return WirePosition(turn.epoch, turn.serial, turn.digest)

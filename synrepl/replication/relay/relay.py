@@ -9,14 +9,14 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.access import LOCAL, REMOTE, Access, Key, Right, access_of
-from synrepl.ports.history import BEGINNING, Place, Snapshot, Turn
+from synrepl.ports.history import BEGINNING, EpochStart, LogPosition, LogSnapshot
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.replication.relay.fact_blocks import KEPT, BlockEncoder, facts_block
-from synrepl.replication.relay.interfaces import IRelays
+from synrepl.replication.relay.interfaces import IReplicaRegistry
 from synrepl.replication.relay.proof import PRIMARY, REPLICA, nonce, proof, proves
 from synrepl.replication.relay.refusals import refusal
 from synrepl.replication.relay.snapshot_codec import meta_block, snapshot_block
-from synrepl.replication.relay.snapshot_start import Welcoming, copy_begins
+from synrepl.replication.relay.snapshot_start import WelcomeBuilder, copy_begins
 from synrepl.replication.wire_positions import said_place, standing
 from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import line
@@ -29,20 +29,20 @@ from synrepl.wire.native import (
     Ack,
     Auth,
     Challenge,
+    ChallengeBody,
     Digests,
     DigestsAre,
-    DigestsAt,
+    DigestsBody,
     Down,
     Greeting,
     Heartbeat,
     Hello,
     Join,
     Joined,
-    JoinedAt,
+    JoinedBody,
     Joining,
-    JoiningFrom,
+    JoiningBody,
     JoinRequest,
-    Known,
     Natural64,
     Peers,
     Proof,
@@ -59,7 +59,7 @@ from synrepl.wire.native import (
     say,
 )
 from synrepl.wire.peer_names import identity_error
-from synrepl.wire.rdata_runs import Rows
+from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import printable
 
 __all__ = ["Relay", "RelayConnection"]
@@ -121,14 +121,14 @@ class Relay:
     one: while an answer has to wait, the connection is not read.
     """
 
-    def __init__(self, relays: IRelays, connection: RelayConnection) -> None:
+    def __init__(self, relays: IReplicaRegistry, connection: RelayConnection) -> None:
         self.connection = connection
         self._logger = connection.logger
         self.uuid = ""
         self.name = ""
         self.state = "greeting"
         self.why = ""
-        self.sent: Place = BEGINNING
+        self.sent: LogPosition = BEGINNING
         self.acknowledged = 0
         self._relays = relays
         self._log = relays.log
@@ -146,7 +146,7 @@ class Relay:
         self._is_ephemeral_stale = False
         self._peers_told: list[str] = []
         self._work: Any = None
-        self._commands: deque[Command | Rows] = deque()
+        self._commands: deque[Command | RdataRun] = deque()
         """Received, and not taken yet."""
         self._is_taking = False
         self._taken: Taken | None = None
@@ -166,7 +166,7 @@ class Relay:
 
     # -- what the connection says --------------------------------------------------------------------------
 
-    def received(self, commands: Sequence[Command | Rows]) -> None:
+    def received(self, commands: Sequence[Command | RdataRun]) -> None:
         """The replica sent these. Raises RemoteProtocolError at what makes no sense."""
         self._commands.extend(commands)
         self._take_commands()
@@ -203,10 +203,10 @@ class Relay:
             except RemoteProtocolError as error:
                 self.connection.fail(error.why)
 
-    def _must_wait(self, command: Command | Rows) -> bool:
+    def _must_wait(self, command: Command | RdataRun) -> bool:
         return self._is_telling_digests or (self._paused and isinstance(command, ANSWERED))
 
-    def _take(self, command: Command | Rows) -> None:
+    def _take(self, command: Command | RdataRun) -> None:
         """Do what the replica asks for. Raises RemoteProtocolError."""
         if self._gone or self.state == "refused":
             return
@@ -276,7 +276,9 @@ class Relay:
         self._greeting = greeting
         self.uuid, self.name = greeting.uuid, greeting.name or greeting.uuid
         self.state = "authenticating"
-        known = Known(nonce=self._nonce, proof=self._certified is None and self._relays.keys.are_wanted)
+        known = ChallengeBody(
+            nonce=self._nonce, proof=self._certified is None and self._relays.keys.are_wanted
+        )
         self.connection.send(Challenge(said=say(known)))
 
     @property
@@ -318,7 +320,7 @@ class Relay:
             return
         self.state = "ready"
         mine = proof(secret, PRIMARY, nonces, greeting.uuid, greeting.name) if secret is not None else ""
-        welcome = Welcoming(self._relays).welcome(proof=mine)
+        welcome = WelcomeBuilder(self._relays).welcome(proof=mine)
         self.connection.send(Welcome(said=say(welcome)))
 
     def _refuse(self, refused: Refusal) -> None:
@@ -361,7 +363,7 @@ class Relay:
                 found[str(serial)] = await self._log.digest_at(serial)
                 if self._gone:
                     return
-            self.connection.send(DigestsAre(said=say(DigestsAt(found))))
+            self.connection.send(DigestsAre(said=say(DigestsBody(found))))
         finally:
             self._is_telling_digests = False
             self._go_on()
@@ -391,7 +393,7 @@ class Relay:
         )
         if self._gone:
             return
-        told = JoiningFrom(
+        told = JoiningBody(
             join=begins.join,
             history=log.history,
             place=standing(begins.of),
@@ -415,9 +417,9 @@ class Relay:
             return
         self.state = "joined"
         relays.leases.moved(self.uuid, self.sent.serial)
-        self.connection.send(Joined(said=say(JoinedAt(standing(self.sent)))))
+        self.connection.send(Joined(said=say(JoinedBody(standing(self.sent)))))
 
-    async def _send_snapshot_facts(self, snapshot: Snapshot) -> bool:
+    async def _send_snapshot_facts(self, snapshot: LogSnapshot) -> bool:
         """Whether all of them are sent: none was trimmed meanwhile."""
         after, upto = self.sent.serial, snapshot.place.serial
         while after < upto:
@@ -522,13 +524,13 @@ class Relay:
             elif turn is not None:
                 self.connection.write(meta_block([turn]))
                 self._turns_told = turn.epoch
-                self.sent = Place(turn.epoch, turn.serial, turn.digest)
+                self.sent = LogPosition(turn.epoch, turn.serial, turn.digest)
             elif upto_head:
                 return
             else:
                 await self._wait_for_more()
 
-    async def _send_some(self, head: Place, turn: Turn | None) -> None:
+    async def _send_some(self, head: LogPosition, turn: EpochStart | None) -> None:
         upto = head.serial if turn is None else turn.serial
         after = self.sent.serial
         ring = self._relays.feeding.ring
@@ -546,17 +548,17 @@ class Relay:
             wanted=self._filter,
         )
         if facts and facts[-1].serial == reached:
-            place = Place(self._turns_told, reached, facts[-1].digest)
+            place = LogPosition(self._turns_told, reached, facts[-1].digest)
         else:
             place = await self._place_at(reached, head)
         await self._wrote(after, place, facts_block("facts", facts))
 
-    async def _place_at(self, serial: int, head: Place) -> Place:
+    async def _place_at(self, serial: int, head: LogPosition) -> LogPosition:
         """A place between two turns: the epoch that begins there, if one does, was not told yet."""
         digest = head.digest if serial == head.serial else await self._log.digest_at(serial) or ""
-        return Place(self._turns_told, serial, digest)
+        return LogPosition(self._turns_told, serial, digest)
 
-    async def _wrote(self, after: int, place: Place, data: bytes) -> None:
+    async def _wrote(self, after: int, place: LogPosition, data: bytes) -> None:
         """Send this page, with who got which answer for it, and for a filtered one where it ends."""
         if self._log.receipts_upto > after:
             receipts = await self._log.receipts_between(after, place.serial)

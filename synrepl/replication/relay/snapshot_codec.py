@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.history import Appended, Place, Receipt, Snapshot, Turn
+from synrepl.ports.history import Appended, AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.wire.blocks import block, blocks
 
 __all__ = [
@@ -37,9 +37,9 @@ class _Receipt(msgspec.Struct):
 class _Line(msgspec.Struct, omit_defaults=True):
     """One of these."""
 
-    place: Place | None = None
-    begin: Place | None = None
-    turn: Turn | None = None
+    place: LogPosition | None = None
+    begin: LogPosition | None = None
+    turn: EpochStart | None = None
     receipt: _Receipt | None = None
     position: tuple[str, str, int] | None = None
 
@@ -48,18 +48,18 @@ _encode: Final = msgspec.json.Encoder().encode
 _decoder: Final = msgspec.json.Decoder(_Line)
 
 
-def meta_block(turns: Sequence[Turn] = (), receipts: Sequence[Receipt] = ()) -> bytes:
+def meta_block(turns: Sequence[EpochStart] = (), receipts: Sequence[AppendReceipt] = ()) -> bytes:
     """Blocks of turns and receipts, as they come."""
     lines = (*(_Line(turn=turn) for turn in turns), *map(_receipt, receipts))
     return blocks("meta", [_encode(line) + b"\n" for line in lines]) or block("meta", 0, b"")
 
 
-def snapshot_block(snapshot: Snapshot) -> bytes:
+def snapshot_block(snapshot: LogSnapshot) -> bytes:
     """Blocks of all that stands beside a snapshot's facts; where it ends, `SnapshotReader` knows."""
     return blocks("snapshot", snapshot_lines(snapshot))
 
 
-def snapshot_lines(snapshot: Snapshot) -> list[bytes]:
+def snapshot_lines(snapshot: LogSnapshot) -> list[bytes]:
     """All that stands beside a snapshot's facts, as lines. The place comes last: then all is there."""
     lines = [_Line(begin=snapshot.begin)]
     lines += [_Line(turn=turn) for turn in snapshot.turns]
@@ -71,13 +71,13 @@ def snapshot_lines(snapshot: Snapshot) -> list[bytes]:
     return [_encode(line) + b"\n" for line in lines]
 
 
-def read_meta(data: bytes) -> tuple[list[Turn], list[Receipt]]:
+def read_meta(data: bytes) -> tuple[list[EpochStart], list[AppendReceipt]]:
     """The turns and the receipts of a block."""
     lines = _lines(data)
     return [line.turn for line in lines if line.turn], [_given(line) for line in lines if line.receipt]
 
 
-def read_snapshot(data: bytes) -> Snapshot:
+def read_snapshot(data: bytes) -> LogSnapshot:
     """What stands beside a snapshot's facts."""
     return _snapshot(_lines(data))
 
@@ -89,7 +89,7 @@ class SnapshotReader:
         self._lines: list[_Line] = []
         self._room = MAX_SNAPSHOT
 
-    def feed(self, data: bytes) -> Snapshot | None:
+    def feed(self, data: bytes) -> LogSnapshot | None:
         """One more block: the snapshot, once its place has come. Raises RemoteProtocolError at what makes no
         sense, and where there is too much of it."""
         self._room -= len(data) + LINE_BYTES * data.count(b"\n")
@@ -105,12 +105,12 @@ class SnapshotReader:
         return _snapshot(gathered)
 
 
-def _snapshot(lines: Sequence[_Line]) -> Snapshot:
+def _snapshot(lines: Sequence[_Line]) -> LogSnapshot:
     places = [line.place for line in lines if line.place]
     begins = [line.begin for line in lines if line.begin]
     if len(places) != 1 or len(begins) != 1:
         raise RemoteProtocolError("a snapshot has one place and one beginning")
-    return Snapshot(
+    return LogSnapshot(
         place=places[0],
         begin=begins[0],
         turns=[line.turn for line in lines if line.turn],
@@ -119,7 +119,7 @@ def _snapshot(lines: Sequence[_Line]) -> Snapshot:
     )
 
 
-def _receipt(receipt: Receipt) -> _Line:
+def _receipt(receipt: AppendReceipt) -> _Line:
     appended = receipt.appended
     return _Line(
         receipt=_Receipt(
@@ -133,11 +133,11 @@ def _receipt(receipt: Receipt) -> _Line:
     )
 
 
-def _given(line: _Line) -> Receipt:
+def _given(line: _Line) -> AppendReceipt:
     told = line.receipt
     assert told is not None
     appended = Appended(told.epoch, told.first_serial, told.tokens)
-    return Receipt(told.key, told.request, appended, told.at_ms)
+    return AppendReceipt(told.key, told.request, appended, told.at_ms)
 
 
 def _lines(data: bytes) -> list[_Line]:

@@ -2,29 +2,29 @@
 
 import msgspec
 
-from synrepl.ports.history import BEGINNING, Place, Snapshot
-from synrepl.replication.relay.interfaces import IRelays, ServedLog
+from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
+from synrepl.replication.relay.interfaces import IReplicaRegistry, ServedLog
 from synrepl.replication.relay.proof import nonce
 from synrepl.replication.wire_positions import said_place, standing
-from synrepl.wire.native import SPOKEN, JoinRequest, WelcomeTo
+from synrepl.wire.native import SPOKEN, JoinRequest, WelcomeBody
 
-__all__ = ["CopyBegins", "Welcoming", "copy_begins"]
+__all__ = ["SnapshotStart", "WelcomeBuilder", "copy_begins"]
 
 
-class CopyBegins(msgspec.Struct, frozen=True):
+class SnapshotStart(msgspec.Struct, frozen=True):
     """A copy of `of` is to be sent: the facts after `at`, then `snapshot`, unless that is there already."""
 
     join: str
-    of: Place
-    begin: Place
-    at: Place
+    of: LogPosition
+    begin: LogPosition
+    at: LogPosition
     resumed: bool
-    snapshot: Snapshot | None
+    snapshot: LogSnapshot | None
 
 
 async def copy_begins(
-    relays: IRelays, uuid: str, name: str, asked: JoinRequest, *, registered: bool, address: str
-) -> CopyBegins:
+    relays: IReplicaRegistry, uuid: str, name: str, asked: JoinRequest, *, registered: bool, address: str
+) -> SnapshotStart:
     """Take a snapshot for this replica, or find where its copy goes on; from here on a lease holds it."""
     log = relays.log
     lease, begin = relays.leases[uuid], log.begin
@@ -39,7 +39,7 @@ async def copy_begins(
         snapshot = await log.snapshot()
         begin = snapshot.begin
     at = place if resumed and place is not None else BEGINNING
-    return CopyBegins(
+    return SnapshotStart(
         join=asked.join if resumed else f"{log.history}/{begin.serial}/{nonce()}",
         of=snapshot.place if snapshot is not None else at,
         begin=begin,
@@ -49,7 +49,7 @@ async def copy_begins(
     )
 
 
-async def _goes_on(log: ServedLog, join: str, place: Place) -> bool:
+async def _goes_on(log: ServedLog, join: str, place: LogPosition) -> bool:
     """Whether a copy that was cut off can go on: it is of this log, and nothing was trimmed since."""
     history, _, rest = join.partition("/")
     begin = rest.partition("/")[0]
@@ -60,17 +60,17 @@ async def _goes_on(log: ServedLog, join: str, place: Place) -> bool:
     return place.serial == 0 or await log.digest_at(place.serial) == place.digest
 
 
-class Welcoming:
+class WelcomeBuilder:
     """What a daemon says of itself."""
 
-    def __init__(self, relays: IRelays) -> None:
+    def __init__(self, relays: IReplicaRegistry) -> None:
         self._relays = relays
 
-    def welcome(self, *, proof: str) -> WelcomeTo:
+    def welcome(self, *, proof: str) -> WelcomeBody:
         """Who it is, which history it has, and where that begins and stands."""
         relays, log = self._relays, self._relays.log
         place = log.place
-        return WelcomeTo(
+        return WelcomeBody(
             proof=proof,
             history=log.history,
             uuid=log.uuid,

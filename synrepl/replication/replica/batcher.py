@@ -3,27 +3,27 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from synrepl.ports.history import Place, Receipt, Turn
-from synrepl.replication.replica.conversation import Beat, Facts, Meta
+from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition
+from synrepl.replication.replica.conversation import Facts, SnapshotMeta, UpstreamHeartbeat
 from synrepl.streams.facts import Fact
 
-__all__ = ["Taking", "Target"]
+__all__ = ["FactBatcher", "BatchTarget"]
 
 
-class Target(Protocol):
+class BatchTarget(Protocol):
     """What takes facts as they are elsewhere: a log, or a copy in the making."""
 
     @property
-    def place(self) -> Place: ...
+    def place(self) -> LogPosition: ...
 
     async def follow(
-        self, facts: Sequence[Fact], receipts: Sequence[Receipt], *, upto: Place | None = None
+        self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None: ...
 
-    async def begin_epoch(self, turn: Turn) -> None: ...
+    async def begin_epoch(self, turn: EpochStart) -> None: ...
 
 
-class Taking:
+class FactBatcher:
     """Gathers what comes, and gives it to the target in one piece at `flush`.
 
     Facts that the target has are left out. The receipt of an append comes before its facts, and all of them
@@ -31,20 +31,20 @@ class Taking:
     nothing is given before a place was told up to where that is all.
     """
 
-    def __init__(self, target: Target, *, is_filtered: bool) -> None:
-        self.beat: Beat | None = None
+    def __init__(self, target: BatchTarget, *, is_filtered: bool) -> None:
+        self.beat: UpstreamHeartbeat | None = None
         self._target = target
         self._is_filtered = is_filtered
         self._facts: list[Fact] = []
-        self._receipts: list[Receipt] = []
-        self._upto: Place | None = None
+        self._receipts: list[AppendReceipt] = []
+        self._upto: LogPosition | None = None
 
     @property
     def waiting(self) -> int:
         """How many facts wait here."""
         return len(self._facts)
 
-    async def take(self, event: Facts | Meta | Beat) -> None:
+    async def take(self, event: Facts | SnapshotMeta | UpstreamHeartbeat) -> None:
         """One more event; an epoch that begins is begun at once, after what came before it."""
         match event:
             case Facts(facts):
@@ -52,15 +52,15 @@ class Taking:
                 if facts and facts[0].serial <= after:
                     facts = [fact for fact in facts if fact.serial > after]
                 self._facts += facts
-            case Meta(turns, receipts):
+            case SnapshotMeta(turns, receipts):
                 self._receipts += receipts
                 for turn in turns:
                     if self._is_filtered:
-                        self._upto = Place(self._target.place.epoch, turn.serial, turn.digest)
+                        self._upto = LogPosition(self._target.place.epoch, turn.serial, turn.digest)
                     await self.flush()
                     if turn.epoch > self._target.place.epoch:
                         await self._target.begin_epoch(turn)
-            case Beat(place):
+            case UpstreamHeartbeat(place):
                 self.beat = event
                 if self._is_filtered and place.serial > self._target.place.serial:
                     self._upto = place
@@ -87,9 +87,9 @@ class Taking:
             await self._target.follow(facts, receipts, upto=upto)
 
 
-def _first(receipt: Receipt) -> int:
+def _first(receipt: AppendReceipt) -> int:
     return receipt.appended.first_serial or 0
 
 
-def _last(receipt: Receipt) -> int:
+def _last(receipt: AppendReceipt) -> int:
     return _first(receipt) + len(receipt.appended.tokens) - 1

@@ -6,30 +6,30 @@ from typing import Final, Protocol
 import msgspec
 
 from synrepl.errors import ReplicationError
-from synrepl.ports.history import Place, Receipt, Snapshot, Turn
+from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import Numbered
 from synrepl.streams.facts import Fact
-from synrepl.wire.native import JoinRequest, Refusal, Subscription, WelcomeTo
+from synrepl.wire.native import JoinRequest, Refusal, Subscription, WelcomeBody
 from synrepl.wire.peer_names import is_address
 from synrepl.wire.text import printable
 
 __all__ = [
-    "Beat",
+    "UpstreamHeartbeat",
     "Ephemeral",
     "Event",
     "Facts",
     "IConversation",
     "IUpstream",
-    "JoinBegins",
-    "JoinEnds",
-    "Kept",
-    "Meta",
-    "Peers",
+    "JoinStarted",
+    "JoinFinished",
+    "SnapshotFacts",
+    "SnapshotMeta",
+    "KnownPeers",
     "RefusedByUpstream",
-    "Subscribed",
+    "SubscriptionStarted",
     "TakenUpTo",
-    "ToldDown",
+    "DownstreamCommand",
 ]
 
 
@@ -52,7 +52,7 @@ class RefusedByUpstream(ReplicationError):
         self.retryable = refusal.retryable
 
 
-class JoinBegins(msgspec.Struct, frozen=True):
+class JoinStarted(msgspec.Struct, frozen=True):
     """A snapshot of `place` follows, of a log of this `history` that was trimmed up to `begin`.
 
     What is staged goes on if it is `resumed`.
@@ -60,8 +60,8 @@ class JoinBegins(msgspec.Struct, frozen=True):
 
     join: str
     history: str
-    place: Place
-    begin: Place
+    place: LogPosition
+    begin: LogPosition
     resumed: bool
 
 
@@ -71,17 +71,17 @@ class Facts(msgspec.Struct, frozen=True):
     facts: Sequence[Fact]
 
 
-class Kept(msgspec.Struct, frozen=True):
+class SnapshotFacts(msgspec.Struct, frozen=True):
     """All that stands beside the snapshot's facts, which were all sent."""
 
-    snapshot: Snapshot
+    snapshot: LogSnapshot
 
 
-class Meta(msgspec.Struct, frozen=True):
+class SnapshotMeta(msgspec.Struct, frozen=True):
     """Epochs that begin here, and who got which answer for the facts before."""
 
-    turns: Sequence[Turn]
-    receipts: Sequence[Receipt]
+    turns: Sequence[EpochStart]
+    receipts: Sequence[AppendReceipt]
 
 
 class Ephemeral(msgspec.Struct, frozen=True):
@@ -91,27 +91,27 @@ class Ephemeral(msgspec.Struct, frozen=True):
     is_all: bool = False
 
 
-class JoinEnds(msgspec.Struct, frozen=True):
+class JoinFinished(msgspec.Struct, frozen=True):
     """All up to here was sent."""
 
-    place: Place
+    place: LogPosition
 
 
-class Subscribed(msgspec.Struct, frozen=True):
+class SubscriptionStarted(msgspec.Struct, frozen=True):
     """What is lacking follows, then what comes; the upstream stands here."""
 
-    place: Place
+    place: LogPosition
 
 
-class Beat(msgspec.Struct, frozen=True):
+class UpstreamHeartbeat(msgspec.Struct, frozen=True):
     """All that was wanted up to `place` was sent; the upstream stands at the serial `head`."""
 
-    place: Place
+    place: LogPosition
     head: int
     at_ms: int
 
 
-class Peers(msgspec.Struct, frozen=True):
+class KnownPeers(msgspec.Struct, frozen=True):
     """Where the upstream's other replicas are."""
 
     addresses: Sequence[str]
@@ -125,27 +125,39 @@ class TakenUpTo(msgspec.Struct, frozen=True):
     since: int
 
 
-class ToldDown(msgspec.Struct, frozen=True):
+class DownstreamCommand(msgspec.Struct, frozen=True):
     """A command for all processes, as a line."""
 
     line: bytes
 
 
 Event = (
-    JoinBegins | Facts | Kept | Meta | Ephemeral | JoinEnds | Subscribed | Beat | Peers | TakenUpTo | ToldDown
+    JoinStarted
+    | Facts
+    | SnapshotFacts
+    | SnapshotMeta
+    | Ephemeral
+    | JoinFinished
+    | SubscriptionStarted
+    | UpstreamHeartbeat
+    | KnownPeers
+    | TakenUpTo
+    | DownstreamCommand
 )
 
 
 class IConversation(Protocol):
     """One connection to an upstream, past the greeting."""
 
-    welcome: WelcomeTo
+    welcome: WelcomeBody
 
     def join(self, asked: JoinRequest) -> None:
-        """Ask for a copy: `JoinBegins`, facts, `Kept`, facts and `Meta`, `JoinEnds` follow."""
+        """Ask for a copy. The answer is `JoinStarted`, facts, `SnapshotFacts`, facts and `SnapshotMeta`, and
+        `JoinFinished`."""
 
     def subscribe(self, asked: Subscription) -> None:
-        """Ask for what comes after a place: `Subscribed`, then facts, `Meta`, `Beat` and `Ephemeral`."""
+        """Ask for what comes after a place. `SubscriptionStarted` comes first, then facts, `SnapshotMeta`,
+        `UpstreamHeartbeat` and `Ephemeral`."""
 
     async def next(self) -> Event:
         """The next event. Raises `RefusedByUpstream`; `NotConnected` and `RemoteProtocolError` when there
@@ -154,7 +166,7 @@ class IConversation(Protocol):
     def ready(self) -> Event | None:
         """The next event, if it is here already."""
 
-    def acknowledge(self, place: Place, at_ms: int) -> None:
+    def acknowledge(self, place: LogPosition, at_ms: int) -> None:
         """Everything up to there is held here, durably."""
 
     def tell(self, origin: str, said: Sequence[Numbered]) -> None:

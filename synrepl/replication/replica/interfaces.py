@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from synrepl.ports.history import Place, Receipt, Snapshot, Turn
+from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.ports.interfaces import ILog
 from synrepl.streams.facts import Fact
 
@@ -13,20 +13,20 @@ __all__ = ["ICopy", "IKeepLeftovers", "ReplicaLog"]
 class ICopy(Protocol):
     """A copy of another log in the making."""
 
-    place: Place
+    place: LogPosition
     notes: dict[str, str]
 
     async def note(self, **notes: str | None) -> None: ...
 
-    async def add(self, facts: Sequence[Fact], upto: Place, *, begin: Place | None) -> None: ...
+    async def add(self, facts: Sequence[Fact], upto: LogPosition, *, begin: LogPosition | None) -> None: ...
 
-    async def restore(self, snapshot: Snapshot) -> None: ...
+    async def restore(self, snapshot: LogSnapshot) -> None: ...
 
     async def follow(
-        self, facts: Sequence[Fact], receipts: Sequence[Receipt], *, upto: Place | None = None
+        self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None: ...
 
-    async def begin_epoch(self, turn: Turn) -> None: ...
+    async def begin_epoch(self, turn: EpochStart) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -40,10 +40,14 @@ class ReplicaLog(ILog, Protocol):
     async def note(self, **notes: str | None) -> None: ...
 
     async def follow(
-        self, facts: Sequence[Fact], receipts: Sequence[Receipt] = (), *, upto: Place | None = None
+        self,
+        facts: Sequence[Fact],
+        receipts: Sequence[AppendReceipt] = (),
+        *,
+        upto: LogPosition | None = None,
     ) -> None: ...
 
-    async def begin_epoch(self, turn: Turn) -> None: ...
+    async def begin_epoch(self, turn: EpochStart) -> None: ...
 
     async def copy(self) -> Any: ...
 

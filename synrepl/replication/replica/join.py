@@ -7,19 +7,19 @@ from typing import Final
 import msgspec
 
 from synrepl.errors import NotConnected, RemoteProtocolError
-from synrepl.ports.history import Place, Snapshot
+from synrepl.ports.history import LogPosition, LogSnapshot
 from synrepl.ports.interfaces import IClock
-from synrepl.replication.replica.batcher import Taking
+from synrepl.replication.replica.batcher import FactBatcher
 from synrepl.replication.replica.conversation import (
-    Beat,
     Ephemeral,
     Facts,
     IConversation,
-    JoinBegins,
-    JoinEnds,
-    Kept,
-    Meta,
-    Peers,
+    JoinFinished,
+    JoinStarted,
+    KnownPeers,
+    SnapshotFacts,
+    SnapshotMeta,
+    UpstreamHeartbeat,
 )
 from synrepl.replication.replica.interfaces import ICopy, ReplicaLog
 from synrepl.replication.wire_positions import standing
@@ -27,7 +27,7 @@ from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import JoinRequest
 
-__all__ = ["Joining", "Progress", "UntrueCopy"]
+__all__ = ["Join", "Progress", "UntrueCopy"]
 
 COMMIT_FACTS: Final = 8_000
 """Facts of a snapshot that are committed together; few commits are fast, many lose less to a cut."""
@@ -37,13 +37,13 @@ class UntrueCopy(RemoteProtocolError):
     """The upstream sends other facts than it announced, so that nothing that is staged of them is of use."""
 
 
-class Noted(msgspec.Struct, frozen=True):
+class JoinRecord(msgspec.Struct, frozen=True):
     """What is remembered of a copy in the making: which one, of what, and how far."""
 
     join: str
     history: str
     filter: Filter
-    begin: Place
+    begin: LogPosition
     target: int
     has_meta: bool
 
@@ -69,7 +69,7 @@ class Progress(msgspec.Struct):
         }
 
 
-class Joining:
+class Join:
     """One attempt to JOIN; `run` returns once the log is the copy."""
 
     def __init__(
@@ -87,7 +87,7 @@ class Joining:
         self._wanted = wanted
         self._tell = tell
         self._copy: ICopy
-        self._begin: Place | None = None
+        self._begin: LogPosition | None = None
         self._announced = 0
         self._progress = Progress(0, 0, clock.seconds(), 0)
 
@@ -121,7 +121,7 @@ class Joining:
             await self._copy.close()
             raise
 
-    async def _ask(self) -> Noted:
+    async def _ask(self) -> JoinRecord:
         """Ask for a copy, for the rest of the one that was cut off if there is one."""
         noted = self._resumable()
         if noted is None:
@@ -136,14 +136,14 @@ class Joining:
             )
         self._conversation.join(asked)
         begins = await self._conversation.next()
-        while isinstance(begins, Beat):
+        while isinstance(begins, UpstreamHeartbeat):
             begins = await self._conversation.next()
-        if not isinstance(begins, JoinBegins):
+        if not isinstance(begins, JoinStarted):
             raise RemoteProtocolError(f"{type(begins).__name__} came where a copy was to begin")
         if not begins.resumed or noted is None:
             await self._log.drop_copy(self._copy)
             self._copy = await self._log.copy()
-            noted = Noted(
+            noted = JoinRecord(
                 begins.join,
                 begins.history,
                 self._wanted,
@@ -159,31 +159,31 @@ class Joining:
         self._progress = Progress(at_serial, total, self._clock.seconds(), at_serial)
         return noted
 
-    def _resumable(self) -> Noted | None:
+    def _resumable(self) -> JoinRecord | None:
         text = self._copy.notes.get("joining")
         if text is None:
             return None
         try:
-            noted = msgspec.json.decode(text, type=Noted)
+            noted = msgspec.json.decode(text, type=JoinRecord)
         except msgspec.DecodeError:
             return None
         is_same = (noted.history, noted.filter) == (self._conversation.welcome.history, self._wanted)
         return noted if is_same else None
 
-    async def _note(self, noted: Noted) -> None:
+    async def _note(self, noted: JoinRecord) -> None:
         await self._copy.note(joining=msgspec.json.encode(noted).decode())
 
-    async def _take(self, noted: Noted) -> None:
+    async def _take(self, noted: JoinRecord) -> None:
         """Take what comes, until all of it is here."""
         if not noted.has_meta:
             self._tell("snapshot", self._progress)
             await self._take_snapshot(noted)
         self._tell("meanwhile", self._progress)
-        taking = Taking(self._copy, is_filtered=not self._wanted.is_open)
+        taking = FactBatcher(self._copy, is_filtered=not self._wanted.is_open)
         while True:
             event = await self._conversation.next()
             match event:
-                case JoinEnds(place):
+                case JoinFinished(place):
                     await taking.flush()
                     if self._copy.place != place:
                         raise RemoteProtocolError(
@@ -191,18 +191,18 @@ class Joining:
                             f" {self._copy.place.serial}"
                         )
                     return
-                case Facts() | Meta() | Beat():
+                case Facts() | SnapshotMeta() | UpstreamHeartbeat():
                     await taking.take(event)
                     if taking.waiting >= COMMIT_FACTS:
                         await taking.flush()
                     self._progress.done = self._copy.place.serial
                     self._tell("meanwhile", self._progress)
-                case Ephemeral() | Peers():
+                case Ephemeral() | KnownPeers():
                     pass
                 case _:
                     raise RemoteProtocolError(f"{type(event).__name__} came in the middle of a copy")
 
-    async def _take_snapshot(self, noted: Noted) -> None:
+    async def _take_snapshot(self, noted: JoinRecord) -> None:
         waiting: list[Facts] = []
         try:
             snapshot = await self._take_facts(waiting)
@@ -224,7 +224,7 @@ class Joining:
         await self._copy.restore(snapshot)
         await self._note(msgspec.structs.replace(noted, has_meta=True))
 
-    async def _take_facts(self, waiting: list[Facts]) -> Snapshot:
+    async def _take_facts(self, waiting: list[Facts]) -> LogSnapshot:
         """Take facts; those of them that are not in the copy yet are in `waiting`."""
         count, reached = 0, self._copy.place.serial
         while True:
@@ -240,9 +240,9 @@ class Joining:
                         waiting.clear()
                         count = 0
                         await self._add(together)
-                case Kept(snapshot):
+                case SnapshotFacts(snapshot):
                     return snapshot
-                case Beat() | Ephemeral():
+                case UpstreamHeartbeat() | Ephemeral():
                     pass
                 case _:
                     raise RemoteProtocolError(f"{type(event).__name__} came in the middle of a snapshot")
@@ -263,6 +263,6 @@ class Joining:
         facts = [fact for event in waiting for fact in event.facts]
         if facts:
             last = facts[-1]
-            await self._copy.add(facts, Place(last.epoch, last.serial, last.digest), begin=self._begin)
+            await self._copy.add(facts, LogPosition(last.epoch, last.serial, last.digest), begin=self._begin)
             self._progress.done = last.serial
             self._tell("snapshot", self._progress)

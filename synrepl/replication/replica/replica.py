@@ -14,29 +14,29 @@ from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder, command_of
 from synrepl.replication.holdings import held
-from synrepl.replication.replica.batcher import Taking
+from synrepl.replication.replica.batcher import FactBatcher
 from synrepl.replication.replica.conversation import (
-    Beat,
+    DownstreamCommand,
     Ephemeral,
     Facts,
     IConversation,
     IUpstream,
-    Meta,
-    Peers,
+    KnownPeers,
     RefusedByUpstream,
-    Subscribed,
+    SnapshotMeta,
+    SubscriptionStarted,
     TakenUpTo,
-    ToldDown,
+    UpstreamHeartbeat,
 )
 from synrepl.replication.replica.forks import facts_after, last_common
 from synrepl.replication.replica.interfaces import IKeepLeftovers, ReplicaLog
-from synrepl.replication.replica.join import Joining, Progress
+from synrepl.replication.replica.join import Join, Progress
 from synrepl.replication.replica.states import STATES, WAYS_OUT
 from synrepl.replication.wire_positions import standing
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.grammar import Command
-from synrepl.wire.native import COMMANDS, Refusal, Standing, Subscription, WelcomeTo, say
+from synrepl.wire.native import COMMANDS, Refusal, Subscription, WelcomeBody, WirePosition, say
 from synrepl.wire.peer_names import MAX_ADDRESS, is_address
 from synrepl.wire.text import printable
 
@@ -93,7 +93,7 @@ class Replica:
         self.why = ""
         self.since = clock.seconds()
         self.refusal: Refusal | None = None
-        self.welcome: WelcomeTo | None = None
+        self.welcome: WelcomeBody | None = None
         self.progress: Progress | None = None
         self.head = 0
         self.kept_leftovers: list[str] = []
@@ -114,7 +114,7 @@ class Replica:
         self._attempt = 0
         self._fresh_at = clock.seconds()
         self._heard_at: float | None = None
-        self._beat: Beat | None = None
+        self._beat: UpstreamHeartbeat | None = None
         self._conversation: IConversation | None = None
 
     # -- its life ------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class Replica:
             self._logger.info("joining {address}: {why}", address=str(self.upstream.where), why=why)
             if why in PARTED or why == "told to":
                 await self._keep_what_only_we_have(conversation)
-            joining = Joining(self._log, conversation, self._clock, self.wanted, tell=self._joining)
+            joining = Join(self._log, conversation, self._clock, self.wanted, tell=self._joining)
             try:
                 await joining.run()
             finally:
@@ -199,7 +199,7 @@ class Replica:
             )
         await self._follow(conversation)
 
-    def _reason_to_join(self, welcome: WelcomeTo) -> str:
+    def _reason_to_join(self, welcome: WelcomeBody) -> str:
         """Why this log must become a copy first; empty if it is one."""
         log = self._log
         if log.history == welcome.history:
@@ -238,32 +238,32 @@ class Replica:
                 place=standing(place),
                 filter=self.wanted,
                 clock=clock if len(say(clock)) <= MAX_CLOCK_BYTES else {},
-                turn=None if turn is None else Standing(turn.epoch, turn.serial, turn.digest),
+                turn=None if turn is None else WirePosition(turn.epoch, turn.serial, turn.digest),
                 began_ms=0 if turn is None else turn.at_ms,
                 lost_stream="" if turn is None else turn.stream,
                 lost_upto=0 if turn is None else turn.token,
             )
         )
-        taking = Taking(log, is_filtered=not self.wanted.is_open)
+        taking = FactBatcher(log, is_filtered=not self.wanted.is_open)
         while True:
             event = await conversation.next()
             self._heard_at = self._clock.seconds()
             while True:
                 match event:
-                    case Facts() | Meta() | Beat():
+                    case Facts() | SnapshotMeta() | UpstreamHeartbeat():
                         await taking.take(event)
                         if taking.waiting >= FLUSH_FACTS:
                             await taking.flush()
                     case Ephemeral(facts, is_all):
                         self._show(facts, is_all=is_all)
-                    case Peers(addresses):
+                    case KnownPeers(addresses):
                         self._tasks.start(self._note_peers(addresses), "remembering peers")
                     case TakenUpTo(origin, number, since):
                         if self._commands is not None:
                             self._commands.taken(origin, number, since)
-                    case ToldDown(line):
+                    case DownstreamCommand(line):
                         self._told_down(command_of(line))
-                    case Subscribed(at):
+                    case SubscriptionStarted(at):
                         self._attempt = 0
                         self._is_told = False
                         self.refusal = None
@@ -285,7 +285,7 @@ class Replica:
             self._reached(taking.beat)
             conversation.acknowledge(log.place, self._beat.at_ms if self._beat is not None else 0)
 
-    def _reached(self, beat: Beat | None) -> None:
+    def _reached(self, beat: UpstreamHeartbeat | None) -> None:
         """Everything that came is kept."""
         place = self._log.place
         if beat is not None and beat is not self._beat:

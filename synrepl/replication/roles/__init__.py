@@ -1,14 +1,14 @@
 """Primary, replica or fenced: what a daemon is, and how it becomes another thing."""
 
 from synrepl.replication.roles.errors import CannotPromote, ClaimRefused, Fenced, HandingOver, ReadOnlyHere
-from synrepl.replication.roles.interfaces import Claim, Described, HandOver, ITellOthers
+from synrepl.replication.roles.interfaces import Claim, HandOver, IPeerClient, PeerStatus
 from synrepl.replication.roles.manager import (
     FENCED,
     HANDOVER_SECONDS,
     MAX_HANDOVER_SECONDS,
     PRIMARY,
     REPLICA,
-    Roles,
+    RoleManager,
 )
 
 __all__ = [
@@ -20,11 +20,11 @@ __all__ = [
     "CannotPromote",
     "Claim",
     "ClaimRefused",
-    "Described",
+    "PeerStatus",
     "Fenced",
     "HandOver",
     "HandingOver",
-    "ITellOthers",
+    "IPeerClient",
     "ReadOnlyHere",
-    "Roles",
+    "RoleManager",
 ]

@@ -9,7 +9,7 @@ from synrepl.errors import ReplicationError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles.interfaces import Described, ITellOthers
+from synrepl.replication.roles.interfaces import IPeerClient, PeerStatus
 
 __all__ = ["INQUIRY_SECONDS", "MAX_ASKED", "Inquiry"]
 
@@ -30,10 +30,10 @@ class Inquiry:
     def __init__(
         self,
         clock: IClock,
-        tell: ITellOthers,
+        tell: IPeerClient,
         tasks: Tasks,
         *,
-        answered: Callable[[Address, Described], Awaitable[None]],
+        answered: Callable[[Address, PeerStatus], Awaitable[None]],
         ended: Callable[[], None],
     ) -> None:
         self.is_running = False

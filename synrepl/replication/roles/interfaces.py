@@ -6,10 +6,10 @@ from typing import Protocol
 import msgspec
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import Place, Turn
+from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.replication.addresses import Address
 
-__all__ = ["Claim", "Described", "Following", "HandOver", "IHasAddress", "ITellOthers", "RoleLog"]
+__all__ = ["Claim", "PeerStatus", "IFollowingReplica", "HandOver", "IHasAddress", "IPeerClient", "RoleLog"]
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class HandOver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: str = ""
 
 
-class Described(msgspec.Struct, frozen=True, kw_only=True):
+class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What a daemon says of itself when it is asked (``GET /v1/replication``).
 
     `turns` says where each of its epochs began, `begin` is the serial up to which it was trimmed. It is
@@ -44,28 +44,28 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
     history: str
     uuid: str
     role: str
-    place: Place
+    place: LogPosition
     begin: int = 0
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[EpochStart, ...] = ()
     address: str = ""
     primary: str = ""
     promoting: bool = False
 
 
-class ITellOthers(Protocol):
+class IPeerClient(Protocol):
     """How other daemons are told and asked.
 
     All of these raise a `ReplicationError` when one cannot be reached, or refuses. Our
     secret is shown to the other daemon only if `trusted` says so.
     """
 
-    async def hand_over(self, address: Address, asked: HandOver) -> Place:
+    async def hand_over(self, address: Address, asked: HandOver) -> LogPosition:
         """Ask a primary to take no more facts for a while; gives where it stands."""
 
     async def claim(self, address: Address, claim: Claim) -> None:
         """Tell a daemon who is primary now."""
 
-    async def describe(self, address: Address, *, trusted: bool) -> Described:
+    async def describe(self, address: Address, *, trusted: bool) -> PeerStatus:
         """Ask a daemon what it is."""
 
     async def digest(self, address: Address, serial: int, *, trusted: bool) -> str | None:
@@ -84,7 +84,7 @@ class RoleLog(Protocol):
     def serial(self) -> int: ...
 
     @property
-    def place(self) -> Place: ...
+    def place(self) -> LogPosition: ...
 
     @property
     def uuid(self) -> str: ...
@@ -98,11 +98,13 @@ class RoleLog(Protocol):
     async def note(self, **notes: str | None) -> None: ...
 
     @property
-    def turns(self) -> Sequence[Turn]: ...
+    def turns(self) -> Sequence[EpochStart]: ...
 
     def digest_at(self, serial: int) -> Awaitable[str | None]: ...
 
-    async def next_epoch(self, why: str, *, epoch: int | None = None, at_ms: int | None = None) -> Turn: ...
+    async def next_epoch(
+        self, why: str, *, epoch: int | None = None, at_ms: int | None = None
+    ) -> EpochStart: ...
 
     async def settled(self) -> None: ...
 
@@ -113,7 +115,7 @@ class IHasAddress(Protocol):
     where: Address
 
 
-class Following(Protocol):
+class IFollowingReplica(Protocol):
     """What is asked of a replica."""
 
     state: str

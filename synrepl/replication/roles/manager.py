@@ -10,20 +10,27 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError, StorageError
-from synrepl.ports.history import Place, Turn
+from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.errors import CannotPromote, ClaimRefused, Fenced, HandingOver, ReadOnlyHere
 from synrepl.replication.roles.handover_budget import HandOverBudget
 from synrepl.replication.roles.inquiry import INQUIRY_SECONDS, Inquiry
-from synrepl.replication.roles.interfaces import Claim, Described, Following, HandOver, ITellOthers, RoleLog
+from synrepl.replication.roles.interfaces import (
+    Claim,
+    HandOver,
+    IFollowingReplica,
+    IPeerClient,
+    PeerStatus,
+    RoleLog,
+)
 from synrepl.replication.roles.later_epochs import LaterEpochs
-from synrepl.replication.roles.record import Noted, Promoting
+from synrepl.replication.roles.record import PromotionRecord, RoleRecord
 from synrepl.replication.roles.verification import MAX_EPOCH, ClaimVerifier, believable, checked_address
 from synrepl.wire.text import printable
 
-__all__ = ["FENCED", "HANDOVER_SECONDS", "MAX_HANDOVER_SECONDS", "PRIMARY", "REPLICA", "Roles"]
+__all__ = ["FENCED", "HANDOVER_SECONDS", "MAX_HANDOVER_SECONDS", "PRIMARY", "REPLICA", "RoleManager"]
 
 PRIMARY: Final = "primary"
 REPLICA: Final = "replica"
@@ -61,7 +68,7 @@ WAYS_OUT: Final = (
 """What an operator can do with a fenced daemon."""
 
 
-class Roles:
+class RoleManager:
     """What this daemon is.
 
     `follow` makes a replica of whoever is at an address (None: of the upstream that was configured).
@@ -81,8 +88,8 @@ class Roles:
         name: str,
         has_upstream: bool,
         address: Callable[[], Address],
-        follow: Callable[[Address | None], Following],
-        tell: ITellOthers,
+        follow: Callable[[Address | None], IFollowingReplica],
+        tell: IPeerClient,
         others: Callable[[], Sequence[Address]] = lambda: (),
         is_leased: Callable[[str], bool] = lambda uuid: False,
         missing: Callable[[int], Awaitable[Sequence[Any]]] | None = None,
@@ -93,7 +100,7 @@ class Roles:
         self.role = PRIMARY
         self.why = ""
         self.since = clock.seconds()
-        self.replica: Following | None = None
+        self.replica: IFollowingReplica | None = None
         self._primary = Address()
         self.untold: list[Address] = []
         self._log = log
@@ -204,23 +211,23 @@ class Roles:
         known = noted is not None and noted.role != PRIMARY
         return (Address.parse(noted.address) or None) if noted is not None and known else None
 
-    def _noted(self) -> Noted | None:
+    def _noted(self) -> RoleRecord | None:
         begun = self._begun()
         if begun is not None:
             return begun
         text = self._log.notes.get("role")
-        return None if text is None else msgspec.json.decode(text, type=Noted)
+        return None if text is None else msgspec.json.decode(text, type=RoleRecord)
 
-    def _begun(self) -> Noted | None:
+    def _begun(self) -> RoleRecord | None:
         """What this daemon had just become when it was killed: its epoch had begun, and that was all."""
         text = self._log.notes.get("promoting")
         if text is None or not self._log.turns:
             return None
-        meant, turn = msgspec.json.decode(text, type=Promoting), self._log.turns[-1]
+        meant, turn = msgspec.json.decode(text, type=PromotionRecord), self._log.turns[-1]
         is_ours = (turn.epoch, turn.at_ms) == (meant.noted.epoch, meant.at_ms)
         return meant.noted if is_ours and self._log.epoch == turn.epoch else None
 
-    async def _note(self, noted: Noted) -> None:
+    async def _note(self, noted: RoleRecord) -> None:
         await self._log.note(role=msgspec.json.encode(noted).decode(), promoting=None)
 
     def _be_primary(self) -> None:
@@ -239,7 +246,7 @@ class Roles:
         else:
             self._log.sealed = self._starting_refuses if self._inquiry.is_running else None
 
-    def _be_replica(self, where: Address | None) -> Following:
+    def _be_replica(self, where: Address | None) -> IFollowingReplica:
         if self.replica is not None:
             self.replica.stop()
         self.role, self.why = REPLICA, ""
@@ -251,7 +258,7 @@ class Roles:
         self._changed()
         return replica
 
-    def _be_fenced(self, noted: Noted) -> None:
+    def _be_fenced(self, noted: RoleRecord) -> None:
         if self.replica is not None:
             self.replica.stop()
             self.replica = None
@@ -304,7 +311,7 @@ class Roles:
 
     # -- becoming primary ----------------------------------------------------------------------------------
 
-    async def promote(self, *, force: bool = False) -> Turn:
+    async def promote(self, *, force: bool = False) -> EpochStart:
         """Become primary, in a new epoch. Raises `CannotPromote`.
 
         In order, the primary first takes no more facts, and all it has must be here, files included. With
@@ -336,7 +343,7 @@ class Roles:
             # Not before: the old primary ends the hand-over for a replica that is no longer being promoted.
             self._is_promoting = self._is_asking_to_hand_over = False
 
-    async def _promote_fenced(self, *, force: bool) -> Turn:
+    async def _promote_fenced(self, *, force: bool) -> EpochStart:
         if not force:
             raise CannotPromote("fenced", f"{self.why}; {WAYS_OUT}")
         async with self._changing:
@@ -344,7 +351,7 @@ class Roles:
                 raise CannotPromote("promoting", f"this daemon is {self.role} meanwhile", retryable=True)
             return await self._begin_as_primary([self._primary])
 
-    async def _begin_as_primary(self, before: Sequence[Address]) -> Turn:
+    async def _begin_as_primary(self, before: Sequence[Address]) -> EpochStart:
         # From here on nothing more of the old history is taken.
         noted, was_fenced = self._noted(), self.role == FENCED
         if self.replica is not None:
@@ -356,10 +363,10 @@ class Roles:
             epoch = self._seen_epoch + 1
             others = self._to_tell([*before, *self.untold, *self._known(), *self._others()])
             told = tuple(map(str, others))
-            meant = Noted(PRIMARY, epoch, self._log.uuid, "", told, self._knowing(others))
+            meant = RoleRecord(PRIMARY, epoch, self._log.uuid, "", told, self._knowing(others))
             at_ms = int(self._clock.seconds() * 1000)
             # First, or a kill between the two steps would leave an epoch that nobody is primary of.
-            promoting = msgspec.json.encode(Promoting(at_ms, meant)).decode()
+            promoting = msgspec.json.encode(PromotionRecord(at_ms, meant)).decode()
             await self._log.note(promoting=promoting, handover=None)
             turn = await self._log.next_epoch("promoted", epoch=epoch, at_ms=at_ms)
             await self._note(meant)
@@ -398,7 +405,7 @@ class Roles:
                 "upstream_away", f"the primary cannot be asked: {error}; say force to do without it"
             ) from error
 
-    async def _ask_to_hand_over(self, old: Address, seconds: float) -> Place:
+    async def _ask_to_hand_over(self, old: Address, seconds: float) -> LogPosition:
         asked = HandOver(seconds=seconds, uuid=self._log.uuid, address=str(self._address()))
         return await self._tell.hand_over(old, asked)
 
@@ -451,7 +458,7 @@ class Roles:
                     if claim == self._claim():
                         self._forget_untold(address)
             left = tuple(map(str, self.untold))
-            noted = self._noted() or Noted(PRIMARY, claim.epoch, claim.uuid)
+            noted = self._noted() or RoleRecord(PRIMARY, claim.epoch, claim.uuid)
             try:
                 await self._note(msgspec.structs.replace(noted, told=left))
             except StorageError as error:
@@ -530,7 +537,7 @@ class Roles:
 
     # -- hearing of another primary ------------------------------------------------------------------------
 
-    def hand_over(self, asked: HandOver, *, trusted: bool = False) -> "Deferred[Place]":
+    def hand_over(self, asked: HandOver, *, trusted: bool = False) -> "Deferred[LogPosition]":
         """A replica is about to become primary: take no facts for a while, and say where this daemon stands
         once all that was taken is kept.
 
@@ -539,7 +546,7 @@ class Roles:
         """
         return Deferred.fromCoroutine(self._hand_over(asked, trusted=trusted))
 
-    async def _hand_over(self, asked: HandOver, *, trusted: bool) -> Place:
+    async def _hand_over(self, asked: HandOver, *, trusted: bool) -> LogPosition:
         self._check_hand_over(asked)
         if not trusted and (asked.seconds > 0 or self.is_handing_over):
             await self._verify_hand_over(asked)
@@ -584,7 +591,7 @@ class Roles:
             raise ClaimRefused("unknown_replica", f"{where} holds no copy of this log")
         raise ClaimRefused("not_verified", why, retryable=True)
 
-    async def _holds(self, place: Place) -> bool:
+    async def _holds(self, place: LogPosition) -> bool:
         """Whether a daemon that stands there has a copy of this log."""
         mine = self._log.place
         here = mine.digest if place.serial == mine.serial else await self._log.digest_at(place.serial)
@@ -712,7 +719,7 @@ class Roles:
         known = [*self.untold, self.primary, *followed, *self._known()]
         others = self._to_tell(known, primary=Address.parse(claim.address))
         told, knows = tuple(map(str, others)), self._knowing([*others, Address.parse(claim.address)])
-        noted = Noted(FENCED, claim.epoch, claim.uuid, claim.address, told, knows)
+        noted = RoleRecord(FENCED, claim.epoch, claim.uuid, claim.address, told, knows)
         if self.role == REPLICA:
             where = Address.parse(claim.address)
             if where and where != self.primary:
@@ -759,7 +766,7 @@ class Roles:
         )
         # Written down first: the other one takes a claim that was heard for one that holds.
         others = [*self.untold, where]
-        noted = self._noted() or Noted(PRIMARY, self._log.epoch, self._log.uuid)
+        noted = self._noted() or RoleRecord(PRIMARY, self._log.epoch, self._log.uuid)
         await self._note(msgspec.structs.replace(noted, told=tuple(map(str, others))))
         self._must_tell(others)
 
@@ -821,7 +828,7 @@ class Roles:
             if self.role == PRIMARY and (claim.epoch, claim.uuid) > (self._log.epoch, self._log.uuid):
                 await self._judge(claim)
 
-    async def _heard_at_start(self, address: Address, told: Described) -> None:
+    async def _heard_at_start(self, address: Address, told: PeerStatus) -> None:
         """A daemon that this primary knows says what it is. If it knows a later epoch, its primary is asked,
         as after a claim."""
         ours = self._log.epoch

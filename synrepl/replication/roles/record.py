@@ -2,10 +2,10 @@
 
 import msgspec
 
-__all__ = ["Noted", "Promoting"]
+__all__ = ["RoleRecord", "PromotionRecord"]
 
 
-class Noted(msgspec.Struct, frozen=True, omit_defaults=True):
+class RoleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is remembered through a restart: the role, who is primary in which epoch, who must still be `told`
     so, and everybody whom this daemon `knows`."""
 
@@ -17,8 +17,8 @@ class Noted(msgspec.Struct, frozen=True, omit_defaults=True):
     knows: tuple[str, ...] = ()
 
 
-class Promoting(msgspec.Struct, frozen=True):
+class PromotionRecord(msgspec.Struct, frozen=True):
     """An epoch that is about to begin, when, and what is to be remembered then."""
 
     at_ms: int
-    noted: Noted
+    noted: RoleRecord

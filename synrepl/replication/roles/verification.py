@@ -8,11 +8,11 @@ from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.defer import TimeoutError as TimedOut
 
 from synrepl.errors import ReplicationError
-from synrepl.ports.history import EMPTY, Turn
+from synrepl.ports.history import EMPTY, EpochStart
 from synrepl.ports.interfaces import IClock
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.errors import ClaimRefused
-from synrepl.replication.roles.interfaces import Described, ITellOthers, RoleLog
+from synrepl.replication.roles.interfaces import IPeerClient, PeerStatus, RoleLog
 from synrepl.wire.peer_names import MAX_ADDRESS
 from synrepl.wire.text import printable
 
@@ -61,7 +61,9 @@ def _is_http(url: str) -> bool:
         return False
 
 
-def common_serial(ours: Sequence[Turn], upto: int, theirs: Sequence[Turn], their_upto: int) -> int:
+def common_serial(
+    ours: Sequence[EpochStart], upto: int, theirs: Sequence[EpochStart], their_upto: int
+) -> int:
     """The last serial that two histories share, as far as their turns tell. One ends at `upto`, the other at
     `their_upto`."""
     shared = 0
@@ -81,7 +83,7 @@ class ClaimVerifier:
     """
 
     def __init__(
-        self, log: RoleLog, clock: IClock, tell: ITellOthers, *, is_known: Callable[[Address], bool]
+        self, log: RoleLog, clock: IClock, tell: IPeerClient, *, is_known: Callable[[Address], bool]
     ) -> None:
         self._log = log
         self._tell = tell
@@ -93,20 +95,20 @@ class ClaimVerifier:
         """Cancel the timers."""
         self._unknown.stop()
 
-    async def describe(self, address: Address, *, trusted: bool) -> Described:
+    async def describe(self, address: Address, *, trusted: bool) -> PeerStatus:
         """What the daemon there says of itself. Raises `ClaimRefused`."""
         return await self._queue(address).run(address, lambda: self._describe(address, trusted=trusted))
 
     async def verify(
         self, address: Address, *, trusted: bool, epoch: int = 0, uuid: str = "", is_far: bool = False
-    ) -> Described:
+    ) -> PeerStatus:
         """What the daemon there says of itself, if it is primary of our history in `epoch` or a later one.
 
         It must have this `uuid`, unless that is empty. `is_far` says that the epoch is more than one step
         beyond all that were seen here. Raises `ClaimRefused`.
         """
 
-        async def work() -> Described:
+        async def work() -> PeerStatus:
             told = await self._describe(address, trusted=trusted)
             where = printable(str(address))
             if uuid and told.uuid != uuid:
@@ -124,7 +126,7 @@ class ClaimVerifier:
     def _queue(self, address: Address) -> "_Queue":
         return self._known if self._is_known(address) else self._unknown
 
-    async def _describe(self, address: Address, *, trusted: bool) -> Described:
+    async def _describe(self, address: Address, *, trusted: bool) -> PeerStatus:
         told = await self._tell.describe(address, trusted=trusted)
         where = printable(str(address))
         if told.history != self._log.history:
@@ -135,7 +137,7 @@ class ClaimVerifier:
             raise ClaimRefused("epoch_too_far", f"{where} is in an epoch that cannot be")
         return told
 
-    async def _compare(self, address: Address, told: Described, *, trusted: bool) -> None:
+    async def _compare(self, address: Address, told: PeerStatus, *, trusted: bool) -> None:
         """Raises `ClaimRefused` if both histories differ where they should be one, as far as it is known."""
         where, place, ours = printable(str(address)), told.place, self._log.place
         if place.epoch != (told.turns[-1].epoch if told.turns else 1):
@@ -155,7 +157,7 @@ class ClaimVerifier:
             )
 
 
-def _is_coherent(told: Described) -> bool:
+def _is_coherent(told: PeerStatus) -> bool:
     """Whether no epoch began behind the end of the log, or there with another digest."""
     place = told.place
     return place.serial >= 0 and all(

@@ -15,7 +15,7 @@ from synrepl.storage.doctor.log_check import check_log, mend_positions
 from synrepl.storage.doctor.synapse import MARKS, STREAMS
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.layout import IdStream, IdTable
-from synrepl.storage.ids.startup import Finding, Findings, examine, mend
+from synrepl.storage.ids.startup import IdProblem, IdProblems, examine, mend
 from synrepl.storage.ids.writers import read_writers
 
 __all__ = ["Doctor"]
@@ -145,7 +145,7 @@ class Doctor:
         return [self._complaint(stream, findings, one, is_synapse=is_synapse) for one in findings.found]
 
     def _complaint(
-        self, stream: IdStream, findings: Findings, finding: Finding, *, is_synapse: bool
+        self, stream: IdStream, findings: IdProblems, finding: IdProblem, *, is_synapse: bool
     ) -> Complaint:
         text = finding.text
         if finding.kind == "unknown_writer":
@@ -221,7 +221,7 @@ NOTHING: Final = Complaint(
 )
 
 
-def _findings(cursor: Any, ids: IdDatabase) -> Findings:
+def _findings(cursor: Any, ids: IdDatabase) -> IdProblems:
     """What is wrong with a stream. Where no sequence is named, nothing can be said of it, or done to it."""
     findings = examine(cursor, ids)
     if ids.stream.sequence:
@@ -233,7 +233,7 @@ def _findings(cursor: Any, ids: IdDatabase) -> Findings:
     )
 
 
-def _what_synapse_does(stream: IdStream, findings: Findings, finding: Finding) -> str:
+def _what_synapse_does(stream: IdStream, findings: IdProblems, finding: IdProblem) -> str:
     stored = max(findings.positions.values(), default=0)
     if finding.kind == "unknown_writer":
         return "the homeserver forgets it at its start"

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from synrepl.ports.history import BEGINNING
 from synrepl.storage.continuity import advance
-from synrepl.storage.discarded import Voids
+from synrepl.storage.discarded import DiscardedRanges
 from synrepl.storage.doctor.complaints import Complaint
 from synrepl.storage.engine import COLUMNS
 from synrepl.storage.ids.database import Flavor
@@ -41,7 +41,7 @@ def check_log(
             )
         ]
     # Lost history came with the second version.
-    voids = Voids(ask("SELECT stream, epoch, token FROM {}voids") if version > 1 else ())
+    voids = DiscardedRanges(ask("SELECT stream, epoch, token FROM {}voids") if version > 1 else ())
     chain = _Chain(voids)
     last = ask("SELECT max(serial) FROM {}facts").fetchone()[0] or 0
     # Trimming, and filters of replicas, came with the third: up to there facts may well be missing.
@@ -104,7 +104,7 @@ class _Chain:
     count; of those that have `moved`, not all facts came late.
     """
 
-    def __init__(self, voids: Voids) -> None:
+    def __init__(self, voids: DiscardedRanges) -> None:
         self.checked = 0
         self._voids = voids
         self.highest: dict[tuple[str, str], int] = {}
@@ -145,7 +145,7 @@ class _Chain:
 
 
 def _of_positions(
-    positions: dict[tuple[str, str], int], chain: _Chain, voids: Voids, *, whole: bool
+    positions: dict[tuple[str, str], int], chain: _Chain, voids: DiscardedRanges, *, whole: bool
 ) -> list[Complaint]:
     """Each is the highest token of the writer's facts, or where its lost history ends. Where not all facts
     were read, only those seen count, and of a writer whose facts all came late it may be further.

@@ -10,7 +10,7 @@ from synrepl.errors import StorageError
 from synrepl.ports.files import Damaged
 from synrepl.storage.files.durability import telling
 
-__all__ = ["Checking", "StoredFile"]
+__all__ = ["FileCheck", "StoredFile"]
 
 BLOCK: Final = 1024 * 1024
 
@@ -52,7 +52,7 @@ class StoredFile:
             os.close(descriptor)
 
 
-class Checking:
+class FileCheck:
     """An `IChecking`, of the file under `descriptor`.
 
     `is_known` says that it was looked through a short while ago. `good` or `bad` is called with what the

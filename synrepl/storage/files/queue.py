@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-from synrepl.ports.files import Failing, Missing, Named, QueueSummary, Seen, Wanted
+from synrepl.ports.files import FailingFile, LogProgress, MissingFile, NamedFile, QueueSummary, WantedFile
 from synrepl.storage.files.tables import Tables
 
 __all__ = ["FileQueue"]
@@ -31,9 +31,9 @@ class FileQueue:
         self._tables = Tables(Path(directory) / "queue.db")
         self._in_flight: set[str] = set()
 
-    def open(self) -> Seen:
+    def open(self) -> LogProgress:
         """Begin; how far the log was looked through."""
-        return Seen.read(self.recall("seen"))
+        return LogProgress.read(self.recall("seen"))
 
     def close(self) -> None:
         """Let go."""
@@ -43,7 +43,13 @@ class FileQueue:
     # -- what the log says ---------------------------------------------------------------------------------
 
     def note(
-        self, rows: Sequence[Named], seen: Seen, *, now_ms: int, has: Callable[[str], bool], fetches: bool
+        self,
+        rows: Sequence[NamedFile],
+        seen: LogProgress,
+        *,
+        now_ms: int,
+        has: Callable[[str], bool],
+        fetches: bool,
     ) -> None:
         """Take in rows in the order of the log, up to `seen`, in one transaction."""
         if not rows:
@@ -101,9 +107,9 @@ class FileQueue:
 
     # -- fetching ------------------------------------------------------------------------------------------
 
-    def take(self, now_ms: int, limit: int) -> list[Wanted]:
+    def take(self, now_ms: int, limit: int) -> list[WantedFile]:
         """The next files to be fetched, in flight from now on."""
-        taken: list[Wanted] = []
+        taken: list[WantedFile] = []
         with self._tables.reading("take a file") as database:
             rows = (
                 ()
@@ -117,7 +123,7 @@ class FileQueue:
         for sha256, size, name, serial, is_demanded, tries in rows:
             if len(taken) < limit and sha256 not in self._in_flight:
                 self._in_flight.add(sha256)
-                taken.append(Wanted(sha256, size, name, serial, bool(is_demanded), tries))
+                taken.append(WantedFile(sha256, size, name, serial, bool(is_demanded), tries))
         return taken
 
     def next_at(self) -> int | None:
@@ -186,7 +192,7 @@ class FileQueue:
         found = database.execute(f"{_NAMED} WHERE sha256 = ? ORDER BY serial LIMIT 1", (sha256,)).fetchone()
         if found is None:
             return None
-        row = Named(*found)
+        row = NamedFile(*found)
         database.execute(_WANT, (sha256, row.size, row.name, row.serial, is_queued, now_ms))
         return row.name
 
@@ -204,7 +210,7 @@ class FileQueue:
                 database.execute("SELECT 1 FROM wanted WHERE sha256 = ?", (sha256,)).fetchone()
             )
 
-    def names_after(self, name: str, limit: int) -> list[Named]:
+    def names_after(self, name: str, limit: int) -> list[NamedFile]:
         """The next names, in their own order."""
         with self._tables.reading("list names") as database:
             rows = (
@@ -214,9 +220,9 @@ class FileQueue:
                     f"{_NAMED} WHERE name > ? ORDER BY name LIMIT ?", (name, limit)
                 ).fetchall()
             )
-        return [Named(*row) for row in rows]
+        return [NamedFile(*row) for row in rows]
 
-    def missing(self, upto: int | None = None, limit: int = 1_000_000) -> list[Missing]:
+    def missing(self, upto: int | None = None, limit: int = 1_000_000) -> list[MissingFile]:
         """Names whose bytes are not here, oldest first."""
         with self._tables.reading("list files") as database:
             rows = (
@@ -228,7 +234,7 @@ class FileQueue:
                     (2**63 - 1 if upto is None else upto, limit),
                 ).fetchall()
             )
-        return [Missing(*row) for row in rows]
+        return [MissingFile(*row) for row in rows]
 
     def found(self, stored: Sequence[str], now_ms: int) -> None:
         """These are in the store: none is missing, and what no name refers to can become garbage."""
@@ -292,7 +298,7 @@ class FileQueue:
             wanted=wanted,
             failing_count=failed,
             oldest_since_ms=oldest,
-            failing=[Failing(*row) for row in rows],
+            failing=[FailingFile(*row) for row in rows],
             first_missing=first[0] if first else "",
         )
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from synrepl.ports.files import Damaged
-from synrepl.storage.files.file_check import Checking
+from synrepl.storage.files.file_check import FileCheck
 
 __all__ = ["Scrub"]
 
@@ -16,13 +16,13 @@ class Scrub:
     """An `IScrub`. `after` gives the next checksums behind one, `check` begins to look through a file."""
 
     def __init__(
-        self, place: str, after: Callable[[str], list[str]], check: Callable[[str], Checking | None]
+        self, place: str, after: Callable[[str], list[str]], check: Callable[[str], FileCheck | None]
     ) -> None:
         self.place = place
         self._after = after
         self._check = check
         self._ahead: list[str] = []
-        self._checking: Checking | None = None
+        self._checking: FileCheck | None = None
 
     def step(self, count: int) -> tuple[list[str], bool]:
         """Look at about `count` more bytes: which files are bad, and whether a round is done."""

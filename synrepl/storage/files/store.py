@@ -16,7 +16,7 @@ from secrets import token_hex
 from typing import Final
 
 from synrepl.storage.files.durability import make_directory, telling
-from synrepl.storage.files.file_check import Checking, StoredFile
+from synrepl.storage.files.file_check import FileCheck, StoredFile
 from synrepl.storage.files.scrub import Scrub
 from synrepl.storage.files.spool import Spool
 from synrepl.storage.private_files import sync_directory
@@ -138,7 +138,7 @@ class FileStore:
         """Whether it is here, good as far as is known."""
         return self._path(sha256).is_file()
 
-    def check(self, sha256: str) -> Checking | None:
+    def check(self, sha256: str) -> FileCheck | None:
         """Begin to look through a file; None if it is not here."""
         with telling("check a file"):
             try:
@@ -146,7 +146,7 @@ class FileStore:
             except FileNotFoundError:
                 return None
         until, identity = self._good.get(sha256, (0.0, None))
-        return Checking(
+        return FileCheck(
             descriptor,
             sha256,
             is_known=self._seconds() < until and identity == _identity(os.fstat(descriptor)),
@@ -193,7 +193,7 @@ class FileStore:
                         return found
         return []
 
-    def _check_again(self, sha256: str) -> Checking | None:
+    def _check_again(self, sha256: str) -> FileCheck | None:
         self._good.pop(sha256, None)
         return self.check(sha256)
 

@@ -17,7 +17,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.storage.ids.database import Flavor, IdDatabase
 from synrepl.storage.ids.layout import IdStream, IdTable
 from synrepl.storage.ids.reservation import NotAWriter, Reservation, Unfinished
-from synrepl.storage.ids.startup import Finding, Findings, Standing, examine, mend, stand
+from synrepl.storage.ids.startup import IdPosition, IdProblem, IdProblems, examine, mend, stand
 from synrepl.storage.ids.tracker import Tracker
 from synrepl.storage.ids.transactions import ICursor, IPool, ITransaction, transact
 
@@ -73,7 +73,7 @@ class MultiWriterIdGenerator:
         self.stream = stream
         self.instance = instance
         self.database = IdDatabase(stream, flavor)
-        self.findings: list[Finding] = []
+        self.findings: list[IdProblem] = []
         """What was wrong when it started, and was mended."""
         self.session: ISession | None = None
         """What makes this process the only writer of its name; set by that (`WriterSession`)."""
@@ -98,7 +98,7 @@ class MultiWriterIdGenerator:
         tells. Raises `StorageError` if there is no such sequence.
         """
 
-        def begin(cursor: ICursor) -> tuple[Findings, Standing]:
+        def begin(cursor: ICursor) -> tuple[IdProblems, IdPosition]:
             self.database.lock_start(cursor)
             findings = examine(cursor, self.database, seen=seen)
             mend(cursor, self.database, findings)
@@ -118,7 +118,7 @@ class MultiWriterIdGenerator:
             self._saved = findings.positions.get(self.instance, 0)
             self._is_started = True
 
-    def _warn(self, findings: Findings) -> None:
+    def _warn(self, findings: IdProblems) -> None:
         worth_it = [finding for finding in findings.found if finding.kind != "sequence_unused"]
         if worth_it:
             self._logger.warn(

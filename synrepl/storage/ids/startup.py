@@ -13,7 +13,7 @@ import msgspec
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.transactions import ICursor
 
-__all__ = ["Finding", "Findings", "Standing", "examine", "mend", "stand"]
+__all__ = ["IdProblem", "IdProblems", "IdPosition", "examine", "mend", "stand"]
 
 Kind = Literal[
     "sequence_behind_tables",
@@ -24,7 +24,7 @@ Kind = Literal[
 ]
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class IdProblem(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is wrong. `before` and `after`: what mending changes the sequence or position from and
     to.
     """
@@ -42,7 +42,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         return self.kind == "history_lost"
 
 
-class Findings(msgspec.Struct, frozen=True, kw_only=True):
+class IdProblems(msgspec.Struct, frozen=True, kw_only=True):
     """What a look at a stream found. `goal` is what the sequence must have given at least."""
 
     stream: str
@@ -50,10 +50,10 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     highest_row: int
     positions: Mapping[str, int]
     goal: int
-    found: list[Finding]
+    found: list[IdProblem]
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class IdPosition(msgspec.Struct, frozen=True, kw_only=True):
     """Where a process begins: what `Tracker` is built from. `own_row` is its highest row; 0 if it has none
     beyond the linear position.
     """
@@ -63,19 +63,19 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     own_row: int = 0
 
 
-def examine(cursor: ICursor, database: IdDatabase, *, seen: int = 0) -> Findings:
+def examine(cursor: ICursor, database: IdDatabase, *, seen: int = 0) -> IdProblems:
     """Look, and change nothing. `seen` is the highest token that any reader, as a log, is known to have."""
     stream = database.stream
     highest = database.highest_row(cursor)
     positions = database.positions(cursor)
     # Last: others may be writing, and the sequence is ahead of whatever was seen before.
     allocated = database.allocated(cursor)
-    found: list[Finding] = []
+    found: list[IdProblem] = []
 
     def behind(kind: Kind, goal: int, what: str) -> None:
         if allocated < goal:
             found.append(
-                Finding(
+                IdProblem(
                     kind=kind,
                     stream=stream.name,
                     text=f"sequence {stream.sequence} stands at {allocated}, behind {what} ({goal});"
@@ -91,7 +91,7 @@ def examine(cursor: ICursor, database: IdDatabase, *, seen: int = 0) -> Findings
     known = max(allocated, highest, stored)
     if seen > known:
         found.append(
-            Finding(
+            IdProblem(
                 kind="history_lost",
                 stream=stream.name,
                 text=f"readers have seen ids up to {seen}, the database knows none beyond {known}: it is"
@@ -104,7 +104,7 @@ def examine(cursor: ICursor, database: IdDatabase, *, seen: int = 0) -> Findings
     goal = max(known, seen, 1)
     if goal == 1 > allocated:
         found.append(
-            Finding(
+            IdProblem(
                 kind="sequence_unused",
                 stream=stream.name,
                 text=f"sequence {stream.sequence} would begin with 1, which counts as seen",
@@ -113,7 +113,7 @@ def examine(cursor: ICursor, database: IdDatabase, *, seen: int = 0) -> Findings
             )
         )
     found += [
-        Finding(
+        IdProblem(
             kind="unknown_writer",
             stream=stream.name,
             text=f"{writer} has a position ({positions[writer]}), but is none of the writers configured"
@@ -124,7 +124,7 @@ def examine(cursor: ICursor, database: IdDatabase, *, seen: int = 0) -> Findings
         for writer in sorted(set(positions) - set(stream.writers))
         if stream.writers
     ]
-    return Findings(
+    return IdProblems(
         stream=stream.name,
         allocated=allocated,
         highest_row=highest,
@@ -134,7 +134,7 @@ def examine(cursor: ICursor, database: IdDatabase, *, seen: int = 0) -> Findings
     )
 
 
-def mend(cursor: ICursor, database: IdDatabase, findings: Findings) -> None:
+def mend(cursor: ICursor, database: IdDatabase, findings: IdProblems) -> None:
     """Do what the findings ask for, in this transaction."""
     if findings.allocated < findings.goal:
         database.raise_to(cursor, findings.goal)
@@ -143,7 +143,7 @@ def mend(cursor: ICursor, database: IdDatabase, findings: Findings) -> None:
             database.forget_position(cursor, finding.writer)
 
 
-def stand(cursor: ICursor, database: IdDatabase, instance: str | None) -> Standing:
+def stand(cursor: ICursor, database: IdDatabase, instance: str | None) -> IdPosition:
     """Where a process of this name begins, once everything is mended; None stands for one who only reads.
 
     A writer has nothing unfinished at its start, so it stands where the sequence does, or at its last row if
@@ -174,4 +174,4 @@ def stand(cursor: ICursor, database: IdDatabase, instance: str | None) -> Standi
         upto = max(database.highest_row(cursor), 1)
     for writer in stream.writers:
         positions.setdefault(writer, upto)
-    return Standing(positions=positions, persisted_upto=upto, own_row=own_row)
+    return IdPosition(positions=positions, persisted_upto=upto, own_row=own_row)

@@ -7,15 +7,15 @@ import msgspec
 
 from synrepl.errors import StorageError
 from synrepl.storage.ids.database import Flavor, IdDatabase
-from synrepl.storage.ids.startup import Findings, examine, stand
+from synrepl.storage.ids.startup import IdProblems, examine, stand
 from synrepl.storage.ids.transactions import ICursor
 from synrepl.storage.sql import execute
 from synrepl.storage.tables.layout import SourceTable, TableStream, Template, columns_of
 
-__all__ = ["Page", "TableReader"]
+__all__ = ["TablePage", "TableReader"]
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
+class TablePage(msgspec.Struct, frozen=True, kw_only=True):
     """Facts in order of their ids: ``(writer, token, rows)``, complete up to and with `upto`.
 
     `limit`: the linear position; more follow when it is beyond `upto`. `writers` are all that are known.
@@ -36,11 +36,11 @@ class TableReader:
         self._flavor = flavor
         self._tables = [(table, _maker(table)) for table in stream.tables]
 
-    def examine(self, cursor: ICursor, seen: int) -> Findings:
+    def examine(self, cursor: ICursor, seen: int) -> IdProblems:
         """What is wrong with the stream's ids, given that the log has them up to `seen`."""
         return examine(cursor, self.ids, seen=seen)
 
-    def page(self, cursor: ICursor, *, after: int, rows: int) -> Page:
+    def page(self, cursor: ICursor, *, after: int, rows: int) -> TablePage:
         """The facts after this id: about `rows` rows, never a part of a fact, never beyond what is complete.
 
         Positions are read before rows: what is complete is visible then. No position is stored until the rows
@@ -70,14 +70,14 @@ class TableReader:
                 if not only or writer in only:
                     found.setdefault(token, (writer, []))[1].append(make(values))
         writers = dict.fromkeys(only or [*standing.positions, *(writer for writer, _ in found.values())])
-        return Page(
+        return TablePage(
             facts=[(writer, token, rows) for token, (writer, rows) in sorted(found.items())],
             upto=upto,
             limit=limit,
             writers=list(writers) or [self.stream.default_writer],
         )
 
-    def missed(self, cursor: ICursor, *, writer: str, after: int, upto: int, rows: int) -> Page:
+    def missed(self, cursor: ICursor, *, writer: str, after: int, upto: int, rows: int) -> TablePage:
         """What one writer wrote with ``after < id <= upto``, or the first about `rows` rows of it.
 
         Somebody knows that it has written all of that; how far others are is not looked at.
@@ -89,7 +89,7 @@ class TableReader:
                 if wrote == writer:
                     found.setdefault(token, []).append(make(values))
         facts = [(writer, token, rows) for token, rows in sorted(found.items())]
-        return Page(facts=facts, upto=end, limit=upto, writers=[writer])
+        return TablePage(facts=facts, upto=end, limit=upto, writers=[writer])
 
     def _end(self, cursor: ICursor, after: int, limit: int, rows: int) -> int:
         """Where the page ends: where no table gives more than `rows` rows, but after one fact at least."""

@@ -11,11 +11,11 @@ from synrepl.errors import ReplicationError, RowError
 from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.tasks import Tasks
 from synrepl.storage.ids.database import Flavor
-from synrepl.storage.ids.startup import Findings
+from synrepl.storage.ids.startup import IdProblems
 from synrepl.storage.ids.writers import WriterState, read_writers
 from synrepl.storage.log import Log
 from synrepl.storage.tables.layout import TableStream
-from synrepl.storage.tables.reader import Page, TableReader
+from synrepl.storage.tables.reader import TablePage, TableReader
 from synrepl.streams.facts import NO_ROWS
 from synrepl.streams.table import StreamTable
 
@@ -177,7 +177,7 @@ class TableSource:
             if not followed.is_begun:
                 await self._begin(followed)
             while not self._is_stopped:
-                page: Page = await self._ask(
+                page: TablePage = await self._ask(
                     partial(followed.reader.page, after=followed.upto, rows=PAGE_ROWS)
                 )
                 await self._keep(followed, page)
@@ -209,7 +209,7 @@ class TableSource:
             followed.upto = max(known.values())
             await self._check_history(followed)
         elif not followed.stream.from_first:
-            page: Page = await self._ask(partial(followed.reader.page, after=0, rows=1))
+            page: TablePage = await self._ask(partial(followed.reader.page, after=0, rows=1))
             followed.upto = page.limit
             await self._log.adopt(name, [(writer, page.limit, NO_ROWS) for writer in page.writers])
         followed.is_begun = True
@@ -222,7 +222,7 @@ class TableSource:
 
     async def _check_history(self, followed: _Followed) -> None:
         """Whether the database still has all that the log has. If not, a new epoch begins where it ends."""
-        findings: Findings = await self._ask(partial(followed.reader.examine, seen=followed.upto))
+        findings: IdProblems = await self._ask(partial(followed.reader.examine, seen=followed.upto))
         for finding in findings.found:
             if finding.is_loss:
                 await self._log.lose(followed.stream.stream, finding.before)
@@ -235,7 +235,7 @@ class TableSource:
                 )
                 self._lost(followed.stream.stream)
 
-    async def _keep(self, followed: _Followed, page: Page) -> None:
+    async def _keep(self, followed: _Followed, page: TablePage) -> None:
         """Put a page into the log: its facts, and for writers without any that they have none."""
         stream = self._table[followed.stream.stream]
         facts: list[tuple[str, int, bytes]] = []

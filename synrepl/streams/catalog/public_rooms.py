@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from synrepl.streams.stream import Stream, Truth, row
+from synrepl.streams.stream import BoolSpelling, Stream, row
 
 __all__ = ["PUBLIC_ROOMS", "PublicRoom"]
 
@@ -17,7 +17,9 @@ class PublicRoom:
 
     room_id: str
     # Numbers on SQLite; the words are those of the client-server API.
-    visibility: Annotated[bool, Truth(accepts=bool | Literal[0, 1, "public", "private"], read=_is_public)]
+    visibility: Annotated[
+        bool, BoolSpelling(accepts=bool | Literal[0, 1, "public", "private"], read=_is_public)
+    ]
     appservice_id: str | None
     network_id: str | None
 

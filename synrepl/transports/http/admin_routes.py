@@ -5,21 +5,21 @@ from uuid import uuid4
 
 import msgspec
 
-from synrepl.replication.relay import Leases, Relays
+from synrepl.replication.relay import Leases, ReplicaRegistry
 from synrepl.replication.roles import (
     MAX_HANDOVER_SECONDS,
     CannotPromote,
     Claim,
     ClaimRefused,
     HandOver,
-    Roles,
+    RoleManager,
 )
 from synrepl.streams import jsontext
-from synrepl.transports.http.api_error import RETRY_SECONDS, Refused
+from synrepl.transports.http.api_error import RETRY_SECONDS, ApiError
 from synrepl.transports.http.append_body import read_said
 from synrepl.transports.http.replica_routes import refused_over_http
 
-__all__ = ["Standing"]
+__all__ = ["AdminRoutes"]
 
 MAX_BODY: Final = 64 * 1024
 
@@ -33,10 +33,10 @@ class _Lease(msgspec.Struct, forbid_unknown_fields=True):
     uuid: str = ""
 
 
-class Standing:
+class AdminRoutes:
     """Answers them."""
 
-    def __init__(self, roles: Roles, relays: Relays) -> None:
+    def __init__(self, roles: RoleManager, relays: ReplicaRegistry) -> None:
         self._roles = roles
         self._relays = relays
 
@@ -49,7 +49,7 @@ class Standing:
             more: dict[str, Any] = {"retryable": error.retryable}
             if error.missing:
                 more["missing"] = [list(one) for one in error.missing[:100]]
-            raise Refused(409, error.code, str(error), more=more) from error
+            raise ApiError(409, error.code, str(error), more=more) from error
         return jsontext.dumps({"role": "primary", "epoch": turn.epoch, "serial": turn.serial})
 
     async def resync(self, request: Any) -> bytes:
@@ -57,16 +57,16 @@ class Standing:
         try:
             done = await self._roles.resync()
         except CannotPromote as error:
-            raise Refused(409, error.code, str(error)) from error
+            raise ApiError(409, error.code, str(error)) from error
         if not done:
-            raise Refused(409, "not_stopped", "there is nothing to give up: this daemon is not stopped")
+            raise ApiError(409, "not_stopped", "there is nothing to give up: this daemon is not stopped")
         return jsontext.dumps({"role": self._roles.role, "resync": True})
 
     async def hand_over(self, request: Any) -> bytes:
         """``POST /v1/handover``: another daemon is about to become primary."""
         asked = read_said(HandOver, request, MAX_BODY)
         if not 0 <= asked.seconds <= MAX_HANDOVER_SECONDS:
-            raise Refused(400, "bad_request", f"seconds are from 0 to {MAX_HANDOVER_SECONDS:g}")
+            raise ApiError(400, "bad_request", f"seconds are from 0 to {MAX_HANDOVER_SECONDS:g}")
         try:
             place = await self._roles.hand_over(asked, trusted=_is_trusted(request))
         except (CannotPromote, ClaimRefused) as error:
@@ -95,10 +95,10 @@ class Standing:
         asked = read_said(_Lease, request, MAX_BODY)
         leases, relays = self._leases, self._relays
         if (unfit := relays.unfit(asked.uuid or "expected", asked.name)) is not None or not asked.name:
-            raise Refused(400, "bad_request", "a name is wanted" if unfit is None else unfit.message)
+            raise ApiError(400, "bad_request", "a name is wanted" if unfit is None else unfit.message)
         known = leases.find(asked.uuid or asked.name)
         if known is not None and known.ended_ms is None:
-            raise Refused(409, "known", f"{asked.name} has a lease already")
+            raise ApiError(409, "known", f"{asked.name} has a lease already")
         uuid = known.uuid if known is not None else asked.uuid or f"expected-{uuid4()}"
         if (refused := relays.too_many(uuid)) is not None:
             raise refused_over_http(refused, status=429)
@@ -111,7 +111,7 @@ class Standing:
         dropped = self._leases.drop(name)
         if dropped is None:
             why = f"there is no lease, or more than one, of the name {name[:100]!r}"
-            raise Refused(404, "unknown_lease", why)
+            raise ApiError(404, "unknown_lease", why)
         self._relays.hang_up(dropped.uuid, "this replica was dropped by an operator")
         await self._leases.save()
         return jsontext.dumps({"uuid": dropped.uuid, "name": dropped.name, "dropped": True})
@@ -126,11 +126,11 @@ def _is_trusted(request: Any) -> bool:
     return bool(request.access.is_proven)
 
 
-def _refused(error: CannotPromote | ClaimRefused) -> Refused:
+def _refused(error: CannotPromote | ClaimRefused) -> ApiError:
     more = {"retryable": error.retryable}
     match error.code:
         case "bad_request":
-            return Refused(400, error.code, str(error), more=more)
+            return ApiError(400, error.code, str(error), more=more)
         case "busy":
-            return Refused(503, error.code, str(error), more=more, retry_after=RETRY_SECONDS)
-    return Refused(409, error.code, str(error), more=more)
+            return ApiError(503, error.code, str(error), more=more, retry_after=RETRY_SECONDS)
+    return ApiError(409, error.code, str(error), more=more)

@@ -27,31 +27,31 @@ from synrepl.storage import Log
 from synrepl.streams import jsontext
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
-from synrepl.transports.http.api_error import INTERNAL, Refused, as_refused, ours, synapse
+from synrepl.transports.http.api_error import INTERNAL, ApiError, as_refused, ours, synapse
 from synrepl.transports.http.append_body import check_writer, read_body, read_facts
-from synrepl.transports.http.authorization import Guard, check_right, check_streams
+from synrepl.transports.http.authorization import AccessCheck, check_right, check_streams
 from synrepl.transports.http.content_digest import HEADER, content_digest, is_intact, is_wanted
 from synrepl.transports.http.holdings_check import check_held, check_readable, filtered, say_held
-from synrepl.transports.http.log_waiters import Waiting, read_your_writes
+from synrepl.transports.http.log_waiters import LogWaiters, read_your_writes
 from synrepl.transports.http.metrics_collector import refresh
 from synrepl.transports.http.origin_check import check_content_type
 from synrepl.transports.http.query import headers, integers, reader_of
-from synrepl.transports.http.row_routes import Rows
+from synrepl.transports.http.row_routes import RowRoutes
 from synrepl.wire.dialect import Dialect
 
 if TYPE_CHECKING:
     from synrepl.replication.files import Files
-    from synrepl.replication.relay import Relays
-    from synrepl.replication.roles import Roles
-    from synrepl.replication.status import DescribedBringing, DescribedCopies
-    from synrepl.transports.http.admin_routes import Standing
+    from synrepl.replication.relay import ReplicaRegistry
+    from synrepl.replication.roles import RoleManager
+    from synrepl.replication.status import StatusIngest, StatusReplication
+    from synrepl.transports.http.admin_routes import AdminRoutes
     from synrepl.transports.http.changelog import Changelog
-    from synrepl.transports.http.changelog_query import Wanted
-    from synrepl.transports.http.command_routes import Commands
+    from synrepl.transports.http.changelog_query import ChangelogQuery
+    from synrepl.transports.http.command_routes import CommandRoutes
     from synrepl.transports.http.file_routes import FileRoutes
-    from synrepl.transports.http.replica_routes import Replicas
+    from synrepl.transports.http.replica_routes import ReplicaRoutes
 
-__all__ = ["Api", "IRelaying"]
+__all__ = ["Api", "IWriteForwarder"]
 
 JSON: Final = b"application/json"
 MAX_SERIALS: Final = 1_000
@@ -60,19 +60,19 @@ FILES: Final = "files"
 NO_SUCH_FILE: Final = "no_such_file"
 PRESENCE: Final = "presence"
 NDJSON: Final = b"application/x-ndjson"
-NO_COPIES: Final = Refused(404, "not_found", "this log has no copies")
+NO_COPIES: Final = ApiError(404, "not_found", "this log has no copies")
 CATCH_UP: Final = "/_synapse/replication/get_repl_stream_updates/"
 
 
-class IRelaying(Protocol):
+class IWriteForwarder(Protocol):
     """Who takes facts that are posted to a replica; `relaying.Relaying` is one."""
 
     @property
     def is_active(self) -> bool:
         """Whether facts go to the primary."""
 
-    async def answer(self, request: Any, stream: Stream[Any], body: bytes, waiting: Waiting) -> bytes:
-        """What the primary answers. Raises `Refused`."""
+    async def answer(self, request: Any, stream: Stream[Any], body: bytes, waiting: LogWaiters) -> bytes:
+        """What the primary answers. Raises `ApiError`."""
 
 
 class Api:
@@ -90,19 +90,19 @@ class Api:
         log: Log,
         publisher: Publisher,
         table: StreamTable,
-        bringing: "DescribedBringing | None",
-        copies: "DescribedCopies | None",
+        bringing: "StatusIngest | None",
+        copies: "StatusReplication | None",
         metrics: Metrics,
         clock: IClock,
         instance: str,
         server_name: str,
-        guard: Guard,
+        guard: AccessCheck,
         dialect: Dialect | None,
         started_at: float,
         files: "Files | None" = None,
-        relaying: "IRelaying | None" = None,
-        roles: "Roles | None" = None,
-        relays: "Relays | None" = None,
+        relaying: "IWriteForwarder | None" = None,
+        roles: "RoleManager | None" = None,
+        relays: "ReplicaRegistry | None" = None,
         refuses_stale: bool = False,
     ) -> None:
         self._log = log
@@ -117,8 +117,8 @@ class Api:
         self._guard = guard
         self._started_at = started_at
         self._relaying = relaying
-        self._waiting = Waiting(log, clock)
-        self._rows = Rows(
+        self._waiting = LogWaiters(log, clock)
+        self._rows = RowRoutes(
             log=log,
             table=table,
             tables=bringing,
@@ -169,7 +169,7 @@ class Api:
                 if self._roles is not None and (stopped := self._roles.refuses_passing("")) is not None:
                     raise stopped
                 why = "this is a replica: post these to the primary, or each stream by itself"
-                raise Refused(409, "not_primary", why)
+                raise ApiError(409, "not_primary", why)
             return await append_all(
                 request.content.read(),
                 log=self._log,
@@ -214,7 +214,7 @@ class Api:
     def _check_fresh(self) -> None:
         check_readable(self._holdings)
         if self._refuses_stale and self._copies is not None and (reasons := self._copies.reasons()):
-            raise Refused(503, "not_ready", reasons[0][0], retry_after=b"5")
+            raise ApiError(503, "not_ready", reasons[0][0], retry_after=b"5")
 
     # -- the log out ---------------------------------------------------------------------------------------
 
@@ -250,7 +250,7 @@ class Api:
 
         return await self._answer(request, answer)
 
-    async def _begin_reading(self, request: Any, wanted: "Wanted") -> None:
+    async def _begin_reading(self, request: Any, wanted: "ChangelogQuery") -> None:
         """Once the log is as far as is asked; whoever reads under a name has it kept."""
         self._check_fresh()
         await read_your_writes(request, self._log, self._waiting)
@@ -288,7 +288,7 @@ class Api:
             check_held(self._holdings, [FILES])
             try:
                 return await self._files.get(request, sha256)
-            except Refused as refused:
+            except ApiError as refused:
                 if refused.code == NO_SUCH_FILE and self._holdings.filter.writers is not None:
                     # A writer whose facts are not here may have named it.
                     why = f"{refused.message} here: {self._holdings.describe()}"
@@ -398,10 +398,10 @@ class Api:
         return Changelog(self._log, self._publisher, self._clock, self._waiting)
 
     @cached_property
-    def _commands(self) -> "Commands":
-        from synrepl.transports.http.command_routes import Commands
+    def _commands(self) -> "CommandRoutes":
+        from synrepl.transports.http.command_routes import CommandRoutes
 
-        return Commands(self._publisher)
+        return CommandRoutes(self._publisher)
 
     @cached_property
     def _files(self) -> "FileRoutes":
@@ -410,20 +410,20 @@ class Api:
         return FileRoutes(self._described_files)
 
     @cached_property
-    def _replicas(self) -> "Replicas":
-        from synrepl.transports.http.replica_routes import Replicas
+    def _replicas(self) -> "ReplicaRoutes":
+        from synrepl.transports.http.replica_routes import ReplicaRoutes
 
         if self._relays is None:
             raise NO_COPIES
-        return Replicas(self._relays)
+        return ReplicaRoutes(self._relays)
 
     @cached_property
-    def _standing(self) -> "Standing":
-        from synrepl.transports.http.admin_routes import Standing
+    def _standing(self) -> "AdminRoutes":
+        from synrepl.transports.http.admin_routes import AdminRoutes
 
         if self._relays is None or self._roles is None:
             raise NO_COPIES
-        return Standing(self._roles, self._relays)
+        return AdminRoutes(self._roles, self._relays)
 
     # -- what is known about this daemon -------------------------------------------------------------------
 
@@ -539,10 +539,10 @@ class Api:
                     f"{method} is not done here; there is {allowed.decode()}",
                 )
             )
-            return self._refuse(request, Refused(405, code, message, allow=allowed))
+            return self._refuse(request, ApiError(405, code, message, allow=allowed))
         if is_synapse:
-            return self._refuse(request, Refused(404, "M_UNRECOGNIZED", "Unrecognized request"))
-        return self._refuse(request, Refused(404, "not_found", "there is nothing here"))
+            return self._refuse(request, ApiError(404, "M_UNRECOGNIZED", "Unrecognized request"))
+        return self._refuse(request, ApiError(404, "not_found", "there is nothing here"))
 
     async def _answer(
         self,
@@ -578,16 +578,16 @@ class Api:
         return body
 
     def _check_access(self, request: Any, right: Right | None, stream: str | None) -> None:
-        """Find out what the peer may do (`request.access`). Raises `Refused` if that is not enough."""
+        """Find out what the peer may do (`request.access`). Raises `ApiError` if that is not enough."""
         try:
             request.access = getattr(request, "access", None) or self._guard.access(request)
-        except Refused as refused:
+        except ApiError as refused:
             if refused.status != UNAUTHORIZED:
                 raise
             if right is None:
                 return
             if request.path.startswith(b"/_synapse/"):
-                raise Refused(500, "M_UNKNOWN", "Internal server error") from refused
+                raise ApiError(500, "M_UNKNOWN", "Internal server error") from refused
             raise
         if right is not None:
             check_right(request.access, right)
@@ -597,7 +597,7 @@ class Api:
             check_content_type(request)
 
     @staticmethod
-    def _refuse(request: Any, refused: Refused) -> bytes:
+    def _refuse(request: Any, refused: ApiError) -> bytes:
         request.setResponseCode(refused.status)
         for name, value in refused.headers.items():
             request.setHeader(name, value)
@@ -609,7 +609,7 @@ class Api:
 
 
 def _check_intact(request: Any) -> None:
-    """Raises `Refused` if the body is known to be another one than was sent."""
+    """Raises `ApiError` if the body is known to be another one than was sent."""
     said = headers(request, HEADER)
     if not said or request.method != b"POST":  # a file has its checksum in its path
         return
@@ -617,7 +617,7 @@ def _check_intact(request: Any) -> None:
     request.content.seek(0)
     if not is_intact(body, said):
         why = "the body was changed on the way: its Content-Digest is another one"
-        raise Refused(400, "garbled", why, more={"retryable": True})
+        raise ApiError(400, "garbled", why, more={"retryable": True})
 
 
 def _say_digest(request: Any, body: bytes) -> None:

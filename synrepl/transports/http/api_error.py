@@ -13,7 +13,7 @@ __all__ = [
     "INTERNAL",
     "RETRY_SECONDS",
     "UPSTREAM_UNREACHABLE",
-    "Refused",
+    "ApiError",
     "as_refused",
     "ours",
     "synapse",
@@ -27,7 +27,7 @@ RETRY_SECONDS: Final = b"1"
 UPSTREAM_UNREACHABLE: Final = "upstream_unreachable"
 
 
-class Refused(Exception):
+class ApiError(Exception):
     """This request gets `status`, and `code` and `message` in the body."""
 
     def __init__(
@@ -41,47 +41,47 @@ class Refused(Exception):
         self.headers = {name.replace("_", "-").encode(): value for name, value in headers.items()}
 
 
-INTERNAL: Final = Refused(500, "internal", "something went wrong here; it is in the log of this daemon")
+INTERNAL: Final = ApiError(500, "internal", "something went wrong here; it is in the log of this daemon")
 
 
-def upstream_unreachable(why: str) -> Refused:
+def upstream_unreachable(why: str) -> ApiError:
     """What was to be passed on to the primary went nowhere, as there was no connection to it."""
-    return Refused(503, UPSTREAM_UNREACHABLE, why, retry_after=RETRY_SECONDS)
+    return ApiError(503, UPSTREAM_UNREACHABLE, why, retry_after=RETRY_SECONDS)
 
 
-def as_refused(error: BaseException) -> Refused | None:
+def as_refused(error: BaseException) -> ApiError | None:
     """How an error that is ours is told; None if it is not."""
     match error:
-        case Refused():
+        case ApiError():
             return error
         case UnknownStream():
-            return Refused(404, "unknown_stream", str(error))
+            return ApiError(404, "unknown_stream", str(error))
         case ReadOnlyHere():
             more = {"retryable": error.retryable, "moved_to": error.moved_to}
-            return Refused(503, error.code, str(error), more=more, retry_after=RETRY_SECONDS)
+            return ApiError(503, error.code, str(error), more=more, retry_after=RETRY_SECONDS)
         case GivenElsewhere():
-            return Refused(409, error.code, str(error))
+            return ApiError(409, error.code, str(error))
         case KeyReused():
-            return Refused(409, "idempotency_key_reused", str(error))
+            return ApiError(409, "idempotency_key_reused", str(error))
         case MemoryError():
             why = "there is not enough memory for this request now; try again, or send less at once"
-            return Refused(503, "out_of_memory", why, retry_after=RETRY_SECONDS)
+            return ApiError(503, "out_of_memory", why, retry_after=RETRY_SECONDS)
         case OSError(errno=errno.EMFILE | errno.ENFILE):
             why = "the daemon has no file descriptor left; raise its limit (LimitNOFILE, ulimit -n)"
-            return Refused(503, "out_of_descriptors", why, retry_after=RETRY_SECONDS)
+            return ApiError(503, "out_of_descriptors", why, retry_after=RETRY_SECONDS)
         case StorageError(retryable=True):
-            return Refused(503, "storage_error", str(error), retry_after=RETRY_SECONDS)
+            return ApiError(503, "storage_error", str(error), retry_after=RETRY_SECONDS)
         case StorageError():
-            return Refused(500, "storage_error", str(error))
+            return ApiError(500, "storage_error", str(error))
     return None
 
 
-def ours(refused: Refused) -> bytes:
+def ours(refused: ApiError) -> bytes:
     """The body of a refusal under ``/v1`` and everywhere else that is ours."""
     return dumps({"error": refused.code, **refused.more, "message": refused.message})
 
 
-def synapse(refused: Refused) -> bytes:
+def synapse(refused: ApiError) -> bytes:
     """The body of a refusal under ``/_synapse``."""
     code = refused.code if refused.code.startswith("M_") else "M_UNKNOWN"
     return dumps({"errcode": code, "error": refused.message})

@@ -10,13 +10,13 @@ from twisted.internet.task import deferLater
 from synrepl.errors import RowError
 from synrepl.ports.interfaces import IClock
 from synrepl.streams.stream import Stream
-from synrepl.transports.http.api_error import Refused
+from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.query import BAD_WORD, is_word
 from synrepl.wire.blocks import MAX_FACT
 
 __all__ = [
     "MAX_WRITERS",
-    "Posted",
+    "AppendBody",
     "check_posted",
     "check_writer",
     "decoded",
@@ -36,7 +36,7 @@ MAX_WRITERS: Final = 1_000
 """Writers of one stream that posts may bring about. Each is told to every follower, and stays for good."""
 
 
-class Posted(msgspec.Struct, forbid_unknown_fields=True):
+class AppendBody(msgspec.Struct, forbid_unknown_fields=True):
     """What is posted: `facts` is a list of facts, each a JSON array of rows, not looked into yet."""
 
     facts: list[msgspec.Raw]
@@ -44,38 +44,38 @@ class Posted(msgspec.Struct, forbid_unknown_fields=True):
     idempotency_key: str | UnsetType = UNSET
 
 
-_decoder: Final = msgspec.json.Decoder(Posted)
+_decoder: Final = msgspec.json.Decoder(AppendBody)
 
 
-def read_body(body: bytes) -> Posted:
-    """What a body says. Raises `Refused`."""
+def read_body(body: bytes) -> AppendBody:
+    """What a body says. Raises `ApiError`."""
     return check_posted(decoded(_decoder, body))
 
 
 def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """What a body says that is JSON. Raises `Refused`."""
+    """What a body says that is JSON. Raises `ApiError`."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise Refused(400, "bad_request", str(error)) from error
+        raise ApiError(400, "bad_request", str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refused(400, "bad_json", f"the body is not JSON: {error}") from error
+        raise ApiError(400, "bad_json", f"the body is not JSON: {error}") from error
     except RecursionError:
-        raise Refused(400, "bad_json", "the body is not JSON: nested too deeply") from None
+        raise ApiError(400, "bad_json", "the body is not JSON: nested too deeply") from None
 
 
-def check_posted(posted: Posted) -> Posted:
-    """The same, if writer and key can be ones. Raises `Refused`."""
+def check_posted(posted: AppendBody) -> AppendBody:
+    """The same, if writer and key can be ones. Raises `ApiError`."""
     if posted.writer is not UNSET and not is_word(posted.writer):
-        raise Refused(400, "bad_writer", BAD_WORD)
+        raise ApiError(400, "bad_writer", BAD_WORD)
     key = posted.idempotency_key
     if key is not UNSET and not (0 < len(key) <= MAX_KEY and key.isprintable()):
-        raise Refused(400, "bad_request", f"idempotency_key has 1 to {MAX_KEY} printable characters")
+        raise ApiError(400, "bad_request", f"idempotency_key has 1 to {MAX_KEY} printable characters")
     return posted
 
 
-def check_writer(posted: Posted, stream: str, known: Collection[str], instance: str) -> None:
-    """Raises `Refused` if these facts would give a stream one writer too many.
+def check_writer(posted: AppendBody, stream: str, known: Collection[str], instance: str) -> None:
+    """Raises `ApiError` if these facts would give a stream one writer too many.
 
     `known` are the writers that the stream has. This daemon's own `instance` may always write.
     """
@@ -86,12 +86,14 @@ def check_writer(posted: Posted, stream: str, known: Collection[str], instance: 
         f"{stream} has {len(known)} writers, and posts may name {MAX_WRITERS}; {writer} would be one more."
         " Post under a name that the stream has, or without a writer; a process keeps its name over restarts"
     )
-    raise Refused(409, "too_many_writers", why)
+    raise ApiError(409, "too_many_writers", why)
 
 
-async def read_facts(stream: Stream[Any], posted: Posted, clock: IClock) -> list[bytes]:
-    """The facts in canonical form. Raises `Refused` for the first row that is not one, and for a fact that is
-    too large to be sent to replicas."""
+async def read_facts(stream: Stream[Any], posted: AppendBody, clock: IClock) -> list[bytes]:
+    """The facts in canonical form.
+
+    Raises `ApiError` for the first row that is not one, and for a fact that replicas could not be sent.
+    """
     facts: list[bytes] = []
     for raw in posted.facts:
         if len(facts) % FACTS_AT_ONCE == FACTS_AT_ONCE - 1:
@@ -100,10 +102,10 @@ async def read_facts(stream: Stream[Any], posted: Posted, clock: IClock) -> list
             fact = stream.canonical_fact(bytes(raw))
         except RowError as error:
             why = f"fact {len(facts)}, row {error.index}: {error.why}"
-            raise Refused(400, "bad_row", why) from error
+            raise ApiError(400, "bad_row", why) from error
         if len(fact) > MAX_FACT:
             why = f"fact {len(facts)} would be kept in {len(fact)} bytes; one fact may have {MAX_FACT}"
-            raise Refused(413, "too_large", why)
+            raise ApiError(413, "too_large", why)
         facts.append(fact)
     return facts
 
@@ -111,12 +113,12 @@ async def read_facts(stream: Stream[Any], posted: Posted, clock: IClock) -> list
 def read_said(shape: type[T], request: Any, most: int) -> T:
     """What the small body of a request says, of at most `most` bytes; an empty one says only defaults.
 
-    Raises `Refused`.
+    Raises `ApiError`.
     """
     body = request.content.read(most + 1)
     if len(body) > most:
-        raise Refused(413, "too_large", f"this may have {most} bytes")
+        raise ApiError(413, "too_large", f"this may have {most} bytes")
     try:
         return msgspec.json.decode(body or b"{}", type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(400, "bad_request", str(error)) from error
+        raise ApiError(400, "bad_request", str(error)) from error

@@ -7,14 +7,14 @@ from urllib.parse import quote, urlencode
 from synrepl.errors import ReplicationError
 from synrepl.ports.interfaces import Appended
 from synrepl.streams.jsontext import dumps
-from synrepl.transports.http.http_client import Daemon, decoded, public
+from synrepl.transports.http.http_client import DaemonClient, decoded, public
 
 __all__ = ["HttpAppender"]
 
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 
 
-class HttpAppender(Daemon):
+class HttpAppender(DaemonClient):
     """Adds facts to a daemon's log over HTTP."""
 
     async def append(

@@ -9,9 +9,9 @@ from twisted.internet.threads import deferToThreadPool
 from synrepl.storage import ImmediateThread
 from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact
-from synrepl.transports.http.api_error import Refused
-from synrepl.transports.http.changelog_cursor import Reading
-from synrepl.transports.http.changelog_query import Wanted
+from synrepl.transports.http.api_error import ApiError
+from synrepl.transports.http.changelog_cursor import ChangelogCursor
+from synrepl.transports.http.changelog_query import ChangelogQuery
 from synrepl.transports.http.query import header
 
 __all__ = ["ARROW", "ArrowForm", "arrow_form"]
@@ -57,7 +57,7 @@ class ArrowForm:
         """The schema."""
         return await self._run(lambda: bytes(_schema(self._checked).serialize()))
 
-    async def page(self, reading: Reading, upto: int) -> bytes:
+    async def page(self, reading: ChangelogCursor, upto: int) -> bytes:
         """The next facts as one batch."""
         limit = PAGE_FACTS if reading.left is None else min(PAGE_FACTS, reading.left)
         text = await reading.text(upto, limit)
@@ -101,8 +101,8 @@ def _batch(text: bytes, checked: bool) -> bytes:
     return bytes(pa.record_batch(arrays, schema=_schema(checked)).serialize())
 
 
-def arrow_form(request: Any, wanted: Wanted, clock: Any) -> ArrowForm | None:
-    """What this request is answered in, if it asks for Arrow. Raises `Refused` where it cannot have it.
+def arrow_form(request: Any, wanted: ChangelogQuery, clock: Any) -> ArrowForm | None:
+    """What this request is answered in, if it asks for Arrow. Raises `ApiError` where it cannot have it.
 
     `clock` is the reactor, whose threads do the work; in tests it has none, and it is done at once.
     """
@@ -110,10 +110,10 @@ def arrow_form(request: Any, wanted: Wanted, clock: Any) -> ArrowForm | None:
         return None
     if wanted.follow or wanted.turns or wanted.receipts:
         why = "Arrow holds the facts of a closed range alone; for follow, turns and receipts ask for NDJSON"
-        raise Refused(406, "not_acceptable", why)
+        raise ApiError(406, "not_acceptable", why)
     if find_spec("pyarrow") is None:
         why = "pyarrow is not installed here, so that there is no Arrow; application/x-ndjson can be had"
-        raise Refused(406, "not_acceptable", why)
+        raise ApiError(406, "not_acceptable", why)
     return ArrowForm(_beside(clock), checked=wanted.checked)
 
 

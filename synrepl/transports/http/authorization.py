@@ -4,17 +4,17 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from synrepl.ports.access import LOCAL, REMOTE, Access, Keyring, Right, access_of
-from synrepl.transports.http.api_error import Refused
+from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.origin_check import check_origin, check_rebinding
 from synrepl.transports.peers import certified_name, is_local
 from synrepl.wire.text import printable
 
-__all__ = ["Guard", "check_right", "check_streams"]
+__all__ = ["AccessCheck", "check_right", "check_streams"]
 
 SCHEME: Final = b"bearer "
 
 
-class Guard:
+class AccessCheck:
     """Decides what the sender of a request may do, from its headers and its address.
 
     With keys configured it must show one of them. Without any, pages of other sites and foreign names of this
@@ -27,7 +27,7 @@ class Guard:
         self._hosts = frozenset(host.lower() for host in hosts)
 
     def access(self, request: Any) -> Access:
-        """What this request may do. Raises `Refused`."""
+        """What this request may do. Raises `ApiError`."""
         name = certified_name(request.channel.transport)
         if name is not None and (certified := self._keys.certified(name)) is not None:
             return certified
@@ -43,7 +43,7 @@ class Guard:
             why = "no key was shown" if not shown else "this key is unknown here, or was revoked"
             if name is not None and not shown:
                 why = f"the certificate of {printable(name)} is not in keys_file, or was revoked"
-            raise Refused(
+            raise ApiError(
                 401,
                 "unauthorized",
                 f"{why}: send the secret, once, as Authorization: Bearer",
@@ -53,12 +53,12 @@ class Guard:
 
 
 def check_right(access: Access, right: Right) -> None:
-    """Raises `Refused` if the peer lacks this right."""
+    """Raises `ApiError` if the peer lacks this right."""
     if why := access.lacks(right):
-        raise Refused(403, "no_rights", why)
+        raise ApiError(403, "no_rights", why)
 
 
 def check_streams(access: Access, *streams: str) -> None:
-    """Raises `Refused` if the peer may not see one of these streams."""
+    """Raises `ApiError` if the peer may not see one of these streams."""
     if why := access.hides(streams):
-        raise Refused(403, "no_rights", why)
+        raise ApiError(403, "no_rights", why)

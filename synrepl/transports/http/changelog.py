@@ -7,25 +7,25 @@ from twisted.logger import Logger
 from synrepl.ports.interfaces import IClock
 from synrepl.replication.publisher import Publisher
 from synrepl.storage import Log
-from synrepl.transports.http.changelog_cursor import Reading
-from synrepl.transports.http.changelog_feed import Following
+from synrepl.transports.http.changelog_cursor import ChangelogCursor
+from synrepl.transports.http.changelog_feed import ChangelogFeed
 from synrepl.transports.http.changelog_lines import NDJSON, line, written
-from synrepl.transports.http.changelog_query import Wanted
+from synrepl.transports.http.changelog_query import ChangelogQuery
 from synrepl.transports.http.fork_check import check
-from synrepl.transports.http.log_waiters import Waiting
+from synrepl.transports.http.log_waiters import LogWaiters
 from synrepl.transports.http.streaming import streaming
 
-__all__ = ["Changelog", "Form", "line"]
+__all__ = ["Changelog", "ChangelogForm", "line"]
 
 
-class Form(Protocol):
+class ChangelogForm(Protocol):
     """What an answer looks like in bytes."""
 
     content_type: bytes
 
     async def begin(self) -> bytes: ...
 
-    async def page(self, reading: Reading, upto: int) -> bytes:
+    async def page(self, reading: ChangelogCursor, upto: int) -> bytes:
         """The next page; nothing where nothing was found in this step, although there may be more."""
 
     def end(self) -> bytes: ...
@@ -42,7 +42,7 @@ class _Lines:
     async def begin(self) -> bytes:
         return b""
 
-    async def page(self, reading: Reading, upto: int) -> bytes:
+    async def page(self, reading: ChangelogCursor, upto: int) -> bytes:
         page = await reading.page(upto)
         return written(page.facts, page.turns, page.receipts, checked=self._checked) if page else b""
 
@@ -55,17 +55,17 @@ class Changelog:
 
     _logger = Logger()
 
-    def __init__(self, log: Log, publisher: Publisher, clock: IClock, waiting: Waiting) -> None:
+    def __init__(self, log: Log, publisher: Publisher, clock: IClock, waiting: LogWaiters) -> None:
         self._log = log
         self._clock = clock
         self._waiting = waiting
-        self._following = Following(log, publisher, clock, waiting)
+        self._following = ChangelogFeed(log, publisher, clock, waiting)
 
-    async def check(self, wanted: Wanted) -> None:
+    async def check(self, wanted: ChangelogQuery) -> None:
         """Raises `Refused` unless this can be read without anything missing or beside it."""
         await check(self._log, wanted)
 
-    async def serve(self, request: Any, wanted: Wanted, form: Form | None = None) -> None:
+    async def serve(self, request: Any, wanted: ChangelogQuery, form: ChangelogForm | None = None) -> None:
         """Write what is wanted, up to the head, in this form (None: as lines). Raises `Refused`.
 
         The head is where the log stands when the first fact is found, so that every answer ends, however
@@ -82,7 +82,7 @@ class Changelog:
                     await self._following.serve(request, wanted, valve)
             return
         form = form or _Lines(checked=wanted.checked)
-        reading = Reading(self._log, wanted)
+        reading = ChangelogCursor(self._log, wanted)
         head, text = await self._first_page(reading, wanted, form)
         begin = await form.begin()
         self._write_head(request, form.content_type, head)
@@ -102,7 +102,9 @@ class Changelog:
             if end := form.end():
                 request.write(end)
 
-    async def _first_page(self, reading: Reading, wanted: Wanted, form: Form) -> tuple[int, bytes]:
+    async def _first_page(
+        self, reading: ChangelogCursor, wanted: ChangelogQuery, form: ChangelogForm
+    ) -> tuple[int, bytes]:
         """The head, and the first page with anything in it, if one came in time."""
         until = self._clock.seconds() + wanted.wait
         head = reading.head

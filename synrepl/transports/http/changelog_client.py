@@ -8,14 +8,14 @@ from urllib.parse import urlencode
 import msgspec
 
 from synrepl.errors import NotConnected
-from synrepl.transports.http.http_client import Daemon, Lines, decoded, each, public
+from synrepl.transports.http.http_client import DaemonClient, ResponseLines, decoded, each, public
 
-__all__ = ["Answering", "Digests", "HttpChangelog"]
+__all__ = ["FirstAnswer", "DigestsAnswer", "ChangelogClient"]
 
 MIB: Final = 1024 * 1024
 
 
-class Answering(msgspec.Struct, frozen=True):
+class FirstAnswer(msgspec.Struct, frozen=True):
     """Where the server's log stood when it began to answer."""
 
     epoch: int
@@ -23,7 +23,7 @@ class Answering(msgspec.Struct, frozen=True):
     history: str
 
 
-class Digests(msgspec.Struct, frozen=True):
+class DigestsAnswer(msgspec.Struct, frozen=True):
     """The digests of a log at some serials, None where they are not known, and where it stands."""
 
     epoch: int
@@ -32,7 +32,7 @@ class Digests(msgspec.Struct, frozen=True):
     digests: Mapping[int, str | None]
 
 
-class HttpChangelog(Daemon):
+class ChangelogClient(DaemonClient):
     """Reads a daemon's log over HTTP."""
 
     async def pages(
@@ -57,7 +57,7 @@ class HttpChangelog(Daemon):
             query["limit"] = limit
         url = f"{self._base_url}/v1/changelog?{urlencode(query)}"
         response = await self._http.begin("GET", url, None, extra_seconds=wait)
-        lines = Lines()
+        lines = ResponseLines()
         response.deliverBody(lines)
         count = 0
         try:
@@ -92,7 +92,7 @@ class HttpChangelog(Daemon):
         checksum: bool = False,
         heartbeat: float = 5.0,
         silence: float | None = None,
-        on_begin: Callable[[Answering], None] | None = None,
+        on_begin: Callable[[FirstAnswer], None] | None = None,
     ) -> None:
         """Call `on_lines` with the lines that come after the serial `since`, as they come: facts, turns,
         receipts, heartbeats. What it returns is waited for, and meanwhile only a little more is read. With
@@ -115,7 +115,7 @@ class HttpChangelog(Daemon):
         query |= {name: "true" for name, is_wanted in flags.items() if is_wanted}
         url = f"{self._base_url}/v1/changelog?{urlencode(query)}"
         response = await self._http.begin("GET", url, None, extra_seconds=0.0)
-        lines = Lines()
+        lines = ResponseLines()
         response.deliverBody(lines)
         silence = 3 * heartbeat if silence is None else silence
         try:
@@ -133,10 +133,10 @@ class HttpChangelog(Daemon):
         finally:
             lines.stop()
 
-    async def digests(self, serials: Collection[int]) -> Digests:
+    async def digests(self, serials: Collection[int]) -> DigestsAnswer:
         """The digests that the server's log has at these serials, at most 1,000 of them."""
         url = f"{self._base_url}/v1/digests?serials={','.join(map(str, serials))}"
-        return decoded(Digests, await self._http.whole("GET", url, None, MIB), public(url))
+        return decoded(DigestsAnswer, await self._http.whole("GET", url, None, MIB), public(url))
 
     async def status(self) -> dict[str, Any]:
         """What the server says of itself."""
@@ -152,13 +152,13 @@ def _serial(text: bytes, url: str) -> int:
     return decoded(_Serial, text, url).serial
 
 
-def _answering(response: Any) -> Answering:
+def _answering(response: Any) -> FirstAnswer:
     def told(name: str) -> str:
         values: list[str] = response.headers.getRawHeaders(name) or [""]
         return values[0]
 
     epoch, serial = (told(name) for name in ("synrepl-epoch", "synrepl-serial"))
-    return Answering(
+    return FirstAnswer(
         int(epoch) if epoch.isdecimal() else 0,
         int(serial) if serial.isdecimal() else 0,
         told("synrepl-history"),

@@ -5,14 +5,14 @@ from typing import Final
 
 import msgspec
 
-from synrepl.ports.history import Receipt, Turn
+from synrepl.ports.history import AppendReceipt, EpochStart
 from synrepl.storage import Log
 from synrepl.streams.facts import Fact
-from synrepl.transports.http.api_error import RETRY_SECONDS, Refused
-from synrepl.transports.http.changelog_query import Wanted
+from synrepl.transports.http.api_error import RETRY_SECONDS, ApiError
+from synrepl.transports.http.changelog_query import ChangelogQuery
 from synrepl.transports.http.fork_check import trimmed
 
-__all__ = ["PAGE_ROWS", "Page", "Reading"]
+__all__ = ["PAGE_ROWS", "ChangelogPage", "ChangelogCursor"]
 
 PAGE_ROWS: Final = 1_000
 """Rows read at a time: some milliseconds of work, and a quarter of a megabyte at most beside one fact."""
@@ -21,22 +21,22 @@ SLICE_SERIALS: Final = 20_000
 """How much of the log is looked through at a time for what is wanted: others read in the same thread."""
 
 
-class Page(msgspec.Struct, frozen=True):
+class ChangelogPage(msgspec.Struct, frozen=True):
     """What comes next: the receipts of appends that begin here, and the turns at their places among the
     facts."""
 
     facts: Sequence[Fact] = ()
-    turns: Sequence[Turn] = ()
-    receipts: Sequence[Receipt] = ()
+    turns: Sequence[EpochStart] = ()
+    receipts: Sequence[AppendReceipt] = ()
 
     def __bool__(self) -> bool:
         return bool(self.facts or self.turns or self.receipts)
 
 
-class Reading:
+class ChangelogCursor:
     """Reads what is `wanted` from a log. All of that up to the serial `after` was given."""
 
-    def __init__(self, log: Log, wanted: Wanted) -> None:
+    def __init__(self, log: Log, wanted: ChangelogQuery) -> None:
         self.after = wanted.since
         self.left = wanted.limit
         self._log = log
@@ -60,18 +60,18 @@ class Reading:
         return self.is_full or self.after >= self._wanted.upto
 
     def check(self) -> None:
-        """Raises `Refused` when going on would leave out something, or show two histories as one."""
+        """Raises `ApiError` when going on would leave out something, or show two histories as one."""
         log = self._log
         if log.boots != self._boots or log.serial < self.after:
             why = "this log was replaced by a copy of another one"
-            raise Refused(503, "replaced", why, more={"retryable": True}, retry_after=RETRY_SECONDS)
+            raise ApiError(503, "replaced", why, more={"retryable": True}, retry_after=RETRY_SECONDS)
         if self.after < log.begin.serial and not self._wanted.compacted:
             raise trimmed(log, self.after)
 
-    async def page(self, upto: int) -> Page:
+    async def page(self, upto: int) -> ChangelogPage:
         """The next page, of what is up to that serial. It may be empty although there is more after it."""
         facts: Sequence[Fact] = ()
-        receipts: Sequence[Receipt] = ()
+        receipts: Sequence[AppendReceipt] = ()
         chosen = self._wanted.chosen
         if self.after < upto:
             looked = upto if chosen.is_open else min(upto, self.after + SLICE_SERIALS)
@@ -99,7 +99,7 @@ class Reading:
             self.left -= text.count(b"\n") + 1 if text else 0
         return text
 
-    async def pushed(self, group: Sequence[Fact]) -> Page:
+    async def pushed(self, group: Sequence[Fact]) -> ChangelogPage:
         """What is wanted of a group that was committed just now; nothing that is wanted came before it."""
         chosen = self._wanted.chosen
         facts = group
@@ -110,7 +110,7 @@ class Reading:
         self.after = group[-1].serial
         return self._given(facts, receipts)
 
-    def turns(self) -> list[Turn]:
+    def turns(self) -> list[EpochStart]:
         """The turns up to where it is that were not given yet; they count as given now."""
         log_turns = self._log.turns
         if not self._wanted.turns or not log_turns or log_turns[-1].epoch <= self._told:
@@ -121,12 +121,12 @@ class Reading:
             self._told = new[-1].epoch
         return new
 
-    async def _receipts(self, upto: int) -> Sequence[Receipt]:
+    async def _receipts(self, upto: int) -> Sequence[AppendReceipt]:
         if not self._wanted.receipts or self._log.receipts_upto <= self.after:
             return ()
         return await self._log.receipts_between(self.after, upto)
 
-    def _given(self, facts: Sequence[Fact], receipts: Sequence[Receipt]) -> Page:
+    def _given(self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt]) -> ChangelogPage:
         if self.left is not None:
             self.left -= len(facts)
-        return Page(facts, self.turns(), receipts)
+        return ChangelogPage(facts, self.turns(), receipts)

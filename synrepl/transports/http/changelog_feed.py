@@ -17,7 +17,7 @@ from synrepl.replication.publisher import Publisher
 from synrepl.storage import Log
 from synrepl.storage.paging import weight
 from synrepl.streams.facts import Fact
-from synrepl.transports.http.changelog_cursor import PAGE_ROWS, Page, Reading
+from synrepl.transports.http.changelog_cursor import PAGE_ROWS, ChangelogCursor, ChangelogPage
 from synrepl.transports.http.changelog_lines import (
     command_line,
     ephemeral_line,
@@ -25,31 +25,31 @@ from synrepl.transports.http.changelog_lines import (
     held_line,
     written,
 )
-from synrepl.transports.http.changelog_query import Wanted
-from synrepl.transports.http.log_waiters import Waiting
+from synrepl.transports.http.changelog_query import ChangelogQuery
+from synrepl.transports.http.log_waiters import LogWaiters
 from synrepl.transports.http.streaming import Valve
 from synrepl.wire.grammar import Command
 
-__all__ = ["Following"]
+__all__ = ["ChangelogFeed"]
 
 
-class Following:
+class ChangelogFeed:
     """Serves any number of readers; what all of them are given is written as text once."""
 
-    def __init__(self, log: Log, publisher: Publisher, clock: IClock, waiting: Waiting) -> None:
+    def __init__(self, log: Log, publisher: Publisher, clock: IClock, waiting: LogWaiters) -> None:
         self.log = log
         self.clock = clock
         self._dropped = publisher.metrics.commands_dropped
         self.waiting = waiting
         self._group: Sequence[Fact] | None = None
         self._text = b""
-        self._streams: set[_Stream] = set()
+        self._streams: set[_ChangelogStream] = set()
         log.watch(self._committed)
         publisher.on_relayed(self._relayed)
 
-    async def serve(self, request: Any, wanted: Wanted, valve: Valve) -> None:
+    async def serve(self, request: Any, wanted: ChangelogQuery, valve: Valve) -> None:
         """Write to this request, whose head was written, for as long as it is read, or until all is there."""
-        stream = _Stream(self, request, wanted, valve)
+        stream = _ChangelogStream(self, request, wanted, valve)
         self._streams.add(stream)
         try:
             await stream.run()
@@ -74,7 +74,7 @@ class Following:
             if not text or not stream.tell(text):
                 self._dropped.labels(command.NAME).inc()
 
-    def text(self, group: Sequence[Fact], page: Page, *, checked: bool) -> bytes:
+    def text(self, group: Sequence[Fact], page: ChangelogPage, *, checked: bool) -> bytes:
         """The lines of what is wanted of a group that was committed just now."""
         if checked or page.facts is not group or page.turns or page.receipts:
             return written(page.facts, page.turns, page.receipts, checked=checked)
@@ -83,7 +83,7 @@ class Following:
         return self._text
 
 
-class _Reached(msgspec.Struct, frozen=True):
+class _PositionNotice(msgspec.Struct, frozen=True):
     """Up to where everything wanted was sent; the digest may not be known any more."""
 
     epoch: int
@@ -91,10 +91,10 @@ class _Reached(msgspec.Struct, frozen=True):
     digest: str | None
 
 
-class _Stream:
+class _ChangelogStream:
     """One reader's."""
 
-    def __init__(self, following: Following, request: Any, wanted: Wanted, valve: Valve) -> None:
+    def __init__(self, following: ChangelogFeed, request: Any, wanted: ChangelogQuery, valve: Valve) -> None:
         self._following = following
         self._log = following.log
         self._clock = following.clock
@@ -102,8 +102,8 @@ class _Stream:
         self._request = request
         self._wanted = wanted
         self._valve = valve
-        self._reading = Reading(self._log, wanted)
-        self._reached: _Reached
+        self._reading = ChangelogCursor(self._log, wanted)
+        self._reached: _PositionNotice
         self._reached_at = self._clock.seconds()
         self._is_idle = False
         self._was_at_head = False
@@ -122,7 +122,9 @@ class _Stream:
         reading, since = self._reading, self._wanted.since
         digest = self._wanted.digest or await self._log.digest_at(since)
         self._write_turns()
-        self._reached = _Reached(self._epoch(since, self._wanted.epoch or BEGINNING.epoch), since, digest)
+        self._reached = _PositionNotice(
+            self._epoch(since, self._wanted.epoch or BEGINNING.epoch), since, digest
+        )
         self._timer = self._clock.callLater(self._wanted.heartbeat, self._tick)
         try:
             while not reading.is_done:
@@ -144,7 +146,7 @@ class _Stream:
         if self._note(page.facts) or self._clock.seconds() - self._reached_at < self._wanted.heartbeat:
             return
         digest = await self._log.digest_at(serial)
-        self._reach(_Reached(self._epoch(serial, self._reached.epoch), serial, digest))
+        self._reach(_PositionNotice(self._epoch(serial, self._reached.epoch), serial, digest))
 
     async def _wait(self) -> None:
         """At the head: until something wanted is committed, and that is sent."""
@@ -232,20 +234,20 @@ class _Stream:
         serial = self._reading.after
         if facts and facts[-1].serial == serial:
             last = facts[-1]
-            self._reach(_Reached(self._epoch(serial, last.epoch), serial, last.digest))
+            self._reach(_PositionNotice(self._epoch(serial, last.epoch), serial, last.digest))
         elif serial == self._log.serial:
             self._reach(self._at_head())
         else:
             return False
         return True
 
-    def _reach(self, reached: _Reached) -> None:
+    def _reach(self, reached: _PositionNotice) -> None:
         self._reached = reached
         self._reached_at = self._clock.seconds()
 
-    def _at_head(self) -> _Reached:
+    def _at_head(self) -> _PositionNotice:
         place = self._log.place
-        return _Reached(place.epoch, place.serial, place.digest)
+        return _PositionNotice(place.epoch, place.serial, place.digest)
 
     def _epoch(self, serial: int, lowest: int) -> int:
         return max([lowest, *(turn.epoch for turn in self._log.turns if turn.serial <= serial)])

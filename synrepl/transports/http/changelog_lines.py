@@ -11,7 +11,7 @@ from zlib import crc32
 import msgspec
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.history import Receipt, Turn
+from synrepl.ports.history import AppendReceipt, EpochStart
 from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import line
@@ -53,12 +53,12 @@ def command_line(text: bytes) -> bytes:
     return _line("command", msgspec.json.encode(text.decode(errors="replace")))
 
 
-def turn_line(turn: Turn) -> bytes:
+def turn_line(turn: EpochStart) -> bytes:
     """Where an epoch begins."""
     return _line("turn", msgspec.json.encode(turn))
 
 
-def receipt_line(receipt: Receipt) -> bytes:
+def receipt_line(receipt: AppendReceipt) -> bytes:
     """What an append with an idempotency key was answered, as a replica must know it."""
     appended = receipt.appended
     told = {
@@ -79,7 +79,11 @@ def heartbeat_line(epoch: int, serial: int, digest: str | None, *, now_ms: int, 
 
 
 def written(
-    facts: Sequence[Fact], turns: Sequence[Turn] = (), receipts: Sequence[Receipt] = (), *, checked: bool
+    facts: Sequence[Fact],
+    turns: Sequence[EpochStart] = (),
+    receipts: Sequence[AppendReceipt] = (),
+    *,
+    checked: bool,
 ) -> bytes:
     """The lines of a page: the receipts first, so that none of their facts is kept without them; a turn
     behind the fact with its serial, or a lower one.

@@ -7,7 +7,7 @@ import msgspec
 from synrepl.ports.access import Right
 from synrepl.replication.holdings import Holdings
 from synrepl.streams.table import StreamTable
-from synrepl.transports.http.api_error import Refused
+from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.authorization import check_right, check_streams
 from synrepl.transports.http.holdings_check import check_held
 from synrepl.transports.http.query import (
@@ -23,14 +23,14 @@ from synrepl.transports.http.query import (
 )
 from synrepl.wire.filter import ALL, Filter
 
-__all__ = ["Wanted", "read_wanted"]
+__all__ = ["ChangelogQuery", "read_wanted"]
 
 MAX_WAIT_SECONDS: Final = 300.0
 HEARTBEAT_SECONDS: Final = 5.0
 MAX_HEARTBEAT_SECONDS: Final = 60.0
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class ChangelogQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The facts after `since`, up to `upto`, at most `limit` (None: all) of those that are `chosen`.
 
     With nothing to tell, an answer waits up to `wait` seconds for it; with `follow` it has no end, and says
@@ -63,10 +63,10 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         return not self.chosen.is_open if self.checksum is None else self.checksum
 
 
-def read_wanted(request: Any, table: StreamTable, holdings: Holdings) -> Wanted:
+def read_wanted(request: Any, table: StreamTable, holdings: Holdings) -> ChangelogQuery:
     """What the query of this request says; unless it names streams, all that the peer may see and is held.
 
-    Raises `Refused`, also for streams and writers that are named and not held here; or `UnknownStream` by
+    Raises `ApiError`, also for streams and writers that are named and not held here; or `UnknownStream` by
     this table.
     """
     streams, writers = names(request, "streams"), names(request, "writers")
@@ -74,13 +74,13 @@ def read_wanted(request: Any, table: StreamTable, holdings: Holdings) -> Wanted:
         _ = table[name]
         check_streams(request.access, name)
     if not all(map(is_word, writers or ())):
-        raise Refused(400, "bad_writer", BAD_WORD)
+        raise ApiError(400, "bad_writer", BAD_WORD)
     check_held(holdings, streams or (), writers or ())
     if streams is None:
         streams = request.access.streams
     limit = integer(request, "limit", -1, lowest=1)
     epoch = integer(request, "epoch", -1)
-    return Wanted(
+    return ChangelogQuery(
         since=integer(request, "since", 0),
         upto=integer(request, "upto", MAX_TOKEN),
         limit=None if limit < 0 else limit,
@@ -109,5 +109,5 @@ def _origin(request: Any) -> str | None:
         return None
     check_right(request.access, Right.REPLICATE)
     if not is_word(given):
-        raise Refused(400, "bad_request", "commands is the origin of the reader's own: one printable word")
+        raise ApiError(400, "bad_request", "commands is the origin of the reader's own: one printable word")
     return given

@@ -13,34 +13,34 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from synrepl.errors import NotConnected, RemoteProtocolError
-from synrepl.replication.follower.catchup import Missed, NowhereToFetch
+from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.append_client import HttpAppender
-from synrepl.transports.http.changelog_client import Answering, Digests, HttpChangelog
+from synrepl.transports.http.changelog_client import ChangelogClient, DigestsAnswer, FirstAnswer
 from synrepl.transports.http.client_errors import (
     AheadOfLog,
+    ApiResponseError,
     Fork,
     NotHereYet,
     OtherEpoch,
     OtherHistory,
-    RequestRefused,
     Trimmed,
 )
-from synrepl.transports.http.http_client import Http, NeverSent, decoded, public
+from synrepl.transports.http.http_client import HttpClient, NeverSent, decoded, public
 
 __all__ = [
     "AheadOfLog",
-    "Answering",
-    "Digests",
+    "FirstAnswer",
+    "DigestsAnswer",
     "Fork",
     "HttpAppender",
     "HttpCatchUp",
-    "HttpChangelog",
+    "ChangelogClient",
     "NeverSent",
     "NotHereYet",
     "OtherEpoch",
     "OtherHistory",
-    "RequestRefused",
+    "ApiResponseError",
     "Trimmed",
 ]
 
@@ -71,10 +71,10 @@ class HttpCatchUp:
         if "main" in self._instance_map:
             self._instance_map.setdefault("master", self._instance_map["main"])
         self._max_bytes = max_bytes
-        self._http = Http(reactor, secret, timeout, client)
+        self._http = HttpClient(reactor, secret, timeout, client)
         self._tells_allocated = True
 
-    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
         """The facts with ``after < token <= upto``, or the first of them.
 
         Raises `NotConnected` when there is no (whole) answer, `RemoteProtocolError` when it is a wrong one,
@@ -94,7 +94,7 @@ class HttpCatchUp:
         url = f"{base}{path}?{query}"
         try:
             body = await self._http.whole("GET", url, None, self._max_bytes, host=host)
-        except RequestRefused as error:
+        except ApiResponseError as error:
             kind = NotConnected if error.retryable else RemoteProtocolError
             raise kind(str(error)) from error
         return _missed(body, public(url), after, upto)
@@ -106,7 +106,7 @@ class HttpCatchUp:
         url = f"{self._base_url.rstrip('/')}/v1/streams/{quote(stream, safe='')}/allocated"
         try:
             body = await self._http.whole("GET", url, None, MIB)
-        except RequestRefused as error:
+        except ApiResponseError as error:
             if error.status == 404 and error.code != "unknown_stream":
                 self._tells_allocated = False  # no daemon of ours: not to be bothered again
                 return None
@@ -118,7 +118,7 @@ class HttpCatchUp:
         await self._http.stop()
 
 
-class _Updates(msgspec.Struct):
+class _UpdatesAnswer(msgspec.Struct):
     updates: list[tuple[int, msgspec.Raw]]
     upto_token: int
     limited: bool
@@ -128,8 +128,8 @@ class _Allocated(msgspec.Struct):
     allocated: int | None
 
 
-def _missed(body: bytes, url: str, after: int, upto: int) -> Missed:
-    answer = decoded(_Updates, body, url)
+def _missed(body: bytes, url: str, after: int, upto: int) -> MissedFacts:
+    answer = decoded(_UpdatesAnswer, body, url)
     if answer.limited and after <= upto and answer.upto_token == after:
         raise RemoteProtocolError(f"{url} says that more follows after {after}, and gave none of it")
     facts: list[tuple[int, list[bytes]]] = []
@@ -138,4 +138,4 @@ def _missed(body: bytes, url: str, after: int, upto: int) -> Missed:
             facts[-1][1].append(bytes(row))
         else:
             facts.append((token, [bytes(row)]))
-    return Missed(facts=facts, upto=answer.upto_token, limited=answer.limited)
+    return MissedFacts(facts=facts, upto=answer.upto_token, limited=answer.limited)

@@ -12,13 +12,13 @@ __all__ = [
     "NotHereYet",
     "OtherEpoch",
     "OtherHistory",
-    "RequestRefused",
+    "ApiResponseError",
     "Trimmed",
     "as_refusal",
 ]
 
 
-class RequestRefused(ReplicationError):
+class ApiResponseError(ReplicationError):
     """The server answered with a refusal: `status`, its `code` and its `message`.
 
     `body` is all that it said, as far as that was a JSON object.
@@ -37,7 +37,7 @@ class RequestRefused(ReplicationError):
         self.retryable = told if isinstance(told, bool) else status in {429, 502, 503, 504}
 
 
-class _Elsewhere(RequestRefused):
+class _Elsewhere(ApiResponseError):
     """What we hold is no part of the server's log, which ends at `serial` of `epoch`."""
 
     @property
@@ -76,7 +76,7 @@ class Trimmed(_Elsewhere):
         return _integer(self.body.get("begin"))
 
 
-class NotHereYet(RequestRefused):
+class NotHereYet(ApiResponseError):
     """The server did not come as far as was wanted in time. What was posted is committed at its upstream."""
 
     @property
@@ -85,7 +85,7 @@ class NotHereYet(RequestRefused):
         return _integer(self.body.get("serial"))
 
 
-_KINDS: Final[dict[tuple[int, str], type[RequestRefused]]] = {
+_KINDS: Final[dict[tuple[int, str], type[ApiResponseError]]] = {
     (409, "ahead_of_log"): AheadOfLog,
     (409, "fork"): Fork,
     (409, "other_epoch"): OtherEpoch,
@@ -95,7 +95,7 @@ _KINDS: Final[dict[tuple[int, str], type[RequestRefused]]] = {
 }
 
 
-def as_refusal(status: int, body: bytes, url: str) -> RequestRefused:
+def as_refusal(status: int, body: bytes, url: str) -> ApiResponseError:
     """What an answer that is not 200 says, in our form or in Synapse's."""
     try:
         told = msgspec.json.decode(body, type=dict[str, Any])
@@ -104,7 +104,7 @@ def as_refusal(status: int, body: bytes, url: str) -> RequestRefused:
     errcode, error, message = (_text(told.get(key)) for key in ("errcode", "error", "message"))
     code = errcode or error or "error"
     why = " ".join((error if errcode else message).split())[:1000] or "no reason given"
-    kind = _KINDS.get((status, code), RequestRefused)
+    kind = _KINDS.get((status, code), ApiResponseError)
     return kind(url=url, status=status, code=code, message=why, body=told)
 
 

@@ -6,12 +6,12 @@ import msgspec
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.replication.publisher import Publisher
-from synrepl.transports.http.api_error import Refused
+from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.append_body import read_said
 from synrepl.transports.http.query import integer, seconds, word
 from synrepl.wire.native import Natural64
 
-__all__ = ["MAX_FORWARDED_BYTES", "Commands", "ForwardedCommands", "TakenCommands"]
+__all__ = ["MAX_FORWARDED_BYTES", "CommandRoutes", "ForwardedCommands", "AcceptedForwards"]
 
 MAX_FORWARDED_BYTES: Final = 1024 * 1024
 """Of lines in one request; as JSON they may be a few times as long."""
@@ -30,7 +30,7 @@ class ForwardedCommands(msgspec.Struct, frozen=True):
     commands: list[tuple[int, str]] = []
 
 
-class TakenCommands(msgspec.Struct, frozen=True):
+class AcceptedForwards(msgspec.Struct, frozen=True):
     """All commands of this origin up to `number` were taken; those before `since` are not known here."""
 
     number: int
@@ -44,7 +44,7 @@ class AcknowledgedCommands(msgspec.Struct, frozen=True):
     number: Natural64
 
 
-class Commands:
+class CommandRoutes:
     """Takes what replicas forward, and offers what nobody here can act on."""
 
     def __init__(self, publisher: Publisher) -> None:
@@ -61,8 +61,8 @@ class Commands:
                 access=request.access,
             )
         except RemoteProtocolError as error:
-            raise Refused(400, "bad_request", error.why) from error
-        return msgspec.json.encode(TakenCommands(number, since))
+            raise ApiError(400, "bad_request", error.why) from error
+        return msgspec.json.encode(AcceptedForwards(number, since))
 
     async def syncing(self, request: Any) -> bytes:
         """``GET /v1/syncing``: who is syncing now, on which devices."""
@@ -86,7 +86,7 @@ class Commands:
         if not is_other_life and after >= feed.head and wait:
             if feed.waiting >= MAX_READERS:
                 why = f"{MAX_READERS} requests wait for commands already"
-                raise Refused(503, "too_many_waiting", why, retry_after=b"1")
+                raise ApiError(503, "too_many_waiting", why, retry_after=b"1")
             await feed.news(wait)
         lines: list[Any] = [{"feed": {"life": feed.life, "begin": feed.begin, "head": feed.head}}]
         if is_other_life or after < feed.fallen:
@@ -100,6 +100,6 @@ class Commands:
         said = read_said(AcknowledgedCommands, request, MAX_ACK_BODY)
         if said.life != feed.life or said.number > feed.head:
             why = f"this daemon is in its life {feed.life}, and has offered {feed.head} commands"
-            raise Refused(409, "bad_ack", why)
+            raise ApiError(409, "bad_ack", why)
         feed.acknowledge(said.number)
         return msgspec.json.encode({"life": feed.life, "begin": feed.begin, "head": feed.head})

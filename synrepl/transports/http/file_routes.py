@@ -8,9 +8,9 @@ from synrepl.errors import ReplicationError
 from synrepl.ports.files import IStoredFile
 from synrepl.replication.files import Files
 from synrepl.streams import jsontext
-from synrepl.transports.http.api_error import UPSTREAM_UNREACHABLE, Refused, upstream_unreachable
+from synrepl.transports.http.api_error import UPSTREAM_UNREACHABLE, ApiError, upstream_unreachable
 from synrepl.transports.http.byte_ranges import Unsatisfiable, matches, read_range
-from synrepl.transports.http.client_errors import RequestRefused
+from synrepl.transports.http.client_errors import ApiResponseError
 from synrepl.transports.http.query import header, integer, is_checksum, seconds, text
 from synrepl.transports.http.streaming import streaming
 from synrepl.transports.http.uploads import Upload, refused_upload
@@ -41,20 +41,20 @@ class FileRoutes:
         hops = integer(request, "hops", 0)
         if hops > MAX_HOPS:
             why = "this file goes round in a circle: no daemon on its way is the primary"
-            raise Refused(503, "upstream_away", why, retry_after=RETRY_SECONDS)
+            raise ApiError(503, "upstream_away", why, retry_after=RETRY_SECONDS)
         upload = request.content
         if not isinstance(upload, Upload):
-            raise Refused(400, "bad_request", "the checksum in the path is to be written as it is")
+            raise ApiError(400, "bad_request", "the checksum in the path is to be written as it is")
         try:
             is_new, size = await upload.keep(sha256)
         except ReplicationError as error:
             raise refused_upload(error) or error from error
         try:
             await files.pass_on(sha256, hops)
-        except RequestRefused as error:
+        except ApiResponseError as error:
             if error.code == UPSTREAM_UNREACHABLE:  # by a replica between us and the primary
                 raise upstream_unreachable(f"{KEPT_HERE}: {error}") from error
-            raise Refused(502, "upstream_refused", f"{KEPT_HERE}: {error}") from error
+            raise ApiError(502, "upstream_refused", f"{KEPT_HERE}: {error}") from error
         except ReplicationError as error:
             raise upstream_unreachable(f"{KEPT_HERE}: {error}") from error
         request.setResponseCode(201 if is_new else 200)
@@ -77,9 +77,9 @@ class FileRoutes:
 
     def _asked(self, sha256: str) -> Files:
         if self._files is None:
-            raise Refused(404, "not_found", "no files are kept here")
+            raise ApiError(404, "not_found", "no files are kept here")
         if not is_checksum(sha256):
-            raise Refused(400, "bad_checksum", "a checksum is 64 hexadecimal digits, in lower case")
+            raise ApiError(400, "bad_checksum", "a checksum is 64 hexadecimal digits, in lower case")
         return self._files
 
     async def _opened(self, files: Files, sha256: str, wait: float) -> IStoredFile:
@@ -87,14 +87,14 @@ class FileRoutes:
         if file is not None:
             return file
         if not await files.is_named(sha256):
-            raise Refused(404, "no_such_file", f"no name refers to {sha256}")
+            raise ApiError(404, "no_such_file", f"no name refers to {sha256}")
         if files.is_replica:
             if await files.here(sha256, wait) and (file := await files.open(sha256)) is not None:
                 return file
             why = "it is on its way here"
         else:
             why = "it was not brought here yet"
-        raise Refused(503, "file_not_here", f"{sha256} is not here: {why}", retry_after=RETRY_SECONDS)
+        raise ApiError(503, "file_not_here", f"{sha256} is not here: {why}", retry_after=RETRY_SECONDS)
 
     async def _send(self, request: Any, files: Files, file: IStoredFile, sha256: str) -> bytes | None:
         request.setHeader(b"etag", _tag(sha256))
@@ -109,7 +109,7 @@ class FileRoutes:
             except Unsatisfiable:
                 told = b"bytes */%d" % file.size
                 why = f"the file has {file.size} bytes"
-                raise Refused(416, "range_not_satisfiable", why, content_range=told) from None
+                raise ApiError(416, "range_not_satisfiable", why, content_range=told) from None
             if wanted is not None:
                 start, count = wanted
                 request.setResponseCode(206)

@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from synrepl.ports.interfaces import ILog
-from synrepl.transports.http.api_error import Refused
-from synrepl.transports.http.changelog_query import Wanted
+from synrepl.transports.http.api_error import ApiError
+from synrepl.transports.http.changelog_query import ChangelogQuery
 
 __all__ = ["check", "digests", "trimmed"]
 
 
-async def check(log: ILog, wanted: Wanted) -> None:
-    """Raises `Refused` unless `wanted` can be read from this log without anything missing or beside it."""
+async def check(log: ILog, wanted: ChangelogQuery) -> None:
+    """Raises `ApiError` unless `wanted` can be read from this log without anything missing or beside it."""
     since, epoch = wanted.since, wanted.epoch
     if wanted.history is not None and wanted.history != log.history:
         raise _refused(log, "other_history", f"this log is of history {log.history}")
@@ -38,7 +38,7 @@ async def check(log: ILog, wanted: Wanted) -> None:
                 raise _refused(log, "fork", why)
 
 
-def trimmed(log: ILog, since: int) -> Refused:
+def trimmed(log: ILog, since: int) -> ApiError:
     """What a reader from before the beginning of the log is told."""
     begin = log.begin.serial
     why = f"the log was trimmed up to serial {begin}; compacted=true gives what is left after {since}"
@@ -53,6 +53,6 @@ async def digests(log: ILog, serials: Iterable[int]) -> dict[str, Any]:
 
 def _refused(
     log: ILog, code: str, message: str, *, status: int = 409, retryable: bool = False, **more: Any
-) -> Refused:
+) -> ApiError:
     told = {"serial": log.serial, "epoch": log.epoch, **more, "retryable": retryable}
-    return Refused(status, code, message, more=told)
+    return ApiError(status, code, message, more=told)

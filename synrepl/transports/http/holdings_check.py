@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from synrepl.replication.holdings import Holdings
-from synrepl.transports.http.api_error import Refused
+from synrepl.transports.http.api_error import ApiError
 
 __all__ = ["NOT_READY_SECONDS", "check_held", "check_readable", "filtered", "say_held"]
 
@@ -12,22 +12,22 @@ NOT_READY_SECONDS: Final = b"5"
 
 
 def check_readable(holdings: Holdings) -> None:
-    """Raises `Refused` while there is no whole copy here."""
+    """Raises `ApiError` while there is no whole copy here."""
     if why := holdings.unreadable():
         more = {"retryable": True, "moved_to": holdings.elsewhere}
-        raise Refused(503, "not_ready", why, more=more, retry_after=NOT_READY_SECONDS)
+        raise ApiError(503, "not_ready", why, more=more, retry_after=NOT_READY_SECONDS)
 
 
 def check_held(holdings: Holdings, streams: Iterable[str] = (), writers: Iterable[str] = ()) -> None:
-    """Raises `Refused` if facts of one of these streams or writers are not held here."""
+    """Raises `ApiError` if facts of one of these streams or writers are not held here."""
     if why := holdings.lacks(streams, writers):
         raise filtered(holdings, why)
 
 
-def filtered(holdings: Holdings, why: str) -> Refused:
+def filtered(holdings: Holdings, why: str) -> ApiError:
     """A refusal of what the filter of this copy has left out."""
     more = {"retryable": False, "moved_to": holdings.elsewhere}
-    return Refused(409, "filtered", why, more=more)
+    return ApiError(409, "filtered", why, more=more)
 
 
 def say_held(request: Any, holdings: Holdings) -> None:

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_ERROR_BYTES",
-    "Daemon",
-    "Http",
-    "Lines",
+    "DaemonClient",
+    "HttpClient",
+    "ResponseLines",
     "NeverSent",
     "abort",
     "collected",
@@ -85,7 +85,7 @@ class _AddressUrl(URL):
         return URL.to_uri(self.replace(host="localhost")).replace(host=self.host)
 
 
-class Daemon:
+class DaemonClient:
     """A daemon of ours, over HTTP. `timeout` bounds, in seconds, the wait for an answer to begin."""
 
     def __init__(
@@ -99,14 +99,14 @@ class Daemon:
     ) -> None:
         self._reactor = reactor
         self._base_url = base_url.rstrip("/")
-        self._http = Http(reactor, secret, timeout, client)
+        self._http = HttpClient(reactor, secret, timeout, client)
 
     async def stop(self) -> None:
         """Close the idle connections."""
         await self._http.stop()
 
 
-class Http:
+class HttpClient:
     """Makes requests over a few connections that are kept, and turns every failure into one of ours."""
 
     def __init__(self, reactor: Any, secret: str | Credentials | None, timeout: float, client: Any) -> None:
@@ -289,7 +289,7 @@ class _Collector(Protocol):
         abort(self.transport)
 
 
-class Lines(Protocol):
+class ResponseLines(Protocol):
     """Cuts a body into lines, and lets the sender wait while too much of it is held here."""
 
     def __init__(self) -> None:
@@ -387,7 +387,7 @@ class Lines(Protocol):
             waiter.callback(None)
 
 
-async def each(lines: Lines, url: str) -> Any:
+async def each(lines: ResponseLines, url: str) -> Any:
     while True:
         while (text := lines.take()) is not None:
             yield text

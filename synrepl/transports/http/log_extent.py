@@ -2,26 +2,26 @@
 
 from typing import Any
 
-from synrepl.ports.history import Extent
+from synrepl.ports.history import LogRange
 from synrepl.storage import Log
 from synrepl.streams.positions import VClock
-from synrepl.transports.http.changelog_cursor import Reading
-from synrepl.transports.http.changelog_query import Wanted
+from synrepl.transports.http.changelog_cursor import ChangelogCursor
+from synrepl.transports.http.changelog_query import ChangelogQuery
 
 __all__ = ["extent"]
 
 MAX_FACTS = 2**62
 
 
-async def extent(log: Log, wanted: Wanted) -> dict[str, Any]:
+async def extent(log: Log, wanted: ChangelogQuery) -> dict[str, Any]:
     """What is wanted after `since`, up to `limit` facts, `upto`, or the head: how much, and where that ends.
 
     `clock` has the highest token of each writer in it: on top of where a reader stands, that is where it will
     stand. Raises `Refused` when the log is replaced, or trimmed beyond what was looked at, meanwhile.
     """
-    reading = Reading(log, wanted)
+    reading = ChangelogCursor(log, wanted)
     head = reading.head
-    found = Extent(serial=min(wanted.since, head))
+    found = LogRange(serial=min(wanted.since, head))
     clock = VClock()
     while found.serial < head and (wanted.limit is None or found.facts < wanted.limit):
         more = await log.extent(
@@ -32,7 +32,7 @@ async def extent(log: Log, wanted: Wanted) -> dict[str, Any]:
         )
         for (stream, writer), token in more.tokens.items():
             clock = clock.advanced(stream, writer, token)
-        found = Extent(
+        found = LogRange(
             serial=more.serial,
             facts=found.facts + more.facts,
             bytes=found.bytes + more.bytes,

@@ -11,11 +11,11 @@ from twisted.internet.defer import Deferred
 from synrepl.ports.interfaces import IClock
 from synrepl.storage import Log
 from synrepl.streams.facts import Fact
-from synrepl.transports.http.api_error import RETRY_SECONDS, Refused
+from synrepl.transports.http.api_error import RETRY_SECONDS, ApiError
 from synrepl.transports.http.query import MAX_TOKEN, integer, seconds
 from synrepl.wire.filter import Filter
 
-__all__ = ["Waiting", "not_here_yet", "read_your_writes"]
+__all__ = ["LogWaiters", "not_here_yet", "read_your_writes"]
 
 MAX_WAITERS: Final = 10_000
 MAX_WAIT_SECONDS: Final = 300.0
@@ -30,7 +30,7 @@ class _Listener(msgspec.Struct):
     upto: int
 
 
-class Waiting:
+class LogWaiters:
     """Everybody who waits for this log. At most `most` may wait for serials (`reach`)."""
 
     def __init__(self, log: Log, clock: IClock, *, most: int = MAX_WAITERS) -> None:
@@ -63,14 +63,14 @@ class Waiting:
         return len(self._waiters) >= self._most
 
     async def reach(self, serial: int, timeout: float) -> bool:
-        """Whether the log got as far within so many seconds. Raises `Refused` when too many wait."""
+        """Whether the log got as far within so many seconds. Raises `ApiError` when too many wait."""
         if self._log.serial >= serial:
             return True
         if timeout <= 0:
             return False
         if self.is_full:
             why = f"{self._most} requests wait for serials already"
-            raise Refused(503, "too_many_waiting", why, retry_after=RETRY_SECONDS)
+            raise ApiError(503, "too_many_waiting", why, retry_after=RETRY_SECONDS)
         self._count += 1
         key = (serial, self._count)
         waiter: Deferred[bool] = Deferred()
@@ -169,16 +169,16 @@ class Waiting:
             self._timer = None
 
 
-def not_here_yet(serial: int, at: int, **more: Any) -> Refused:
+def not_here_yet(serial: int, at: int, **more: Any) -> ApiError:
     """What is told when the log did not get as far in time."""
     why = f"serial {serial} is not here yet; this log is at {at}"
-    return Refused(
+    return ApiError(
         504, "not_here_yet", why, more={"serial": serial, "at": at, **more}, retry_after=RETRY_SECONDS
     )
 
 
-async def read_your_writes(request: Any, log: Log, waiting: Waiting) -> None:
-    """Return once the log is as far as the query of this request wants (``min_serial``). Raises `Refused`."""
+async def read_your_writes(request: Any, log: Log, waiting: LogWaiters) -> None:
+    """Wait until the log has reached the ``min_serial`` of this request. Raises `ApiError`."""
     serial = integer(request, "min_serial", 0)
     timeout = seconds(request, "timeout", highest=MAX_WAIT_SECONDS, default=WAIT_SECONDS)
     if not await waiting.reach(serial, timeout):

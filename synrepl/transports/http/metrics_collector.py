@@ -11,7 +11,7 @@ from synrepl.replication.relay import REPLICA_STATES
 from synrepl.storage import Log
 
 if TYPE_CHECKING:
-    from synrepl.replication.status import DescribedBringing, DescribedCopies, DescribedFiles
+    from synrepl.replication.status import StatusFiles, StatusIngest, StatusReplication
 
 __all__ = ["refresh"]
 
@@ -20,9 +20,9 @@ def refresh(
     metrics: Metrics,
     log: Log,
     publisher: Publisher,
-    bringing: "DescribedBringing | None" = None,
-    copies: "DescribedCopies | None" = None,
-    files: "DescribedFiles | None" = None,
+    bringing: "StatusIngest | None" = None,
+    copies: "StatusReplication | None" = None,
+    files: "StatusFiles | None" = None,
 ) -> None:
     """Set the gauges that show where things stand now: positions, and how far this daemon and its followers
     are."""

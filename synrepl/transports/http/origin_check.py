@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from synrepl.transports.http.api_error import Refused
+from synrepl.transports.http.api_error import ApiError
 from synrepl.wire.text import printable
 
 __all__ = ["check_content_type", "check_origin", "check_rebinding"]
@@ -22,7 +22,7 @@ UNSAID_TYPES: Final = frozenset({"", "application/x-www-form-urlencoded"})
 
 
 def check_rebinding(request: Any, hosts: Collection[str]) -> None:
-    """Raises `Refused` unless ``Host`` is an address, a name without dots, or one of `hosts`.
+    """Raises `ApiError` unless ``Host`` is an address, a name without dots, or one of `hosts`.
 
     A page of evil.example can make that name point to 127.0.0.1 and then read every answer, but the browser
     still says ``Host: evil.example``. Nobody can do so with an address, or with a name that only the local
@@ -36,7 +36,7 @@ def check_rebinding(request: Any, hosts: Collection[str]) -> None:
         return
     if host is not None and host.endswith(".localhost"):
         return
-    raise Refused(
+    raise ApiError(
         403,
         "foreign_host",
         f"Host {printable(', '.join(one.decode('latin-1') for one in shown))} is no name of this daemon:"
@@ -45,7 +45,7 @@ def check_rebinding(request: Any, hosts: Collection[str]) -> None:
 
 
 def check_origin(request: Any) -> None:
-    """Raises `Refused` if a page of another origin caused this request.
+    """Raises `ApiError` if a page of another origin caused this request.
 
     A link to a page of ours may be followed from anywhere: nothing is changed by GET, and the page that has
     the link cannot read the answer.
@@ -60,12 +60,12 @@ def check_origin(request: Any) -> None:
         and headers.getRawHeaders(b"sec-fetch-dest") == [b"document"]
     )
     if any(site not in (b"same-origin", b"none") for site in sites or ()) and not is_link:
-        raise Refused(403, "foreign_origin", "a page of another site made this request")
+        raise ApiError(403, "foreign_origin", "a page of another site made this request")
     host = _host((headers.getRawHeaders(b"host") or [b""])[0], with_port=True)
     for origin in origins or ():
         said = _origin(origin)
         if not said or said != host:
-            raise Refused(
+            raise ApiError(
                 403,
                 "foreign_origin",
                 f"a page of {printable(origin.decode('latin-1'))} made this request; pages of other origins"
@@ -74,7 +74,7 @@ def check_origin(request: Any) -> None:
 
 
 def check_content_type(request: Any) -> None:
-    """Raises `Refused` if a body that is to be JSON says that it is something else.
+    """Raises `ApiError` if a body that is to be JSON says that it is something else.
 
     What curl and urllib send when nobody tells them a type is taken, unless a browser sent it: those name the
     origin of every POST.
@@ -89,7 +89,7 @@ def check_content_type(request: Any) -> None:
     kind = shown[0].decode("latin-1").partition(";")[0].strip().lower()
     is_browser = any(map(headers.hasHeader, (b"origin", b"referer", b"sec-fetch-site")))
     if len(shown) != 1 or kind not in (JSON_TYPES if is_browser else JSON_TYPES | UNSAID_TYPES):
-        raise Refused(
+        raise ApiError(
             415,
             "content_type",
             f"the body is to be JSON: say Content-Type: application/json, not {printable(kind) or 'nothing'}",

@@ -5,27 +5,27 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.errors import NotConnected
-from synrepl.ports.history import Place
+from synrepl.ports.history import LogPosition
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles import CannotPromote, Claim, Described, HandOver
+from synrepl.replication.roles import CannotPromote, Claim, HandOver, PeerStatus
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.client_errors import RequestRefused
-from synrepl.transports.http.http_client import Http, decoded, public
+from synrepl.transports.http.client_errors import ApiResponseError
+from synrepl.transports.http.http_client import HttpClient, decoded, public
 
-__all__ = ["HttpTelling"]
+__all__ = ["PeerClient"]
 
 MAX_ANSWER: Final = 1024 * 1024
 TIMEOUT_SECONDS: Final = 10.0
 REFUSED: Final = 409
 
 
-class HttpTelling:
+class PeerClient:
     """What `roles.ITellOthers` does, showing one secret, or none."""
 
     def __init__(self, reactor: Any, secret: str | Credentials | None, *, client: Any = None) -> None:
-        self._http = Http(reactor, secret, TIMEOUT_SECONDS, client)
+        self._http = HttpClient(reactor, secret, TIMEOUT_SECONDS, client)
 
-    async def hand_over(self, address: Address, asked: HandOver) -> Place:
+    async def hand_over(self, address: Address, asked: HandOver) -> LogPosition:
         """Ask a primary to take no more facts for a while; gives where it stands.
 
         Raises `CannotPromote` if it refuses.
@@ -34,22 +34,22 @@ class HttpTelling:
         body = msgspec.json.encode(asked)
         try:
             answer = await self._http.whole("POST", url, body, MAX_ANSWER)
-        except RequestRefused as error:
+        except ApiResponseError as error:
             if error.status != REFUSED:
                 raise
             why = f"the primary does not hand over: {error.code}: {error.message}"
             raise CannotPromote("handover_refused", why, retryable=error.retryable) from error
-        return decoded(Place, answer, public(url))
+        return decoded(LogPosition, answer, public(url))
 
     async def claim(self, address: Address, claim: Claim) -> None:
         """Tell somebody who is primary now."""
         url = self._url(address, "/v1/claim")
         await self._http.whole("POST", url, msgspec.json.encode(claim), MAX_ANSWER)
 
-    async def describe(self, address: Address) -> Described:
+    async def describe(self, address: Address) -> PeerStatus:
         """Ask a daemon what it is."""
         url = self._url(address, "/v1/replication")
-        return decoded(Described, await self._http.whole("GET", url, None, MAX_ANSWER), public(url))
+        return decoded(PeerStatus, await self._http.whole("GET", url, None, MAX_ANSWER), public(url))
 
     async def digest(self, address: Address, serial: int) -> str | None:
         """Ask a daemon for the digest at this serial; None if it does not have it any more."""

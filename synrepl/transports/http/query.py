@@ -3,7 +3,7 @@
 import re
 from typing import Any, Final, NoReturn
 
-from synrepl.transports.http.api_error import Refused
+from synrepl.transports.http.api_error import ApiError
 from synrepl.wire.peer_names import MAX_NAME, is_name
 
 __all__ = [
@@ -63,7 +63,7 @@ def word(request: Any, name: str) -> str | None:
     """The parameter of this name, which is an instance's name; None if there is none."""
     given = text(request, name)
     if given is not None and not is_word(given):
-        raise Refused(400, "bad_writer", BAD_WORD)
+        raise ApiError(400, "bad_writer", BAD_WORD)
     return given
 
 
@@ -154,14 +154,14 @@ def token_as_synapse(request: Any, name: str) -> int:
     """A required token, refused in Synapse's words."""
     values = request.args.get(name.encode())
     if not values:
-        raise Refused(400, "M_MISSING_PARAM", f"Missing required integer query parameter {name}")
+        raise ApiError(400, "M_MISSING_PARAM", f"Missing required integer query parameter {name}")
     given = values[0].decode("latin-1")
     if not _integer.fullmatch(given) or abs(int(given)) > MAX_TOKEN:
-        raise Refused(400, "M_INVALID_PARAM", f"Query parameter {name} must be an integer")
+        raise ApiError(400, "M_INVALID_PARAM", f"Query parameter {name} must be an integer")
     if int(given) < 0:
-        raise Refused(400, "M_INVALID_PARAM", f"Query parameter {name} must be a positive integer.")
+        raise ApiError(400, "M_INVALID_PARAM", f"Query parameter {name} must be a positive integer.")
     return int(given)
 
 
 def _refuse(why: str) -> NoReturn:
-    raise Refused(400, "bad_request", why)
+    raise ApiError(400, "bad_request", why)

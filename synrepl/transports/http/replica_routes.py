@@ -1,19 +1,19 @@
-"""Replicas that follow over HTTP alone: what they ask beside the changelog."""
+"""Routes for replicas that follow over HTTP alone: what they ask beside the changelog."""
 
 from typing import Any, Final
 
 import msgspec
 
-from synrepl.ports.history import Snapshot
-from synrepl.replication.relay import Relays
+from synrepl.ports.history import LogSnapshot
+from synrepl.replication.relay import ReplicaRegistry
 from synrepl.replication.relay.snapshot_codec import snapshot_lines
-from synrepl.replication.relay.snapshot_start import Welcoming, copy_begins
+from synrepl.replication.relay.snapshot_start import WelcomeBuilder, copy_begins
 from synrepl.replication.wire_positions import standing
-from synrepl.transports.http.api_error import Refused
+from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.append_body import read_said
-from synrepl.wire.native import JoinRequest, Refusal, Standing, Subscription, WelcomeTo
+from synrepl.wire.native import JoinRequest, Refusal, Subscription, WelcomeBody, WirePosition
 
-__all__ = ["Acknowledged", "JoinAnswer", "JoinAsked", "Replicas", "SubscribeAsked", "refused_over_http"]
+__all__ = ["AckBody", "JoinAnswer", "JoinBody", "ReplicaRoutes", "SubscribeBody", "refused_over_http"]
 
 MAX_BODY: Final = 4 * 1024 * 1024
 
@@ -23,7 +23,7 @@ PRESENT_SECONDS: Final = 15.0
 READER: Final = "reader:"
 
 
-class SubscribeAsked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SubscribeBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A replica says who it is, where it stands, and what it wants from there on."""
 
     name: str
@@ -32,7 +32,7 @@ class SubscribeAsked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     address: str = ""
 
 
-class JoinAsked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class JoinBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A replica says who it is, and that it wants a copy."""
 
     name: str
@@ -47,37 +47,37 @@ class JoinAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     join: str
     history: str
-    place: Standing
-    begin: Standing
+    place: WirePosition
+    begin: WirePosition
     after: int
     resumed: bool
     snapshot: str | None
 
 
-class Acknowledged(msgspec.Struct, frozen=True):
+class AckBody(msgspec.Struct, frozen=True):
     """A replica holds everything up to this serial, durably."""
 
     epoch: int
     serial: int
 
 
-class Replicas:
+class ReplicaRoutes:
     """Answers them: the same judgement, leases and list as for those that speak natively."""
 
-    def __init__(self, relays: Relays) -> None:
+    def __init__(self, relays: ReplicaRegistry) -> None:
         self._relays = relays
 
     async def about(self, request: Any) -> bytes:
         """``GET /v1/replication``: which history this is, where it and its epochs began, where it stands."""
         relays = self._relays
-        welcome: WelcomeTo = Welcoming(relays).welcome(proof="")
+        welcome: WelcomeBody = WelcomeBuilder(relays).welcome(proof="")
         # Beside what replicas need: what other daemons verify claims with (`roles.Described`).
         more = {"turns": relays.log.turns, "promoting": relays.promoting()}
         return msgspec.json.encode(msgspec.to_builtins(welcome) | more)
 
     async def subscribe(self, request: Any, uuid: str) -> bytes:
         """``POST /v1/replicas/<uuid>``: may this be served? From then on a lease holds what it lacks."""
-        asked = read_said(SubscribeAsked, request, MAX_BODY)
+        asked = read_said(SubscribeBody, request, MAX_BODY)
         name = self._name(asked, uuid)
         relays = self._relays
         refused = await relays.judge(
@@ -104,7 +104,7 @@ class Replicas:
 
     async def join(self, request: Any, uuid: str) -> bytes:
         """``POST /v1/replicas/<uuid>/join``: which facts a copy has, and what stands beside them."""
-        asked = read_said(JoinAsked, request, MAX_BODY)
+        asked = read_said(JoinBody, request, MAX_BODY)
         name = self._name(asked, uuid)
         relays = self._relays
         refused = relays.refuses_join(
@@ -117,7 +117,7 @@ class Replicas:
             relays, uuid, name, asked.join, registered=asked.registered, address=asked.address
         )
         relays.asked_over_http(uuid, PRESENT_SECONDS)
-        snapshot: Snapshot | None = begins.snapshot
+        snapshot: LogSnapshot | None = begins.snapshot
         return msgspec.json.encode(
             JoinAnswer(
                 join=begins.join,
@@ -132,7 +132,7 @@ class Replicas:
 
     def reads(self, reader: str, since: int, wait: float) -> None:
         """Somebody who reads the changelog under a name holds everything up to `since`: what comes after it
-        is kept for him, for a while. Raises `Refused` where that is one lease too many."""
+        is kept for him, for a while. Raises `ApiError` where that is one lease too many."""
         uuid = f"{READER}{reader}"
         relays = self._relays
         lease = relays.leases[uuid]
@@ -146,25 +146,25 @@ class Replicas:
 
     async def acknowledge(self, request: Any, uuid: str) -> bytes:
         """``POST /v1/replicas/<uuid>/ack``: it is there, and holds everything up to a serial."""
-        said = read_said(Acknowledged, request, MAX_BODY)
+        said = read_said(AckBody, request, MAX_BODY)
         relays = self._relays
         lease = relays.leases[uuid]
         if lease is None or lease.ended_ms is not None:
-            raise Refused(409, "unknown", "nothing is kept for this replica; it is to subscribe again")
+            raise ApiError(409, "unknown", "nothing is kept for this replica; it is to subscribe again")
         if said.serial > relays.log.serial:
             why = f"it acknowledged serial {said.serial}, this log ends at {relays.log.serial}"
-            raise Refused(409, "bad_ack", why)
+            raise ApiError(409, "bad_ack", why)
         relays.asked_over_http(uuid, PRESENT_SECONDS)
         relays.leases.moved(uuid, said.serial)
         return msgspec.json.encode({"serial": relays.log.serial, "peers": relays.peers(but=uuid)})
 
-    def _name(self, asked: SubscribeAsked | JoinAsked, uuid: str) -> str:
+    def _name(self, asked: SubscribeBody | JoinBody, uuid: str) -> str:
         if (unfit := self._relays.unfit(uuid, asked.name, asked.address)) is not None:
             raise refused_over_http(unfit, status=400)
         return asked.name or uuid
 
 
-def refused_over_http(refused: Refusal, *, status: int = 409) -> Refused:
+def refused_over_http(refused: Refusal, *, status: int = 409) -> ApiError:
     """A refusal of a replica as the answer to its request."""
     more = {name: value for name, value in msgspec.to_builtins(refused).items() if name != "message"}
-    return Refused(status, refused.code, refused.message, more=more)
+    return ApiError(status, refused.code, refused.message, more=more)

@@ -10,8 +10,8 @@ from twisted.web.server import Request, Site
 
 from synrepl.ports.access import Access
 from synrepl.ports.interfaces import IClock
-from synrepl.transports.http.api_error import INTERNAL, Refused, ours
-from synrepl.transports.http.authorization import Guard
+from synrepl.transports.http.api_error import INTERNAL, ApiError, ours
+from synrepl.transports.http.authorization import AccessCheck
 
 if TYPE_CHECKING:
     # A daemon without files need not have all of this in memory.
@@ -57,7 +57,7 @@ class ApiSite(Site):
         resource: Any,
         *,
         clock: IClock,
-        guard: Guard,
+        guard: AccessCheck,
         max_body: int,
         files: "Files | None" = None,
         max_file: int = 0,
@@ -77,7 +77,7 @@ class ApiSite(Site):
         for request in list(self.admitted):
             try:
                 self.guard.access(request)
-            except Refused:
+            except ApiError:
                 request.channel.transport.abortConnection()
 
     def logPrefix(self) -> str:
@@ -96,7 +96,7 @@ class ApiSite(Site):
         return self.files if uploaded(method, uri) else None
 
     @staticmethod
-    def upload(files: "Files", transport: Any, failed: Callable[[Refused], None]) -> "Upload":
+    def upload(files: "Files", transport: Any, failed: Callable[[ApiError], None]) -> "Upload":
         """Something to write a file to; `failed` is called if that is in vain."""
         from synrepl.transports.http.uploads import Upload
 
@@ -128,7 +128,7 @@ class ApiRequest(Request):
         self.method, self.client = self.channel._command, self.channel.getPeer()
         try:
             self.access = site.guard.access(self)
-        except Refused:
+        except ApiError:
             self._drops = True
         else:
             self._admitted = site.admitted
@@ -170,7 +170,7 @@ class ApiRequest(Request):
             self.prepath, self.postpath = [], []
             self.site = self.channel.site
             why = "the method and the path must be UTF-8, and Host the name of a machine"
-            self._answer(Refused(400, "bad_request", why))
+            self._answer(ApiError(400, "bad_request", why))
         else:
             super().process()
 
@@ -192,7 +192,7 @@ class ApiRequest(Request):
             self._linger.cancel()
         super().connectionLost(reason)
 
-    def _answer(self, refused: Refused) -> None:
+    def _answer(self, refused: ApiError) -> None:
         body = ours(refused)
         self.setResponseCode(refused.status)
         self.setHeader(b"Content-Type", b"application/json")
@@ -200,15 +200,15 @@ class ApiRequest(Request):
         self.write(body)
         self.finish()
 
-    def _too_large(self) -> Refused:
-        return Refused(413, "too_large", f"a body may have {self._limit} bytes")
+    def _too_large(self) -> ApiError:
+        return ApiError(413, "too_large", f"a body may have {self._limit} bytes")
 
-    def _upload_failed(self, refused: Refused) -> None:
+    def _upload_failed(self, refused: ApiError) -> None:
         """There is no point in sending the rest."""
         if self.channel is not None and not self._is_received and not self._is_refused:
             self._refuse_body(refused)
 
-    def _refuse_body(self, refused: Refused) -> None:
+    def _refuse_body(self, refused: ApiError) -> None:
         """Say so at once, then let what is under way run out: closing on it would lose the answer."""
         site: ApiSite = self.channel.site
         self._is_refused = True

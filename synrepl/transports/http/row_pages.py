@@ -8,10 +8,10 @@ import msgspec
 from synrepl.ports.interfaces import ILog
 from synrepl.streams.stream import Stream
 
-__all__ = ["Page", "read_page"]
+__all__ = ["RowPage", "read_page"]
 
 
-class Page(msgspec.Struct, frozen=True):
+class RowPage(msgspec.Struct, frozen=True):
     """`updates` holds ``[token,row]`` texts; `upto` is the token up to which nothing is missing.
 
     `limited`: there is more after it.
@@ -40,7 +40,7 @@ async def read_page(
     upto: int,
     limit: int,
     texts: Callable[[bytes], list[bytes]],
-) -> Page:
+) -> RowPage:
     """The rows with ``after < token <= upto``, at most `limit` of them unless one fact alone has more.
 
     `texts` gives the rows to show of a fact. Who comes from beyond `upto` knew a former life of the writer:
@@ -48,7 +48,7 @@ async def read_page(
     """
     if after > upto:
         if not stream.ephemeral:
-            return Page([], upto, False)
+            return RowPage([], upto, False)
         after = 0
     facts, limited = await log.read_tokens(
         stream=stream.name, writer=writer, after=after, upto=upto, serial=log.serial, limit=limit
@@ -63,4 +63,4 @@ async def read_page(
         head = b"[%d," % fact.token
         updates += [head + row + b"]" for row in rows]
         last = fact.token
-    return Page(updates, last if limited else upto, limited)
+    return RowPage(updates, last if limited else upto, limited)

@@ -10,17 +10,17 @@ from synrepl.replication.holdings import Holdings
 from synrepl.storage import Log
 from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
-from synrepl.transports.http.api_error import Refused
+from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.holdings_check import check_held
-from synrepl.transports.http.log_waiters import Waiting, read_your_writes
+from synrepl.transports.http.log_waiters import LogWaiters, read_your_writes
 from synrepl.transports.http.query import header, integer, token_as_synapse, word
 from synrepl.transports.http.row_pages import read_page
 from synrepl.wire.dialect import Dialect
 
 if TYPE_CHECKING:
-    from synrepl.replication.status import DescribedBringing
+    from synrepl.replication.status import StatusIngest
 
-__all__ = ["Rows"]
+__all__ = ["RowRoutes"]
 
 DEFAULT_ROWS: Final = 1_000
 MAX_ROWS: Final = 10_000
@@ -41,7 +41,7 @@ def _worker_dialect(request: Any) -> Dialect | None:
         return None
 
 
-class Rows:
+class RowRoutes:
     """Answers questions about the rows of a stream. Each may want the log to be somewhere first.
 
     Of streams and writers that are not held here nothing is answered.
@@ -52,9 +52,9 @@ class Rows:
         *,
         log: Log,
         table: StreamTable,
-        tables: "DescribedBringing | None",
+        tables: "StatusIngest | None",
         metrics: Metrics,
-        waiting: Waiting,
+        waiting: LogWaiters,
         instance: str,
         dialect: Dialect | None,
         holdings: Callable[[], Holdings],
@@ -114,7 +114,7 @@ class Rows:
         declared = self._table.get(stream)
         dialect = self._dialect or _worker_dialect(request)
         if declared is None or (dialect and dialect.release not in declared.span):
-            raise Refused(400, "M_UNKNOWN", "Unknown stream")
+            raise ApiError(400, "M_UNKNOWN", "Unknown stream")
         after = token_as_synapse(request, "from_token")
         upto = token_as_synapse(request, "upto_token")
         writer = self._asked_writer(request, stream)

@@ -9,16 +9,16 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.storage import Log
 from synrepl.streams.table import StreamTable
-from synrepl.transports.http.authorization import Guard
+from synrepl.transports.http.authorization import AccessCheck
 from synrepl.transports.http.request import ApiSite
 from synrepl.wire.dialect import Dialect
 
 if TYPE_CHECKING:
     from synrepl.replication.files import Files
-    from synrepl.replication.relay import Relays
-    from synrepl.replication.roles import Roles
-    from synrepl.replication.status import DescribedBringing, DescribedCopies
-    from synrepl.transports.http.api import IRelaying
+    from synrepl.replication.relay import ReplicaRegistry
+    from synrepl.replication.roles import RoleManager
+    from synrepl.replication.status import StatusIngest, StatusReplication
+    from synrepl.transports.http.api import IWriteForwarder
 
 __all__ = ["MAX_BODY", "MAX_FILE", "make_site"]
 
@@ -31,8 +31,8 @@ def make_site(
     log: Log,
     publisher: Publisher,
     table: StreamTable,
-    bringing: "DescribedBringing | None" = None,
-    copies: "DescribedCopies | None" = None,
+    bringing: "StatusIngest | None" = None,
+    copies: "StatusReplication | None" = None,
     metrics: Metrics,
     clock: IClock,
     instance: str,
@@ -44,9 +44,9 @@ def make_site(
     started_at: float | None = None,
     files: "Files | None" = None,
     max_file: int = MAX_FILE,
-    relaying: "IRelaying | None" = None,
-    roles: "Roles | None" = None,
-    relays: "Relays | None" = None,
+    relaying: "IWriteForwarder | None" = None,
+    roles: "RoleManager | None" = None,
+    relays: "ReplicaRegistry | None" = None,
     refuses_stale: bool = False,
 ) -> ApiSite:
     """A site to listen with, over a log that has been started, what is `bringing` facts into it, and its
@@ -62,7 +62,7 @@ def make_site(
     # Klein imports the reactor, which only who calls this has chosen.
     from synrepl.transports.http.api import Api
 
-    guard = Guard(
+    guard = AccessCheck(
         keys if keys is not None else Keyring(), [server_name.rpartition(":")[0] or server_name, *hosts]
     )
     api = Api(

@@ -9,7 +9,7 @@ from twisted.internet.interfaces import IPushProducer
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from synrepl.transports.http.api_error import Refused
+from synrepl.transports.http.api_error import ApiError
 
 __all__ = ["Valve", "streaming"]
 
@@ -51,7 +51,7 @@ async def streaming(request: Any, logger: Logger) -> AsyncIterator[Valve]:
     except CancelledError:
         raise
     except Exception as failure:
-        if isinstance(failure, Refused):
+        if isinstance(failure, ApiError):
             logger.info("a changelog was cut short: {why}", why=failure.message)
         else:
             logger.failure("a changelog was cut short")

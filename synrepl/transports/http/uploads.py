@@ -11,7 +11,7 @@ from synrepl.errors import ReplicationError
 from synrepl.ports.files import ChecksumMismatch, DiskFull, ISpool
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.files import Files
-from synrepl.transports.http.api_error import INTERNAL, Refused, as_refused
+from synrepl.transports.http.api_error import INTERNAL, ApiError, as_refused
 
 __all__ = ["Upload", "refused_upload", "uploaded"]
 
@@ -35,7 +35,7 @@ class Upload:
 
     _logger = Logger()
 
-    def __init__(self, files: Files, transport: Any, failed: Callable[[Refused], None]) -> None:
+    def __init__(self, files: Files, transport: Any, failed: Callable[[ApiError], None]) -> None:
         self._files = files
         self._transport = transport
         self._failed = failed
@@ -147,12 +147,12 @@ class Upload:
             self._transport.resumeProducing()
 
 
-def refused_upload(error: ReplicationError) -> Refused | None:
+def refused_upload(error: ReplicationError) -> ApiError | None:
     """How it is told that an upload failed."""
     match error:
         case ChecksumMismatch():
             more = {"expected": error.expected, "found": error.found}
-            return Refused(400, "checksum_mismatch", f"{error.why}; nothing was kept", more=more)
+            return ApiError(400, "checksum_mismatch", f"{error.why}; nothing was kept", more=more)
         case DiskFull():
-            return Refused(507, "disk_full", str(error))
+            return ApiError(507, "disk_full", str(error))
     return as_refused(error)

@@ -9,40 +9,40 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
-from synrepl.ports.history import Place, Receipt, Turn
+from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import Numbered
 from synrepl.replication.relay import REFUSALS
 from synrepl.replication.relay.snapshot_codec import read_meta, read_snapshot
 from synrepl.replication.replica import (
-    Beat,
+    DownstreamCommand,
     Ephemeral,
     Event,
     Facts,
-    JoinBegins,
-    JoinEnds,
-    Kept,
-    Meta,
-    Peers,
+    JoinFinished,
+    JoinStarted,
+    KnownPeers,
     RefusedByUpstream,
-    Subscribed,
+    SnapshotFacts,
+    SnapshotMeta,
+    SubscriptionStarted,
     TakenUpTo,
-    ToldDown,
+    UpstreamHeartbeat,
 )
 from synrepl.replication.wire_positions import said_place
 from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import read_facts
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.changelog_client import HttpChangelog
+from synrepl.transports.http.changelog_client import ChangelogClient
 from synrepl.transports.http.changelog_lines import inner
-from synrepl.transports.http.client_errors import RequestRefused
-from synrepl.transports.http.command_routes import MAX_FORWARDED_BYTES, ForwardedCommands, TakenCommands
-from synrepl.transports.http.http_client import Http, decoded, public
-from synrepl.transports.http.replica_routes import Acknowledged, JoinAnswer, JoinAsked, SubscribeAsked
+from synrepl.transports.http.client_errors import ApiResponseError
+from synrepl.transports.http.command_routes import MAX_FORWARDED_BYTES, AcceptedForwards, ForwardedCommands
+from synrepl.transports.http.http_client import HttpClient, decoded, public
+from synrepl.transports.http.replica_routes import AckBody, JoinAnswer, JoinBody, SubscribeBody
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import JoinRequest, Refusal, Standing, Subscription, WelcomeTo
+from synrepl.wire.native import JoinRequest, Refusal, Subscription, WelcomeBody, WirePosition
 
 __all__ = ["HttpConversation", "HttpUpstream"]
 
@@ -130,7 +130,7 @@ class HttpConversation:
         origin: str | None,
         client: Any,
     ) -> None:
-        self.welcome: WelcomeTo
+        self.welcome: WelcomeBody
         self._reactor = reactor
         self._url = url
         self._uuid = uuid
@@ -139,15 +139,15 @@ class HttpConversation:
         self._address = address
         self._silence = silence
         self._origin = origin
-        self._http = Http(reactor, secret, TIMEOUT_SECONDS, client)
-        self._changelog = HttpChangelog(reactor, url, secret, client=client)
+        self._http = HttpClient(reactor, secret, TIMEOUT_SECONDS, client)
+        self._changelog = ChangelogClient(reactor, url, secret, client=client)
         self._tasks = Tasks(self._logger, "upstream")
         self._events: deque[Any] = deque()
         self._waiter: Deferred[None] | None = None
         self._room: Deferred[None] | None = None
         self._is_closed = False
         self._acknowledged = 0
-        self._to_acknowledge: Place | None = None
+        self._to_acknowledge: LogPosition | None = None
         self._ack_timer: Any = None
         self._head = 0
         self._to_tell: deque[Numbered] = deque()
@@ -198,7 +198,7 @@ class HttpConversation:
 
     async def greet(self) -> None:
         """See who it is."""
-        self.welcome = await self._ask("GET", "/v1/replication", None, WelcomeTo)
+        self.welcome = await self._ask("GET", "/v1/replication", None, WelcomeBody)
 
     def join(self, asked: JoinRequest) -> None:
         """Ask for a copy."""
@@ -214,7 +214,7 @@ class HttpConversation:
     async def _guarded(self, work: Any) -> None:
         try:
             await work
-        except RequestRefused as error:
+        except ApiResponseError as error:
             self._put(_as_refused(error))
         except ReplicationError as error:
             self._put(error)
@@ -224,18 +224,18 @@ class HttpConversation:
         body = None if asked is None else msgspec.json.encode(asked)
         try:
             return decoded(shape, await self._http.whole(method, url, body, most), public(url))
-        except RequestRefused as error:
+        except ApiResponseError as error:
             raise _as_refused(error) from error
 
     async def _join(self, asked: JoinRequest) -> None:
-        said = JoinAsked(name=self._name, join=asked, registered=self._registered, address=self._address())
+        said = JoinBody(name=self._name, join=asked, registered=self._registered, address=self._address())
         path = f"/v1/replicas/{self._uuid}/join"
         answer: JoinAnswer = await self._ask("POST", path, said, JoinAnswer, most=MAX_JOIN_ANSWER)
         place, begin = said_place(answer.place), said_place(answer.begin)
-        self._put(JoinBegins(answer.join, answer.history, place, begin, answer.resumed))
+        self._put(JoinStarted(answer.join, answer.history, place, begin, answer.resumed))
         if answer.snapshot is None:
             # All of it was there; what came since follows once it is subscribed to.
-            self._put(JoinEnds(place))
+            self._put(JoinFinished(place))
             return
         if answer.after < place.serial:
             await self._changelog.follow(
@@ -249,17 +249,19 @@ class HttpConversation:
                 heartbeat=HEARTBEAT_SECONDS,
                 **_chosen(asked.filter),
             )
-        self._put(Kept(read_snapshot(answer.snapshot.encode())))
-        self._put(JoinEnds(place))
+        self._put(SnapshotFacts(read_snapshot(answer.snapshot.encode())))
+        self._put(JoinFinished(place))
 
     async def _subscribe(self, asked: Subscription) -> None:
-        said = SubscribeAsked(
+        said = SubscribeBody(
             name=self._name, subscription=asked, registered=self._registered, address=self._address()
         )
-        answer: _Subscribed = await self._ask("POST", f"/v1/replicas/{self._uuid}", said, _Subscribed)
+        answer: _SubscribeAnswer = await self._ask(
+            "POST", f"/v1/replicas/{self._uuid}", said, _SubscribeAnswer
+        )
         self._head = answer.place.serial
-        self._put(Subscribed(said_place(answer.place)))
-        self._put(Peers(answer.peers))
+        self._put(SubscriptionStarted(said_place(answer.place)))
+        self._put(KnownPeers(answer.peers))
         self._acknowledged = asked.place.serial
         self._ack_timer = self._reactor.callLater(ACK_SECONDS, self._acknowledge_soon)
         await self._changelog.follow(
@@ -294,14 +296,14 @@ class HttpConversation:
                     held = decoded(list[msgspec.Raw], told, self._url)
                     self._put(Ephemeral(read_facts(b"\n".join(map(bytes, held))), is_all=True))
                 case "command":
-                    self._put(ToldDown(decoded(str, told, self._url).encode()))
+                    self._put(DownstreamCommand(decoded(str, told, self._url).encode()))
                 case "ephemeral":
                     self._put(Ephemeral(read_facts(told)))
                 case _:
-                    turns: list[Turn]
-                    receipts: list[Receipt]
+                    turns: list[EpochStart]
+                    receipts: list[AppendReceipt]
                     turns, receipts = read_meta(line + b"\n")
-                    self._put(Meta(turns, receipts))
+                    self._put(SnapshotMeta(turns, receipts))
         self._facts(facts)
         return self._until_room()
 
@@ -314,10 +316,12 @@ class HttpConversation:
             self._put(Facts(facts))
 
     def _beat(self, told: bytes) -> None:
-        beat = decoded(_HeartbeatSaid, told, self._url)
+        beat = decoded(_HeartbeatLine, told, self._url)
         self._head = max(self._head, beat.serial, beat.head)
         if beat.digest is not None:
-            self._put(Beat(Place(beat.epoch, beat.serial, beat.digest), self._head, beat.now_ms))
+            self._put(
+                UpstreamHeartbeat(LogPosition(beat.epoch, beat.serial, beat.digest), self._head, beat.now_ms)
+            )
 
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
         """The upstream's digests there."""
@@ -329,7 +333,7 @@ class HttpConversation:
 
     # -- acknowledging -------------------------------------------------------------------------------------
 
-    def acknowledge(self, place: Place, at_ms: int) -> None:
+    def acknowledge(self, place: LogPosition, at_ms: int) -> None:
         """Everything up to there is held; told about once a second."""
         self._to_acknowledge = place
 
@@ -343,16 +347,16 @@ class HttpConversation:
         if place is None:
             return
         self._acknowledged = max(self._acknowledged, place.serial)
-        said = Acknowledged(place.epoch, self._acknowledged)
+        said = AckBody(place.epoch, self._acknowledged)
         try:
-            answer = await self._ask("POST", f"/v1/replicas/{self._uuid}/ack", said, _Heard)
+            answer = await self._ask("POST", f"/v1/replicas/{self._uuid}/ack", said, _ReceivedLine)
         except RefusedByUpstream as error:
             self._put(error)
         except ReplicationError as error:
             self._logger.debug("not acknowledged: {why}", why=str(error))
         else:
             self._head = max(self._head, answer.serial)
-            self._put(Peers(answer.peers))
+            self._put(KnownPeers(answer.peers))
 
     # -- what followers send up ----------------------------------------------------------------------------
 
@@ -373,7 +377,7 @@ class HttpConversation:
                 room -= len(line)
             asked = ForwardedCommands(origin, some)
             # If it fails the conversation ends, and they are said again in the next one.
-            taken = await self._ask("POST", "/v1/commands", asked, TakenCommands)
+            taken = await self._ask("POST", "/v1/commands", asked, AcceptedForwards)
             self._put(TakenUpTo(origin, taken.number, taken.since))
         self._is_telling = False
 
@@ -409,17 +413,17 @@ class _Checksum(msgspec.Struct):
 _checksums: Final = msgspec.json.Decoder(_Checksum)
 
 
-class _Subscribed(msgspec.Struct):
-    place: Standing
+class _SubscribeAnswer(msgspec.Struct):
+    place: WirePosition
     peers: list[str]
 
 
-class _Heard(msgspec.Struct):
+class _ReceivedLine(msgspec.Struct):
     serial: int
     peers: list[str]
 
 
-class _HeartbeatSaid(msgspec.Struct):
+class _HeartbeatLine(msgspec.Struct):
     epoch: int
     serial: int
     digest: str | None
@@ -431,7 +435,7 @@ def _chosen(wanted: Filter) -> dict[str, Any]:
     return {"streams": wanted.streams, "writers": wanted.writers}
 
 
-def _as_refused(error: RequestRefused) -> ReplicationError:
+def _as_refused(error: ApiResponseError) -> ReplicationError:
     """A refusal of a replica as such; what else an HTTP server can say means that it is not there."""
     code = _CODES.get(error.code, error.code)
     if code not in REFUSALS:

@@ -22,14 +22,14 @@ from synrepl.ports.tasks import Tasks
 from synrepl.storage import Log
 from synrepl.streams.stream import Stream
 from synrepl.transports.http import api_error
-from synrepl.transports.http.api_error import RETRY_SECONDS, Refused, upstream_unreachable
-from synrepl.transports.http.append_body import Posted, read_body, read_facts
-from synrepl.transports.http.client_errors import RequestRefused
+from synrepl.transports.http.api_error import RETRY_SECONDS, ApiError, upstream_unreachable
+from synrepl.transports.http.append_body import AppendBody, read_body, read_facts
+from synrepl.transports.http.client_errors import ApiResponseError
 from synrepl.transports.http.http_client import NeverSent
-from synrepl.transports.http.log_waiters import Waiting, not_here_yet
+from synrepl.transports.http.log_waiters import LogWaiters, not_here_yet
 from synrepl.transports.http.query import seconds, text
 
-__all__ = ["IPost", "Relaying"]
+__all__ = ["IPostClient", "WriteForwarder"]
 
 MIB: Final = 1024 * 1024
 TIMEOUT_SECONDS: Final = 10.0
@@ -42,7 +42,7 @@ MAX_HOPS: Final = 8
 Query = Sequence[tuple[bytes, bytes]]
 
 
-class IPost(Protocol):
+class IPostClient(Protocol):
     """Where facts are passed on to; `HttpAppender` is one."""
 
     async def post(self, stream: str, body: bytes, *, query: Query, timeout: float) -> Appended: ...
@@ -50,7 +50,7 @@ class IPost(Protocol):
     async def stop(self) -> None: ...
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _PostResponse(msgspec.Struct, frozen=True):
     """The primary's answer: up to `serial` the facts are committed there."""
 
     body: bytes
@@ -59,7 +59,7 @@ class _Told(msgspec.Struct, frozen=True):
     tokens: list[int]
 
 
-class Relaying:
+class WriteForwarder:
     """Passes facts on to the daemon at `upstream`, by what `appender_for` gives for its URL.
 
     `is_active` says whether this daemon relays at all just now: one that was promoted does not. `file_here`
@@ -71,7 +71,7 @@ class Relaying:
         self,
         log: Log,
         clock: IClock,
-        appender_for: Callable[[str], IPost],
+        appender_for: Callable[[str], IPostClient],
         upstream: Callable[[], str | None],
         *,
         is_active: Callable[[], bool] = lambda: True,
@@ -89,7 +89,7 @@ class Relaying:
         self._pending_bytes = 0
         self._logger = logger
         self._tasks = Tasks(logger, "relaying")
-        self._appender: tuple[str, IPost] | None = None
+        self._appender: tuple[str, IPostClient] | None = None
 
     @property
     def is_active(self) -> bool:
@@ -108,8 +108,8 @@ class Relaying:
         if appender is not None:
             await appender[1].stop()
 
-    async def answer(self, request: Any, stream: Stream[Any], body: bytes, waiting: Waiting) -> bytes:
-        """What the primary answers, once it is true here too. Raises `Refused`.
+    async def answer(self, request: Any, stream: Stream[Any], body: bytes, waiting: LogWaiters) -> bytes:
+        """What the primary answers, once it is true here too. Raises `ApiError`.
 
         If nobody waits for the answer any more, the facts are passed on all the same.
         """
@@ -122,17 +122,17 @@ class Relaying:
         posted = read_body(body)
         facts = await read_facts(stream, posted, self._clock)
         if waiting.is_full or self._pending_bytes + len(body) > max(self._max_pending_bytes, len(body)):
-            raise Refused(503, "busy", "too much is being passed on already", retry_after=RETRY_SECONDS)
+            raise ApiError(503, "busy", "too much is being passed on already", retry_after=RETRY_SECONDS)
         key = posted.idempotency_key if isinstance(posted.idempotency_key, str) else str(uuid4())
         files = _files_of(stream.name, facts) if wants_files else frozenset()
         del facts
 
-        outcome: Deferred[_Told | Refused] = Deferred()
+        outcome: Deferred[_PostResponse | ApiError] = Deferred()
         self._tasks.start(
             self._pass_on(outcome, stream.name, _with_key(posted, key), key, query, until), "passing on facts"
         )
         told = await outcome
-        if isinstance(told, Refused):
+        if isinstance(told, ApiError):
             if told.status >= 500:
                 told.more = {**told.more, "idempotency_key": key}
             raise told
@@ -141,19 +141,19 @@ class Relaying:
         return told.body
 
     async def append(self, stream: str, facts: Sequence[bytes]) -> None:
-        """Pass on facts (each the JSON array of its rows) that nobody waits for. Raises `Refused`."""
+        """Pass on facts (each the JSON array of its rows) that nobody waits for. Raises `ApiError`."""
         key = str(uuid4())
         body = b'{"idempotency_key":%b,"facts":[%b]}' % (msgspec.json.encode(key), b",".join(facts))
         via = [(b"via", self._log.uuid.encode())]
         told = await self._settled(stream, body, key, via, self._clock.seconds() + TIMEOUT_SECONDS)
-        if isinstance(told, Refused):
+        if isinstance(told, ApiError):
             raise told
 
     # -- to the primary ------------------------------------------------------------------------------------
 
     async def _pass_on(
         self,
-        outcome: "Deferred[_Told | Refused]",
+        outcome: "Deferred[_PostResponse | ApiError]",
         stream: str,
         body: bytes,
         key: str,
@@ -175,13 +175,13 @@ class Relaying:
 
     async def _settled(
         self, stream: str, body: bytes, key: str, query: Query, until: float
-    ) -> "_Told | Refused":
+    ) -> "_PostResponse | ApiError":
         """What became of the facts; asks again, while there is time, for as long as nobody knows."""
         doubt = ""
         for pause in chain(AGAIN_SECONDS, repeat(AGAIN_SECONDS[-1])):
             told, why = await self._try(stream, body, query, until)
             # While an earlier try is in doubt, that this one came to nothing says nothing.
-            if told is not None and (not doubt or isinstance(told, _Told) or told.status < 500):
+            if told is not None and (not doubt or isinstance(told, _PostResponse) or told.status < 500):
                 return told
             doubt = doubt or why
             if self._clock.seconds() + pause >= until:
@@ -191,24 +191,24 @@ class Relaying:
 
     async def _try(
         self, stream: str, body: bytes, query: Query, until: float
-    ) -> "tuple[_Told | Refused | None, str]":
+    ) -> "tuple[_PostResponse | ApiError | None, str]":
         """Ask once: what is told to the client, or None and why nobody knows what became of it."""
         url = self._upstream()
         if url is None:
             why = "no primary is known just now"
-            return Refused(503, "upstream_away", why, retry_after=RETRY_SECONDS), ""
+            return ApiError(503, "upstream_away", why, retry_after=RETRY_SECONDS), ""
         left = max(until - self._clock.seconds(), LOWEST_SECONDS)
         asked = [*query, (b"timeout", b"%.3f" % left)]
         try:
             return _told(await self._at(url).post(stream, body, query=asked, timeout=left)), ""
         except NeverSent as error:
             return upstream_unreachable(f"nothing was stored: {error}"), ""
-        except RequestRefused as error:
+        except ApiResponseError as error:
             return _refused(error), str(error)
         except ReplicationError as error:
             return None, str(error)
 
-    def _at(self, url: str) -> IPost:
+    def _at(self, url: str) -> IPostClient:
         if self._appender is None or self._appender[0] != url:
             before, self._appender = self._appender, (url, self._appender_for(url))
             if before is not None:
@@ -216,7 +216,7 @@ class Relaying:
         return self._appender[1]
 
     def _query(self, request: Any) -> Query:
-        """The whole query is passed on, and by whom. Raises `Refused` when it has been here before."""
+        """The whole query is passed on, and by whom. Raises `ApiError` when it has been here before."""
         # A character for a byte, whatever the bytes are.
         given = request.uri.partition(b"?")[2].decode("latin-1")
         pairs = parse_qsl(given, keep_blank_values=True, encoding="latin-1")
@@ -224,7 +224,7 @@ class Relaying:
         hops = via.split(",") if via else []
         if self._log.uuid in hops or len(hops) >= MAX_HOPS:
             why = "this write goes round in a circle: no daemon on its way is the primary"
-            raise Refused(503, "upstream_away", why, retry_after=RETRY_SECONDS)
+            raise ApiError(503, "upstream_away", why, retry_after=RETRY_SECONDS)
         others = [
             (name.encode("latin-1"), value.encode("latin-1"))
             for name, value in pairs
@@ -236,18 +236,18 @@ class Relaying:
 
     async def _arrived(
         self,
-        told: _Told,
+        told: _PostResponse,
         serial: int,
         key: str,
         files: Collection[str],
         until: float,
-        waiting: Waiting,
+        waiting: LogWaiters,
     ) -> None:
-        """Return when the facts are here, and the files if they are wanted. Raises `Refused` otherwise."""
+        """Return when the facts are here, and the files if they are wanted. Raises `ApiError` otherwise."""
         more = {"epoch": told.epoch, "tokens": told.tokens, "idempotency_key": key}
         try:
             is_here = await waiting.reach(serial, until - self._clock.seconds())
-        except Refused:  # too many wait: no reason to say that these facts are not kept
+        except ApiError:  # too many wait: no reason to say that these facts are not kept
             is_here = False
         if not is_here:
             raise not_here_yet(serial, self._log.serial, **more)
@@ -258,7 +258,7 @@ class Relaying:
         if files and self._file_here is not None and not await self._have(files, until):
             raise not_here_yet(serial, self._log.serial, files=sorted(files), **more)
 
-    async def _is_ours(self, serial: int, told: _Told, key: str) -> bool:
+    async def _is_ours(self, serial: int, told: _PostResponse, key: str) -> bool:
         """Whether the facts up to this serial are those that were passed on, and not of a later epoch."""
         first = serial - len(told.tokens) + 1
         receipts = await self._log.receipts_between(first - 1, first)
@@ -272,9 +272,9 @@ class Relaying:
         return True
 
 
-def _told(appended: Appended) -> _Told:
+def _told(appended: Appended) -> _PostResponse:
     first = appended.first_serial
-    return _Told(
+    return _PostResponse(
         body=msgspec.json.encode(appended),
         epoch=appended.epoch,
         serial=None if first is None else first + len(appended.tokens) - 1,
@@ -282,7 +282,7 @@ def _told(appended: Appended) -> _Told:
     )
 
 
-def _refused(error: RequestRefused) -> "_Told | Refused | None":
+def _refused(error: ApiResponseError) -> "_PostResponse | ApiError | None":
     """What the primary's refusal means here; None if it leaves open whether the facts were stored."""
     match error.status, error.code:
         case ((502 | 504), _) if not error.body:  # by a proxy on the way
@@ -298,24 +298,24 @@ def _refused(error: RequestRefused) -> "_Told | Refused | None":
             # By a replica between us and the primary: it went no further.
             return upstream_unreachable(error.message)
         case 503, _:
-            return Refused(503, "upstream_away", str(error), retry_after=RETRY_SECONDS)
+            return ApiError(503, "upstream_away", str(error), retry_after=RETRY_SECONDS)
         case ((401 | 403), _):
             why = f"the primary does not take this daemon's key: {error}"
-            return Refused(502, "upstream_refused", why, more={"retryable": False})
+            return ApiError(502, "upstream_refused", why, more={"retryable": False})
         case status, _ if error.body and (400 <= status < 500 or status == 502):
             return _as_it_is(error)
-    return Refused(502, "upstream_failed", str(error))
+    return ApiError(502, "upstream_failed", str(error))
 
 
-def _as_it_is(error: RequestRefused) -> Refused:
+def _as_it_is(error: ApiResponseError) -> ApiError:
     more = {name: value for name, value in error.body.items() if name not in {"error", "message"}}
     message = error.body.get("message")
-    return Refused(
+    return ApiError(
         error.status, error.code, message if isinstance(message, str) else error.message, more=more
     )
 
 
-def _of_chain(error: RequestRefused) -> "_Told | None":
+def _of_chain(error: ApiResponseError) -> "_PostResponse | None":
     try:
         told = msgspec.convert(error.body, type=_NotThereYet)
     except msgspec.ValidationError:
@@ -330,12 +330,12 @@ class _NotThereYet(msgspec.Struct):
     tokens: list[int]
 
 
-def _unknown(key: str, why: str) -> Refused:
+def _unknown(key: str, why: str) -> ApiError:
     message = f"nobody knows whether this was stored; ask again with the same idempotency key: {why}"
-    return Refused(504, "outcome_unknown", message, more={"idempotency_key": key}, retry_after=RETRY_SECONDS)
+    return ApiError(504, "outcome_unknown", message, more={"idempotency_key": key}, retry_after=RETRY_SECONDS)
 
 
-def _with_key(posted: Posted, key: str) -> bytes:
+def _with_key(posted: AppendBody, key: str) -> bytes:
     """The facts as they were posted, byte by byte, with this idempotency key."""
     writer = b"" if posted.writer is msgspec.UNSET else b'"writer":%b,' % msgspec.json.encode(posted.writer)
     facts = b",".join(map(bytes, posted.facts))
@@ -345,7 +345,7 @@ def _with_key(posted: Posted, key: str) -> bytes:
 def _wants_files(request: Any) -> bool:
     given = text(request, "files")
     if given not in (None, "here"):
-        raise Refused(400, "bad_request", f"files can be here, not {given[:40]!r}")
+        raise ApiError(400, "bad_request", f"files can be here, not {given[:40]!r}")
     return given == "here"
 
 

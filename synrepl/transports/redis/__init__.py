@@ -8,17 +8,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from synrepl.transports.redis.interfaces import Member
+    from synrepl.transports.redis.interfaces import IRedisMember
     from synrepl.transports.redis.link import REDIS_KEEPALIVE, RedisLink, RedisState
 
 _HOMES = {
     "REDIS_KEEPALIVE": "synrepl.transports.redis.link",
-    "Member": "synrepl.transports.redis.interfaces",
+    "IRedisMember": "synrepl.transports.redis.interfaces",
     "RedisLink": "synrepl.transports.redis.link",
     "RedisState": "synrepl.transports.redis.link",
 }
 
-__all__ = ["REDIS_KEEPALIVE", "Member", "RedisLink", "RedisState"]
+__all__ = ["REDIS_KEEPALIVE", "IRedisMember", "RedisLink", "RedisState"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,9 +13,14 @@ from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 
 from synrepl.errors import ConfigError
-from synrepl.transports.redis.connections import Connection, Lost, Publisher, Subscriber
-from synrepl.transports.redis.errors import TLS_WORDS, WITHOUT_A_WORD, Refused, place, told
-from synrepl.transports.redis.interfaces import Link
+from synrepl.transports.redis.connections import (
+    Lost,
+    PublisherConnection,
+    RedisConnection,
+    SubscriberConnection,
+)
+from synrepl.transports.redis.errors import TLS_WORDS, WITHOUT_A_WORD, RedisRefused, place, told
+from synrepl.transports.redis.interfaces import IRedisLink
 from synrepl.transports.tls import ClientTls, TlsFiles
 
 __all__ = ["Attempt"]
@@ -23,8 +28,8 @@ __all__ = ["Attempt"]
 CONNECT_SECONDS: Final = 10.0
 """What connecting may take, all of it: TCP, TLS, AUTH and SUBSCRIBE."""
 
-C = TypeVar("C", bound=Connection)
-Working = TypeVar("Working", bound=Subscriber | Publisher)
+C = TypeVar("C", bound=RedisConnection)
+Working = TypeVar("Working", bound=SubscriberConnection | PublisherConnection)
 T = TypeVar("T")
 
 
@@ -33,10 +38,10 @@ class Attempt:
 
     _logger = Logger()
 
-    def __init__(self, link: Link, opened: Callable[[Connection], None]) -> None:
+    def __init__(self, link: IRedisLink, opened: Callable[[RedisConnection], None]) -> None:
         self._link = link
         self._opened = opened
-        self._last: Connection | None = None
+        self._last: RedisConnection | None = None
         """What was opened last; there is one at a time."""
         self._tls: ClientTls | None = None
         self._where = ""
@@ -49,7 +54,7 @@ class Attempt:
         return await self.within(CONNECT_SECONDS, self._greet(kind, host, port, password))
 
     async def reach(self, host: str, port: int, kind: type[C]) -> C:
-        """A new connection to there, on which nothing was said yet. Raises `Refused`."""
+        """A new connection to there, on which nothing was said yet. Raises `RedisRefused`."""
         link = self._link
         made: list[C] = []
 
@@ -83,19 +88,19 @@ class Attempt:
             # A kind of its own, which no time limit takes for its own doing.
             raise defer.CancelledError from None
         except (error.ConnectError, error.DNSLookupError) as failed:
-            raise Refused(told(Failure(failed))) from failed
+            raise RedisRefused(told(Failure(failed))) from failed
         if port and (set_no_delay := getattr(made[0].transport, "setTcpNoDelay", None)):
             set_no_delay(True)
         return made[0]
 
     async def within(self, seconds: float, waited_for: Coroutine[Any, Any, T]) -> T:
-        """What it gives. Raises `Refused` if that takes too long."""
+        """What it gives. Raises `RedisRefused` if that takes too long."""
         try:
             return await Deferred.fromCoroutine(waited_for).addTimeout(seconds, self._link.reactor)
         except defer.TimeoutError:
             is_shown = self._tls is None or self._tls.saw_certificate
             hint = "" if is_shown else " (perhaps it does not speak TLS)"
-            raise Refused(self._tls_why() or f"no answer within {seconds:g} seconds{hint}") from None
+            raise RedisRefused(self._tls_why() or f"no answer within {seconds:g} seconds{hint}") from None
 
     def hang_up(self, why: str) -> None:
         """Cut what was opened last, if it still is there."""
@@ -106,7 +111,7 @@ class Attempt:
         """Why it came to nothing."""
         if failure.check(ConfigError):
             return str(failure.value)
-        if failure.check(Refused):
+        if failure.check(RedisRefused):
             why = str(failure.value)
         elif failure.check(Lost):
             why = self.why_lost(failure)
@@ -124,7 +129,7 @@ class Attempt:
         return why
 
     async def _find(self) -> tuple[str, int]:
-        """Where to connect to: a path and 0 for a socket. Raises `Refused`."""
+        """Where to connect to: a path and 0 for a socket. Raises `RedisRefused`."""
         address, sentinels = self._link.address, self._link.sentinels
         if sentinels is not None:
             return await sentinels.find_master(self)
@@ -138,7 +143,7 @@ class Attempt:
             # It may have been demoted since the Sentinel last heard of it.
             role = await connection.ask("ROLE")
             if role[0] != b"master":
-                raise Refused(f"it is not the master now, but a {role[0].decode()}")
+                raise RedisRefused(f"it is not the master now, but a {role[0].decode()}")
         await connection.greet()
         return connection
 

@@ -15,10 +15,10 @@ from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from synrepl.transports.redis.errors import WITHOUT_A_WORD, Refused, explain, told
-from synrepl.transports.redis.interfaces import Link
+from synrepl.transports.redis.errors import WITHOUT_A_WORD, RedisRefused, explain, told
+from synrepl.transports.redis.interfaces import IRedisLink
 
-__all__ = ["Connection", "Lost", "Publisher", "Subscriber"]
+__all__ = ["RedisConnection", "Lost", "PublisherConnection", "SubscriberConnection"]
 
 Lost: Final = txredisapi.ConnectionError
 """Raised by what waits for an answer when the connection is lost."""
@@ -26,7 +26,7 @@ Lost: Final = txredisapi.ConnectionError
 PING: Final = b"*1\r\n$4\r\nPING\r\n"
 
 
-class Connection(txredisapi.RedisProtocol):  # type: ignore[misc]  # it has no types
+class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # it has no types
     """A connection to Redis. txredisapi brings its commands, one at a time, for the time of greeting.
 
     What comes in is read here, by hiredis: the reader of txredisapi would make numbers of payloads that look
@@ -35,7 +35,7 @@ class Connection(txredisapi.RedisProtocol):  # type: ignore[misc]  # it has no t
 
     transport: Any
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: IRedisLink) -> None:
         super().__init__()
         self.closed = False
         self.why = ""
@@ -43,7 +43,7 @@ class Connection(txredisapi.RedisProtocol):  # type: ignore[misc]  # it has no t
         """The last error of Redis that was passed over: perhaps why it closes next."""
         self.is_up = False
         self.heard_at = link.clock.seconds()
-        self.on_lost: Callable[[Connection], None] = lambda _: None
+        self.on_lost: Callable[[RedisConnection], None] = lambda _: None
         self._link = link
         self._clock = link.clock
         self._metrics = link.metrics
@@ -95,14 +95,14 @@ class Connection(txredisapi.RedisProtocol):  # type: ignore[misc]  # it has no t
     # -- the life of a connection --------------------------------------------------------------------------
 
     async def ask(self, *words: str) -> Any:
-        """One command of the greeting, and its answer. Raises `Refused` for an error of Redis."""
+        """One command of the greeting, and its answer. Raises `RedisRefused` for an error of Redis."""
         try:
             return await self.execute_command(*words)
         except txredisapi.ResponseError as refused:
-            raise Refused(explain(str(refused), command=words[0])) from None
+            raise RedisRefused(explain(str(refused), command=words[0])) from None
 
     async def log_in(self, username: str, password: str | None) -> None:
-        """Prove who we are, if a password is given. Raises `Refused`."""
+        """Prove who we are, if a password is given. Raises `RedisRefused`."""
         if password is not None:
             await self.ask("AUTH", *([username] if username else []), password)
 
@@ -166,19 +166,19 @@ class Connection(txredisapi.RedisProtocol):  # type: ignore[misc]  # it has no t
         self._arm()
 
 
-class Subscriber(Connection):
+class SubscriberConnection(RedisConnection):
     """Hears the channels."""
 
     role = "subscriber"
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: IRedisLink) -> None:
         super().__init__(link)
         self._unconfirmed = len(link.channels)
         self._all_confirmed: Deferred[None] = Deferred()
         self._messages: list[bytes] = []
 
     async def greet(self) -> None:
-        """Subscribe; over when Redis has confirmed every channel. Raises `Refused`."""
+        """Subscribe; over when Redis has confirmed every channel. Raises `RedisRefused`."""
         await self.ask("SUBSCRIBE", *self._link.channels)
         await self._all_confirmed
 
@@ -223,7 +223,7 @@ class Subscriber(Connection):
 
 
 @implementer(IPushProducer)
-class Publisher(Connection):
+class PublisherConnection(RedisConnection):
     """Publishes.
 
     Answers are counted: a Deferred each, as `publish` of txredisapi makes them, would cost several times what
@@ -232,13 +232,13 @@ class Publisher(Connection):
 
     role = "publisher"
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: IRedisLink) -> None:
         super().__init__(link)
         self._unanswered = 0
         self._is_closing = False
 
     async def greet(self) -> None:
-        """Make sure that it answers. Raises `Refused`."""
+        """Make sure that it answers. Raises `RedisRefused`."""
         await self.ask("PING")
 
     def go_up(self) -> None:

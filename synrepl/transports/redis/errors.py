@@ -9,7 +9,7 @@ from twisted.python.failure import Failure
 
 from synrepl.transports.tls import TlsWords, tls_trouble
 
-__all__ = ["TLS_WORDS", "WITHOUT_A_WORD", "Refused", "explain", "place", "told"]
+__all__ = ["TLS_WORDS", "WITHOUT_A_WORD", "RedisRefused", "explain", "place", "told"]
 
 WITHOUT_A_WORD: Final = "it closed the connection without a word"
 
@@ -32,7 +32,7 @@ _EXPLAINED: Final[tuple[tuple[str, str], ...]] = (
 )
 
 
-class Refused(Exception):
+class RedisRefused(Exception):
     """Redis does not let us in, or is not what we look for; the text is for people."""
 
 

@@ -7,10 +7,10 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from synrepl.transports.redis.attempt import Attempt
-from synrepl.transports.redis.connections import Connection, Publisher, Subscriber
-from synrepl.transports.redis.interfaces import Link
+from synrepl.transports.redis.connections import PublisherConnection, RedisConnection, SubscriberConnection
+from synrepl.transports.redis.interfaces import IRedisLink
 
-__all__ = ["Hearing", "Speaking"]
+__all__ = ["SubscriberLink", "PublisherLink"]
 
 FIRST_DELAY_SECONDS: Final = 0.2
 LAST_DELAY_SECONDS: Final = 5.0
@@ -19,24 +19,24 @@ PROVED_SECONDS: Final = 5.0
 STOP_SECONDS: Final = 5.0
 """A connection that we closed, and whose peer does not take the rest, is cut after this."""
 
-Working = TypeVar("Working", bound=Subscriber | Publisher)
+Working = TypeVar("Working", bound=SubscriberConnection | PublisherConnection)
 
 
-class Half(Generic[Working]):
+class HalfLink(Generic[Working]):
     """One of the two connections: opened whenever it is not there.
 
     Not a ReconnectingClientFactory: where to connect is asked anew each time, and the delay begins small only
     after a connection has proved good, which an open socket does not.
     """
 
-    def __init__(self, link: Link, kind: type[Working]) -> None:
+    def __init__(self, link: IRedisLink, kind: type[Working]) -> None:
         self.current: Working | None = None
         """The connection, if it is up."""
         self.why = ""
         self._link = link
         self._kind = kind
         self._clock = link.clock
-        self._open: set[Connection] = set()
+        self._open: set[RedisConnection] = set()
         """Every connection that is not lost yet, whatever its stage; of an attempt there is one at a time."""
         self._connecting: Deferred[None] | None = None
         self._timer: Any = None
@@ -74,7 +74,7 @@ class Half(Generic[Working]):
             self._connecting.cancel()
         cut = None
         for connection in list(self._open):
-            if isinstance(connection, Publisher) and connection.is_up:
+            if isinstance(connection, PublisherConnection) and connection.is_up:
                 connection.close()
                 cut = self._clock.callLater(STOP_SECONDS, connection.transport.abortConnection)
             else:
@@ -109,7 +109,7 @@ class Half(Generic[Working]):
     async def _connect(self, attempt: Attempt) -> None:
         self._came_up(await attempt.connect(self._kind))
 
-    def _opened(self, connection: Connection) -> None:
+    def _opened(self, connection: RedisConnection) -> None:
         connection.on_lost = self._lost
         self._open.add(connection)
 
@@ -136,7 +136,7 @@ class Half(Generic[Working]):
         self._retry()
         self._link.member.unreachable(why)
 
-    def _lost(self, connection: Connection) -> None:
+    def _lost(self, connection: RedisConnection) -> None:
         """A connection is no more, at whatever stage."""
         self._open.discard(connection)
         if connection is self.current:
@@ -160,11 +160,11 @@ class Half(Generic[Working]):
         self._timer = self._clock.callLater(self._delay * self._link.chance.uniform(0.5, 1.0), self._try)
 
 
-class Hearing(Half[Subscriber]):
+class SubscriberLink(HalfLink[SubscriberConnection]):
     """The one that hears the channels."""
 
-    def __init__(self, link: Link) -> None:
-        super().__init__(link, Subscriber)
+    def __init__(self, link: IRedisLink) -> None:
+        super().__init__(link, SubscriberConnection)
 
     def tell_up(self) -> None:
         self.read()
@@ -184,11 +184,11 @@ class Hearing(Half[Subscriber]):
             self.current.transport.pauseProducing()
 
 
-class Speaking(Half[Publisher]):
+class PublisherLink(HalfLink[PublisherConnection]):
     """The one that publishes."""
 
-    def __init__(self, link: Link) -> None:
-        super().__init__(link, Publisher)
+    def __init__(self, link: IRedisLink) -> None:
+        super().__init__(link, PublisherConnection)
 
     def tell_up(self) -> None:
         self._link.member.speaking()

@@ -10,13 +10,13 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.wire.grammar import Command
-from synrepl.wire.rdata_runs import Rows
+from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.session import Keepalive
 
-__all__ = ["Finder", "Link", "Member"]
+__all__ = ["IAddressFinder", "IRedisLink", "IRedisMember"]
 
 
-class Member(Protocol):
+class IRedisMember(Protocol):
     """Who is on the channel. Called in the reactor's thread, and not after `RedisLink.stop`."""
 
     def hearing(self) -> None:
@@ -31,7 +31,7 @@ class Member(Protocol):
     def mute(self, why: str) -> None:
         """It was lost, and with it perhaps what was sent last. Ends a `pause` as well."""
 
-    def received(self, commands: Sequence[Command | Rows]) -> None:
+    def received(self, commands: Sequence[Command | RdataRun]) -> None:
         """Commands in the order in which Redis had them. One's own are among them."""
 
     def pause(self) -> None:
@@ -44,20 +44,20 @@ class Member(Protocol):
         """An attempt to connect failed. It is tried again, for ever; each connection tells for itself."""
 
 
-class Finder(Protocol):
+class IAddressFinder(Protocol):
     """Who knows where the master is."""
 
     async def find_master(self, attempt: Any) -> tuple[str, int]:
         """Its host and port, asked for by connections of this attempt."""
 
 
-class Link(Protocol):
+class IRedisLink(Protocol):
     """What a connection, and whoever keeps it, need of the link that they belong to."""
 
     reactor: Any
     clock: IClock
     address: RedisAddress
-    member: Member
+    member: IRedisMember
     instance: str
     metrics: Metrics
     keepalive: Keepalive
@@ -67,7 +67,7 @@ class Link(Protocol):
     is_reading: bool
 
     @property
-    def sentinels(self) -> Finder | None:
+    def sentinels(self) -> IAddressFinder | None:
         """Whom to ask where the master is, before each attempt; None if the address says it."""
 
     def heard(self, messages: Sequence[bytes]) -> None:

@@ -14,13 +14,13 @@ from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.transports.redis.address import RedisAddress
-from synrepl.transports.redis.half_links import Hearing, Speaking
-from synrepl.transports.redis.interfaces import Member
+from synrepl.transports.redis.half_links import PublisherLink, SubscriberLink
+from synrepl.transports.redis.interfaces import IRedisMember
 from synrepl.transports.redis.sentinel import Sentinels
 from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.grammar import BROKER, Command
-from synrepl.wire.rdata_runs import Rows
-from synrepl.wire.session import Close, Complain, Deliver, Keepalive, Session
+from synrepl.wire.rdata_runs import RdataRun
+from synrepl.wire.session import Close, Deliver, Keepalive, Session, Warn
 
 __all__ = ["REDIS_KEEPALIVE", "RedisLink", "RedisState"]
 
@@ -62,7 +62,7 @@ class RedisLink:
         self,
         reactor: Any,
         address: RedisAddress,
-        member: Member,
+        member: IRedisMember,
         *,
         server_name: str,
         instance: str,
@@ -97,8 +97,8 @@ class RedisLink:
         self._refused = 0
         self._suppressed = 0
         self._complained_at = -COMPLAIN_SECONDS
-        self._subscriber = Hearing(self)
-        self._publisher = Speaking(self)
+        self._subscriber = SubscriberLink(self)
+        self._publisher = PublisherLink(self)
 
     # -- what a member asks for ----------------------------------------------------------------------------
 
@@ -182,13 +182,13 @@ class RedisLink:
                 case Deliver(commands):
                     if not self._deliver(commands):
                         return
-                case Complain(why):
+                case Warn(why):
                     self._complain(why)
                 case Close(why):
                     self.fail(why)
                     return
 
-    def _deliver(self, commands: Sequence[Command | Rows]) -> bool:
+    def _deliver(self, commands: Sequence[Command | RdataRun]) -> bool:
         """Whether it went well, and the connection is still there."""
         self.metrics.count_commands(commands)
         try:

@@ -6,8 +6,8 @@ from twisted.python.failure import Failure
 
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.attempt import Attempt
-from synrepl.transports.redis.connections import Connection, Lost
-from synrepl.transports.redis.errors import Refused, place
+from synrepl.transports.redis.connections import Lost, RedisConnection
+from synrepl.transports.redis.errors import RedisRefused, place
 
 __all__ = ["Sentinels"]
 
@@ -23,34 +23,34 @@ class Sentinels:
         self._places = list(address.hosts)
 
     async def find_master(self, attempt: Attempt) -> tuple[str, int]:
-        """Its host and port. Raises `Refused` if no Sentinel tells."""
+        """Its host and port. Raises `RedisRefused` if no Sentinel tells."""
         troubles = []
         for sentinel in list(self._places):
             try:
                 found = await attempt.within(ASK_SECONDS, self._ask(attempt, *sentinel))
-            except Refused as failed:
+            except RedisRefused as failed:
                 troubles.append(f"{place(*sentinel)}: {failed}")
                 continue
             # Next time the one that answered comes first.
             self._places.remove(sentinel)
             self._places.insert(0, sentinel)
             return found
-        raise Refused(f"no Sentinel knows the master: {'; '.join(troubles)}")
+        raise RedisRefused(f"no Sentinel knows the master: {'; '.join(troubles)}")
 
     async def _ask(self, attempt: Attempt, host: str, port: int) -> tuple[str, int]:
         password = self._address.sentinel_password()
         try:
-            asked = await attempt.reach(host, port, Connection)
+            asked = await attempt.reach(host, port, RedisConnection)
             await asked.log_in("", password)
             answer = await asked.ask("SENTINEL", "get-master-addr-by-name", self._address.service)
         except Lost as lost:
-            raise Refused(attempt.why_lost(Failure(lost))) from None
+            raise RedisRefused(attempt.why_lost(Failure(lost))) from None
         finally:
             attempt.hang_up("closed here")
         match answer:
             case None:
-                raise Refused(f"it knows no {self._address.service}")
+                raise RedisRefused(f"it knows no {self._address.service}")
             case [bytes(found_host), bytes(found_port)] if found_port.isdigit():
                 return found_host.decode("utf-8", "replace"), int(found_port)
             case _:
-                raise Refused("it answers as no Sentinel does")
+                raise RedisRefused("it answers as no Sentinel does")

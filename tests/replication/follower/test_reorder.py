@@ -1,19 +1,19 @@
-"""Bursts that come from the highest token down."""
+"""Facts that come from the highest token down."""
 
 from twisted.internet.task import Clock
 
-from synrepl.replication.follower.reorder import MAX_HELD, SETTLE_SECONDS, Bursts
+from synrepl.replication.follower.reorder import MAX_HELD, SETTLE_SECONDS, ReorderBuffer
 
 A, B = "a", "b"
 
 
 class Story:
-    """Bursts, and which writers settled."""
+    """A reorder buffer, and which writers settled."""
 
     def __init__(self) -> None:
         self.clock = Clock()
         self.settled: list[str] = []
-        self.bursts = Bursts(lambda: self.clock, self.settle)
+        self.bursts = ReorderBuffer(lambda: self.clock, self.settle)
 
     def settle(self, writer: str) -> None:
         self.settled.append(writer)

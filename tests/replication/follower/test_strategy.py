@@ -13,8 +13,8 @@ from twisted.internet.task import Clock
 from synrepl.errors import NotConnected
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.apply_queue import MAX_WAITING_BYTES
-from synrepl.replication.follower.catchup import Missed
-from synrepl.replication.follower.follower import Event, Follower
+from synrepl.replication.follower.catchup import MissedFacts
+from synrepl.replication.follower.follower import Follower, FollowerEvent
 from synrepl.replication.follower.updates import Updates
 from synrepl.streams.catalog import RECEIPTS, Receipt
 from synrepl.streams.table import StreamTable
@@ -36,7 +36,7 @@ class Shelf:
         self.waiting: list[Deferred[None]] | None = None
         self.page = 1000
 
-    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> Missed:
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
         self.asked.append((stream, writer, after, upto))
         if self.waiting is not None:
             answer: Deferred[None] = Deferred()
@@ -47,7 +47,7 @@ class Shelf:
         held = [fact for fact in self.facts.get((stream, writer), []) if after < fact[0] <= upto]
         page = held[: self.page]
         limited = len(page) < len(held)
-        return Missed(facts=page, upto=page[-1][0] if limited else upto, limited=limited)
+        return MissedFacts(facts=page, upto=page[-1][0] if limited else upto, limited=limited)
 
 
 class Story:
@@ -63,7 +63,7 @@ class Story:
         self.positions = positions or MemoryPositions()
         self.applied: list[tuple[str, str, int, int]] = []
         self.rows: list[Any] = []
-        self.events: list[Event] = []
+        self.events: list[FollowerEvent] = []
         self.metrics = Metrics(CollectorRegistry())
         self.follower = Follower(
             instance="worker",
@@ -324,10 +324,10 @@ class TestPositions:
         story.shelve("to_device", [2, 3])
         whole = story.shelf.fetch
 
-        async def fetch(**asked: Any) -> Missed:
+        async def fetch(**asked: Any) -> MissedFacts:
             page = await whole(**asked)
             few = len(story.shelf.asked) <= 3
-            return Missed(facts=[], upto=asked["after"], limited=True) if few else page
+            return MissedFacts(facts=[], upto=asked["after"], limited=True) if few else page
 
         story.shelf.fetch = fetch  # type: ignore[method-assign]
         story.hears("POSITION to_device master 3 3")

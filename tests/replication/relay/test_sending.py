@@ -6,7 +6,7 @@ from twisted.internet.defer import Deferred
 from synrepl.replication.relay import relay as relay_module
 from synrepl.testing.replicas import KEEPALIVE
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import Greeting, Proof, Standing, WelcomeTo, read
+from synrepl.wire.native import Greeting, Proof, WelcomeBody, WirePosition, read
 from tests.replication.worlds import RawReplica, World
 
 MOST = 2 * 1024 * 1024
@@ -16,7 +16,7 @@ def subscribed(world: World, to: str, *, uuid: str = "raw-uuid", **other: object
     raw = world.raw(to)
     welcome = raw.greet(world, uuid=uuid)
     assert welcome is not None
-    raw.subscribe(world, welcome, Standing(1, 0, "0" * 64), **other)
+    raw.subscribe(world, welcome, WirePosition(1, 0, "0" * 64), **other)
     return raw
 
 
@@ -286,7 +286,7 @@ def test_a_replica_is_not_sent_what_it_does_not_know() -> None:
     world.pass_(0.05)
     raw.tell("AUTH", Proof())
     world.pass_(0.05)
-    raw.subscribe(world, read(WelcomeTo, raw.lines("WELCOME")[-1]))
+    raw.subscribe(world, read(WelcomeBody, raw.lines("WELCOME")[-1]))
     a.append("typing", [[["!room:hs", ["@ada:hs"]]]])
     a.append("push_rules", [[["@ada:hs"]]])
     world.node("b", "a")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.history import Appended, Place, Receipt, Snapshot, Turn
+from synrepl.ports.history import Appended, AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.replication.relay import snapshot_codec as meta_module
 from synrepl.replication.relay.snapshot_codec import (
     SnapshotReader,
@@ -19,11 +19,15 @@ from synrepl.wire.blocks import BlockReader, Payload
 
 numbers = st.integers(0, 2**63 - 1)
 texts = st.text(max_size=10)
-places = st.builds(Place, numbers, numbers, texts)
-turns = st.lists(st.builds(Turn, numbers, numbers, texts, numbers, texts, texts, numbers), max_size=3)
+places = st.builds(LogPosition, numbers, numbers, texts)
+turns = st.lists(st.builds(EpochStart, numbers, numbers, texts, numbers, texts, texts, numbers), max_size=3)
 receipts = st.lists(
     st.builds(
-        Receipt, texts, texts, st.builds(Appended, numbers, st.none() | numbers, st.lists(numbers)), numbers
+        AppendReceipt,
+        texts,
+        texts,
+        st.builds(Appended, numbers, st.none() | numbers, st.lists(numbers)),
+        numbers,
     ),
     max_size=3,
 )
@@ -36,7 +40,9 @@ def payload(data: bytes) -> Payload:
 
 
 @given(turns, receipts)
-def test_turns_and_receipts_are_read_as_they_were_written(some: list[Turn], given_: list[Receipt]) -> None:
+def test_turns_and_receipts_are_read_as_they_were_written(
+    some: list[EpochStart], given_: list[AppendReceipt]
+) -> None:
     """Who gets which answer must be the same on every copy."""
     found = payload(meta_block(some, given_))
 
@@ -47,7 +53,7 @@ def test_turns_and_receipts_are_read_as_they_were_written(some: list[Turn], give
 
 @given(
     st.builds(
-        Snapshot,
+        LogSnapshot,
         place=places,
         begin=places,
         turns=turns,
@@ -55,7 +61,7 @@ def test_turns_and_receipts_are_read_as_they_were_written(some: list[Turn], give
         receipts=receipts,
     )
 )
-def test_a_snapshot_is_read_as_it_was_written(snapshot: Snapshot) -> None:
+def test_a_snapshot_is_read_as_it_was_written(snapshot: LogSnapshot) -> None:
     """All that stands beside its facts."""
     found = payload(snapshot_block(snapshot))
 
@@ -70,13 +76,13 @@ def test_what_makes_no_sense_is_told_as_such(data: bytes) -> None:
         read_snapshot(data)
 
 
-def receipt(number: int) -> Receipt:
-    return Receipt(f"key{number}", "0" * 64, Appended(1, number, [number]), 0)
+def receipt(number: int) -> AppendReceipt:
+    return AppendReceipt(f"key{number}", "0" * 64, Appended(1, number, [number]), 0)
 
 
-SNAPSHOT = Snapshot(
-    place=Place(1, 9, "d"),
-    begin=Place(1, 0, "e"),
+SNAPSHOT = LogSnapshot(
+    place=LogPosition(1, 9, "d"),
+    begin=LogPosition(1, 0, "e"),
     turns=[],
     positions={("receipts", "w"): 9},
     receipts=[receipt(number) for number in range(1, 10)],

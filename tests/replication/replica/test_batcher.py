@@ -3,10 +3,10 @@
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from synrepl.ports.history import BEGINNING, Place, Receipt, Turn
+from synrepl.ports.history import BEGINNING, AppendReceipt, EpochStart, LogPosition
 from synrepl.ports.interfaces import Appended
-from synrepl.replication.replica.batcher import Taking
-from synrepl.replication.replica.conversation import Beat, Facts, Meta
+from synrepl.replication.replica.batcher import FactBatcher
+from synrepl.replication.replica.conversation import Facts, SnapshotMeta, UpstreamHeartbeat
 from synrepl.streams.facts import Fact
 
 
@@ -14,20 +14,20 @@ class Kept:
     """A log that notes what it was given, and when an epoch began."""
 
     def __init__(self) -> None:
-        self.place: Place = BEGINNING
+        self.place: LogPosition = BEGINNING
         self.told: list[Any] = []
 
     async def follow(
-        self, facts: Sequence[Fact], receipts: Sequence[Receipt], *, upto: Place | None = None
+        self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None:
         self.told.append(([fact.serial for fact in facts], [receipt.key for receipt in receipts]))
         if facts:
-            self.place = Place(1, facts[-1].serial, "")
+            self.place = LogPosition(1, facts[-1].serial, "")
         self.place = upto or self.place
 
-    async def begin_epoch(self, turn: Turn) -> None:
+    async def begin_epoch(self, turn: EpochStart) -> None:
         self.told.append(f"epoch {turn.epoch}")
-        self.place = Place(turn.epoch, turn.serial, turn.digest)
+        self.place = LogPosition(turn.epoch, turn.serial, turn.digest)
 
 
 def facts(*serials: int) -> Facts:
@@ -35,9 +35,9 @@ def facts(*serials: int) -> Facts:
     return Facts([Fact(n, 1, "events", "w", n - 1, n, b"[]", 0, "") for n in serials])
 
 
-def receipt(key: str, first: int, count: int) -> Receipt:
+def receipt(key: str, first: int, count: int) -> AppendReceipt:
     """The answer to an append of so many facts."""
-    return Receipt(key, "", Appended(1, first, list(range(first, first + count))), 0)
+    return AppendReceipt(key, "", Appended(1, first, list(range(first, first + count))), 0)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -49,10 +49,10 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     raise AssertionError("it waits")
 
 
-def taken(*events: Facts | Meta | Beat | None, is_filtered: bool = False) -> list[Any]:
+def taken(*events: Facts | SnapshotMeta | UpstreamHeartbeat | None, is_filtered: bool = False) -> list[Any]:
     """What is kept when these come; None is a flush."""
     kept = Kept()
-    taking = Taking(kept, is_filtered=is_filtered)
+    taking = FactBatcher(kept, is_filtered=is_filtered)
     for event in events:
         run(taking.flush() if event is None else taking.take(event))
     return kept.told
@@ -60,7 +60,7 @@ def taken(*events: Facts | Meta | Beat | None, is_filtered: bool = False) -> lis
 
 def test_an_append_is_kept_with_its_receipt_and_whole() -> None:
     """Who is promoted between the two halves would store it again when it is asked again."""
-    meta = Meta([], [receipt("k", 2, 3)])
+    meta = SnapshotMeta([], [receipt("k", 2, 3)])
 
     assert [([1], []), ([2, 3, 4, 5], ["k"])] == taken(meta, facts(1, 2, 3), None, facts(4, 5), None)
 
@@ -72,15 +72,17 @@ def test_what_is_here_is_left_out() -> None:
 
 def test_an_epoch_begins_after_what_came_before_it() -> None:
     """Its facts would be of the wrong epoch."""
-    turn = Turn(epoch=2, serial=2, digest="d", at_ms=0, why="promoted")
+    turn = EpochStart(epoch=2, serial=2, digest="d", at_ms=0, why="promoted")
 
-    assert [([1, 2], []), "epoch 2", ([3], [])] == taken(facts(1, 2), Meta([turn], []), facts(3), None)
+    assert [([1, 2], []), "epoch 2", ([3], [])] == taken(
+        facts(1, 2), SnapshotMeta([turn], []), facts(3), None
+    )
 
 
 def test_of_a_filtered_feed_nothing_is_kept_before_a_place_is_told() -> None:
     """Up to there that is all; what comes beyond it waits for the next."""
-    beat = Beat(Place(1, 5, "d"), 9, 0)
-    meta = Meta([], [receipt("k", 2, 1)])
+    beat = UpstreamHeartbeat(LogPosition(1, 5, "d"), 9, 0)
+    meta = SnapshotMeta([], [receipt("k", 2, 1)])
 
     found = taken(meta, facts(2, 4), None, beat, facts(7), None, None, is_filtered=True)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from synrepl.ports.history import Place
+from synrepl.ports.history import LogPosition
 from synrepl.replication.replica.forks import ASKED_AT_ONCE, last_common
 
 
@@ -29,7 +29,7 @@ class Upstream:
     """What the other one answers, and how often it was asked."""
 
     def __init__(self, log: FakeLog) -> None:
-        self.welcome = SimpleNamespace(place=Place(1, log.serial, ""))
+        self.welcome = SimpleNamespace(place=LogPosition(1, log.serial, ""))
         self.asked = 0
         self._log = log
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from synrepl.ports.history import Snapshot
+from synrepl.ports.history import LogSnapshot
 from synrepl.replication.relay import LeaseTerms
 from synrepl.replication.relay import relay as relay_module
 from synrepl.replication.relay.fact_blocks import facts_block
@@ -13,7 +13,7 @@ from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 from synrepl.testing.replicas import FakeNode
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import JoinedAt, JoinRequest, Standing, read
+from synrepl.wire.native import JoinedBody, JoinRequest, WirePosition, read
 from tests.replication.worlds import World
 
 FACTS = 40
@@ -296,7 +296,7 @@ def test_a_changed_block_is_not_kept() -> None:
 def test_a_snapshot_that_lacks_something_is_not_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is wrong at the other end."""
 
-    async def nothing(relay: Relay, snapshot: Snapshot) -> bool:
+    async def nothing(relay: Relay, snapshot: LogSnapshot) -> bool:
         return True
 
     monkeypatch.setattr(Relay, "_send_snapshot_facts", nothing)
@@ -323,7 +323,7 @@ def test_a_snapshot_without_an_end_is_not_staged(
 ) -> None:
     """It said where it ends, so that what it takes of the disk is bounded; what came of it is dropped."""
 
-    async def lying(relay: Relay, snapshot: Snapshot) -> bool:
+    async def lying(relay: Relay, snapshot: LogSnapshot) -> bool:
         facts = [Fact(serial, 1, "to_device", "master", 0, serial, b"[]", 0, "d") for serial in serials]
         for fact in facts:
             relay.connection.write(facts_block("facts", [fact]))
@@ -347,7 +347,9 @@ def test_a_snapshot_without_an_end_is_not_staged(
 
 def test_a_copy_that_ends_elsewhere_is_not_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The primary says where it ends, and there it must."""
-    monkeypatch.setattr(relay_module, "JoinedAt", lambda place: JoinedAt(Standing(1, 99, place.digest)))
+    monkeypatch.setattr(
+        relay_module, "JoinedBody", lambda place: JoinedBody(WirePosition(1, 99, place.digest))
+    )
     world, _, b, _ = built()
     world.start(b)
     world.pass_(5)

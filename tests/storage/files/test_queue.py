@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from synrepl.ports.files import Missing, Named, QueueSummary, Seen, Wanted
+from synrepl.ports.files import LogProgress, MissingFile, NamedFile, QueueSummary, WantedFile
 from synrepl.storage.files import FileQueue
 from tests.storage.files.builders import NOW, DiskCase, checksum
 
@@ -37,8 +37,8 @@ class QueueCase(DiskCase):
         named = []
         for name, sha256 in rows:
             self.serial += 1
-            named.append(Named(name, sha256, None if sha256 is None else 5, self.serial))
-        seen = Seen(self.serial, "d" * 64)
+            named.append(NamedFile(name, sha256, None if sha256 is None else 5, self.serial))
+        seen = LogProgress(self.serial, "d" * 64)
         self.queue.note(named, seen, now_ms=at, has=self.here.__contains__, fetches=fetches)
 
     def taken(self, at: int = MS, limit: int = 10) -> list[str]:
@@ -56,14 +56,14 @@ class NoteTests(QueueCase):
         self.note(("c", C), ("b", B), ("a", A))
 
         self.assertEqual(
-            [Wanted(C, 5, "c", 1, False, 0), Wanted(A, 5, "a", 3, False, 0)], self.queue.take(MS, 9)
+            [WantedFile(C, 5, "c", 1, False, 0), WantedFile(A, 5, "a", 3, False, 0)], self.queue.take(MS, 9)
         )
 
     def test_one_file_under_two_names_is_wanted_once(self) -> None:
         """Until the last of them is gone."""
         self.note(("one", A), ("two", A))
         self.note(("one", None))
-        self.assertEqual([Missing("two", A)], self.queue.missing())
+        self.assertEqual([MissingFile("two", A)], self.queue.missing())
         self.assertEqual("two", self.queue.summary(1).first_missing)
 
         self.note(("two", B))
@@ -83,15 +83,15 @@ class NoteTests(QueueCase):
 
         queue = self.restarted()
 
-        self.assertEqual(Seen(1, "d" * 64), queue.open())
-        self.assertEqual([Missing("a", A)], queue.missing())
+        self.assertEqual(LogProgress(1, "d" * 64), queue.open())
+        self.assertEqual([MissingFile("a", A)], queue.missing())
         self.assertEqual([], queue.missing(upto=0))
 
     def test_a_queue_without_files_makes_no_directory(self) -> None:
         """Nor does it fail."""
         queue = self.queue
 
-        queue.note([], Seen(7, "d" * 64), now_ms=MS, has=self.here.__contains__, fetches=True)
+        queue.note([], LogProgress(7, "d" * 64), now_ms=MS, has=self.here.__contains__, fetches=True)
         queue.follow("eager")
         queue.reset()
         queue.remember("scrub", "x")
@@ -105,7 +105,7 @@ class NoteTests(QueueCase):
         )
         self.assertEqual(([], None, [], [], []), told)
         self.assertEqual(
-            (QueueSummary(), "", Seen()), (queue.summary(1), queue.recall("scrub"), queue.open())
+            (QueueSummary(), "", LogProgress()), (queue.summary(1), queue.recall("scrub"), queue.open())
         )
         self.assertFalse(
             queue.demand(A, MS) or queue.is_named(A) or queue.is_missing(A) or queue.lost(A, MS, fetches=True)
@@ -119,7 +119,7 @@ class NoteTests(QueueCase):
 
         self.queue.reset()
 
-        self.assertEqual(([], Seen()), (self.queue.missing(), self.queue.open()))
+        self.assertEqual(([], LogProgress()), (self.queue.missing(), self.queue.open()))
         self.queue.found([A], MS)
         self.assertEqual([A], self.queue.garbage(MS, 9))
 
@@ -131,7 +131,7 @@ class NoteTests(QueueCase):
 
         queue = self.restarted()
 
-        self.assertEqual((Seen(), []), (queue.open(), queue.missing()))
+        self.assertEqual((LogProgress(), []), (queue.open(), queue.missing()))
         self.assertTrue((self.directory / "queue.db.bad").exists())
 
 

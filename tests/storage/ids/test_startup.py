@@ -11,7 +11,7 @@ from twisted.internet.defer import ensureDeferred
 
 from synrepl.errors import StorageError
 from synrepl.storage.ids import AllocatedIds, MultiWriterIdGenerator, StreamIdGenerator, WriterSession
-from synrepl.storage.ids.startup import Findings, examine, mend
+from synrepl.storage.ids.startup import IdProblems, examine, mend
 from synrepl.storage.threads import ImmediateThread
 from tests.storage.ids.databases import IdCase
 
@@ -271,11 +271,11 @@ class StartUp(IdCase):
         self.assertEqual([14], self.write_facts(second))
         self.assertEqual([15], self.write_facts(first))
 
-    def examined(self) -> Findings:
+    def examined(self) -> IdProblems:
         """What a start saw just before another one was done."""
         return self.interact(lambda cursor: examine(cursor, self.generator("B", ["A", "B"]).database))
 
-    def mend(self, findings: Findings) -> None:
+    def mend(self, findings: IdProblems) -> None:
         self.interact(lambda cursor: mend(cursor, self.generator("B", ["A", "B"]).database, findings))
 
     def test_same_name_twice(self) -> None:

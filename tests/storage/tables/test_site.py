@@ -6,7 +6,7 @@ from pathlib import Path
 from shutil import rmtree
 
 from synrepl.config import Settings
-from synrepl.daemon.ingest import Bringing
+from synrepl.daemon.ingest import IngestServices
 from synrepl.storage import ImmediateThread
 from synrepl.storage.ids.writers import create_writers
 from synrepl.storage.tables.layout import table_streams
@@ -43,7 +43,7 @@ class TablesSiteTests(SiteCase):
             thread=ImmediateThread(),
         )
         self.addCleanup(self.source._close)
-        bringing = Bringing(
+        bringing = IngestServices(
             Settings.build(),
             self.clock,
             table=self.table,
