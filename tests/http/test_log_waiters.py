@@ -80,7 +80,7 @@ class WaitingTests(SiteCase):
 
     def test_only_so_many_may_wait(self) -> None:
         """The next one is told to come back; the others, and who need not wait, do not feel it."""
-        with patch("synrepl.transports.http.api.Waiting", few):
+        with patch("synrepl.transports.http.api.LogWaiters", few):
             self.site = self.make_site()
         talks = [self.ask_for(PATHS[0], "min_serial=1") for _ in range(3)]
         answer = self.get(PATHS[0] + "min_serial=1")

@@ -108,7 +108,7 @@ def test_each_file_has_a_key_of_its_own_and_keeps_it(monkeypatch: pytest.MonkeyP
     """Two under one key would be stored once, which loses facts; one under two keys twice. Spark may do a
     batch again, with its messages in another order."""
     daemon = Appended()
-    monkeypatch.setattr(data_sink, "Daemon", daemon)
+    monkeypatch.setattr(data_sink, "SourceClient", daemon)
     options = replace(OPTIONS, query="q")
     messages = [StagedFacts(1, ("c", "d"), 2), None, StagedFacts(0, ("a", "b"), 2)]
 
@@ -126,7 +126,7 @@ def test_each_file_has_a_key_of_its_own_and_keeps_it(monkeypatch: pytest.MonkeyP
 def test_writes_without_a_name_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same frame written twice is meant twice, unless its query has a name."""
     daemon = Appended()
-    monkeypatch.setattr(data_sink, "Daemon", daemon)
+    monkeypatch.setattr(data_sink, "SourceClient", daemon)
 
     for _ in range(2):
         SinkBatchWriter(OPTIONS).commit([StagedFacts(0, ("a",), 1)])

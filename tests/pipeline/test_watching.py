@@ -367,7 +367,7 @@ class TestMinutes:
         log, second = look(log, [saw(2, epoch=3, serial=5), saw(3, 4, serial=8)], now_ms=0, rules=RULES)
         log, third = look(log, [saw(4, 4, serial=9)], now_ms=0, rules=RULES)
 
-        assert ([], ["turn 4 3 8"], []) == (said(first), said(second), said(third))
+        assert ([], ["epoch 4 3 8"], []) == (said(first), said(second), said(third))
 
 
 def rows_of(facts: Sequence[Fact]) -> Any:
@@ -429,5 +429,5 @@ def test_lines_of_a_batch_are_in_the_order_of_the_log() -> None:
 
     told = sorted([*hot, *stall, *restart, *turn, *gap], key=place)
 
-    assert ["Gap", "Turn", "Restart", "Stall", "Hot"] == [type(line).__name__ for line in told]
+    assert ["Gap", "Epoch", "Restart", "Stall", "Hot"] == [type(line).__name__ for line in told]
     assert len(KINDS) == len({json.loads(encode(line))["type"] for line in told}) + 3
