@@ -84,16 +84,16 @@ def _table(found: dict[str, list[Result]]) -> Table:
     table = Table("work", "", "measured", "unit", "aim", "")
     table.columns[2].justify = table.columns[4].justify = "right"
     for name, results in found.items():
-        for place, one in enumerate(results):
+        for position, one in enumerate(results):
             verdict = {None: "", True: "[green]ok[/]", False: "[red]short[/]"}[one.is_met]
             table.add_row(
-                name if place == 0 else "",
+                name if position == 0 else "",
                 one.what,
                 _number(one.value),
                 one.unit,
                 one.aim,
                 verdict,
-                end_section=place == len(results) - 1,
+                end_section=position == len(results) - 1,
             )
     return table
 

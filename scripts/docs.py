@@ -126,8 +126,8 @@ def _grammars(command: type[Command]) -> list[tuple[Span, str]]:
     ends = {edge for span in spans for edge in (span.since, span.until) if edge is not None}
     edges = sorted(edge for edge in ends if edge in command.SPAN)
     found: list[tuple[Span, str]] = []
-    for place, edge in enumerate(edges):
-        until = edges[place + 1] if place + 1 < len(edges) else command.SPAN.until
+    for position, edge in enumerate(edges):
+        until = edges[position + 1] if position + 1 < len(edges) else command.SPAN.until
         grammar = CommandForm(command, Dialect(release=edge, name=_release(edge))).grammar()
         since = found.pop()[0].since if found and found[-1][1] == grammar else edge
         found.append((Span(since=since, until=until), grammar))
@@ -165,8 +165,8 @@ def streams() -> str:
 
 
 def _stream(stream: Stream[Any]) -> Iterator[str]:
-    for place, kind in enumerate(stream._kinds):
-        if place:
+    for position, kind in enumerate(stream._kinds):
+        if position:
             yield ""
         if kind.tag:
             yield f"### `{kind.tag}`"

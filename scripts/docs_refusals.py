@@ -71,7 +71,7 @@ def trimmed(stage: Stage) -> Seen:
     berlin, paris = pair(stage, 200, "--lease-seconds", "1", "--retain-seconds", "1")
     paris.terminate()
     stage.append(berlin, 300)
-    stage.wait_until(berlin, lambda status: status["begin"] > 200, "trimming")
+    stage.wait_until(berlin, lambda status: status["trimmed_upto"] > 200, "trimming")
     paris = stage.replica("paris", f"tcp:{berlin.follow}", *QUICK, at=paris)
     return seen(paris, "trimmed", stage, is_upstream("live"))
 
@@ -189,12 +189,12 @@ def bad_ack(stage: Stage) -> Seen:
     berlin = stage.start("berlin")
     stage.append(berlin, 20)
     history = ask(berlin.url, "/v1/status")[1]["history"]
-    place = {"epoch": 1, "serial": 0, "digest": EMPTY}
+    position = {"epoch": 1, "serial": 0, "digest": EMPTY}
     return by_hand(
         berlin,
         'HELLO {"uuid":"u1","name":"paris","nonce":"n1"}',
         'AUTH {"proof":""}',
-        f"SUBSCRIBE {json.dumps({'history': history, 'place': place})}",
+        f"SUBSCRIBE {json.dumps({'history': history, 'place': position})}",
         "ACK 1 1000000 0",
     )
 

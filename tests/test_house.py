@@ -105,7 +105,7 @@ def test_no_file_names_the_machine_it_was_written_on() -> None:
     places = [str(ROOT)] if len(ROOT.parts) > 2 else []
     if len(Path.home().parts) > 1:
         places.append(str(Path.home()))
-    here = "|".join([re.escape(place) + r"\b" for place in places])
+    here = "|".join([re.escape(position) + r"\b" for position in places])
     anywhere = r"(?<![\w.$}~-])/(?:work|workspaces?|builds|__w|root|home/[\w.-]+|Users/[\w.-]+|tmp/[\w.-]+)/"
     machine = re.compile(f"(?<![\\w.-])(?:{here})|{anywhere}" if here else anywhere)
 

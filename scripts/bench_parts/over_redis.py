@@ -18,7 +18,7 @@ def redis(options: Options) -> Iterator[Result]:
     pairs = [("bare-publisher", "bare-subscriber"), ("bare-publisher", "follower"), ("publisher", "follower")]
     with RedisServer() as server:
         rounds = [[_run(server, rows, *pair) for pair in pairs] for _ in range(2 if options.quick else 3)]
-    bare, follower, whole = (max(one[place] for one in rounds) for place in range(len(pairs)))
+    bare, follower, whole = (max(one[position] for one in rounds) for position in range(len(pairs)))
     yield Result("bare pub/sub", bare, "rows/s")
     yield Result("bare publisher, our follower applying typed rows", follower, "rows/s")
     yield Result("bare / that", bare / follower, "x")

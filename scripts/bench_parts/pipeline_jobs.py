@@ -108,13 +108,13 @@ def run(url: str, folder: Path, cores: int) -> dict[str, float]:
     rows = spark.read.format("synrepl").options(url=url, columns="serial,row", minPartitions=str(cores))
     timed("read cold", lambda: rows.load().write.format("noop").mode("overwrite").save())
     timed("read", lambda: rows.load().write.format("noop").mode("overwrite").save())
-    place, into = Store(str(folder / "archive")), Store(str(folder / "snapshot"))
+    position, into = Store(str(folder / "archive")), Store(str(folder / "snapshot"))
     for kind in (" cold", ""):
         for name in ("archive", "snapshot"):
             shutil.rmtree(folder / name, ignore_errors=True)
-        timed(f"archive{kind}", lambda: archive(spark, url, place))
-        timed(f"compact{kind}", lambda: compact(spark, place, into, full=True))
-        timed(f"audit{kind}", lambda: audit(spark, place))
+        timed(f"archive{kind}", lambda: archive(spark, url, position))
+        timed(f"compact{kind}", lambda: compact(spark, position, into, full=True))
+        timed(f"audit{kind}", lambda: audit(spark, position))
     return found
 
 

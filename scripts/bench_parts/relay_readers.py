@@ -30,8 +30,8 @@ class Reader:
         await self._hear("CHALLENGE")
         self._say("AUTH", {"proof": ""})
         await self._hear("WELCOME")
-        place = {"epoch": 1, "serial": after, "digest": digest}
-        self._say("SUBSCRIBE", {"history": status["history"], "place": place})
+        position = {"epoch": 1, "serial": after, "digest": digest}
+        self._say("SUBSCRIBE", {"history": status["history"], "position": position})
         await self._hear("SUBSCRIBED")
 
     def _say(self, command: str, said: Any) -> None:
@@ -92,8 +92,8 @@ async def measure(given: argparse.Namespace) -> float:
 def post(http: int, rows: int) -> None:
     """Add so many facts."""
     fact = b"[%b]" % EVENT
-    for begin in range(0, rows, POSTED_AT_ONCE):
-        facts = b",".join([fact] * min(POSTED_AT_ONCE, rows - begin))
+    for trimmed_upto in range(0, rows, POSTED_AT_ONCE):
+        facts = b",".join([fact] * min(POSTED_AT_ONCE, rows - trimmed_upto))
         request = urllib.request.Request(
             f"http://127.0.0.1:{http}/v1/streams/events/facts",
             b'{"facts":[%b]}' % facts,

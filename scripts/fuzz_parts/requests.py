@@ -43,7 +43,7 @@ class HttpTarget(Target):
     GETS: Final = [
         "/", "/livez", "/readyz", "/metrics", "/status", "/v1/status", "/v1/replication", "/v1/leases",
         "/v1/streams/receipts/rows?writer=master&from=0&upto=9&limit=5", "/v1/streams/receipts/allocated",
-        "/v1/changelog?since=0&limit=5", "/v1/changelog?since=0&turns=true&receipts=true&digests=true",
+        "/v1/changelog?since=0&limit=5", "/v1/changelog?since=0&epoch_starts=true&receipts=true&digests=true",
         "/v1/changelog?since=0&follow=true&ephemeral=true&streams=receipts", "/v1/extent?since=0&upto=3",
         "/v1/changelog?since=9999999999999999999&wait=1", "/v1/digests?serials=1,2", "/v1/syncing",
         "/v1/commands?since=0&wait=0&limit=10&life=x", "/v1/files/sha256/" + "a" * 64,
@@ -57,7 +57,7 @@ class HttpTarget(Target):
         ("POST", "/v1/commands", b'{"origin":"o","commands":[[1,"USER_SYNC a @b:h start 1"]]}'),
         ("POST", "/v1/commands/ack", b'{"life":"x","number":1}'),
         ("POST", "/v1/leases", b'{"name":"r"}'),
-        ("POST", "/v1/replicas/u1", b'{"name":"p","subscription":{"history":"h","place":{"epoch":1,'
+        ("POST", "/v1/replicas/u1", b'{"name":"p","subscription":{"history":"h","position":{"epoch":1,'
          b'"serial":0,"digest":"' + b"0" * 64 + b'"},"filter":{"streams":["events"]}}}'),
         ("POST", "/v1/replicas/u1/join", b'{"name":"p","join":{},"address":"- http://a:1"}'),
         ("POST", "/v1/replicas/u1/ack", b'{"epoch":1,"serial":0,"digest":"0"}'),

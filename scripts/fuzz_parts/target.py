@@ -35,11 +35,11 @@ def pieces(data: bytes, seed: int) -> Iterator[bytes]:
     """The bytes in pieces, split anywhere; with seed 0 in one."""
     chance = random.Random(seed)
     most = chance.choice((1, 7, 100, 5_000)) if seed else len(data) or 1
-    place = 0
-    while place < len(data):
+    position = 0
+    while position < len(data):
         size = chance.randint(1, most) if seed else most
-        yield data[place : place + size]
-        place += size
+        yield data[position : position + size]
+        position += size
 
 
 def words(text: bytes) -> tuple[str, ...]:

@@ -149,7 +149,7 @@ class Entries:
 
 def _texts(key: Key) -> int:
     """How many strings the key begins with."""
-    for place, argument in enumerate(key):
+    for position, argument in enumerate(key):
         if not isinstance(argument, str):
-            return place
+            return position
     return len(key)

@@ -86,7 +86,7 @@ class _AppendRun:
 
     def add(self, rows: Sequence[_Row]) -> None:
         """Append these rows, those before the first bad one if there is one."""
-        bad = next((place for place, row in enumerate(rows) if row.bad), None)
+        bad = next((position for position, row in enumerate(rows) if row.bad), None)
         if bad is not None:
             self.add(rows[:bad])
             raise CliError(f"line {rows[bad].number}: {rows[bad].bad}; {self.said}")
@@ -105,8 +105,8 @@ class _AppendRun:
         answer = self._posting.post(self._stream, [b"[%b]" % row.text for row in rows], writer=self._writer)
         serial = answer["first_serial"]
         self._stored += len(rows)
-        for place, token in enumerate(answer["tokens"]):
-            self._lines.add({"serial": None if serial is None else serial + place, "token": token})
+        for position, token in enumerate(answer["tokens"]):
+            self._lines.add({"serial": None if serial is None else serial + position, "token": token})
         self._lines.flush()
 
 
@@ -116,7 +116,7 @@ def _batches(source: object, batch: int) -> Iterator[list[_Row]]:
     while chunk := source.read1(CHUNK):  # type: ignore[attr-defined]  # every binary buffer of Python has it
         lines = (rest + chunk).split(b"\n")
         rest = lines.pop()
-        rows = [_Row(place, line) for place, line in enumerate(lines, number + 1) if line.strip()]
+        rows = [_Row(position, line) for position, line in enumerate(lines, number + 1) if line.strip()]
         number += len(lines)
         yield from (rows[start : start + batch] for start in range(0, len(rows), batch))
     if rest.strip():

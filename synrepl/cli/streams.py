@@ -50,8 +50,8 @@ def streams(url: str, secret_file: Path | None, stuck: bool, database: str | Non
     for name, stream in found.items():
         kept = "kept" if stream["kept"] else "ephemeral"
         writers = stream["writers"] or {"": ""}
-        for place, (writer, token) in enumerate(sorted(writers.items())):
-            table.add_row("" if place else name, "" if place else kept, writer, str(token))
+        for position, (writer, token) in enumerate(sorted(writers.items())):
+            table.add_row("" if position else name, "" if position else kept, writer, str(token))
     Console().print(table)
 
 

@@ -189,8 +189,8 @@ class _ChangelogTail:
         seconds = RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
         await deferLater(self._tailing.reactor, seconds)
 
-    def _move(self, place: ChangelogPlace) -> None:
-        self._place = place
+    def _move(self, position: ChangelogPlace) -> None:
+        self._place = position
         if self._state is not None and self._save_timer is None:
             self._save_timer = self._tailing.reactor.callLater(SAVE_SECONDS, self._save)
 

@@ -371,7 +371,7 @@ class ReplicationServices:
             "upstream": None if replica is None else replica.describe(),
             "replicas": self.relays.describe(),
             "leases": self.relays.describe_leases(),
-            "turns": [msgspec.to_builtins(turn) for turn in self._log.turns],
+            "epoch_starts": [msgspec.to_builtins(epoch_start) for epoch_start in self._log.epoch_starts],
             "untold": [str(address) for address in roles.untold],
         }
 

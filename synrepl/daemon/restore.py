@@ -28,7 +28,7 @@ FACTS: Final = [name for name in COLUMNS if name not in ("seq", "key")]
 _log = Logger(namespace="synrepl.daemon.restore")
 
 
-async def restore(log: Log, place: str, reactor: Any, *, server_name: str, is_replica: bool) -> None:
+async def restore(log: Log, position: str, reactor: Any, *, server_name: str, is_replica: bool) -> None:
     """Take the snapshot in the folder `place` for this log, which then stands where that does.
 
     A log that has facts, or was a copy before, stays as it is. A primary begins a new epoch (``restored``):
@@ -40,10 +40,10 @@ async def restore(log: Log, place: str, reactor: Any, *, server_name: str, is_re
         return
     thread = ReactorThread(reactor, "reading a snapshot")
     try:
-        await _restore(log, Store(place), thread, reactor.seconds, server_name, is_replica=is_replica)
+        await _restore(log, Store(position), thread, reactor.seconds, server_name, is_replica=is_replica)
     finally:
         await thread.stop()
-    _log.info("restored from {place}: serial {serial}", place=place, serial=log.serial)
+    _log.info("restored from {place}: serial {serial}", position=position, serial=log.serial)
 
 
 async def _restore(
@@ -58,7 +58,7 @@ async def _restore(
     snapshot = await thread.run(lambda: _checked(store, server_name))
     copy = await log.copy()
     try:
-        if copy.place.serial:
+        if copy.position.serial:
             # Of an attempt that was cut off, or of a JOIN of long ago.
             await log.drop_copy(copy)
             copy = await log.copy()
@@ -70,7 +70,7 @@ async def _restore(
                 some = facts[first : first + COMMIT_FACTS]
                 last = some[-1]
                 upto = LogPosition(last.epoch, last.serial, last.digest)
-                await copy.add(some, upto, begin=snapshot.place)
+                await copy.add(some, upto, trimmed_upto=snapshot.position)
                 done += len(some)
                 if seconds() - told >= TELL_SECONDS:
                     told = seconds()
@@ -83,9 +83,9 @@ async def _restore(
                     )
         await copy.restore(
             Beside(
-                place=snapshot.place,
-                begin=snapshot.place,
-                turns=snapshot.turns,
+                position=snapshot.position,
+                trimmed_upto=snapshot.position,
+                epoch_starts=snapshot.epoch_starts,
                 positions={
                     (stream, writer): token for stream, writer, token in VClock.from_json(snapshot.clock)
                 },
@@ -96,9 +96,9 @@ async def _restore(
             # In the copy, so that a kill cannot leave the log in the epoch that is over.
             await copy.begin_epoch(
                 EpochStart(
-                    epoch=snapshot.place.epoch + 1,
-                    serial=snapshot.place.serial,
-                    digest=snapshot.place.digest,
+                    epoch=snapshot.position.epoch + 1,
+                    serial=snapshot.position.serial,
+                    digest=snapshot.position.digest,
                     at_ms=int(seconds() * 1000),
                     why="restored",
                 )

@@ -197,7 +197,7 @@ class Daemon(Service):
             # Here, so that what is wrong with them is said before anybody is served.
             self._open_sources()
 
-    async def _restore(self, log: Log, place: str) -> None:
+    async def _restore(self, log: Log, position: str) -> None:
         """Begin with a snapshot, if there is nothing yet."""
         try:
             # Here, as it needs what only the pipeline does.
@@ -206,7 +206,7 @@ class Daemon(Service):
             raise _CannotStart(f"a snapshot needs pyarrow ({error}): pip install 'synrepl[arrow]'") from error
         await restore(
             log,
-            place,
+            position,
             self._reactor,
             server_name=self.settings.server_name,
             is_replica=self.settings.upstream is not None,
@@ -217,14 +217,14 @@ class Daemon(Service):
         places = [_reachable(port, self.settings.advertise) for port in self.ports]
         schemes = [("tls", "https") if secured else ("tcp", "http") for secured in self._secured]
         natives = [
-            f"{scheme}:{quoteStringArgument(place[0])}:{place[1]}"
-            for place, (scheme, _) in zip(places[:-1], schemes, strict=False)
-            if place
+            f"{scheme}:{quoteStringArgument(position[0])}:{position[1]}"
+            for position, (scheme, _) in zip(places[:-1], schemes, strict=False)
+            if position
         ]
         http = ""
-        if places and (place := places[-1]) is not None:
-            host = f"[{place[0]}]" if ":" in place[0] else place[0]
-            http = f"{schemes[-1][1]}://{host}:{place[1]}"
+        if places and (position := places[-1]) is not None:
+            host = f"[{position[0]}]" if ":" in position[0] else position[0]
+            http = f"{schemes[-1][1]}://{host}:{position[1]}"
         return Address(native=next(iter(natives), ""), http=http)
 
     def _role_changed(self) -> None:
@@ -264,9 +264,9 @@ class Daemon(Service):
     def _epoch_began(self) -> None:
         """Where facts were lost followers have what is true no more."""
         assert self.log is not None
-        turn = self.log.turns[-1]
-        if turn.stream and self.copies is not None and self.copies.roles.role == REPLICA:
-            self._history_lost(turn.stream)
+        epoch_start = self.log.epoch_starts[-1]
+        if epoch_start.stream and self.copies is not None and self.copies.roles.role == REPLICA:
+            self._history_lost(epoch_start.stream)
 
     def _history_lost(self, stream: str) -> None:
         """Followers have what is true no more: they connect again, are told where the stream stands, and read

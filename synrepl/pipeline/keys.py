@@ -43,7 +43,7 @@ class KeyExtractor:
     def added(self, batch: Any) -> Any:
         """The same batch of rows (`source.columns.ROWS`), with keys."""
         streams = batch["stream"]
-        place = batch.schema.get_field_index("key")
+        position = batch.schema.get_field_index("key")
         names = pc.unique(streams).to_pylist()
         if len(names) == 1:
             keys = pa.array(self.of(names[0], batch["row"].to_pylist()), pa.string())
@@ -55,7 +55,7 @@ class KeyExtractor:
                 for index, key in zip(at.to_pylist(), self.of(name, rows), strict=True):
                     found[index] = key
             keys = pa.array(found, pa.string())
-        return batch.set_column(place, batch.schema.field(place), keys)
+        return batch.set_column(position, batch.schema.field(position), keys)
 
 
 def _key(stream: Stream[Any], text: bytes) -> str | None:

@@ -196,7 +196,7 @@ class IScrub(Protocol):
     """Goes through all files, slowly. Blocking."""
 
     @property
-    def place(self) -> str:
+    def position(self) -> str:
         """The checksum of the last file that it has done with; empty at the beginning of a round."""
 
     def step(self, count: int) -> tuple[list[str], bool]:
@@ -243,7 +243,7 @@ class IFileStore(Protocol):
     def check(self, sha256: str) -> IChecking | None:
         """Begin to look through a file; None if it is not here."""
 
-    def scrub(self, place: str = "") -> IScrub:
+    def scrub(self, position: str = "") -> IScrub:
         """Go through all files, from behind this place on."""
 
     def remove(self, sha256: str) -> None:

@@ -75,9 +75,9 @@ class LogSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     all are. `positions` holds the highest token of each (stream, writer).
     """
 
-    place: LogPosition
-    begin: LogPosition
-    turns: Sequence[EpochStart]
+    position: LogPosition
+    trimmed_upto: LogPosition
+    epoch_starts: Sequence[EpochStart]
     positions: Mapping[tuple[str, str], int]
     receipts: Sequence[AppendReceipt]
 

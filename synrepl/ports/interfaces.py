@@ -69,11 +69,11 @@ class Head(msgspec.Struct, frozen=True):
     boots: int
     positions: Mapping[tuple[str, str], int]
     allocated: Mapping[str, int]
-    begin: LogPosition = BEGINNING
-    turns: Sequence[EpochStart] = ()
+    trimmed_upto: LogPosition = BEGINNING
+    epoch_starts: Sequence[EpochStart] = ()
 
     @property
-    def place(self) -> LogPosition:
+    def position(self) -> LogPosition:
         """The place where the log stands."""
         return LogPosition(self.epoch, self.serial, self.digest)
 
@@ -176,7 +176,7 @@ class IEngine(Protocol):
         Facts that were lost where they came from (`lose`) are not among them.
         """
 
-    def begin_epoch(self, turn: EpochStart) -> Head:
+    def begin_epoch(self, epoch_start: EpochStart) -> Head:
         """Begin a new epoch where the log stands, which is the serial and digest of `turn`.
 
         If it names a stream, that stream's facts beyond its token were lost where they came from: they stay
@@ -268,15 +268,15 @@ class ILog(Protocol):
     def digest(self) -> str: ...
 
     @property
-    def place(self) -> LogPosition:
+    def position(self) -> LogPosition:
         """Epoch, serial and digest together."""
 
     @property
-    def begin(self) -> LogPosition:
+    def trimmed_upto(self) -> LogPosition:
         """Up to where it was trimmed: to whoever stands before that, something is missing."""
 
     @property
-    def turns(self) -> Sequence[EpochStart]:
+    def epoch_starts(self) -> Sequence[EpochStart]:
         """Where epochs began."""
 
     @property

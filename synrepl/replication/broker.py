@@ -130,7 +130,10 @@ class BrokerPeer:
         self._untold: tuple[int, dict[tuple[str, str], int]] | None = None
         if publisher is not None:
             publisher.upstream.on_upward(self.tell)
-            reached = {place: publisher.log.positions(place[0]).get(place[1], 0) for place in self._writes}
+            reached = {
+                log_position: publisher.log.positions(log_position[0]).get(log_position[1], 0)
+                for log_position in self._writes
+            }
             self._untold = (publisher.log.serial, reached)
 
     @property

@@ -40,7 +40,7 @@ class CommandFeed:
     def __init__(self, clock: IClock, unread: Callable[[str], None] = lambda name: None) -> None:
         self.life = secrets.token_hex(4)
         self.head = 0
-        self.begin = 0
+        self.trimmed_upto = 0
         self.fallen = 0
         self._clock = clock
         self._unread = unread
@@ -70,7 +70,7 @@ class CommandFeed:
 
     def after(self, number: int, limit: int) -> list[FeedEntry]:
         """The first commands after this number, so many at most."""
-        start = max(0, number - self.begin)
+        start = max(0, number - self.trimmed_upto)
         return list(islice(self._entries, start, start + limit))
 
     def acknowledge(self, number: int) -> None:
@@ -99,5 +99,5 @@ class CommandFeed:
     def _drop(self) -> FeedEntry:
         entry = self._entries.popleft()
         self._bytes -= len(entry.line)
-        self.begin = entry.number
+        self.trimmed_upto = entry.number
         return entry

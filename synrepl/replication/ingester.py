@@ -183,22 +183,22 @@ class Ingester:
             self._tasks.start(self._store(), "storing what was heard")
 
     def _note_history(self, asked: Follower | None, event: FollowerEvent) -> None:
-        place = event.stream, event.writer
-        if event.kind == "position" and place in self._answers:
-            self._answers[place].append(event.token)
+        position = event.stream, event.writer
+        if event.kind == "position" and position in self._answers:
+            self._answers[position].append(event.token)
         if event.kind != "went_back" or event.stream not in self._table:
             return
         stream = self._table[event.stream]
         if stream.ordered and not stream.ephemeral:
-            self._went_back[place] = min(event.token, self._went_back.get(place, event.token))
+            self._went_back[position] = min(event.token, self._went_back.get(position, event.token))
             if asked is not None:
                 # After this turn, in which the same POSITION is told as such.
-                self._clock.callLater(0, self._ask, asked, place)
+                self._clock.callLater(0, self._ask, asked, position)
             self._store_soon()
 
-    def _ask(self, follower: Follower, place: tuple[str, str]) -> None:
-        self._answers.setdefault(place, [])
-        self._asked[place] = follower
+    def _ask(self, follower: Follower, position: tuple[str, str]) -> None:
+        self._answers.setdefault(position, [])
+        self._asked[position] = follower
         with suppress(ReplicationError):  # it asks by itself when it is connected again
             follower.send(Replicate())
 
@@ -240,11 +240,11 @@ class Ingester:
             await deferLater(self._clock, 0, lambda: None)  # type: ignore[arg-type]
             while self._waiting or self._went_back:
                 while self._went_back:
-                    place = next(iter(self._went_back))
-                    if await self._is_confirmed(place):
-                        await self._look_at_history(place, self._went_back[place])
+                    position = next(iter(self._went_back))
+                    if await self._is_confirmed(position):
+                        await self._look_at_history(position, self._went_back[position])
                     for noted in (self._went_back, self._asked, self._answers):
-                        noted.pop(place, None)
+                        noted.pop(position, None)
                 waiting, self._waiting = self._waiting, {}
                 self._waiting_bytes = 0
                 await self._keep(waiting)
@@ -254,29 +254,29 @@ class Ingester:
         finally:
             self._is_storing = False
 
-    async def _is_confirmed(self, place: tuple[str, str]) -> bool:
+    async def _is_confirmed(self, position: tuple[str, str]) -> bool:
         """Whether a writer that was heard to stand lower than before still says so."""
         await deferLater(self._clock, 0, lambda: None)  # type: ignore[arg-type]
-        if place not in self._asked:
+        if position not in self._asked:
             return True
-        stream, writer = place
+        stream, writer = position
         for _ in range(QUESTIONS):
             await deferLater(self._clock, ANSWER_SECONDS, lambda: None)  # type: ignore[arg-type]
-            answers = self._answers[place]
+            answers = self._answers[position]
             if answers:
                 return answers[-1] < self._log.positions(stream).get(writer, 0)
-            self._ask(self._asked[place], place)
+            self._ask(self._asked[position], position)
         self._logger.warn(
             "{writer} of {stream} was heard at {token}, lower than before, and says nothing any more",
             writer=writer,
             stream=stream,
-            token=self._went_back[place],
+            token=self._went_back[position],
         )
         return False
 
-    async def _look_at_history(self, place: tuple[str, str], token: int) -> None:
+    async def _look_at_history(self, position: tuple[str, str], token: int) -> None:
         """A writer stands lower than it did: was that only a position, or are there facts that it lost?"""
-        stream, writer = place
+        stream, writer = position
         facts, _ = await self._log.read_tokens(
             stream=stream,
             writer=writer,

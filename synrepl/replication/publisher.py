@@ -359,8 +359,8 @@ class Publisher:
         """How long ago the log had nothing beyond this serial, to a second; 0.0 when it still has not."""
         if serial >= self.log.serial:
             return 0.0
-        place = bisect.bisect_right(self._marks, serial, key=lambda mark: mark[0])
-        return self.clock.seconds() - self._marks[min(place, len(self._marks) - 1)][1]
+        position = bisect.bisect_right(self._marks, serial, key=lambda mark: mark[0])
+        return self.clock.seconds() - self._marks[min(position, len(self._marks) - 1)][1]
 
     def note_demoted(self) -> None:
         """A reader fell out of the ring and reads from the log now."""

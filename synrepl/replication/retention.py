@@ -66,18 +66,18 @@ class Retention:
 
     async def _run(self) -> None:
         while True:
-            began, first = self._clock.seconds(), self._log.begin.serial
+            began, first = self._clock.seconds(), self._log.trimmed_upto.serial
             try:
                 while await self.trim_some():
                     await self._pause(PAUSE_SECONDS)
             except ReplicationError as error:
                 self._logger.warn("the log could not be trimmed: {why}", why=str(error))
-            gone = self._log.begin.serial - first
+            gone = self._log.trimmed_upto.serial - first
             if gone:
                 self._logger.info(
                     "trimmed {count} serials, up to {upto}, in {seconds:.1f} seconds",
                     count=gone,
-                    upto=self._log.begin.serial,
+                    upto=self._log.trimmed_upto.serial,
                     seconds=self._clock.seconds() - began,
                 )
             await self._pause(self._check_seconds)
@@ -90,10 +90,10 @@ class Retention:
         log = self._log
         held = self._lowest()
         upto = log.serial if held is None else min(held, log.serial)
-        begin = log.begin.serial
-        if upto <= begin:
+        trimmed_upto = log.trimmed_upto.serial
+        if upto <= trimmed_upto:
             return False
-        facts, _ = await log.read(after=begin, upto=upto, limit=SLICE_FACTS)
+        facts, _ = await log.read(after=trimmed_upto, upto=upto, limit=SLICE_FACTS)
         before_ms = (self._clock.seconds() - self._retain_seconds) * 1000
         old = 0
         for fact in facts:
@@ -103,11 +103,11 @@ class Retention:
         # Asked again: a lease may have been made meanwhile.
         held = self._lowest()
         upto = old if held is None else min(held, old)
-        if upto <= begin:
+        if upto <= trimmed_upto:
             return False
-        place = await log.trim(upto, self._keys, SLICE_FACTS)
-        self.trimmed += place.serial - begin
-        return place.serial > begin
+        position = await log.trim(upto, self._keys, SLICE_FACTS)
+        self.trimmed += position.serial - trimmed_upto
+        return position.serial > trimmed_upto
 
 
 def keys_of(table: StreamTable) -> KeysOf:

@@ -76,8 +76,8 @@ class Ring:
 
     def get(self, number: int) -> RingGroup | None:
         """The group of this number; None if it is no longer, or not yet, here."""
-        place = number - self._first
-        return self._groups[place] if 0 <= place < len(self._groups) else None
+        position = number - self._first
+        return self._groups[position] if 0 <= position < len(self._groups) else None
 
     def lines(
         self, first: RingGroup, encoder: IEncoder, streams: frozenset[str] | None
@@ -109,8 +109,8 @@ class Ring:
         """
         if serial < (self._groups[0].serial_before if self._groups else self.serial):
             return None
-        place = bisect.bisect_right(self._groups, serial, key=lambda group: group.serial)
-        return self._first + place
+        position = bisect.bisect_right(self._groups, serial, key=lambda group: group.serial)
+        return self._first + position
 
     @property
     def _first(self) -> int:

@@ -126,7 +126,7 @@ NO_COPIES: Final[dict[str, Any]] = {
     "upstream": None,
     "replicas": [],
     "leases": [],
-    "turns": [],
+    "epoch_starts": [],
 }
 
 
@@ -165,7 +165,7 @@ def describe(
         "epoch": log.epoch,
         "serial": log.serial,
         "digest": log.digest,
-        "begin": log.begin.serial,
+        "trimmed_upto": log.trimmed_upto.serial,
         "history": log.history,
         "uuid": log.uuid,
         "lag_rows": max(rows, default=0),

@@ -6,9 +6,9 @@ from synrepl.wire.native import WirePosition
 __all__ = ["said_place", "standing"]
 
 
-def standing(place: LogPosition) -> WirePosition:
+def standing(position: LogPosition) -> WirePosition:
     """How a place is said."""
-    return WirePosition(place.epoch, place.serial, place.digest)
+    return WirePosition(position.epoch, position.serial, position.digest)
 
 
 def said_place(said: WirePosition) -> LogPosition:

@@ -31,18 +31,21 @@ def check_ascend(facts: Sequence[Fact], serial: int, upto: int) -> None:
         raise StorageError(op="commit", why=f"serial {last} is beyond {upto}, where the log is to stand")
 
 
-def check_turn(turn: EpochStart, place: LogPosition) -> None:
+def check_turn(epoch_start: EpochStart, position: LogPosition) -> None:
     """`StorageError` unless this is the next epoch, and begins where the log stands."""
-    if turn.epoch <= place.epoch:
-        raise StorageError(op="begin_epoch", why=f"epoch {turn.epoch} cannot follow epoch {place.epoch}")
-    if (turn.serial, turn.digest) != (place.serial, place.digest):
+    if epoch_start.epoch <= position.epoch:
         raise StorageError(
-            op="begin_epoch", why=f"it begins after serial {turn.serial}, the log stands at {place.serial}"
+            op="begin_epoch", why=f"epoch {epoch_start.epoch} cannot follow epoch {position.epoch}"
+        )
+    if (epoch_start.serial, epoch_start.digest) != (position.serial, position.digest):
+        raise StorageError(
+            op="begin_epoch",
+            why=f"it begins after serial {epoch_start.serial}, the log stands at {position.serial}",
         )
 
 
 def advance(positions: dict[tuple[str, str], int], facts: Iterable[Fact]) -> None:
     """Bring the position of each (stream, writer) up to the highest of its tokens: the last may be late."""
     for fact in facts:
-        place = (fact.stream, fact.writer)
-        positions[place] = max(fact.token, positions.get(place, fact.token))
+        position = (fact.stream, fact.writer)
+        positions[position] = max(fact.token, positions.get(position, fact.token))

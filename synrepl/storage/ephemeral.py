@@ -73,7 +73,7 @@ class EphemeralStream:
         """Forget the facts of a writer that began anew; gives the one that says so, at token 0."""
         for number in [number for number, fact in self._facts.items() if fact.writer == writer]:
             self._drop(number)
-        self._by_token = [place for place in self._by_token if place[1] in self._facts]
+        self._by_token = [position for position in self._by_token if position[1] in self._facts]
         self.positions[writer] = 0
         self.restarts += 1
         self.token = max(self.positions.values())
@@ -140,9 +140,9 @@ class EphemeralStream:
     def _keep_within_bound(self) -> None:
         while self.bytes_held > self._max_bytes and len(self._facts) > 1:
             number = self._first_to_go()
-            place = (self._facts[number].token, number)
+            position = (self._facts[number].token, number)
             self._drop(number)
-            del self._by_token[bisect_left(self._by_token, place)]
+            del self._by_token[bisect_left(self._by_token, position)]
 
     def _first_to_go(self) -> int:
         while self._replaced:

@@ -65,8 +65,8 @@ class LogHead:
         self.serial = 0
         self.digest = EMPTY
         self.receipts_upto = 0
-        self.begin = BEGINNING
-        self.turns: Sequence[EpochStart] = ()
+        self.trimmed_upto = BEGINNING
+        self.epoch_starts: Sequence[EpochStart] = ()
         self.positions: dict[str, dict[str, int]] = {}
         self.allocated: dict[str, int] = {}
 
@@ -76,8 +76,8 @@ class LogHead:
         self.serial = head.serial
         self.digest = head.digest
         self.receipts_upto = head.serial
-        self.begin = head.begin
-        self.turns = head.turns
+        self.trimmed_upto = head.trimmed_upto
+        self.epoch_starts = head.epoch_starts
         self.allocated = dict(head.allocated)
         self.positions = {}
         for (stream, writer), token in head.positions.items():

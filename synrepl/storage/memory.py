@@ -93,8 +93,8 @@ class MemoryEngine:
             boots=self._boots,
             positions=dict(self._positions),
             allocated=dict(self._allocated),
-            begin=self._begin,
-            turns=tuple(self._turns),
+            trimmed_upto=self._begin,
+            epoch_starts=tuple(self._turns),
         )
 
     def commit(
@@ -218,27 +218,27 @@ class MemoryEngine:
         first, last = bisect_left(facts, token, key=_token), bisect_right(facts, token, key=_token)
         return [(fact.writer, fact.rows) for fact in facts[first:last] if not self._voids.hold(fact)]
 
-    def begin_epoch(self, turn: EpochStart) -> Head:
+    def begin_epoch(self, epoch_start: EpochStart) -> Head:
         """Begin a new epoch where the log stands."""
         self._check("begin_epoch")
-        check_turn(turn, self.head().place)
-        self.epoch = turn.epoch
-        self._place = LogPosition(turn.epoch, turn.serial, turn.digest)
-        self._turns.append(turn)
-        if turn.stream:
-            self._voids.add(turn.stream, DiscardedRange(turn.epoch, turn.token))
-            for place, token in self._positions.items():
-                if place[0] == turn.stream:
-                    self._positions[place] = min(token, turn.token)
+        check_turn(epoch_start, self.head().position)
+        self.epoch = epoch_start.epoch
+        self._place = LogPosition(epoch_start.epoch, epoch_start.serial, epoch_start.digest)
+        self._turns.append(epoch_start)
+        if epoch_start.stream:
+            self._voids.add(epoch_start.stream, DiscardedRange(epoch_start.epoch, epoch_start.token))
+            for position, token in self._positions.items():
+                if position[0] == epoch_start.stream:
+                    self._positions[position] = min(token, epoch_start.token)
         self._allocate()
         return self.head()
 
     def digest_at(self, serial: int) -> str | None:
         """The digest there, if it is known."""
         self._check("digest_at")
-        for place in (self._place, self._begin):
-            if serial == place.serial:
-                return place.digest
+        for position in (self._place, self._begin):
+            if serial == position.serial:
+                return position.digest
         index = bisect_left(self.facts, serial, key=_serial)
         found = self.facts[index : index + 1]
         return found[0].digest if found and found[0].serial == serial else None
@@ -257,9 +257,9 @@ class MemoryEngine:
         """What stands beside the facts, as of now."""
         head = self.head()
         return LogSnapshot(
-            place=head.place,
-            begin=head.begin,
-            turns=head.turns,
+            position=head.position,
+            trimmed_upto=head.trimmed_upto,
+            epoch_starts=head.epoch_starts,
             positions=head.positions,
             receipts=list(self.receipts.values()),
         )
@@ -267,13 +267,15 @@ class MemoryEngine:
     def restore(self, snapshot: LogSnapshot) -> Head:
         """Take all that stands beside the facts from this."""
         self._check("restore")
-        self._place, self._begin = snapshot.place, snapshot.begin
-        self._turns = list(snapshot.turns)
+        self._place, self._begin = snapshot.position, snapshot.trimmed_upto
+        self._turns = list(snapshot.epoch_starts)
         self._positions = dict(snapshot.positions)
         self.receipts = {receipt.key: receipt for receipt in snapshot.receipts}
-        self.epoch = snapshot.place.epoch
+        self.epoch = snapshot.position.epoch
         self._voids = DiscardedRanges(
-            (turn.stream, turn.epoch, turn.token) for turn in self._turns if turn.stream
+            (epoch_start.stream, epoch_start.epoch, epoch_start.token)
+            for epoch_start in self._turns
+            if epoch_start.stream
         )
         self._allocate()
         return self.head()
@@ -290,17 +292,17 @@ class MemoryEngine:
         upto = min(upto, self._place.serial)
         first = bisect_right(self.facts, self._begin.serial, key=_serial)
         last = bisect_right(self.facts, upto, key=_serial)
-        begin = self._begin
+        trimmed_upto = self._begin
         for fact in self.facts[first:last][:limit]:
-            begin = LogPosition(fact.epoch, fact.serial, fact.digest)
+            trimmed_upto = LogPosition(fact.epoch, fact.serial, fact.digest)
         if last - first <= limit and self._place.serial == upto:
-            begin = self._place
-        base = self.facts[: bisect_right(self.facts, begin.serial, key=_serial)]
+            trimmed_upto = self._place
+        base = self.facts[: bisect_right(self.facts, trimmed_upto.serial, key=_serial)]
         newest: dict[tuple[str, bytes], int] = {}
         for fact in base:
             if fact.rows != NO_ROWS and not self._voids.hold(fact):
                 newest.update({(fact.stream, key): fact.serial for key in keys(fact.stream, fact.rows) or ()})
-        self._begin = begin
+        self._begin = trimmed_upto
         current = set(newest.values())
         for fact in base:
             if fact.serial not in current:

@@ -73,9 +73,9 @@ class FilePositions:
             raise self._unfit("it holds positions of streams, not a place in a changelog")
         return ChangelogPlace(kept.serial, kept.epoch)
 
-    def save_place(self, place: ChangelogPlace) -> None:
+    def save_place(self, position: ChangelogPlace) -> None:
         """Keep this place, through a power cut."""
-        self._write(_Kept(version=VERSION, serial=place.serial, epoch=place.epoch))
+        self._write(_Kept(version=VERSION, serial=position.serial, epoch=position.epoch))
 
     def _read(self) -> _Kept | None:
         try:

@@ -84,11 +84,11 @@ class ReplicaStaging:
         """Stand where the engine says; what is ephemeral begins anew."""
         raise NotImplementedError
 
-    async def _load(self, begin: Callable[[], Head]) -> Head:
+    async def _load(self, open_engine: Callable[[], Head]) -> Head:
         """Begin with the engine so, and know what it keeps beside the facts."""
 
         def work() -> tuple[Head, dict[str, str], list[Lease]]:
-            return begin(), self._engine.notes(), self._engine.leases()
+            return open_engine(), self._engine.notes(), self._engine.leases()
 
         head, self._notes, leases = await self._writing.run(work)
         self._leases = {lease.uuid: lease for lease in leases}
@@ -97,20 +97,20 @@ class ReplicaStaging:
     # -- where it stands in its history --------------------------------------------------------------------
 
     @property
-    def place(self) -> LogPosition:
+    def position(self) -> LogPosition:
         """Epoch, serial and digest together."""
         standing = self._standing
         return LogPosition(standing.epoch, standing.serial, standing.digest)
 
     @property
-    def begin(self) -> LogPosition:
+    def trimmed_upto(self) -> LogPosition:
         """Up to where it was trimmed."""
-        return self._standing.begin
+        return self._standing.trimmed_upto
 
     @property
-    def turns(self) -> Sequence[EpochStart]:
+    def epoch_starts(self) -> Sequence[EpochStart]:
         """Where epochs began."""
-        return self._standing.turns
+        return self._standing.epoch_starts
 
     @property
     def uuid(self) -> str:
@@ -184,14 +184,14 @@ class ReplicaStaging:
 
         async def work() -> LogPosition:
             try:
-                begin = await self._writing.run(partial(self._engine.trim, upto, keys, limit))
+                trimmed_upto = await self._writing.run(partial(self._engine.trim, upto, keys, limit))
             except StorageError as error:
                 # Not to be tried again from here: a lease may need the facts by then.
                 self._read_failed("trim", error, None)
                 raise
             self._reads.worked("trim")
-            self._standing.begin = begin
-            return begin
+            self._standing.trimmed_upto = trimmed_upto
+            return trimmed_upto
 
         return await self._alone(work)
 
@@ -214,11 +214,11 @@ class ReplicaStaging:
         async def work() -> None:
             followed = partial(self._followed, facts, receipts, upto)
             try:
-                await self._writing.run(partial(_follow, self._engine, self.place, facts, receipts, upto))
+                await self._writing.run(partial(_follow, self._engine, self.position, facts, receipts, upto))
             except HistoryMismatch:
                 raise
             except StorageError:
-                self._unsure = _reached(facts, upto, self.place).digest, followed
+                self._unsure = _reached(facts, upto, self.position).digest, followed
                 raise
             followed()
 
@@ -239,14 +239,14 @@ class ReplicaStaging:
         if facts:
             self._show(facts)
 
-    async def begin_epoch(self, turn: EpochStart) -> None:
+    async def begin_epoch(self, epoch_start: EpochStart) -> None:
         """Begin a new epoch where the log stands. Readers that have more are beside this history now."""
-        await self._alone(partial(self._turn, turn))
+        await self._alone(partial(self._turn, epoch_start))
         self._tell(self._turned)
 
-    async def _turn(self, turn: EpochStart) -> EpochStart:
-        self._standing.take(await self._writing.run(partial(self._engine.begin_epoch, turn)))
-        return turn
+    async def _turn(self, epoch_start: EpochStart) -> EpochStart:
+        self._standing.take(await self._writing.run(partial(self._engine.begin_epoch, epoch_start)))
+        return epoch_start
 
     def on_turned(self, told: Callable[[], None]) -> None:
         """Call `told` each time an epoch has begun."""
@@ -264,21 +264,21 @@ class ReplicaStaging:
         """Begin the next epoch, or this one, after all that is appended so far; now, unless said."""
 
         async def work() -> EpochStart:
-            place = self.place
-            turn = EpochStart(
-                epoch=place.epoch + 1 if epoch is None else epoch,
-                serial=place.serial,
-                digest=place.digest,
+            position = self.position
+            epoch_start = EpochStart(
+                epoch=position.epoch + 1 if epoch is None else epoch,
+                serial=position.serial,
+                digest=position.digest,
                 at_ms=self._now_ms() if at_ms is None else at_ms,
                 why=why,
                 stream=stream,
                 token=token,
             )
-            return await self._turn(turn)
+            return await self._turn(epoch_start)
 
-        turn = await self._alone(work)
+        epoch_start = await self._alone(work)
         self._tell(self._turned)
-        return turn
+        return epoch_start
 
     def _alone(self, work: Callable[[], Coroutine[Any, Any, T]]) -> "Deferred[T]":
         """Do this while nobody else writes."""
@@ -386,7 +386,7 @@ class StagedCopy:
     """
 
     def __init__(self, engine: IEngine, thread: IThread) -> None:
-        self.place: LogPosition
+        self.position: LogPosition
         self.notes: dict[str, str] = {}
         self._engine = engine
         self._thread = thread
@@ -394,7 +394,7 @@ class StagedCopy:
     async def open(self) -> None:
         """See what is there."""
         head = await self._thread.run(self._engine.open)
-        self.place = head.place
+        self.position = head.position
         self.notes = await self._thread.run(self._engine.notes)
 
     async def note(self, **notes: str | None) -> None:
@@ -402,32 +402,34 @@ class StagedCopy:
         await self._thread.run(partial(self._engine.note, notes))
         self.notes.update((name, text) for name, text in notes.items() if text is not None)
 
-    async def add(self, facts: Sequence[Fact], upto: LogPosition, *, begin: LogPosition | None) -> None:
+    async def add(
+        self, facts: Sequence[Fact], upto: LogPosition, *, trimmed_upto: LogPosition | None
+    ) -> None:
         """Facts of the snapshot; all of it up to that place that there is, or is wanted, is here then.
 
         Beyond `begin` no fact is missing, and each must follow from the one before; where that is None,
         some are left out anywhere. `HistoryMismatch` where one does not follow.
         """
-        await self._thread.run(partial(_add, self._engine, self.place, facts, upto, begin))
-        self.place = upto
+        await self._thread.run(partial(_add, self._engine, self.position, facts, upto, trimmed_upto))
+        self.position = upto
 
     async def restore(self, snapshot: LogSnapshot) -> None:
         """What stands beside the facts."""
-        self.place = (await self._thread.run(partial(self._engine.restore, snapshot))).place
+        self.position = (await self._thread.run(partial(self._engine.restore, snapshot))).position
 
     async def follow(
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None:
         """`Log.follow`, of the copy."""
-        await self._thread.run(partial(_follow, self._engine, self.place, facts, receipts, upto))
+        await self._thread.run(partial(_follow, self._engine, self.position, facts, receipts, upto))
         if upto is not None:
-            self.place = upto
+            self.position = upto
         elif facts:
-            self.place = _place(facts[-1])
+            self.position = _place(facts[-1])
 
-    async def begin_epoch(self, turn: EpochStart) -> None:
+    async def begin_epoch(self, epoch_start: EpochStart) -> None:
         """An epoch begins where the copy stands."""
-        self.place = (await self._thread.run(partial(self._engine.begin_epoch, turn))).place
+        self.position = (await self._thread.run(partial(self._engine.begin_epoch, epoch_start))).position
 
     async def finish(self, notes: Mapping[str, str], leases: Sequence[Lease]) -> None:
         """Take these along, and close."""
@@ -441,16 +443,20 @@ class StagedCopy:
 
 
 def _add(
-    engine: IEngine, place: LogPosition, facts: Sequence[Fact], upto: LogPosition, begin: LogPosition | None
+    engine: IEngine,
+    position: LogPosition,
+    facts: Sequence[Fact],
+    upto: LogPosition,
+    trimmed_upto: LogPosition | None,
 ) -> None:
     """In the writing thread."""
-    if begin is not None:
-        dense = [fact for fact in facts if fact.serial > begin.serial]
-        before = place if place.serial > begin.serial else begin
+    if trimmed_upto is not None:
+        dense = [fact for fact in facts if fact.serial > trimmed_upto.serial]
+        before = position if position.serial > trimmed_upto.serial else trimmed_upto
         wrong = verify(dense, before.digest)
         if wrong is not None:
             raise HistoryMismatch(wrong)
-        if facts and len(dense) == len(facts) == upto.serial - place.serial:
+        if facts and len(dense) == len(facts) == upto.serial - position.serial:
             # Nothing is missing, so that this is a commit like any other, and need not be verified again.
             engine.commit(facts, ())
             return
@@ -459,17 +465,17 @@ def _add(
 
 def _follow(
     engine: IEngine,
-    place: LogPosition,
+    position: LogPosition,
     facts: Sequence[Fact],
     receipts: Sequence[AppendReceipt],
     upto: LogPosition | None,
 ) -> None:
     """In the writing thread."""
     if upto is None:
-        wrong = verify(facts, place.digest)
+        wrong = verify(facts, position.digest)
         if wrong is not None:
             raise HistoryMismatch(wrong)
-        upto_digest = facts[-1].digest if facts else place.digest
+        upto_digest = facts[-1].digest if facts else position.digest
     else:
         upto_digest = upto.digest
     try:
@@ -482,9 +488,9 @@ def _follow(
             raise
 
 
-def _reached(facts: Sequence[Fact], upto: LogPosition | None, place: LogPosition) -> LogPosition:
+def _reached(facts: Sequence[Fact], upto: LogPosition | None, position: LogPosition) -> LogPosition:
     """Where a log stands after these, if it stood at `place`."""
-    return upto or (_place(facts[-1]) if facts else place)
+    return upto or (_place(facts[-1]) if facts else position)
 
 
 async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:

@@ -28,7 +28,9 @@ class SQLHistory(SQLReceipts):
             self._recall(database)
             meta = dict(self._execute(database, "SELECT key, value FROM meta"))
             serial, digest, epoch = self._last(database)
-            turns = self._execute(database, f"SELECT {TURN_COLUMNS} FROM turns ORDER BY epoch").fetchall()
+            epoch_starts = self._execute(
+                database, f"SELECT {TURN_COLUMNS} FROM turns ORDER BY epoch"
+            ).fetchall()
             positions = self._positions(database)
             allocated: dict[str, int] = {}
             for (stream, _), token in positions.items():
@@ -41,7 +43,7 @@ class SQLHistory(SQLReceipts):
                     (stream, *values),
                 ).fetchone()[0]
                 allocated[stream] = token if found is None else max(token, found)
-            begin = self._known_places(database).begin
+            trimmed_upto = self._known_places(database).trimmed_upto
         # Whoever asks after a failed commit judges what this says; the next commit builds on it.
         self._kept, self._tried = (serial, digest), None
         return Head(
@@ -51,24 +53,24 @@ class SQLHistory(SQLReceipts):
             boots=meta["boots"],
             positions=positions,
             allocated=allocated,
-            begin=begin,
-            turns=tuple(EpochStart(*row) for row in turns),
+            trimmed_upto=trimmed_upto,
+            epoch_starts=tuple(EpochStart(*row) for row in epoch_starts),
         )
 
-    def begin_epoch(self, turn: EpochStart) -> Head:
+    def begin_epoch(self, epoch_start: EpochStart) -> Head:
         """Begin a new epoch where the log stands, and void what it says was lost."""
-        check_turn(turn, self.head().place)
-        with self._telling("begin_epoch", turn.stream):
+        check_turn(epoch_start, self.head().position)
+        with self._telling("begin_epoch", epoch_start.stream):
             database = self._writer("begin_epoch")
             with self._transaction(database):
-                self._execute(database, "UPDATE meta SET value = ? WHERE key = 'epoch'", (turn.epoch,))
-                self._insert(database, "turns", TURN_COLUMNS, [msgspec.structs.astuple(turn)])
-                self._void(database, [turn])
-                if turn.stream:
+                self._execute(database, "UPDATE meta SET value = ? WHERE key = 'epoch'", (epoch_start.epoch,))
+                self._insert(database, "turns", TURN_COLUMNS, [msgspec.structs.astuple(epoch_start)])
+                self._void(database, [epoch_start])
+                if epoch_start.stream:
                     self._execute(
                         database,
                         "UPDATE positions SET token = ? WHERE stream = ? AND token > ?",
-                        (turn.token, turn.stream, turn.token),
+                        (epoch_start.token, epoch_start.stream, epoch_start.token),
                     )
         return self.head()
 
@@ -86,9 +88,9 @@ class SQLHistory(SQLReceipts):
         places = load_places(
             self._execute(database, "SELECT name, epoch, serial, digest FROM places").fetchall()
         )
-        for place in (places.begin, places.floor):
-            if place.serial == serial:
-                return place.digest or None
+        for position in (places.trimmed_upto, places.floor):
+            if position.serial == serial:
+                return position.digest or None
         return None
 
     def snapshot(self) -> LogSnapshot:
@@ -99,9 +101,9 @@ class SQLHistory(SQLReceipts):
                 head = self.head()
                 receipts = self._receipts(database)
         return LogSnapshot(
-            place=head.place,
-            begin=head.begin,
-            turns=head.turns,
+            position=head.position,
+            trimmed_upto=head.trimmed_upto,
+            epoch_starts=head.epoch_starts,
             positions=head.positions,
             receipts=receipts,
         )
@@ -113,39 +115,50 @@ class SQLHistory(SQLReceipts):
             with self._transaction(database):
                 self._check_restorable(database, snapshot)
                 serial, digest, _ = self._last(database)
-                places = msgspec.structs.replace(self._known_places(database), begin=snapshot.begin)
-                if (serial, digest) != (snapshot.place.serial, snapshot.place.digest):
-                    places = msgspec.structs.replace(places, filled=snapshot.place)
+                places = msgspec.structs.replace(
+                    self._known_places(database), trimmed_upto=snapshot.trimmed_upto
+                )
+                if (serial, digest) != (snapshot.position.serial, snapshot.position.digest):
+                    places = msgspec.structs.replace(places, filled=snapshot.position)
                 for table in ("positions", "receipts", "turns", "voids"):
                     self._execute(database, f"DELETE FROM {table}")
                 positions = [(*pair, token) for pair, token in snapshot.positions.items()]
                 self._insert(database, "positions", "stream, writer, token", positions)
                 self._insert(database, "receipts", RECEIPT_COLUMNS, map(row_of_receipt, snapshot.receipts))
-                self._insert(database, "turns", TURN_COLUMNS, map(msgspec.structs.astuple, snapshot.turns))
-                self._void(database, snapshot.turns)
+                self._insert(
+                    database,
+                    "turns",
+                    TURN_COLUMNS,
+                    map(msgspec.structs.astuple, snapshot.epoch_starts),
+                )
+                self._void(database, snapshot.epoch_starts)
                 self._execute(
-                    database, "UPDATE meta SET value = ? WHERE key = 'epoch'", (snapshot.place.epoch,)
+                    database, "UPDATE meta SET value = ? WHERE key = 'epoch'", (snapshot.position.epoch,)
                 )
                 self._store_places(database, places)
         return self.head()
 
     def _check_restorable(self, database: Any, snapshot: LogSnapshot) -> None:
         """Refuse what cannot stand beside these facts."""
-        place = snapshot.place
+        position = snapshot.position
         found = self._execute(
             database, "SELECT serial, digest FROM facts ORDER BY serial DESC LIMIT 1"
         ).fetchone()
         serial, digest = found or (0, "")
         why = ""
-        if max(serial, self._last(database)[0]) > place.serial:
-            why = f"the log is beyond serial {place.serial}"
-        elif serial == place.serial and digest != place.digest and serial:
+        if max(serial, self._last(database)[0]) > position.serial:
+            why = f"the log is beyond serial {position.serial}"
+        elif serial == position.serial and digest != position.digest and serial:
             why = f"serial {serial} is of another history"
         if why:
             raise StorageError(op="restore", why=why, hint="begin the copy anew")
 
-    def _void(self, database: Any, turns: Sequence[EpochStart]) -> None:
-        lost = [(turn.stream, turn.epoch, turn.token) for turn in turns if turn.stream]
+    def _void(self, database: Any, epoch_starts: Sequence[EpochStart]) -> None:
+        lost = [
+            (epoch_start.stream, epoch_start.epoch, epoch_start.token)
+            for epoch_start in epoch_starts
+            if epoch_start.stream
+        ]
         self._insert(database, "voids", "stream, epoch, token", lost)
 
     def _recall(self, database: Any) -> None:

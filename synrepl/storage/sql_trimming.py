@@ -46,8 +46,8 @@ class SQLTrimming(SQLBase):
             with self._transaction(database):
                 upto = min(upto, self._last(database)[0])
                 known = self._known_places(database)
-                base = self._slice(database, known.indexed, known.begin.serial, limit)
-                facts = self._slice(database, max(known.begin.serial, known.indexed), upto, limit)
+                base = self._slice(database, known.indexed, known.trimmed_upto.serial, limit)
+                facts = self._slice(database, max(known.trimmed_upto.serial, known.indexed), upto, limit)
                 places = _moved(known, upto, base, facts, limit)
                 if places != known:
                     self._thin(database, [*base, *facts], keys)
@@ -55,7 +55,7 @@ class SQLTrimming(SQLBase):
             self._places = places
             if places != known:
                 self._release(database)
-        return places.begin
+        return places.trimmed_upto
 
     def size(self, after: int) -> int:
         """About how many bytes the facts beyond this serial take.
@@ -147,13 +147,13 @@ def _moved(
     places: WriterPositions, upto: int, base: Sequence[Fact], facts: Sequence[Fact], limit: int
 ) -> WriterPositions:
     """Where these places are once these facts were looked at."""
-    begin, indexed = places.begin, places.indexed
+    trimmed_upto, indexed = places.trimmed_upto, places.indexed
     last = [LogPosition(fact.epoch, fact.serial, fact.digest) for fact in facts[-1:]]
     if len(facts) < limit and places.floor.serial <= upto:
         last.append(places.floor)
-    for place in last:
-        if place.serial > begin.serial:
-            begin = place
+    for position in last:
+        if position.serial > trimmed_upto.serial:
+            trimmed_upto = position
     # Once all of the base is known, what is beyond it is as well.
-    indexed = max(indexed, begin.serial) if len(base) < limit else base[-1].serial
-    return msgspec.structs.replace(places, begin=begin, indexed=indexed)
+    indexed = max(indexed, trimmed_upto.serial) if len(base) < limit else base[-1].serial
+    return msgspec.structs.replace(places, trimmed_upto=trimmed_upto, indexed=indexed)

@@ -16,19 +16,19 @@ class WriterPositions(msgspec.Struct, frozen=True):
     on. It is behind `begin` where the trimmed facts came from another log.
     """
 
-    begin: LogPosition = BEGINNING
+    trimmed_upto: LogPosition = BEGINNING
     filled: LogPosition = BEGINNING
     indexed: int = 0
 
     @property
     def floor(self) -> LogPosition:
         """The later of the two: beyond it no fact is missing."""
-        return self.begin if self.begin.serial > self.filled.serial else self.filled
+        return self.trimmed_upto if self.trimmed_upto.serial > self.filled.serial else self.filled
 
     def rows(self) -> list[tuple[str, int, int, str]]:
         """As they are kept: name, epoch, serial and digest of each."""
         return [
-            ("begin", self.begin.epoch, self.begin.serial, self.begin.digest),
+            ("begin", self.trimmed_upto.epoch, self.trimmed_upto.serial, self.trimmed_upto.digest),
             ("filled", self.filled.epoch, self.filled.serial, self.filled.digest),
             ("indexed", 0, self.indexed, ""),
         ]
@@ -38,7 +38,7 @@ def load_places(rows: Iterable[tuple[str, int, int, str]]) -> WriterPositions:
     """What `WriterPositions.rows` gave."""
     by_name = {name: LogPosition(epoch, serial, digest) for name, epoch, serial, digest in rows}
     return WriterPositions(
-        begin=by_name.get("begin", BEGINNING),
+        trimmed_upto=by_name.get("begin", BEGINNING),
         filled=by_name.get("filled", BEGINNING),
         indexed=by_name["indexed"].serial if "indexed" in by_name else 0,
     )

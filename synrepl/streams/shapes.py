@@ -103,8 +103,8 @@ class _Reader:
         self.extras = tuple((shape.index(one) if one in shape else -1, one.default) for one in fields)
         # The places of booleans whose text may be something else, and how to read it.
         self.truths = {
-            place: field.truth.read
-            for place, field in enumerate(shape)
+            position: field.truth.read
+            for position, field in enumerate(shape)
             if strict is not None and field.truth is not None
         }
         self.is_newest = shape == final and not self.truths
@@ -129,11 +129,11 @@ class _Reader:
         """The row in its newest shape, and whether its booleans were plain ones after all."""
         values = list(msgspec.structs.astuple(row))
         plain = True
-        for place, read in self.truths.items():
-            value = values[place]
+        for position, read in self.truths.items():
+            value = values[position]
             if value is not True and value is not False:
                 plain = False
-                values[place] = read(value)
+                values[position] = read(value)
         fields = [default if at < 0 else values[at] for at, default in self.places]
         if any(at >= 0 and values[at] != default for at, default in self.extras):
             extras = [default if at < 0 else values[at] for at, default in self.extras]
@@ -361,8 +361,12 @@ class RowKind:
     def _releases(self, *, flat: bool) -> list[tuple[Release, Shape]]:
         """Every release that changed the shape, oldest first, with the shape since then."""
         spans = [self.span, self.flat, *(field.span for field in self._fields)]
-        turns = {(0, 0, 0), *(s.since for s in spans), *(s.until for s in spans if s.until)}
-        return [(release, self.shape(release)) for release in sorted(turns) if self._is_flat(release) == flat]
+        epoch_starts = {(0, 0, 0), *(s.since for s in spans), *(s.until for s in spans if s.until)}
+        return [
+            (release, self.shape(release))
+            for release in sorted(epoch_starts)
+            if self._is_flat(release) == flat
+        ]
 
     def _is_flat(self, release: Release) -> bool:
         return self.flat.until is not None and release in self.flat

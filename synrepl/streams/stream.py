@@ -443,11 +443,11 @@ def _misfit(values: list[Any], shapes: Shapes, release: Release) -> str:
     if not fitting:
         lengths = sorted({len(shape) for shape in shapes.known})
         return f"{_items(len(values))}; known releases have {' or '.join(map(str, lengths))}"
-    for place, (field, value) in enumerate(zip(fitting[0], values, strict=True)):
+    for position, (field, value) in enumerate(zip(fitting[0], values, strict=True)):
         try:
             msgspec.convert(value, field.truth.accepts if field.truth else field.type)
         except undecodable as error:
-            return f"{field.name} (item {place}): {error}"
+            return f"{field.name} (item {position}): {error}"
     return f"does not read as {', '.join(field.name for field in fitting[0])}"
 
 

@@ -116,13 +116,15 @@ class CacheTruth:
                 continue
             self._serial = max(self._serial, fact.serial)
             rows = [jsontext.loads(row) for row in jsontext.split(fact.rows)]
-            for place in dict.fromkeys(place for row in rows for place in _changed_by(fact.stream, row)):
-                self._versions[place] += 1
+            for position in dict.fromkeys(
+                position for row in rows for position in _changed_by(fact.stream, row)
+            ):
+                self._versions[position] += 1
                 life = 0 if is_kept else self.life
                 change = Change(
-                    fact.stream, fact.writer, fact.token, life, *place, version=self._versions[place]
+                    fact.stream, fact.writer, fact.token, life, *position, version=self._versions[position]
                 )
-                self._changes[place].append(change)
+                self._changes[position].append(change)
                 self.latest = [*self.latest[-9:], change]
 
     def read(self, name: str, room: str) -> int:

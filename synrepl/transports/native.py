@@ -153,11 +153,11 @@ class UpstreamConnection(Protocol):
     def _command(self, command: Any) -> None:
         match command:
             case native.Heartbeat():
-                place = LogPosition(command.epoch, command.serial, command.digest)
-                told = (place.epoch, place.serial, place.digest, command.head, command.at_ms)
+                position = LogPosition(command.epoch, command.serial, command.digest)
+                told = (position.epoch, position.serial, position.digest, command.head, command.at_ms)
                 if command.check != native.heartbeat_check(*told):
                     raise RemoteProtocolError("a HEARTBEAT was changed on its way here")
-                self._put(0, UpstreamHeartbeat(place, command.head, command.at_ms))
+                self._put(0, UpstreamHeartbeat(position, command.head, command.at_ms))
             case native.Refused():
                 self._put(0, RefusedByUpstream(_shown(read(native.Refusal, command.said))))
             case native.Joining():
@@ -165,11 +165,15 @@ class UpstreamConnection(Protocol):
                 self._put(
                     0,
                     JoinStarted(
-                        said.join, said.history, said_place(said.place), said_place(said.begin), said.resumed
+                        said.join,
+                        said.history,
+                        said_place(said.position),
+                        said_place(said.trimmed_upto),
+                        said.resumed,
                     ),
                 )
             case native.Joined():
-                self._put(0, JoinFinished(said_place(read(native.JoinedBody, command.said).place)))
+                self._put(0, JoinFinished(said_place(read(native.JoinedBody, command.said).position)))
             case native.Subscribed():
                 self._put(0, SubscriptionStarted(said_place(read(WirePosition, command.said))))
             case native.Challenge():
@@ -309,10 +313,10 @@ class UpstreamConnection(Protocol):
         """Ask for what comes after a place."""
         self.send(native.Subscribe(said=say(asked)))
 
-    def acknowledge(self, place: LogPosition, at_ms: int) -> None:
+    def acknowledge(self, position: LogPosition, at_ms: int) -> None:
         """Everything up to there is held."""
         if not self.session.closed:
-            self.send(native.Ack(epoch=place.epoch, serial=place.serial, at_ms=at_ms))
+            self.send(native.Ack(epoch=position.epoch, serial=position.serial, at_ms=at_ms))
 
     def tell(self, origin: str, said: Sequence[Numbered]) -> None:
         """Say what followers sent up; what does not fit into a line is left out."""

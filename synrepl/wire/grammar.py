@@ -224,15 +224,15 @@ class CommandForm:
 
     def _struct_order(self) -> list[int | None]:
         """For each member of the Struct the place of its field in this form; None takes the default."""
-        places = {field.name: place for place, field in enumerate(self.fields)}
+        places = {field.name: position for position, field in enumerate(self.fields)}
         return [places.get(name) for name in self.command.__struct_fields__]
 
     def _unrolled(self) -> Callable[[bytes], Command] | None:
         """A parser without loops for the two shapes that every row comes in (RDATA)."""
-        present = [place for place in self._order if place is not None]
+        present = [position for position in self._order if position is not None]
         if self._spread is not None or self._order[: len(present)] != present or not present:
             return None
-        kinds = [self.fields[place].kind.parse for place in present]
+        kinds = [self.fields[position].kind.parse for position in present]
         last = len(self.fields) - 1
         if not (self.fields[last].kind.takes_rest and len(present) in (3, 4)):
             return None

@@ -21,7 +21,7 @@ class LineBuffer:
         self._rest = lines.pop()
         # A chunk is tens of kilobytes: look for the long line only where there may be one.
         if lines and max(map(len, lines)) > MAX_LENGTH:
-            first = next(place for place, line in enumerate(lines) if len(line) > MAX_LENGTH)
+            first = next(position for position, line in enumerate(lines) if len(line) > MAX_LENGTH)
             self._rest = b""
             return lines[:first], True
         if len(self._rest) > MAX_LENGTH:

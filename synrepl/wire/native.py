@@ -154,8 +154,8 @@ class WelcomeBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     instance: str
     server_name: str
     role: str
-    place: WirePosition
-    begin: Natural64
+    position: WirePosition
+    trimmed_upto: Natural64
     filter: Filter = ALL
     address: str = ""
     primary: str = ""
@@ -168,7 +168,7 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     filter: Filter = ALL
     join: str = ""
-    place: WirePosition | None = None
+    position: WirePosition | None = None
     has_meta: bool = False
 
 
@@ -177,8 +177,8 @@ class JoiningBody(msgspec.Struct, frozen=True, kw_only=True):
 
     join: str
     history: str
-    place: WirePosition
-    begin: WirePosition
+    position: WirePosition
+    trimmed_upto: WirePosition
     after: Natural64
     resumed: bool
 
@@ -186,7 +186,7 @@ class JoiningBody(msgspec.Struct, frozen=True, kw_only=True):
 class JoinedBody(msgspec.Struct, frozen=True):
     """JOINED: all up to here was sent; adopt it."""
 
-    place: WirePosition
+    position: WirePosition
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -198,10 +198,10 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """
 
     history: str
-    place: WirePosition
+    position: WirePosition
     filter: Filter = ALL
     clock: dict[str, dict[str, Int64]] = {}
-    turn: WirePosition | None = None
+    epoch_start: WirePosition | None = None
     began_ms: Int64 = 0
     lost_stream: str = ""
     lost_upto: Natural64 = 0
@@ -290,7 +290,7 @@ class Joined(Command, frozen=True):
 
     said: bytes = json_rest()
 
-    EXAMPLES = {NATIVE: 'JOINED {"place":{"epoch":1,"serial":7,"digest":"d"}}'}
+    EXAMPLES = {NATIVE: 'JOINED {"position":{"epoch":1,"serial":7,"digest":"d"}}'}
 
 
 @command("SUBSCRIBE", sent_by=CLIENT, since=SINCE)
@@ -299,7 +299,7 @@ class Subscribe(Command, frozen=True):
 
     said: bytes = json_rest()
 
-    EXAMPLES = {NATIVE: 'SUBSCRIBE {"history":"h","place":{"epoch":1,"serial":7,"digest":"d"}}'}
+    EXAMPLES = {NATIVE: 'SUBSCRIBE {"history":"h","position":{"epoch":1,"serial":7,"digest":"d"}}'}
 
 
 @command("SUBSCRIBED", sent_by=SERVER, since=SINCE)

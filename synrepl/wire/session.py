@@ -258,22 +258,22 @@ class Session:
 
     def _read(self, lines: Sequence[bytes], commands: list[Command | RdataRun]) -> None:
         deliver = commands.append
-        place = 0
-        while self.dialect is AUTO and place < len(lines):
-            if lines[place]:
-                deliver(self._note(self._guess(lines[place])))
-            place += 1
+        position = 0
+        while self.dialect is AUTO and position < len(lines):
+            if lines[position]:
+                deliver(self._note(self._guess(lines[position])))
+            position += 1
         parse = self._codec.parse
         runs = self._codec.runs
-        while place < len(lines):
-            line = lines[place]
-            if runs is not None and line.startswith(b"RDATA ") and (run := runs.read(lines, place)):
+        while position < len(lines):
+            line = lines[position]
+            if runs is not None and line.startswith(b"RDATA ") and (run := runs.read(lines, position)):
                 deliver(run)
-                place += len(run.rows)
+                position += len(run.rows)
                 continue
             if line:
                 deliver(self._note(parse(line)))
-            place += 1
+            position += 1
 
     def _guess(self, line: bytes) -> Command:
         """A command from a peer of unknown dialect, which is then known if only one can mean it."""
@@ -341,11 +341,11 @@ def _one_line(text: str) -> str:
 
 def _good_lines(lines: Sequence[bytes]) -> tuple[int, str]:
     """How many of these lines are text as it should be, and what is wrong with the one after them."""
-    for place, line in enumerate(lines):
+    for position, line in enumerate(lines):
         if line.endswith(b"\r"):
-            return place, "a line ends with LF alone, not with CR LF"
+            return position, "a line ends with LF alone, not with CR LF"
         try:
             line.decode("utf-8")
         except UnicodeDecodeError:
-            return place, "a line is not UTF-8"
+            return position, "a line is not UTF-8"
     return len(lines), ""

@@ -216,7 +216,7 @@ def stories(draw: st.DrawFn) -> tuple[Shape, int, list[tuple[str, Any]]]:
     texts = st.lists(st.sampled_from("ab"), max_size=4).map(tuple)
     steps = st.one_of(
         st.tuples(st.just("get"), keys),
-        st.tuples(st.just("begin"), keys),
+        st.tuples(st.just("trimmed_upto"), keys),
         st.tuples(st.just("begin and keep"), keys),
         st.tuples(st.just("keep"), st.integers(0, 5)),
         st.tuples(st.just("give up"), st.integers(0, 5)),
@@ -237,7 +237,7 @@ def test_entries_are_as_the_model_says(story: tuple[Shape, int, list[tuple[str, 
     for number, (step, what) in enumerate(steps):
         if step == "get":
             assert model.get(what) == entries.get(what)
-        elif step.startswith("begin"):
+        elif step.startswith("trimmed_upto"):
             computation = entries.begin(what)
             model.computing[what] = computation
             if step.endswith("keep"):

@@ -56,8 +56,8 @@ class ArchiveScenario(Scenario):
     BATCH: Final = 2
 
     def run(self, acknowledge: Acknowledge) -> None:
-        self.place.mkdir(parents=True, exist_ok=True)
-        store = Store(str(self.place))
+        self.position.mkdir(parents=True, exist_ok=True)
+        store = Store(str(self.position))
         now_ms = self.FACTS[-1].committed_at_ms + ARCHIVED_AFTER_MS
         kept = manifests(store)
         tidy(store, kept, now_ms=now_ms)
@@ -78,7 +78,7 @@ class ArchiveScenario(Scenario):
         acknowledge(("tidy", None))
 
     def check(self, acknowledged: Sequence[Acknowledged]) -> None:
-        store = Store(str(self.place))
+        store = Store(str(self.position))
         kept = manifests(store)
         serial = max((told for what, told in acknowledged if what == "serial"), default=0)
         reached = kept[-1].last_serial if kept else 0
@@ -104,11 +104,11 @@ class ArchiveScenario(Scenario):
         return sorted(found)
 
     def state(self) -> Any:
-        store = Store(str(self.place))
+        store = Store(str(self.position))
         kept = manifests(store)
         named = {file.path for manifest in kept for file in manifest.files}
         named |= {manifest.name for manifest in kept}
-        there = {str(path.relative_to(self.place)) for path in self.place.rglob("*") if path.is_file()}
+        there = {str(path.relative_to(self.position)) for path in self.position.rglob("*") if path.is_file()}
         return {
             "rows": self._read(store),
             "batches": [(one.first_serial, one.last_serial, one.digest, one.end) for one in kept],

@@ -49,8 +49,8 @@ POSTGRES: Final = "SYNREPL_CRASH_POSTGRES"
 class Scenario:
     """Something to be done in the folder `place`."""
 
-    def __init__(self, place: str) -> None:
-        self.place = Path(place)
+    def __init__(self, position: str) -> None:
+        self.position = Path(position)
 
     def run(self, acknowledge: Acknowledge) -> None:
         """All of it, or what is left of it."""
@@ -95,8 +95,8 @@ class LogScenario(Scenario):
         "four": ("push_rules", "w2", [["@a:hs"], ["@b:hs"]]),
     }
 
-    def __init__(self, place: str) -> None:
-        super().__init__(place)
+    def __init__(self, position: str) -> None:
+        super().__init__(position)
         self.found: Any = None
 
     def engine(self) -> SQLEngine:
@@ -118,9 +118,9 @@ class LogScenario(Scenario):
             done(log.lose("push_rules", log.linear_position("push_rules") - 1))
         acknowledge(("epoch", 3))
         self._append(log, acknowledge, "four")
-        while log.begin.serial < 3:
+        while log.trimmed_upto.serial < 3:
             done(log.trim(3, keys_of(TABLE), 2))
-        acknowledge(("begin", 3))
+        acknowledge(("trimmed_upto", 3))
         engine.check()
         self._replace_by_a_copy(engine)
         acknowledge(("copied", None))
@@ -137,12 +137,12 @@ class LogScenario(Scenario):
     def _replace_by_a_copy(self, engine: SQLEngine) -> None:
         """As a replica that joins anew does, with a log that is a copy of this one."""
         snapshot = engine.snapshot()
-        facts, _ = engine.read(after=0, upto=snapshot.place.serial, limit=1000)
+        facts, _ = engine.read(after=0, upto=snapshot.position.serial, limit=1000)
         notes, leases = engine.notes(), engine.leases()
         engine.drop_staged()
         copy = engine.staging()
         copy.open()
-        copy.commit(facts, [], upto=snapshot.place)
+        copy.commit(facts, [], upto=snapshot.position)
         copy.restore(snapshot)
         # As if it was of another log: what is noted beside this one must not be taken for its own.
         copy.note({**notes, "history": "another"})
@@ -155,11 +155,11 @@ class LogScenario(Scenario):
         head = engine.open()
         engine.check()
         facts, upto = engine.read(after=0, upto=head.serial, limit=1000)
-        begin = head.begin
-        dense = [fact for fact in facts if fact.serial > begin.serial]
+        trimmed_upto = head.trimmed_upto
+        dense = [fact for fact in facts if fact.serial > trimmed_upto.serial]
         assert head.serial == upto
-        assert [fact.serial for fact in dense] == list(range(begin.serial + 1, head.serial + 1))
-        assert verify(dense, begin.digest) is None
+        assert [fact.serial for fact in dense] == list(range(trimmed_upto.serial + 1, head.serial + 1))
+        assert verify(dense, trimmed_upto.digest) is None
         for what, told in acknowledged:
             if what == "append":
                 key, appended = told
@@ -171,8 +171,8 @@ class LogScenario(Scenario):
                 assert [told] == [lease.uuid for lease in engine.leases()]
             elif what == "epoch":
                 assert head.epoch >= told
-            elif what == "begin":
-                assert begin.serial >= told
+            elif what == "trimmed_upto":
+                assert trimmed_upto.serial >= told
         # Whoever was not answered must not find half of what it asked for.
         for key, (_, _, rows) in self.APPENDS.items():
             receipt = engine.receipt(key)
@@ -189,9 +189,11 @@ class LogScenario(Scenario):
         assert not engine._is_staged()
         return {
             "facts": [(fact.serial, fact.digest, fact.stream, fact.writer, fact.token) for fact in facts],
-            "place": msgspec.to_builtins(head.place),
-            "begin": msgspec.to_builtins(head.begin),
-            "turns": [(turn.epoch, turn.serial, turn.why) for turn in head.turns],
+            "position": msgspec.to_builtins(head.position),
+            "trimmed_upto": msgspec.to_builtins(head.trimmed_upto),
+            "epoch_starts": [
+                (epoch_start.epoch, epoch_start.serial, epoch_start.why) for epoch_start in head.epoch_starts
+            ],
             "positions": sorted((*pair, token) for pair, token in head.positions.items()),
             "receipts": {key: msgspec.to_builtins(engine.receipt(key)) for key in self.APPENDS},
             "leases": [lease.uuid for lease in engine.leases()],
@@ -215,11 +217,11 @@ class SQLiteLog(LogScenario):
     """In a file."""
 
     def engine(self) -> SQLEngine:
-        self.place.mkdir(parents=True, exist_ok=True)
-        return SQLiteEngine(self.place / "synrepl.db")
+        self.position.mkdir(parents=True, exist_ok=True)
+        return SQLiteEngine(self.position / "synrepl.db")
 
     def left(self) -> list[str]:
-        return sorted(path.name for path in self.place.iterdir())
+        return sorted(path.name for path in self.position.iterdir())
 
 
 class PostgresLog(LogScenario):
@@ -253,8 +255,8 @@ class IdScenario(Scenario):
 
     def connect(self) -> Any:
         """A connection to the database."""
-        self.place.mkdir(parents=True, exist_ok=True)
-        return sqlite3.connect(self.place / "ids.db", timeout=5)
+        self.position.mkdir(parents=True, exist_ok=True)
+        return sqlite3.connect(self.position / "ids.db", timeout=5)
 
     def run(self, acknowledge: Acknowledge) -> None:
         with closing(self.connect()) as connection:
@@ -354,14 +356,14 @@ class FilesScenario(Scenario):
     DELETED: Final = b"deleted" * 100
 
     def _store(self) -> FileStore:
-        self.place.mkdir(parents=True, exist_ok=True)
-        store = FileStore(self.place / "files", seconds=lambda: float(NOW))
+        self.position.mkdir(parents=True, exist_ok=True)
+        store = FileStore(self.position / "files", seconds=lambda: float(NOW))
         store.sweep(lambda name: name == _sha256(self.FETCHED))
         return store
 
     def run(self, acknowledge: Acknowledge) -> None:
-        store, queue = self._store(), FileQueue(self.place / "files")
-        positions = FilePositions(self.place / "positions")
+        store, queue = self._store(), FileQueue(self.position / "files")
+        positions = FilePositions(self.position / "positions")
         positions.open()
         queue.open()
         for data in (self.PUT, self.DELETED):
@@ -410,38 +412,38 @@ class FilesScenario(Scenario):
             file = store.open_verified(_sha256(data))
             assert file is None or file.size == len(data)
         assert store.quarantined == 0
-        found = FilePositions(self.place / "positions").load().get("events", {}).get("w1", 0)
+        found = FilePositions(self.position / "positions").load().get("events", {}).get("w1", 0)
         assert found >= saved
-        incoming = self.place / "files" / "incoming"
+        incoming = self.position / "files" / "incoming"
         assert not incoming.exists() or not list(incoming.iterdir())
 
     def state(self) -> Any:
         # What a kill left beside its name goes at the next start, or with the next save.
         self._store()
-        queue = FileQueue(self.place / "files")
+        queue = FileQueue(self.position / "files")
         seen = queue.open().text
         wanted = queue.take(NOW * 1000, 10)
         queue.close()
         found = sorted(
-            (str(path.relative_to(self.place)), path.stat().st_size if "sha256" in path.parts else 0)
-            for path in self.place.rglob("*")
+            (str(path.relative_to(self.position)), path.stat().st_size if "sha256" in path.parts else 0)
+            for path in self.position.rglob("*")
             if path.is_file()
         )
-        return [found, seen, [one.name for one in wanted], (self.place / "positions").read_text()]
+        return [found, seen, [one.name for one in wanted], (self.position / "positions").read_text()]
 
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def named(scenario: str, place: str) -> Scenario:
+def named(scenario: str, position: str) -> Scenario:
     """The scenario of this name, in this folder."""
     if scenario == "archive":
         # The others do not need pyarrow, and forks are cheaper without it.
         from tests.crash.archives import ArchiveScenario
 
-        return ArchiveScenario(place)
-    return SCENARIOS[scenario](place)
+        return ArchiveScenario(position)
+    return SCENARIOS[scenario](position)
 
 
 SCENARIOS: Final[Mapping[str, type[Scenario]]] = {

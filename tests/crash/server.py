@@ -28,7 +28,7 @@ class Order(msgspec.Struct):
     """Run this scenario in this place, die at effect `at` (0: do not), look, and run it to its end."""
 
     scenario: str
-    place: str
+    position: str
     at: int = 0
     side: Side = "before"
 
@@ -60,18 +60,18 @@ def main() -> None:
 
 def _warm_up(order: Order) -> None:
     """Have here what would be imported and set up in each process anew."""
-    scenario = named(order.scenario, f"{order.place}-warm")
+    scenario = named(order.scenario, f"{order.position}-warm")
     scenario.run(lambda acknowledged: None)
     scenario.state()
     scenario.forget()
-    shutil.rmtree(scenario.place, ignore_errors=True)
+    shutil.rmtree(scenario.position, ignore_errors=True)
     gc.collect()
     # Or each process would copy what it only counts.
     gc.freeze()
 
 
 def _carry_out(order: Order) -> Outcome:
-    scenario = named(order.scenario, order.place)
+    scenario = named(order.scenario, order.position)
     effects = Effects(order.at, order.side)
 
     def first(say: Callable[[Any], None]) -> None:
@@ -98,7 +98,7 @@ def _carry_out(order: Order) -> Outcome:
             outcome.why = traceback.format_exc()
         signal.alarm(0)
     scenario.forget()
-    shutil.rmtree(order.place, ignore_errors=True)
+    shutil.rmtree(order.position, ignore_errors=True)
     return outcome
 
 

@@ -78,8 +78,8 @@ class Sweep:
     def _order(self, at: int, side: Side) -> Outcome:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        place = self._home / f"{at}-{side}"
-        order = Order(self._scenario, str(place), at, side)
+        position = self._home / f"{at}-{side}"
+        order = Order(self._scenario, str(position), at, side)
         self._server.stdin.write(msgspec.json.encode(order) + b"\n")
         self._server.stdin.flush()
         line = self._server.stdout.readline()

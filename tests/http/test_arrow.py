@@ -26,7 +26,7 @@ class RefusedTests(SiteCase):
 
     def test_it_holds_facts_alone_and_has_an_end(self) -> None:
         """Whatever else is asked for cannot be told in columns."""
-        for query in ("follow=true", "turns=true", "receipts=true"):
+        for query in ("follow=true", "epoch_starts=true", "receipts=true"):
             answer = self.get(f"{CHANGELOG}?{query}", ACCEPT)
 
             self.assertEqual((406, "not_acceptable"), (answer.status, answer.json()["error"]), query)

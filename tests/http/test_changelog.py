@@ -93,7 +93,7 @@ class ChangelogTests(SiteCase):
             ("digest=abc", 400, "bad_request"),
             ("digest=" + "F" * 64, 400, "bad_request"),
             ("follow=yes", 400, "bad_request"),
-            ("turns=1", 400, "bad_request"),
+            ("epoch_starts=1", 400, "bad_request"),
             ("receipts=", 400, "bad_request"),
             ("checksum=no", 400, "bad_request"),
             ("compacted=maybe", 400, "bad_request"),
@@ -113,13 +113,13 @@ class ChangelogTests(SiteCase):
         self.wait(self.log.next_epoch("promoted"))
         self.receipts(1)
 
-        lines = self.get(f"{CHANGELOG}?turns=true&receipts=true").lines()
+        lines = self.get(f"{CHANGELOG}?epoch_starts=true&receipts=true").lines()
 
         self.assertEqual(
             ["receipt k", "turn 2", 1, 2, "turn 3", 3],
             [
-                f"turn {line['turn']['epoch']}"
-                if "turn" in line
+                f"turn {line['epoch_start']['epoch']}"
+                if "epoch_start" in line
                 else f"receipt {line['receipt']['key']}"
                 if "receipt" in line
                 else line["serial"]
@@ -137,7 +137,7 @@ class ChangelogTests(SiteCase):
                 "stream": "",
                 "token": 0,
             },
-            lines[4]["turn"],
+            lines[4]["epoch_start"],
         )
         told = lines[0]["receipt"]
         self.assertEqual(self.engine.receipts["k"].request, told.pop("request"))
@@ -159,16 +159,16 @@ class ChangelogTests(SiteCase):
             ("since=0&limit=1", 0),
         ]
         for query, expected in cases:
-            lines = self.get(f"{CHANGELOG}?turns=true&{query}").lines()
+            lines = self.get(f"{CHANGELOG}?epoch_starts=true&{query}").lines()
 
-            self.assertEqual(expected, sum("turn" in line for line in lines), query)
+            self.assertEqual(expected, sum("epoch_start" in line for line in lines), query)
 
     def test_a_turn_ends_the_waiting(self) -> None:
         """There is something to tell, if it is wanted."""
-        plain, talk = self.waiting(), self.waiting("since=0&wait=30&turns=true")
+        plain, talk = self.waiting(), self.waiting("since=0&wait=30&epoch_starts=true")
         self.wait(self.log.next_epoch("promoted"))
 
-        self.assertEqual([2], [line["turn"]["epoch"] for line in talk.answer().lines()])
+        self.assertEqual([2], [line["epoch_start"]["epoch"] for line in talk.answer().lines()])
         self.assertEqual(b"", plain.heard)
 
     def test_a_fact_can_be_proved_by_itself(self) -> None:
@@ -203,7 +203,7 @@ class ChangelogTests(SiteCase):
         self.receipts(3)
         facts = self.engine.facts
         self.wait(self.log.trim(2, lambda *_: None, 100))
-        second, wrong = self.log.begin.digest, "f" * 64
+        second, wrong = self.log.trimmed_upto.digest, "f" * 64
         cases: list[tuple[str, int, str]] = [
             ("since=7", 409, "ahead_of_log"),
             ("since=7&epoch=2&compacted=true", 409, "ahead_of_log"),
@@ -219,14 +219,14 @@ class ChangelogTests(SiteCase):
             ("history=", 409, "other_history"),
         ]
         for query, status, code in cases:
-            for more in ("", "&follow=true", "&wait=30&turns=true"):
+            for more in ("", "&follow=true", "&wait=30&epoch_starts=true"):
                 answer = self.get(f"{CHANGELOG}?{query}{more}")
                 told = answer.json()
 
                 self.assertEqual((status, code), (answer.status, told["error"]), query)
                 self.assertEqual((6, 2), (told["serial"], told["epoch"]), query)
                 self.assertEqual(code == "other_epoch", told["retryable"])
-                self.assertEqual(2 if code == "trimmed" else None, told.get("begin"))
+                self.assertEqual(2 if code == "trimmed" else None, told.get("trimmed_upto"))
         for query, serials in (
             (f"since=2&epoch=1&digest={second}&history={self.log.history}", [3, 4, 5, 6]),
             ("since=3&epoch=1", [4, 5, 6]),

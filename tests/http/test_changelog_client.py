@@ -69,12 +69,12 @@ class SubscribingTests(SiteCase):
         """Raw, several at a time, for as long as it lasts."""
         self.receipts(2)
         begun: list[FirstAnswer] = []
-        done = self.follow(on_begin=begun.append, turns=True)
+        done = self.follow(on_begin=begun.append, epoch_starts=True)
         self.receipts(1)
         self.wait(self.log.next_epoch("promoted"))
         self.client.flush()
 
-        self.assertEqual([1, 2, "heartbeat", 3, "turn"], self.told())
+        self.assertEqual([1, 2, "heartbeat", 3, "epoch_start"], self.told())
         self.assertEqual([FirstAnswer(1, 2, self.log.history)], begun)
         self.assertNoResult(done)
         self.end(done)
@@ -128,7 +128,7 @@ class SubscribingTests(SiteCase):
             self.assertEqual((3, 2, 3), (error.serial, error.epoch, error.body["serial"]), kind)
             self.assertEqual(kind is OtherEpoch, error.retryable)
             self.assertEqual(error.code, error.body["error"])
-        self.assertEqual(1, error.begin)
+        self.assertEqual(1, error.trimmed_upto)
         self.assertIs(
             ApiResponseError,
             type(self.failureResultOf(self.follow(streams=["nope"]), ApiResponseError).value),
@@ -252,7 +252,7 @@ class Misbehaving(SiteCase):
             (503, b"<html>", "error", True, {}),
             (400, b"[1]", "error", False, {}),
             (400, b'{"error":7,"message":[]}', "error", False, {"message": []}),
-            (410, b'{"error":"trimmed","begin":"x"}', "trimmed", False, {}),
+            (410, b'{"error":"trimmed","trimmed_upto":"x"}', "trimmed", False, {}),
         ]
         for status, body, code, is_retryable, part in cases:
             client = StubTreq(StringStubbingResource(lambda *_, status=status, body=body: (status, {}, body)))
@@ -262,7 +262,7 @@ class Misbehaving(SiteCase):
             self.assertEqual((status, code, is_retryable), (error.status, error.code, error.retryable))
             self.assertEqual(part, {name: error.body[name] for name in part})
             self.assertNotIn("\n", str(error))
-        self.assertEqual(0, error.begin)
+        self.assertEqual(0, error.trimmed_upto)
 
     def test_wrong_answers_are_the_servers_fault(self) -> None:
         """As with every other question."""

@@ -115,13 +115,13 @@ class FollowingTests(FollowCase):
         talk = self.follow("streams=caches")
         self.receipts(3)
         self.clock.advance(5)
-        place = self.log.place
+        position = self.log.position
         self.post("caches", [["name", ["key"], 1]])
         self.receipts(1)
         self.clock.advance(5)
 
         told = [LogPosition(beat["epoch"], beat["serial"], beat["digest"]) for beat in beats(talk)]
-        self.assertEqual([LogPosition(1, 0, EMPTY), place, self.log.place], told)
+        self.assertEqual([LogPosition(1, 0, EMPTY), position, self.log.position], told)
         self.assertEqual([4], facts(talk))
 
     def test_a_heartbeat_comes_while_nothing_wanted_is_found(self) -> None:
@@ -153,23 +153,23 @@ class FollowingTests(FollowCase):
         """Work that is done when the second is called."""
         from twisted.internet.defer import Deferred
 
-        begin: Deferred[None] = Deferred()
+        trimmed_upto: Deferred[None] = Deferred()
 
         async def wait() -> Any:
-            await begin
+            await trimmed_upto
             return await work()
 
-        return Deferred.fromCoroutine(wait()), lambda: begin.callback(None)
+        return Deferred.fromCoroutine(wait()), lambda: trimmed_upto.callback(None)
 
     def test_epochs_and_receipts_are_pushed_too(self) -> None:
         """What a replica over HTTP needs beside the facts."""
-        talk = self.follow("turns=true&receipts=true")
+        talk = self.follow("epoch_starts=true&receipts=true")
         self.post("receipts", [receipt()], idempotency_key="a")
         self.wait(self.log.next_epoch("promoted"))
         self.post("receipts", [receipt()], idempotency_key="b")
 
         self.assertEqual(
-            ["heartbeat", "receipt", 1, "turn", "receipt", 2],
+            ["heartbeat", "receipt", 1, "epoch_start", "receipt", 2],
             [line.get("serial", next(iter(line))) for line in talk.answer().lines()],
         )
 
@@ -209,9 +209,9 @@ class FollowingTests(FollowCase):
         """A reader never hears of an epoch that it was not told of."""
         self.receipts(1)
         self.wait(self.log.next_epoch("promoted"))
-        talk = self.follow("turns=true&since=1&epoch=1")
+        talk = self.follow("epoch_starts=true&since=1&epoch=1")
 
-        self.assertEqual(["turn", "heartbeat"], [next(iter(line)) for line in talk.answer().lines()])
+        self.assertEqual(["epoch_start", "heartbeat"], [next(iter(line)) for line in talk.answer().lines()])
         self.assertEqual(2, beats(talk)[0]["epoch"])
 
     def test_it_can_end(self) -> None:
@@ -265,7 +265,7 @@ class FollowingTests(FollowCase):
     def test_a_reader_that_leaves_leaves_nothing(self) -> None:
         """Neither a timer nor a place in a queue."""
         timers = len(self.clock.getDelayedCalls())
-        talks = [self.follow(query) for query in ("", "streams=caches", "turns=true&receipts=true")]
+        talks = [self.follow(query) for query in ("", "streams=caches", "epoch_starts=true&receipts=true")]
         for talk in talks:
             talk.leave()
 
@@ -370,7 +370,7 @@ class ResumingTests(SiteCase):
     ) -> None:
         """Whatever is appended when, wherever the connection is cut, and in the middle of a line."""
         self.setUp()
-        place, had = LogPosition(1, 0, EMPTY), list[int]()
+        position, had = LogPosition(1, 0, EMPTY), list[int]()
         query = "".join(
             f"&{name}={','.join(sorted(names))}"
             for name, names in (("streams", streams), ("writers", writers))
@@ -382,8 +382,8 @@ class ResumingTests(SiteCase):
             talk.say(
                 self.request(
                     "GET",
-                    f"/v1/changelog?follow=true&turns=true&since={place.serial}&epoch={place.epoch}"
-                    f"&digest={place.digest}{query}",
+                    f"/v1/changelog?follow=true&epoch_starts=true&since={position.serial}&epoch={position.epoch}"
+                    f"&digest={position.digest}{query}",
                 )
             )
             for stream, writer, count in done:
@@ -397,13 +397,13 @@ class ResumingTests(SiteCase):
                 line = json.loads(text)
                 if "serial" in line:
                     had.append(line["serial"])
-                    place = LogPosition(line["epoch"], line["serial"], line["digest"])
-                elif "turn" in line:
-                    place = LogPosition(line["turn"]["epoch"], place.serial, place.digest)
+                    position = LogPosition(line["epoch"], line["serial"], line["digest"])
+                elif "epoch_start" in line:
+                    position = LogPosition(line["epoch_start"]["epoch"], position.serial, position.digest)
                 else:
                     beat = line["heartbeat"]
-                    self.assertGreaterEqual(beat["serial"], place.serial)
-                    place = LogPosition(beat["epoch"], beat["serial"], beat["digest"])
+                    self.assertGreaterEqual(beat["serial"], position.serial)
+                    position = LogPosition(beat["epoch"], beat["serial"], beat["digest"])
             talk.leave()
 
         wanted = [
@@ -412,7 +412,7 @@ class ResumingTests(SiteCase):
             if (streams is None or fact.stream in streams) and (writers is None or fact.writer in writers)
         ]
         self.assertEqual(wanted, had)
-        self.assertEqual(self.log.place, place)
+        self.assertEqual(self.log.position, position)
         self.doCleanups()
 
 

@@ -45,7 +45,7 @@ class CommandFeedTests(SiteCase):
         self.say(PUSHER, PUSHER, PUSHER)
         answer = self.acknowledge(2)
 
-        self.assertEqual((200, 2, 3), (answer.status, answer.json()["begin"], answer.json()["head"]))
+        self.assertEqual((200, 2, 3), (answer.status, answer.json()["trimmed_upto"], answer.json()["head"]))
         self.assertEqual([3], [line["number"] for line in self.read()])
         self.assertEqual([3], [line["number"] for line in self.read("since=0")])
 

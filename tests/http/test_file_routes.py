@@ -35,11 +35,11 @@ class PutTests(FilesSiteCase):
 
     def test_an_empty_file_can_be_brought(self) -> None:
         """With and without a word about its length."""
-        place = f"/v1/files/sha256/{checksum(b'')}"
+        position = f"/v1/files/sha256/{checksum(b'')}"
 
-        self.assertEqual(201, self.ask("PUT", place).status)
-        self.assertEqual(200, self.ask("PUT", place, b"", "Content-Length: 0").status)
-        self.assertEqual((200, b""), (self.get(place).status, self.get(place).body))
+        self.assertEqual(201, self.ask("PUT", position).status)
+        self.assertEqual(200, self.ask("PUT", position, b"", "Content-Length: 0").status)
+        self.assertEqual((200, b""), (self.get(position).status, self.get(position).body))
 
     def test_a_header_that_is_not_utf_8_asks_for_nothing(self) -> None:
         """It was answered with 500, and a traceback was logged."""

@@ -31,7 +31,7 @@ class ExtentTests(SiteCase):
                 "bytes": sum(len(fact.rows) for fact in facts),
                 "clock": {"caches": {"w2": 1}, "receipts": {"w1": 4}},
                 "committed_at_ms": facts[4].committed_at_ms,
-                "begin": 0,
+                "trimmed_upto": 0,
                 "head": 5,
             },
             whole,

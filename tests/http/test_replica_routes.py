@@ -127,12 +127,12 @@ class CopiesCase(SiteCase):
 
     def place(self) -> dict[str, Any]:
         """Where the log stands."""
-        place = self.log.place
+        place = self.log.position
         return {"epoch": place.epoch, "serial": place.serial, "digest": place.digest}
 
     def subscribe(self, uuid: str = "u1", **more: Any) -> Answer:
         """A replica asks to be served."""
-        asked = {"history": self.log.history, "place": self.place(), **more}
+        asked = {"history": self.log.history, "position": self.place(), **more}
         return self.say("POST", f"/v1/replicas/{uuid}", name="paris", subscription=asked)
 
 
@@ -147,7 +147,7 @@ class ReplicaTests(CopiesCase):
 
         self.assertEqual(
             (self.log.history, self.place(), "primary", 0, str(HERE)),
-            tuple(told[key] for key in ("history", "place", "role", "begin", "address")),
+            tuple(told[key] for key in ("history", "position", "role", "trimmed_upto", "address")),
         )
 
     def test_a_replica_is_on_the_list_from_when_it_is_served(self) -> None:
@@ -168,9 +168,9 @@ class ReplicaTests(CopiesCase):
         place = self.place()
         cases: list[tuple[str, dict[str, Any]]] = [
             ("other_history", {"history": "x"}),
-            ("ahead", {"place": place | {"serial": 7}}),
-            ("fork", {"place": place | {"digest": "0" * 64}}),
-            ("other_epoch", {"place": place | {"epoch": 3}}),
+            ("ahead", {"position": place | {"serial": 7}}),
+            ("fork", {"position": place | {"digest": "0" * 64}}),
+            ("other_epoch", {"position": place | {"epoch": 3}}),
         ]
         for code, asked in cases:
             answer = self.subscribe(**asked)
@@ -325,7 +325,7 @@ class RoleTests(CopiesCase):
 
     def describe(self, **other: Any) -> None:
         """Let another daemon say this of itself at its address."""
-        said: dict[str, Any] = {"history": self.log.history, "uuid": "z", "place": self.log.place}
+        said: dict[str, Any] = {"history": self.log.history, "uuid": "z", "position": self.log.position}
         self.network.others["http://other:9093"] = PeerStatus(**(said | other))
 
     def test_who_hands_over_takes_no_facts_for_a_while(self) -> None:
@@ -344,9 +344,11 @@ class RoleTests(CopiesCase):
     def test_who_hears_of_a_later_epoch_is_fenced(self) -> None:
         """It says where the primary is, and takes nothing more; a claim of another history means nothing."""
         self.receipts(2)
-        place = self.log.place
-        turn = EpochStart(epoch=2, serial=place.serial, digest=place.digest, at_ms=1, why="promoted")
-        self.describe(role="primary", place=LogPosition(2, place.serial, place.digest), turns=(turn,))
+        place = self.log.position
+        epoch_start = EpochStart(epoch=2, serial=place.serial, digest=place.digest, at_ms=1, why="promoted")
+        self.describe(
+            role="primary", position=LogPosition(2, place.serial, place.digest), epoch_starts=(epoch_start,)
+        )
         other = self.say("POST", "/v1/claim", **(CLAIM | {"history": "another"}))
         before = self.post("receipts", [receipt()]).status
         self.assertEqual((409, "other_history"), (other.status, other.json()["error"]))
@@ -365,13 +367,13 @@ class BoundsTests(CopiesCase):
         """SQLite raised OverflowError for them: a traceback here, and 500 for the peer."""
         for serial in (2**63, -(2**70), -1):
             place = {"epoch": 1, "serial": serial, "digest": "d"}
-            wanted = {"join": "j", "place": place}
+            wanted = {"join": "j", "position": place}
             joined = self.say("POST", "/v1/replicas/u/join", name="paris", join=wanted)
-            wanted = {"history": self.log.history, "place": place}
+            wanted = {"history": self.log.history, "position": place}
             asked = self.say("POST", "/v1/replicas/u", name="paris", subscription=wanted)
 
             self.assertEqual((400, 400), (joined.status, asked.status), serial)
-            self.assertIn("join.place.serial", joined.json()["message"])
+            self.assertIn("join.position.serial", joined.json()["message"])
 
 
 class FollowingOverHttpTests(CopiesCase):
@@ -411,8 +413,8 @@ class FollowingOverHttpTests(CopiesCase):
         self.post("typing", [typing()])
         self.pass_(3)
 
-        self.assertEqual(("live", self.log.place), (replica.state, log.place))
-        self.assertEqual(self.log.turns, log.turns)
+        self.assertEqual(("live", self.log.position), (replica.state, log.position))
+        self.assertEqual(self.log.epoch_starts, log.epoch_starts)
         self.assertEqual(["k", "l"], [one.key for one in self.wait(log.receipts_between(0, 99))])
         self.assertEqual(self.log.positions("typing"), log.positions("typing"))
         self.assertEqual(["live"], [one["state"] for one in self.relays.describe()])
@@ -427,7 +429,7 @@ class FollowingOverHttpTests(CopiesCase):
         self.pass_(3)
 
         facts, _ = self.wait(log.read(after=0, upto=99, limit=99))
-        self.assertEqual(("live", self.log.place), (replica.state, log.place))
+        self.assertEqual(("live", self.log.position), (replica.state, log.position))
         self.assertEqual([1, 10], [fact.serial for fact in facts])
 
     def test_one_that_knows_a_later_epoch_is_refused(self) -> None:
@@ -523,7 +525,7 @@ class AcknowledgingTests(CopiesCase):
         conversation = self.wait(HttpUpstream(self.clock, where=HERE, client=client).connect("u-1", "paris"))
         self.addCleanup(conversation.close)
         place = WirePosition(1, 6, self.wait(self.log.digest_at(6)))
-        conversation.subscribe(Subscription(history=self.log.history, place=place))
+        conversation.subscribe(Subscription(history=self.log.history, position=place))
         client.flush()
 
         for serial in (4, 8, 6, 9):

@@ -67,7 +67,7 @@ def status(**changed: Any) -> dict[str, Any]:
         "epoch": 2,
         "serial": 1_234,
         "digest": "ab" * 32,
-        "begin": 100,
+        "trimmed_upto": 100,
         "history": "3a70c7e2-c3c1-4d3a-a2a2-5cd1d9c6ef59",
         "uuid": "5d040061",
         "lag_rows": 58_766,
@@ -79,7 +79,7 @@ def status(**changed: Any) -> dict[str, Any]:
         "upstream": copy.deepcopy(UPSTREAM),
         "replicas": [dict(REPLICA)],
         "leases": [dict(LEASE)],
-        "turns": [
+        "epoch_starts": [
             {"epoch": 2, "serial": 900, "digest": "d", "at_ms": (NOW - 60) * 1000, "why": "promoted"}
             | {"stream": "", "token": 0}
         ],

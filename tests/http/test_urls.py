@@ -63,10 +63,10 @@ def ended(asked: Any) -> BaseException:
     return error
 
 
-@pytest.mark.parametrize(("url", "place"), URLS)
-def test_a_daemon_asks_another_at_its_url(url: str, place: tuple[str, str, int, str]) -> None:
+@pytest.mark.parametrize(("url", "position"), URLS)
+def test_a_daemon_asks_another_at_its_url(url: str, position: tuple[str, str, int, str]) -> None:
     """One without a name is reached by its address, of either version."""
-    scheme, host, port, path = place
+    scheme, host, port, path = position
     agent = Asked()
     http = HttpClient(Clock(), None, 10.0, HTTPClient(agent))
 
@@ -76,10 +76,10 @@ def test_a_daemon_asks_another_at_its_url(url: str, place: tuple[str, str, int, 
     assert f"{url}/v1/changelog" in str(error)
 
 
-@pytest.mark.parametrize(("url", "place"), URLS)
-def test_files_are_fetched_from_a_url(url: str, place: tuple[str, str, int, str]) -> None:
+@pytest.mark.parametrize(("url", "position"), URLS)
+def test_files_are_fetched_from_a_url(url: str, position: tuple[str, str, int, str]) -> None:
     """They are asked for by a client of their own."""
-    scheme, host, port, path = place
+    scheme, host, port, path = position
     agent = Asked()
     files = HttpFiles(Clock(), url, client=HTTPClient(agent))
 
@@ -91,10 +91,10 @@ def test_files_are_fetched_from_a_url(url: str, place: tuple[str, str, int, str]
     assert (scheme, host, port, f"{path}/v1/files/sha256/{SHA256}") == agent.only()
 
 
-@pytest.mark.parametrize(("url", "place"), URLS)
-def test_a_command_asks_a_daemon_at_its_url(url: str, place: tuple[str, str, int, str]) -> None:
+@pytest.mark.parametrize(("url", "position"), URLS)
+def test_a_command_asks_a_daemon_at_its_url(url: str, position: tuple[str, str, int, str]) -> None:
     """The same URL is given to a daemon and to a command."""
-    scheme, host, port, path = place
+    scheme, host, port, path = position
     asking = BlockingClient(url)
     connection = asking._connection
 

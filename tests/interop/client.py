@@ -162,8 +162,8 @@ class Client:
 
     def set_account_data(self, type: str, content: Answer, room: str | None = None) -> None:
         """Data of the user's clients, of one room if it is given."""
-        place = "" if room is None else f"/rooms/{_quoted(room)}"
-        self.request(WORKER, "PUT", f"{self._own()}{place}/account_data/{type}", content)
+        position = "" if room is None else f"/rooms/{_quoted(room)}"
+        self.request(WORKER, "PUT", f"{self._own()}{position}/account_data/{type}", content)
 
     def tag(self, room: str, tag: str, order: float | None = None) -> None:
         """Put a tag on a room, or move it; without an order, take it off."""
@@ -200,8 +200,8 @@ class Client:
 
     def subscribe(self, room: str, thread: str, *, is_wanted: bool = True, at: str = WORKER) -> None:
         """Follow a thread, or no longer."""
-        place = "/_matrix/client/unstable/io.element.msc4306/rooms"
-        path = f"{place}/{_quoted(room)}/thread/{_quoted(thread)}/subscription"
+        position = "/_matrix/client/unstable/io.element.msc4306/rooms"
+        path = f"{position}/{_quoted(room)}/thread/{_quoted(thread)}/subscription"
         if is_wanted:
             self.request(at, "PUT", path, {})
         else:

@@ -223,9 +223,9 @@ class Cable:
         with contextlib.suppress(OSError):
             while octets := source.recv(1 << 16):
                 said, wanted = before + octets, self._cut_after
-                if is_from_server and wanted and (place := said.find(wanted)) >= 0:
+                if is_from_server and wanted and (position := said.find(wanted)) >= 0:
                     self._cut_after = b""
-                    sink.sendall(octets[: place + len(wanted) - len(before)])
+                    sink.sendall(octets[: position + len(wanted) - len(before)])
                     break
                 sink.sendall(octets)
                 before = said[1 - len(wanted) :] if len(wanted) > 1 else b""

@@ -123,7 +123,7 @@ def test_a_join_slower_than_the_writes_costs_no_memory(monkeypatch: pytest.Monke
     slow[0] = 0.0005
     world.pass_(30)
 
-    assert a.log.place == b.log.place
+    assert a.log.position == b.log.position
     assert behind > 10_000
     assert max(held) < 1.25 * HELD_BYTES
     assert max(link.server.most_buffered for link in b.links()) < MOST

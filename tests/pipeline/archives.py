@@ -66,18 +66,18 @@ def batch_of_facts(facts: Sequence[Fact]) -> Any:
     return pa.record_batch(columns, schema=FACTS)
 
 
-def counted_by_the_manual(place: Path) -> list[tuple[str, int]]:
+def counted_by_the_manual(position: Path) -> list[tuple[str, int]]:
     """What the manual's own query says of an archive, in DuckDB alone: the lines of each stream."""
     page = ROOT / "docs" / "howto" / "pipeline.md"
     query = page.read_text("utf-8").partition("```sql\n")[2].partition("```")[0]
-    return duckdb.connect().execute(query.replace("'archive/", f"'{place}/")).fetchall()
+    return duckdb.connect().execute(query.replace("'archive/", f"'{position}/")).fetchall()
 
 
 def archive(
-    place: str, facts: Sequence[Fact], *, batch_facts: int = 100, turns: Sequence[EpochStart] = ()
+    position: str, facts: Sequence[Fact], *, batch_facts: int = 100, epoch_starts: Sequence[EpochStart] = ()
 ) -> list[Manifest]:
     """A new archive of these facts, so many to a batch."""
-    store, keys = Store(place), KeyExtractor()
+    store, keys = Store(position), KeyExtractor()
     origin = BatchOrigin(history="history-of-tests", server_name="localhost")
     made: list[Manifest] = []
     for first in range(0, len(facts), batch_facts):
@@ -88,7 +88,7 @@ def archive(
             number=len(made),
             before=made[-1] if made else None,
             origin=origin,
-            turns=turns,
+            epoch_starts=epoch_starts,
             now_ms=some[-1].committed_at_ms + ARCHIVED_MS,
         )
         write_manifest(store, manifest)

@@ -50,7 +50,7 @@ class Day:
         seed: int = 7,
         turn_at: int | None = None,
     ) -> None:
-        self.turns: list[EpochStart] = []
+        self.epoch_starts: list[EpochStart] = []
         self._count = count
         self._hours = hours
         self._began_ms = began_ms
@@ -98,8 +98,8 @@ class Day:
                 writer = "receipts1"  # it does so still
             if self._turn_at is not None and len(self.facts) == self._turn_at:
                 self._epoch += 1
-                turn = EpochStart(self._epoch, len(self.facts), self._digest, at_ms, "promoted")
-                self.turns.append(turn)
+                epoch_start = EpochStart(self._epoch, len(self.facts), self._digest, at_ms, "promoted")
+                self.epoch_starts.append(epoch_start)
             before = self._tokens.get((stream, writer))
             if stream == "caches" and before is not None and self._random.random() < 0.004:
                 self.add(stream, writer, [self._cache(at_ms)], at_ms, late=True)
@@ -152,8 +152,8 @@ class Day:
             case "account_data":
                 yield [user, room if self._random.random() < 0.5 else None, "m.fully_read"]
             case "backfill":
-                for place in range(self._random.randrange(1, 25)):
-                    yield [f"$old{number}-{place}", room, "m.room.message", None, None, None]
+                for position in range(self._random.randrange(1, 25)):
+                    yield [f"$old{number}-{position}", room, "m.room.message", None, None, None]
             case "pushers":
                 yield [user, "im.app", f"pushkey{number % 97}", False]
             case _:
@@ -174,7 +174,7 @@ class Day:
             case n if n < 75:
                 return ["_get_bare_e2e_cross_signing_keys", [user], at_ms]
             case n if n < 82:
-                packed = [msgspec.json.encode([user, f"D{place}"]).decode() for place in range(3)]
+                packed = [msgspec.json.encode([user, f"D{position}"]).decode() for position in range(3)]
                 return ["_get_e2e_cross_signing_signatures_for_device", packed, at_ms]
             case n if n < 90:
                 return ["get_user_by_access_token", [f"syt_{self._random.randrange(3000)}"], at_ms]
@@ -197,9 +197,9 @@ class Day:
         return f"server{int(self._random.paretovariate(0.9)) % 300}.example.org"
 
 
-def archive_day(place: str, day: Day, *, every_ms: int = 15 * 60 * 1000) -> list[Manifest]:
+def archive_day(position: str, day: Day, *, every_ms: int = 15 * 60 * 1000) -> list[Manifest]:
     """An archive of this day, a batch for every so often; between 3 and 5 o'clock archiving stood still."""
-    store, keys, random = Store(place), KeyExtractor(), Random(3)
+    store, keys, random = Store(position), KeyExtractor(), Random(3)
     origin = BatchOrigin(history="history-of-tests", server_name="localhost")
     made: list[Manifest] = []
     for full_ms, facts in _batches(day.facts, every_ms):
@@ -211,7 +211,7 @@ def archive_day(place: str, day: Day, *, every_ms: int = 15 * 60 * 1000) -> list
             number=len(made),
             before=made[-1] if made else None,
             origin=origin,
-            turns=day.turns,
+            epoch_starts=day.epoch_starts,
             now_ms=at_ms + random.randrange(2_000, 40_000),
         )
         write_manifest(store, manifest)

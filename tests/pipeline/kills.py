@@ -43,8 +43,10 @@ print("done", done.serial, flush=True)
 class ArchiveProcess:
     """One run. It prints ``started``, ``data`` and ``manifest`` for each batch, and ``done``."""
 
-    def __init__(self, url: str, place: Path, *, batch_facts: int, point: str = "", count: int = 1) -> None:
-        arguments = [url, str(place), str(batch_facts), point, str(count), json.dumps(QUICK)]
+    def __init__(
+        self, url: str, position: Path, *, batch_facts: int, point: str = "", count: int = 1
+    ) -> None:
+        arguments = [url, str(position), str(batch_facts), point, str(count), json.dumps(QUICK)]
         self.lines: list[str] = []
         self._changed = threading.Condition()
         self._process = subprocess.Popen(

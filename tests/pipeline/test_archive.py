@@ -40,9 +40,9 @@ class Killed(Exception):
     """In place of a kill, where a process of its own would cost too much."""
 
 
-def archived(place: Path) -> list[Fact]:
+def archived(position: Path) -> list[Fact]:
     """All facts of an archive, read by DuckDB by the manifests alone."""
-    files = [str(place / file.path) for one in manifests(Store(str(place))) for file in one.files]
+    files = [str(position / file.path) for one in manifests(Store(str(position))) for file in one.files]
     if not files:
         return []
     query = (
@@ -60,14 +60,14 @@ def archived(place: Path) -> list[Fact]:
     return facts
 
 
-def check(place: Path, facts: list[Fact]) -> list[Manifest]:
+def check(position: Path, facts: list[Fact]) -> list[Manifest]:
     """The archive holds these, once each; manifests, files and digests agree. Gives the manifests."""
-    store = Store(str(place))
+    store = Store(str(position))
     found = manifests(store)
-    assert facts == archived(place)
+    assert facts == archived(position)
     assert verify(facts, EMPTY) is None
     lines = Counter(fact.stream for fact in facts for _ in jsontext.split(fact.rows) or [b""])
-    assert sorted(lines.items()) == counted_by_the_manual(place)
+    assert sorted(lines.items()) == counted_by_the_manual(position)
     assert len(facts) == sum(one.facts for one in found)
     for one in found:
         assert one.digest == facts[one.last_serial - 1].digest
@@ -97,8 +97,8 @@ def test_each_fact_is_archived_once_through_crashes(
 ) -> None:
     """A run that ends between the data and its manifest, or right after the manifest, loses and doubles
     nothing; the next one goes on from the manifests, and removes what is left."""
-    place = tmp_path / "archive"
-    store = Store(str(place))
+    position = tmp_path / "archive"
+    store = Store(str(position))
     told: list[tuple[str, int, int]] = []
 
     for point, batches in (("data", 0), ("manifest", 1), ("data", 1), ("manifest", 2)):
@@ -114,14 +114,14 @@ def test_each_fact_is_archived_once_through_crashes(
     again = archive(spark, daemon.url, store, batch_facts=1_000)
 
     facts = list(changelog(daemon.url))
-    found = check(place, facts)
+    found = check(position, facts)
     assert (5_100, 6) == (len(facts), len(found))
     assert (4, 3_100, 5_100, facts[-1].digest) == (done.batches, done.facts, done.serial, done.digest)
     assert (0, 0, 5_100) == (again.batches, again.facts, again.serial)
     assert ("archiving", 3_100, 0) in told
     assert ("archiving", 0, 3_100) == told[0]
     named = {file.path for one in found for file in one.files}
-    there = {str(path.relative_to(place)) for path in place.rglob("*.parquet")}
+    there = {str(path.relative_to(position)) for path in position.rglob("*.parquet")}
     assert named == there
     assert ["_lock", "_manifests", *sorted(f"stream={name}" for name in STREAMS)] == store.names("")
     assert {"push_rules": {"master": 1_350}} == {
@@ -131,20 +131,20 @@ def test_each_fact_is_archived_once_through_crashes(
 
 def test_small_batches_are_merged(daemon: Daemon, spark: "SparkSession", tmp_path: Path) -> None:
     """An archive that is followed live would otherwise end as thousands of files of a few rows."""
-    place = tmp_path / "archive"
-    store = Store(str(place))
+    position = tmp_path / "archive"
+    store = Store(str(position))
     archive(spark, daemon.url, store, batch_facts=1_000)
     before = {file.path for one in manifests(store) for file in one.files}
 
     gone = merge.merge(spark, store, now_ms=1, fewest=3)
 
-    (merged,) = check(place, list(changelog(daemon.url)))
+    (merged,) = check(position, list(changelog(daemon.url)))
     assert (6, [0, 1, 2, 3, 4, 5], 6) == (gone, merged.replaces, merged.batch)
     assert len(merged.files) == len(STREAMS)
-    assert all((place / path).exists() for path in before)
+    assert all((position / path).exists() for path in before)
     tidy(store, [merged], now_ms=GRACE_MS + 1)
     assert {file.path for file in merged.files} == {
-        str(path.relative_to(place)) for path in place.rglob("*.parquet")
+        str(path.relative_to(position)) for path in position.rglob("*.parquet")
     }
     assert 0 == archive(spark, daemon.url, store).facts
 
@@ -153,8 +153,8 @@ def test_small_batches_are_merged_while_it_follows(
     daemon: Daemon, spark: "SparkSession", tmp_path: Path
 ) -> None:
     """A run may go on for weeks; readers never see more than some small batches."""
-    place = tmp_path / "archive"
-    store = Store(str(place))
+    position = tmp_path / "archive"
+    store = Store(str(position))
     seen: list[int] = []
     done = archive(
         spark,
@@ -167,7 +167,7 @@ def test_small_batches_are_merged_while_it_follows(
         stopped=lambda: bool(seen) and sum(one.facts for one in manifests(store)) == 5_100,
     )
 
-    found = check(place, list(changelog(daemon.url)))
+    found = check(position, list(changelog(daemon.url)))
     assert (19, 5_100, 17) == (done.batches, done.facts, done.merged)
     assert max(seen) == 9
     assert [4_480, 280, 280, 60] == [one.facts for one in found]
@@ -265,9 +265,9 @@ def test_a_trimmed_log_begins_with_what_is_left(spark: "SparkSession", tmp_path:
         for number in range(40):
             rows = [[[f"@user{number % 7}:h"]]]
             asking.post_json("/v1/streams/push_rules/facts", json.dumps({"facts": rows * 5}).encode())
-        begin = 0
-        while not begin:
-            begin = asking.get_json("/v1/extent?compacted=true&limit=1")["begin"]
+        trimmed_upto = 0
+        while not trimmed_upto:
+            trimmed_upto = asking.get_json("/v1/extent?compacted=true&limit=1")["trimmed_upto"]
         asking.post_json("/v1/streams/push_rules/facts", json.dumps({"facts": [[["@new:h"]]]}).encode())
 
         archive(spark, daemon.url, Store(str(tmp_path / "archive")))
@@ -278,7 +278,7 @@ def test_a_trimmed_log_begins_with_what_is_left(spark: "SparkSession", tmp_path:
     assert found[0].compacted
     # It may have been trimmed further meanwhile.
     assert 1 == found[0].first_serial
-    assert begin <= found[0].last_serial
+    assert trimmed_upto <= found[0].last_serial
     assert {fact.serial for fact in left} <= {fact.serial for fact in facts}
     assert 202 == facts[-1].serial
     assert {"push_rules": {"gone": 1, "w": 202}} == found[-1].end
@@ -302,25 +302,27 @@ def test_an_archive_is_of_one_log_and_has_one_writer(
 def test_kills_while_writers_append(spark: "SparkSession", tmp_path: Path) -> None:
     """With -9, between the manifest and Spark's own commit; in long runs also between data and manifest, and
     twenty times at any time, while a million facts come in."""
-    place, chance = tmp_path / "archive", random.Random(7)
+    position, chance = tmp_path / "archive", random.Random(7)
     kills, enough = size(0, 20), size(2_000, 1_000_000)
     member = Member(tmp_path, "primary")
     try:
         with Load([member], pause=size(50, 2) / 1000, most=size(20, 800)) as load:
             load.wait_for(size(1_000, 20_000), seconds=600)
             for point in ("data", "manifest") if kills else ("manifest",):
-                run = ArchiveProcess(member.url, place, batch_facts=size(300, 10_000), point=point, count=2)
+                run = ArchiveProcess(
+                    member.url, position, batch_facts=size(300, 10_000), point=point, count=2
+                )
                 assert run.wait() < 0, run.lines
             killed = 0
             while killed < kills:
-                run = ArchiveProcess(member.url, place, batch_facts=10_000)
+                run = ArchiveProcess(member.url, position, batch_facts=10_000)
                 run.wait_for("started")
                 run.kill_after(chance.uniform(0, 15))
                 killed += not any(line.startswith("done") for line in run.lines)
             load.wait_for(enough - len(load.acknowledged), seconds=3_600)
-        archive(spark, member.url, Store(str(place)), batch_facts=size(5_000, 100_000))
+        archive(spark, member.url, Store(str(position)), batch_facts=size(5_000, 100_000))
         facts = member.facts()
-        found = check(place, facts)
+        found = check(position, facts)
     finally:
         member.close()
     report(f"{killed + 1 + bool(kills)} kills, {len(facts):,} facts in {len(found)} batches")

@@ -140,7 +140,7 @@ def test_what_was_trimmed_or_lost_is_no_damage(spark: "SparkSession", tmp_path: 
     store, facts = Store(str(tmp_path)), facts_of()
     # The last of w2 in receipts before serial 20 is trimmed away: no clock tells of it.
     left = [fact for fact in facts[:20] if fact.serial in (1, 2, 3, 19)]
-    turn = EpochStart(2, 30, facts[29].digest, 0, "lost", "push_rules", 10)
+    epoch_start = EpochStart(2, 30, facts[29].digest, 0, "lost", "push_rules", 10)
     after = [fixed(facts[30], facts[29], epoch=2, prev_token=10, token=11)]
     place = LogPosition(1, 20, facts[19].digest)
     before: Manifest | None = None
@@ -151,7 +151,7 @@ def test_what_was_trimmed_or_lost_is_no_damage(spark: "SparkSession", tmp_path: 
             number=number,
             before=before,
             origin=BatchOrigin(history=HISTORY),
-            turns=[turn],
+            epoch_starts=[epoch_start],
             now_ms=0,
             compacted_upto=upto,
         )
@@ -291,10 +291,10 @@ def test_manifests_that_are_wrong_are_named(spark: "SparkSession", place: Path) 
 
 @contextmanager
 def daemon(
-    facts: Sequence[Fact], *, history: str = HISTORY, begin: int = 0
+    facts: Sequence[Fact], *, history: str = HISTORY, trimmed_upto: int = 0
 ) -> Iterator[tuple[str, list[str]]]:
     """A daemon that has these facts, trimmed up to `begin`: its address, and what it is asked."""
-    digests: Mapping[int, str] = {fact.serial: fact.digest for fact in facts if fact.serial > begin}
+    digests: Mapping[int, str] = {fact.serial: fact.digest for fact in facts if fact.serial > trimmed_upto}
     asked: list[str] = []
 
     class Answers(BaseHTTPRequestHandler):
@@ -338,7 +338,7 @@ def test_a_daemon_that_has_the_same_is_clean(spark: "SparkSession", place: Path)
     with daemon(facts) as (url, asked):
         assert [] == audited(spark, place, url=url).findings
         assert 2 == len(asked)
-    with daemon(facts, begin=15) as (url, _):
+    with daemon(facts, trimmed_upto=15) as (url, _):
         told = audited(spark, place, url=url)
         assert [("daemon-trimmed", "", "", None, None, 1, 10)] == named(told.findings)
         assert told.is_clean

@@ -35,10 +35,10 @@ Rows = list[tuple[Any, ...]]
 
 
 def extend(
-    place: Path, facts: Sequence[Fact], *, turns: Sequence[EpochStart] = (), history: str = ""
+    position: Path, facts: Sequence[Fact], *, epoch_starts: Sequence[EpochStart] = (), history: str = ""
 ) -> None:
     """One more batch, of these facts."""
-    store = Store(str(place))
+    store = Store(str(position))
     there, number = manifests(store), next_batch(store)
     written = write_files(store, number, [KeyExtractor().added(exploded(batch_of_facts(facts)))])
     manifest = batch_of(
@@ -46,7 +46,7 @@ def extend(
         number=number,
         before=there[-1] if there else None,
         origin=BatchOrigin(history=history or "history-of-tests", server_name="localhost"),
-        turns=turns,
+        epoch_starts=epoch_starts,
         now_ms=BEGAN_MS,
     )
     write_manifest(store, manifest)
@@ -88,9 +88,9 @@ def folded(folder: Path) -> Rows:
     there = manifests(Store(str(folder / "archive")))
     files = [f"{folder}/archive/{file.path}" for manifest in there for file in manifest.files]
     voids = [
-        f"stream = '{turn.stream}' and epoch < {turn.epoch} and token > {turn.token}"
-        for turn in there[-1].turns
-        if turn.stream
+        f"stream = '{epoch_start.stream}' and epoch < {epoch_start.epoch} and token > {epoch_start.token}"
+        for epoch_start in there[-1].epoch_starts
+        if epoch_start.stream
     ]
     return duckdb.execute(
         f"""with numbered as (
@@ -205,14 +205,14 @@ def test_void_facts_never_win(spark: "SparkSession", tmp_path: Path) -> None:
     }
     made |= {"committed_at_ms": BEGAN_MS, "rows": b'[["@a:b"]]'}
     later = Fact(**made, digest=chain(facts[-1].digest, **made))
-    turn = EpochStart(2, 2, facts[-1].digest, BEGAN_MS, "lost", "pushers", 1)
-    extend(tmp_path / "archive", [later], turns=[turn])
+    epoch_start = EpochStart(2, 2, facts[-1].digest, BEGAN_MS, "lost", "pushers", 1)
+    extend(tmp_path / "archive", [later], epoch_starts=[epoch_start])
 
     told = compacted(spark, tmp_path)
 
     assert not told.full
     assert [(1, True), (3, True)] == rows_of(tmp_path, "serial, last")
-    assert [turn] == told.snapshot.turns
+    assert [epoch_start] == told.snapshot.epoch_starts
     assert folded(tmp_path) == whole(rows_of(tmp_path))
 
 

@@ -25,16 +25,16 @@ FACTS = 4_000
 def test_a_recorded_day_is_archived_audited_folded_and_drawn(spark: "SparkSession", tmp_path: Path) -> None:
     """What real peers sent has every shape that rows have; nothing of it may be odd to any job."""
     fill_day(tmp_path / "synrepl.db", FACTS)
-    place, snapshot = Store(str(tmp_path / "archive")), Store(str(tmp_path / "snapshot"))
+    position, snapshot = Store(str(tmp_path / "archive")), Store(str(tmp_path / "snapshot"))
     with Daemon(tmp_path, options=("--retain-seconds", "999999999")) as daemon:
-        archived = archive(spark, daemon.url, place)
-        audited = audit(spark, place, url=daemon.url, deep=True)
-        folded = compact(spark, place, snapshot)
-        reported = report(spark, place, tmp_path / "report", url=daemon.url)
+        archived = archive(spark, daemon.url, position)
+        audited = audit(spark, position, url=daemon.url, deep=True)
+        folded = compact(spark, position, snapshot)
+        reported = report(spark, position, tmp_path / "report", url=daemon.url)
 
     assert archived.facts == FACTS == audited.facts == reported.facts
     assert audited.is_clean, audited.findings
-    files = [place.uri(file.path) for one in manifests(place) for file in one.files]
+    files = [position.uri(file.path) for one in manifests(position) for file in one.files]
     ((keyless, keys),) = (
         duckdb.connect()
         .execute(

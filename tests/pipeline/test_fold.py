@@ -24,7 +24,10 @@ def pusher(name: str, *, deleted: bool = False) -> str:
 def leads(*found: tuple[int, int, bool | None]) -> Any:
     """Of facts: where an older row of a key is, where that key ends, and whether the first is kept."""
     return pa.table(
-        {name: [one[place] for one in found] for place, name in enumerate(("serial", "gone_at", "kept"))}
+        {
+            name: [one[position] for one in found]
+            for position, name in enumerate(("serial", "gone_at", "kept"))
+        }
     )
 
 

@@ -124,7 +124,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     fill(folder / "synrepl.db", 290, streams=("events", "receipts", "push_rules"))
     with Daemon(folder) as daemon:
         for number in range(18):
-            rows = [[f"@{number}.{place}:h"] for place in range(1 + number % 3)]
+            rows = [[f"@{number}.{position}:h"] for position in range(1 + number % 3)]
             body = json.dumps({"facts": [rows], "writer": f"w{number % 2}"}).encode()
             BlockingClient(daemon.url).post_json("/v1/streams/push_rules/facts", body)
         yield daemon

@@ -30,14 +30,14 @@ ROW = [["@ada:example.org"]]
 class FakeDaemon:
     """Answers as a daemon does, from a list of facts, the first of which were trimmed."""
 
-    def __init__(self, facts: Sequence[Fact], *, begin: int = 0, page: int = 7) -> None:
+    def __init__(self, facts: Sequence[Fact], *, trimmed_upto: int = 0, page: int = 7) -> None:
         self.facts_held = list(facts)
-        self.begin = begin
+        self.trimmed_upto = trimmed_upto
         self.page = page
 
     def extent(self, since: int = 0, limit: int | None = None, upto: int | None = None, **query: Any) -> Any:
-        if since < self.begin and query.get("compacted") != "true":
-            raise DataLoss(f"trimmed up to serial {self.begin}")
+        if since < self.trimmed_upto and query.get("compacted") != "true":
+            raise DataLoss(f"trimmed up to serial {self.trimmed_upto}")
         head = len(self.facts_held)
         found = [
             fact
@@ -61,7 +61,7 @@ class FakeDaemon:
             "bytes": sum(len(fact.rows) for fact in found),
             "clock": clock,
             "committed_at_ms": found[-1].committed_at_ms if found else 0,
-            "begin": self.begin,
+            "trimmed_upto": self.trimmed_upto,
             "head": head,
         }
 
@@ -270,9 +270,9 @@ class TestPlans:
 
     def test_a_moment_in_a_trimmed_log(self) -> None:
         """What was trimmed was before it."""
-        daemon = FakeDaemon(self.facts, begin=10)
-        for place, begins in ((0, 10), (30, 30)):
-            moment = str(self.facts[place].committed_at_ms)
+        daemon = FakeDaemon(self.facts, trimmed_upto=10)
+        for position, begins in ((0, 10), (30, 30)):
+            moment = str(self.facts[position].committed_at_ms)
 
             assert begins == planning(daemon, startingTimestamp=moment).start().serial
 
@@ -304,7 +304,7 @@ class TestPlans:
 
     def test_a_trimmed_log_begins_where_it_begins(self) -> None:
         """What was trimmed before a query first ran is no loss; to a query that was further back it is."""
-        daemon = FakeDaemon(self.facts, begin=30)
+        daemon = FakeDaemon(self.facts, trimmed_upto=30)
 
         assert 30 == planning(daemon).start().serial
         with pytest.raises(DataLoss, match="trimmed up to serial 30"):

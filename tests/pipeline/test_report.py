@@ -160,7 +160,7 @@ def test_a_whole_history_is_called_whole(made: Made) -> None:
         sum(int(row[name]) for row in made.table("chains")) for name in ("skipping", "late")
     )
     assert any(one.text.startswith("Nothing is missing from serial 1") for one in made.report.found)
-    assert [("2", "promoted")] == [(row["epoch"], row["why"]) for row in made.table("turns")]
+    assert [("2", "promoted")] == [(row["epoch"], row["why"]) for row in made.table("epoch_starts")]
 
 
 def test_silence_is_since_the_last_fact(made: Made) -> None:
@@ -197,17 +197,17 @@ def test_what_is_wrong_is_found(spark: "SparkSession", tmp_path: Path) -> None:
     after = facts[9].prev_token
     facts[9] = msgspec.structs.replace(facts[9], prev_token=after + 1)  # caches of HOSTILE
     facts[14] = msgspec.structs.replace(facts[14], prev_token=facts[14].prev_token - 1)  # push_rules
-    place = str(tmp_path / "archive")
-    archive(place, facts)
-    (whole,) = manifests(Store(place))
+    position = str(tmp_path / "archive")
+    archive(position, facts)
+    (whole,) = manifests(Store(position))
     (tmp_path / "archive" / whole.name).unlink()
     (file,) = (file for file in whole.files if file.stream == "push_rules")
     copy = msgspec.structs.replace(file, path=file.path.replace(".parquet", "x.parquet"))
     (tmp_path / "archive" / copy.path).write_bytes((tmp_path / "archive" / file.path).read_bytes())
-    write_manifest(Store(place), msgspec.structs.replace(whole, files=[*whole.files, copy]))
+    write_manifest(Store(position), msgspec.structs.replace(whole, files=[*whole.files, copy]))
 
     daemon = DaemonStatus(url="http://127.0.0.1:1", trouble="it cannot be reached: no")
-    found = measure(spark, Store(place), top=5, daemon=daemon, tell=lambda *step: None)
+    found = measure(spark, Store(position), top=5, daemon=daemon, tell=lambda *step: None)
 
     assert [
         ("caches", HOSTILE, "missing", 10, after, after + 1),

@@ -109,13 +109,13 @@ def test_a_table_shortens_and_its_file_does_not() -> None:
 def _over_time(*rows: tuple[int, str, int]) -> list[dict[str, Any]]:
     return [
         {
-            "bin": place,
+            "bin": position,
             "stream": "events",
             "writer": writer,
             "token": token,
-            "last_ms": (place * 10 + 5) * 1000,
+            "last_ms": (position * 10 + 5) * 1000,
         }
-        for place, writer, token in rows
+        for position, writer, token in rows
     ]
 
 
@@ -230,7 +230,7 @@ def _measured(stream: str = "caches", writer: str = "w1", key: str = '["!r:h"]',
     bins = Bins(BEGAN, 1, 61)
     bin_row = {"stream": stream, "facts": 5, "rows": 10, "bytes": 1500}
     given: dict[str, Any] = {
-        "place": "/archive",
+        "position": "/archive",
         "top": 20,
         "bins": bins,
         "minutes": Bins(BEGAN, 60, 2),
@@ -251,14 +251,14 @@ def _measured(stream: str = "caches", writer: str = "w1", key: str = '["!r:h"]',
             writers={stream: [writer, "w2"]},
             epochs=(1, 1),
             compacted=None,
-            turns=[],
+            epoch_starts=[],
             digest="d",
         ),
         "totals": [_total(stream, writer), _total(stream, "w2")],
         "peaks": {(stream, writer): (5, 10), (stream, None): (6, 11), (None, None): (6, 11)},
         "over_time": [
-            {**bin_row, "bin": place, "writer": name, "token": 5, "last_ms": BEGAN_MS + place * 1000}
-            for place in (3, 50)
+            {**bin_row, "bin": position, "writer": name, "token": 5, "last_ms": BEGAN_MS + position * 1000}
+            for position in (3, 50)
             for name in (writer, "w2")
         ],
         "hours": [{"at": BEGAN, "facts": 20, "rows": 40, "bytes": 6000}],
@@ -340,7 +340,7 @@ def test_the_worst_comes_first(tmp_path: Path) -> None:
     """An operator who reads one line has read the one that matters."""
     covers = _measured().covers
     assert covers is not None
-    turns = [
+    epoch_starts = [
         EpochStart(2, 10, "d", BEGAN_MS, "promoted"),
         EpochStart(3, 12, "d", BEGAN_MS, "lost", "events", 5),
     ]
@@ -366,7 +366,7 @@ def test_the_worst_comes_first(tmp_path: Path) -> None:
 
     made = write(
         _measured(
-            covers=msgspec.structs.replace(covers, turns=turns, epochs=(1, 3)),
+            covers=msgspec.structs.replace(covers, epoch_starts=epoch_starts, epochs=(1, 3)),
             broken=[broken],
             voided={3: 2},
             daemon=daemon,
@@ -398,7 +398,7 @@ def test_an_empty_archive(tmp_path: Path) -> None:
     """A job that runs every night also runs in the first."""
     (tmp_path / "hours.png").write_bytes(b"of an earlier report")
 
-    made = write(Measurements(place="/archive", top=20), tmp_path)
+    made = write(Measurements(position="/archive", top=20), tmp_path)
 
     assert ("dim", 0, 0) == (made.state, made.facts, len(made.found))
     assert "There are no facts in the archive" in _page(made)

@@ -47,15 +47,15 @@ def post(url: str, *users: str) -> Any:
 def test_a_replica_joins_from_a_snapshot(spark: "SparkSession", tmp_path: Path) -> None:
     """It reads nothing of what the snapshot stands for from the primary, ends with the primary's digest; a
     snapshot that was changed, or of another server, is refused and nothing is stored."""
-    place, snapshot = tmp_path / "archive", tmp_path / "snapshot"
+    position, snapshot = tmp_path / "archive", tmp_path / "snapshot"
     with Cluster(tmp_path) as cluster:
         primary = cluster.add("primary")
         for _ in range(3):
             # The same users again: most of it is replaced later.
             post(primary.url, *(f"user{number}" for number in range(200)))
         post(primary.url, "ada")
-        archive(spark, primary.url, Store(str(place)))
-        made = compact(spark, Store(str(place)), Store(str(snapshot))).snapshot
+        archive(spark, primary.url, Store(str(position)))
+        made = compact(spark, Store(str(position)), Store(str(snapshot))).snapshot
         post(primary.url, "late", "later")
 
         replica = cluster.add("replica", "--snapshot", str(snapshot), upstream=primary.url)
@@ -64,7 +64,7 @@ def test_a_replica_joins_from_a_snapshot(spark: "SparkSession", tmp_path: Path) 
         assert (601, 201) == (made.serial, made.keys)
         assert 603 == ended.serial
         status = BlockingClient(replica.url).get_json("/v1/status")
-        assert (601, "replica") == (status["begin"], status["role"])
+        assert (601, "replica") == (status["trimmed_upto"], status["role"])
         whole, copied = held(primary.url), held(replica.url)
         assert [fact for fact in whole if fact.serial in {one.serial for one in copied}] == copied
         assert 203 == len(copied)
@@ -102,14 +102,14 @@ def test_a_replica_joins_from_a_snapshot(spark: "SparkSession", tmp_path: Path) 
 def test_a_primary_restored_from_a_snapshot_begins_an_epoch(spark: "SparkSession", tmp_path: Path) -> None:
     """What came after the snapshot may be known elsewhere: the two histories can be told apart from there.
     Killed as soon as it has the snapshot, it is in the new epoch already."""
-    place, snapshot = tmp_path / "archive", tmp_path / "snapshot"
+    position, snapshot = tmp_path / "archive", tmp_path / "snapshot"
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
     fill(tmp_path / "old" / "synrepl.db", 300, streams=STREAMS)
     with Daemon(tmp_path / "old") as old:
-        archive(spark, old.url, Store(str(place)))
+        archive(spark, old.url, Store(str(position)))
         before = BlockingClient(old.url).get_json("/v1/status")
-    compact(spark, Store(str(place)), Store(str(snapshot)))
+    compact(spark, Store(str(position)), Store(str(snapshot)))
     with Process(
         *("-c", DIES_WHEN_IT_HAS_TAKEN_A_SNAPSHOT, *TWISTD[2:], "--snapshot", str(snapshot)),
         *("--http", "tcp:0:interface=127.0.0.1", "--listen", "tcp:0:interface=127.0.0.1"),
@@ -125,7 +125,7 @@ def test_a_primary_restored_from_a_snapshot_begins_an_epoch(spark: "SparkSession
 
     assert (before["serial"], before["digest"], 2) == (now["serial"], now["digest"], now["epoch"])
     assert before["history"] == now["history"]
-    assert ("restored", 300) == (now["turns"][-1]["why"], now["turns"][-1]["serial"])
+    assert ("restored", 300) == (now["epoch_starts"][-1]["why"], now["epoch_starts"][-1]["serial"])
     assert (2, 301) == (said["epoch"], said["first_serial"])
     assert (2, 301) == (later["epoch"], later["serial"])
     assert before["streams"] == now["streams"]

@@ -99,7 +99,7 @@ class FakeLog:
                 "facts": len(wanted),
                 "clock": clock,
                 "committed_at_ms": last.committed_at_ms if last else 0,
-                "begin": 0,
+                "trimmed_upto": 0,
                 "head": len(facts),
             }
         ).encode()

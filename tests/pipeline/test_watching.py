@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from synrepl.pipeline.source.rows import exploded
 from synrepl.pipeline.watch import log_state
-from synrepl.pipeline.watch.events import KINDS, WatchEvent, encode, place
+from synrepl.pipeline.watch.events import KINDS, WatchEvent, encode, order
 from synrepl.pipeline.watch.log_state import (
     MINUTE_MS,
     Drops,
@@ -166,8 +166,8 @@ class TestChains:
         whole = follow(*facts)[1] if facts else []
         chain, parts = None, []
         edges = sorted({0, len(facts), *(cut for cut in cuts if cut < len(facts))})
-        for begin, end in pairwise(edges):
-            chain, told = follow(*facts[begin:end], chain=None if chain is None else again(chain))
+        for trimmed_upto, end in pairwise(edges):
+            chain, told = follow(*facts[trimmed_upto:end], chain=None if chain is None else again(chain))
             parts += told
 
         assert said(whole) == said(parts)
@@ -421,13 +421,13 @@ class TestObserving:
 
 def test_lines_of_a_batch_are_in_the_order_of_the_log() -> None:
     """A turn comes before what it explains; what is about no fact comes last."""
-    _, turn = look(None, [saw(1), saw(2, 2, serial=5)], now_ms=0, rules=RULES)
+    _, epoch_start = look(None, [saw(1), saw(2, 2, serial=5)], now_ms=0, rules=RULES)
     _, restart = follow((1, 1, 0, 9), (5, 2, 4, 5))
     _, gap = follow((1, 1, 0, 2), (4, 1, 3, 5))
     _, stall = silence(active(), stream="s", writer="w", now_ms=10**9, rules=RULES)
     _, hot = look(None, [saw(70, m0=dropped("a"))], now_ms=0, rules=RULES)
 
-    told = sorted([*hot, *stall, *restart, *turn, *gap], key=place)
+    told = sorted([*hot, *stall, *restart, *epoch_start, *gap], key=order)
 
     assert ["Gap", "Epoch", "Restart", "Stall", "Hot"] == [type(line).__name__ for line in told]
     assert len(KINDS) == len({json.loads(encode(line))["type"] for line in told}) + 3

@@ -80,10 +80,10 @@ def test_what_was_lost_goes_back_in_the_clock(tmp_path: Path) -> None:
     after = [replace(fact, epoch=1 if fact.serial <= 6 else 2) for fact in facts[:6] + facts[9:]]
     again = [replace(fact, serial=number) for number, fact in enumerate(after, 1)]
 
-    first, second = archive(str(tmp_path), again, batch_facts=5, turns=[lost])
+    first, second = archive(str(tmp_path), again, batch_facts=5, epoch_starts=[lost])
 
-    assert ({"push_rules": {"w": 5}}, []) == (first.end, first.turns)
-    assert ({"push_rules": {"w": 4}, "pushers": {"w": 3}}, [lost]) == (second.end, second.turns)
+    assert ({"push_rules": {"w": 5}}, []) == (first.end, first.epoch_starts)
+    assert ({"push_rules": {"w": 4}, "pushers": {"w": 3}}, [lost]) == (second.end, second.epoch_starts)
 
 
 def test_the_query_of_the_manual_reads_an_archive(tmp_path: Path) -> None:

@@ -169,9 +169,9 @@ class Peers:
         if stream == "backfill":
             wanted.reverse()
         updates: list[list[Any]] = []
-        for place, token in enumerate(wanted):
+        for position, token in enumerate(wanted):
             updates += [[token, row] for row in known[token]]
-            if len(updates) >= self._page_rows and place + 1 < len(wanted):
+            if len(updates) >= self._page_rows and position + 1 < len(wanted):
                 return {"updates": updates, "upto_token": token, "limited": True}
         return {"updates": updates, "upto_token": upto, "limited": False}
 

@@ -135,9 +135,9 @@ def run(folder: Path, *words: str) -> str:
 
 def test_a_unix_socket_is_private(tmp_path: Path) -> None:
     """It counts as closed to other users of the machine, and was open to all of them."""
-    place = tmp_path / "followers.sock"
-    with Daemon(tmp_path, options=("--listen", f"unix:{place}")):
-        assert place.stat().st_mode & 0o777 == 0o600
+    position = tmp_path / "followers.sock"
+    with Daemon(tmp_path, options=("--listen", f"unix:{position}")):
+        assert position.stat().st_mode & 0o777 == 0o600
     shared = tmp_path / "shared.sock"
     with Daemon(tmp_path, options=("--listen", f"unix:{shared}:mode=660")):
         assert shared.stat().st_mode & 0o777 == 0o660

@@ -106,8 +106,8 @@ class Writers:
                 raise AssertionError(f"writer {writer} was refused") from error
         with self.changed:
             self.appends += 1
-            for place, number in enumerate(numbers):
-                self.acknowledged[number] = (answer["first_serial"] + place, answer["tokens"][place])
+            for position, number in enumerate(numbers):
+                self.acknowledged[number] = (answer["first_serial"] + position, answer["tokens"][position])
             self.changed.notify_all()
 
 

@@ -60,7 +60,7 @@ def claim(member: Member, **other: Any) -> dict[str, Any]:
 
 def subscription(member: Member, epoch: int) -> dict[str, Any]:
     """What a replica in this epoch would ask for."""
-    return {"history": member.status()["history"], "place": {"epoch": epoch, "serial": 0, "digest": ""}}
+    return {"history": member.status()["history"], "position": {"epoch": epoch, "serial": 0, "digest": ""}}
 
 
 def subscribe_by_lines(member: Member, epoch: int) -> dict[str, Any]:
@@ -134,9 +134,20 @@ def liar(
 ) -> Iterator[Liar]:
     """A stranger who says that it was promoted at the end of this member's log."""
     truth = member.ask("GET", "/v1/replication")
-    place = truth["place"]
-    turn = {"epoch": 2, "serial": place["serial"], "digest": place["digest"], "at_ms": 1, "why": "promoted"}
-    truth |= {"uuid": "stranger", "role": "primary", "place": place | {"epoch": 2}, "turns": [turn]}
+    position = truth["position"]
+    epoch_start = {
+        "epoch": 2,
+        "serial": position["serial"],
+        "digest": position["digest"],
+        "at_ms": 1,
+        "why": "promoted",
+    }
+    truth |= {
+        "uuid": "stranger",
+        "role": "primary",
+        "position": position | {"epoch": 2},
+        "epoch_starts": [epoch_start],
+    }
     made = Liar(lie, truth, seconds)
     try:
         yield made
@@ -167,7 +178,7 @@ def test_a_subscription_over_http_fences_nobody(pair: tuple[Member, Member], epo
     primary, _ = pair
 
     def lie(said: dict[str, Any]) -> None:
-        said["place"]["digest"] = said["turns"][0]["digest"] = "ff" * 32
+        said["position"]["digest"] = said["epoch_starts"][0]["digest"] = "ff" * 32
 
     with liar(primary, lie) as stranger:
         asked = {"name": "u1", "subscription": subscription(primary, epoch), "address": stranger.address}
@@ -213,33 +224,38 @@ LIES: dict[str, tuple[Callable[[dict[str, Any]], Any], int, str, str]] = {
     "another uuid": (lambda said: said.update(uuid="x"), 2, "not_verified", "is the daemon x, not stranger"),
     "another history": (lambda said: said.update(history="x"), 2, "other_history", "holds another log"),
     "a replica": (lambda said: said.update(role="replica"), 2, "not_verified", "is replica, not primary"),
-    "no turn": (lambda said: said.update(turns=[]), 2, "not_verified", "does not tell where epoch 2 began"),
+    "no turn": (
+        lambda said: said.update(epoch_starts=[]),
+        2,
+        "not_verified",
+        "does not tell where epoch 2 began",
+    ),
     "another digest": (
-        lambda said: [one.update(digest="ff" * 32) for one in (said["turns"][0], said["place"])],
+        lambda said: [one.update(digest="ff" * 32) for one in (said["epoch_starts"][0], said["position"])],
         2,
         "digest_differs",
         "has another fact at serial 5",
     ),
     "two digests": (
-        lambda said: said["turns"][0].update(digest="ff" * 32),
+        lambda said: said["epoch_starts"][0].update(digest="ff" * 32),
         2,
         "not_verified",
         "does not fit the end of its log",
     ),
     "an epoch of later": (
-        lambda said: said["turns"][0].update(serial=6),
+        lambda said: said["epoch_starts"][0].update(serial=6),
         2,
         "not_verified",
         "does not fit the end of its log",
     ),
     "a shorter log": (
-        lambda said: said["turns"][0].update(serial=3, digest="ff" * 32),
+        lambda said: said["epoch_starts"][0].update(serial=3, digest="ff" * 32),
         2,
         "digest_differs",
         "has another fact at serial 3",
     ),
     "a lower epoch": (lambda said: None, LATER, "epoch_too_far", "is in epoch 2, not 999999"),
-    "nonsense": (lambda said: said.update(place="x"), 2, "not_verified", "gave a wrong answer"),
+    "nonsense": (lambda said: said.update(position="x"), 2, "not_verified", "gave a wrong answer"),
 }
 
 
@@ -390,7 +406,7 @@ def test_a_key_that_may_only_replicate_learns_no_other(keyed: tuple[Member, Memb
     history = asked(primary, SECRET, "GET", "/v1/status")[1]["history"]
     made = Liar(lambda said: None, {"history": "x", "uuid": "x", "role": "primary"}, 0)
     try:
-        subscription = {"history": history, "place": {"epoch": 9, "serial": 0, "digest": ""}}
+        subscription = {"history": history, "position": {"epoch": 9, "serial": 0, "digest": ""}}
         said = {"name": "lisbon", "subscription": subscription, "address": made.address}
         status, answer = asked(primary, "of-lisbon", "POST", "/v1/replicas/u1", said)
         assert (status, answer["error"]) == (409, "other_epoch")

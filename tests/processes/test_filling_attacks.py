@@ -185,7 +185,7 @@ class HostileUpstream:
                 self.is_over.set()
 
     def _greet(self, connection: socket.socket) -> None:
-        place = self._place
+        position = self._place
         welcome = WelcomeBody(
             proof="",
             history="h",
@@ -193,11 +193,13 @@ class HostileUpstream:
             instance="master",
             server_name="hs",
             role="primary",
-            place=place,
-            begin=0,
+            position=position,
+            trimmed_upto=0,
         )
-        begin = WirePosition(1, 0, EMPTY)
-        joining = JoiningBody(join="j", history="h", place=place, begin=begin, after=0, resumed=False)
+        trimmed_upto = WirePosition(1, 0, EMPTY)
+        joining = JoiningBody(
+            join="j", history="h", position=position, trimmed_upto=trimmed_upto, after=0, resumed=False
+        )
         answers: dict[bytes, tuple[bytes, Any]] = {
             b"HELLO": (b"CHALLENGE ", ChallengeBody(nonce="n", proof=False)),
             b"AUTH": (b"WELCOME ", welcome),
@@ -247,8 +249,8 @@ LARGE: Final = line(Fact(1, 1, "push_rules", "master", 0, 1, ROWS, 0, "d" * 64))
 def true_block() -> Iterator[bytes]:
     """A fact of 27 MiB, with the right checksum; then a serial that was not announced."""
     yield f"BLOCK facts 1 {len(LARGE)} {sha256(LARGE).hexdigest()}\n".encode()
-    for place in range(0, len(LARGE), MIB):
-        yield LARGE[place : place + MIB]
+    for position in range(0, len(LARGE), MIB):
+        yield LARGE[position : position + MIB]
     yield block("facts", 1, line(Fact(99, 1, "push_rules", "master", 0, 1, b"[]", 0, "d" * 64)))
 
 

@@ -61,16 +61,16 @@ def test_a_big_log_is_copied_while_it_grows(tmp_path: Path) -> None:
             at = time.monotonic()
             said = eventually(lambda: joined(replica), replica.describe, seconds=JOIN_SECONDS)
             seconds = time.monotonic() - at
-        place = cluster.wait_until_same()
+        position = cluster.wait_until_same()
         after = {one.name: memory(one.daemon.pid, "VmHWM") for one in (primary, replica)}
     grown = {name: after[name] - before[name] for name in before}
     report(
-        f"join: {BIG} facts (filled in {filled:.1f} s) and {place.serial - BIG} that came meanwhile, in"
+        f"join: {BIG} facts (filled in {filled:.1f} s) and {position.serial - BIG} that came meanwhile, in"
         f" {seconds:.2f} s, {said['serial'] / seconds:.0f} facts/s, {primary.native.down / MIB:.1f} MiB;"
         " memory "
         + ", ".join(f"{name} {before[name] / MIB:.0f} MiB + {grown[name] / MIB:.1f}" for name in grown)
     )
-    assert len(load.acknowledged) == place.serial - BIG
+    assert len(load.acknowledged) == position.serial - BIG
     assert max(grown.values()) <= MARGIN, grown
 
 

@@ -90,7 +90,9 @@ def test_a_replica_that_stays_away_loses_its_lease_and_joins_again(tmp_path: Pat
         assert "not heard of" in lease["reason"], lease
         (described,) = primary.status()["replicas"]
         assert (described["state"], described["why"]) == ("ended", lease["reason"])
-        primary.wait_for(lambda said: said["begin"] >= had + FACTS // 2, "a log that is trimmed", seconds=40)
+        primary.wait_for(
+            lambda said: said["trimmed_upto"] >= had + FACTS // 2, "a log that is trimmed", seconds=40
+        )
         eventually(lambda: in_use(primary.database) < before / 2, "a database with room in it")
         freed = before - in_use(primary.database)
 
@@ -102,10 +104,12 @@ def test_a_replica_that_stays_away_loses_its_lease_and_joins_again(tmp_path: Pat
         primary.native.slow(300_000)
         with always_answers(replica) as seen:
             # A JOIN may have come and gone between two looks; that there was one can be seen ever after.
-            replica.wait_for(lambda said: said["upstream"]["join"] or said["begin"], "a replica that joins")
+            replica.wait_for(
+                lambda said: said["upstream"]["join"] or said["trimmed_upto"], "a replica that joins"
+            )
             primary.native.slow(None)
             cluster.wait_until_same()
-        assert replica.status()["begin"] >= had + FACTS // 2
+        assert replica.status()["trimmed_upto"] >= had + FACTS // 2
         assert replica.is_ready()
         states = {state for state, _ in seen}
         assert "stale" in states, states
@@ -131,16 +135,16 @@ def test_leases_outlive_a_restart_and_operators_end_and_make_them(tmp_path: Path
         primary = cluster.add("primary", "--retain-seconds", "1")
         replica = cluster.add("replica", upstream=primary.front)
         primary.post("events", *range(1, 50))
-        place = cluster.wait_until_same()
-        eventually(lambda: lease_of(primary, "replica")["serial"] == place.serial, "an acknowledged lease")
+        position = cluster.wait_until_same()
+        eventually(lambda: lease_of(primary, "replica")["serial"] == position.serial, "an acknowledged lease")
         replica.stop()
         primary.stop()
         primary.start()
         lease = lease_of(primary, "replica")
-        assert (lease["serial"], lease["ended"]) == (place.serial, None)
+        assert (lease["serial"], lease["ended"]) == (position.serial, None)
         primary.post("events", *range(50, 100))
         primary.restart()
-        assert lease_of(primary, "replica")["serial"] == place.serial
+        assert lease_of(primary, "replica")["serial"] == position.serial
 
         primary.ask("DELETE", "/v1/leases/replica")
         with pytest.raises(Refused, match="unknown_lease"):
@@ -148,7 +152,7 @@ def test_leases_outlive_a_restart_and_operators_end_and_make_them(tmp_path: Path
         replica.start()
         said = replica.wait_for(lambda said: said["upstream"]["refusal"] and said, "a refused replica")
         assert said["upstream"]["refusal"]["code"] == "unknown"
-        assert said["serial"] == place.serial, "what it has it serves"
+        assert said["serial"] == position.serial, "what it has it serves"
         primary.restart()
         assert lease_of(primary, "replica")["reason"] == "dropped by an operator"
 

@@ -70,8 +70,8 @@ def test_a_replica_takes_over_in_order_under_load(tmp_path: Path) -> None:
             assert primary.ask("POST", "/v1/resync", {})["role"] == "replica"
             primary.wait_for(lambda said: said["upstream"]["state"] == "live", "the old primary as a replica")
             load.wait_for(100)
-        place = cluster.wait_until_same()
-        assert place.epoch == said["epoch"]
+        position = cluster.wait_until_same()
+        assert position.epoch == said["epoch"]
         numbers = Counter(numbers_of(replica.facts()))
         assert max(numbers.values()) == 1
         assert set(numbers) == load.acknowledged
@@ -152,13 +152,13 @@ def test_a_kill_while_it_is_promoted_leaves_one_primary_or_none(tmp_path: Path) 
                 answer.join(30)
                 assert not answer.is_alive()
                 ended[_settled(one, two, old, new, seed)] += 1
-        place = cluster.wait_until_same()
+        position = cluster.wait_until_same()
         numbers = Counter(numbers_of(one.facts()))
         named = set(leftovers(one)) | set(leftovers(two))
         assert max(numbers.values()) == 1, f"seed {seed}: a fact is there twice"
         assert load.acknowledged <= set(numbers) | named, f"seed {seed}: acknowledged facts are lost"
     report(
-        f"promotion, killed: {dict(ended)}, epoch {place.epoch}, {len(named)} facts in files, of which"
+        f"promotion, killed: {dict(ended)}, epoch {position.epoch}, {len(named)} facts in files, of which"
         f" {len(named - set(numbers))} are only there,"
         f" {load.repeats} asked again; {time.monotonic() - begun:.1f} s"
     )

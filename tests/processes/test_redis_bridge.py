@@ -51,8 +51,8 @@ def wait(seconds: float) -> None:
 def post(daemon: Daemon, stream: str, numbers: range, *, at_once: int = 10) -> None:
     """Facts with these numbers."""
     with Asker(daemon.url) as asker:
-        for begin in range(numbers.start, numbers.stop, at_once):
-            some = range(begin, min(begin + at_once, numbers.stop))
+        for trimmed_upto in range(numbers.start, numbers.stop, at_once):
+            some = range(trimmed_upto, min(trimmed_upto + at_once, numbers.stop))
             asker.post(stream, [rows_of(stream, number) for number in some])
 
 
@@ -214,12 +214,12 @@ def test_a_server_that_is_up_is_told_to_each_follower_once(tmp_path: Path, redis
         speaker.say("REMOTE_SERVER_UP from.redis")
         had: list[list[bytes]] = [reader.wait_for(b"REMOTE_SERVER_UP from.redis") for reader in readers]
         readers[0].socket.sendall(b"REMOTE_SERVER_UP from.tcp\n")
-        for place in (1, 2):
-            had[place] += readers[place].wait_for(b"REMOTE_SERVER_UP from.tcp")
+        for position in (1, 2):
+            had[position] += readers[position].wait_for(b"REMOTE_SERVER_UP from.tcp")
         # What is told after it has passed whatever came of it.
         post(beta, "receipts", range(1, 2))
-        for place, reader in enumerate(readers):
-            had[place] += reader.wait_for(b"RDATA receipts beta 1 ")
+        for position, reader in enumerate(readers):
+            had[position] += reader.wait_for(b"RDATA receipts beta 1 ")
 
         counted = [
             Counter(line.decode() for line in lines if line.startswith(b"REMOTE_SERVER_UP")) for lines in had

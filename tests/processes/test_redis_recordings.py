@@ -64,11 +64,11 @@ def redis() -> Iterator[RedisServer]:
 
 def in_bursts(messages: Sequence[Message], chance: random.Random) -> Iterator[Sequence[Message]]:
     """All of these, some at a time."""
-    begin = 0
-    while begin < len(messages):
-        end = begin + chance.randint(1, 200)
-        yield messages[begin:end]
-        begin = end
+    trimmed_upto = 0
+    while trimmed_upto < len(messages):
+        end = trimmed_upto + chance.randint(1, 200)
+        yield messages[trimmed_upto:end]
+        trimmed_upto = end
 
 
 def publish(speaker: Speaker, messages: Sequence[Message]) -> None:
@@ -211,30 +211,30 @@ def test_a_recording_through_kills_is_complete_at_rest(tmp_path: Path, redis: Re
         repaired = 0.0
         try:
             # Who is killed before it ever kept where the streams stand begins from now: that is no gap.
-            begin = len(recording(COLD_START))
-            speaker.publish((message.channel, message.payload) for message in messages[:begin])
-            for message in messages[:begin]:
+            trimmed_upto = len(recording(COLD_START))
+            speaker.publish((message.channel, message.payload) for message in messages[:trimmed_upto])
+            for message in messages[:trimmed_upto]:
                 told.add(message)
             eventually(lambda: _has_begun(daemon, told), "a log that knows where the streams stand")
             for end in [*places, len(messages)]:
-                for burst in in_bursts(messages[begin:end], chance):
-                    asked = len(listener.payloads("REPLICATE", SERVER)) - _replicates(messages[:begin])
+                for burst in in_bursts(messages[trimmed_upto:end], chance):
+                    asked = len(listener.payloads("REPLICATE", SERVER)) - _replicates(messages[:trimmed_upto])
                     if asked > answered and not told.in_batch and " backfill " not in burst[0].payload:
                         answered = asked
                         speaker.say(*said_by(told), channel=SERVER)
                     speaker.publish((message.channel, message.payload) for message in burst)
                     for message in burst:
                         told.add(message)
-                    begin += len(burst)
+                    trimmed_upto += len(burst)
                 if end == len(messages):
                     break
                 repaired += metric(daemon.url, "synrepl_gaps_repaired_total")
                 daemon.kill()
-                away = messages[begin : begin + chance.randint(1, 300)]
+                away = messages[trimmed_upto : trimmed_upto + chance.randint(1, 300)]
                 speaker.publish((message.channel, message.payload) for message in away)
                 for message in away:
                     told.add(message)
-                begin += len(away)
+                trimmed_upto += len(away)
                 peers.failures_left = 1
                 daemon = start()
             # As the processes do when something else asks them.
@@ -270,12 +270,12 @@ def _places_to_kill(messages: Sequence[Message], chance: random.Random) -> list[
     """In the middle of a batch, in the middle of a burst of backfill, and anywhere."""
     told = Told()
     in_batch, in_burst = [], []
-    for place, message in enumerate(messages):
+    for position, message in enumerate(messages):
         told.add(message)
         if message.channel == SERVER and told.in_batch:
-            in_batch.append(place + 1)
+            in_batch.append(position + 1)
         if message.payload.startswith("RDATA backfill ") and message.channel == SERVER:
-            in_burst.append(place + 1)
+            in_burst.append(position + 1)
     chosen = {chance.choice(in_batch), chance.choice(in_burst)}
     while len(chosen) < KILLS:
         chosen.add(chance.randrange(500, len(messages) - 100))

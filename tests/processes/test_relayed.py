@@ -69,7 +69,7 @@ def test_a_hundred_writes_that_wait_hold_up_nobody(tmp_path: Path) -> None:
         primary = cluster.add("primary", "--timeout-seconds", "60")
         replica = cluster.add("replica", "--timeout-seconds", "60", upstream=primary.front)
         primary.post("events", 1)
-        place = cluster.wait_until_same()
+        position = cluster.wait_until_same()
         answers: dict[int, tuple[int, dict[str, Any], float]] = {}
 
         def one(number: int) -> None:
@@ -93,7 +93,7 @@ def test_a_hundred_writes_that_wait_hold_up_nobody(tmp_path: Path) -> None:
                         asker.ask("GET", path)
                         slowest = max(slowest, time.monotonic() - at)
             assert not answers, "they wait"
-            assert replica.place() == place
+            assert replica.place() == position
             status, said, seconds = post(replica, 2 + WAITS, 1)
             assert (status, said["error"]) == (504, "not_here_yet")
             assert seconds <= BOUND_SECONDS
@@ -139,7 +139,7 @@ def test_without_the_primary_nothing_is_kept_and_that_is_said(tmp_path: Path) ->
 def test_a_file_that_is_brought_to_a_replica_is_at_the_primary(tmp_path: Path) -> None:
     """Through the replica between them, before it is answered; without the primary that is said."""
     data = random.Random(7).randbytes(3_000_000)
-    place = f"/v1/files/sha256/{hashlib.sha256(data).hexdigest()}"
+    position = f"/v1/files/sha256/{hashlib.sha256(data).hexdigest()}"
     with Cluster(tmp_path) as cluster:
         primary = cluster.add("primary")
         middle = cluster.add("middle", upstream=primary.front)
@@ -147,12 +147,12 @@ def test_a_file_that_is_brought_to_a_replica_is_at_the_primary(tmp_path: Path) -
         primary.post("events", 1)
         cluster.wait_until_same()
         with Asker(last.url) as asker:
-            asker.ask("PUT", place, data)
-            name = place.rpartition("/")[2]
+            asker.ask("PUT", position, data)
+            name = position.rpartition("/")[2]
             asker.post("files", [[["create", "picture", name, len(data)]]])
         with Asker(primary.url) as asker:
-            assert asker.ask("GET", place) == data
+            assert asker.ask("GET", position) == data
         primary.kill()
         with Asker(last.url) as asker, pytest.raises(Refused) as refused:
-            asker.ask("PUT", place, data)
+            asker.ask("PUT", position, data)
         assert (refused.value.status, code(refused.value)) == (503, "upstream_unreachable")

@@ -85,9 +85,9 @@ def test_nothing_is_lost_twice_or_wrong_whatever_breaks(tmp_path: Path, second: 
                     load.wait_for(chance.randint(0, 30), seconds=60)
                     trouble.make()
                 load.wait_for(30, seconds=60)
-            place = cluster.wait_until_same(seconds=60)
+            position = cluster.wait_until_same(seconds=60)
         facts = primary.facts()
-        assert facts[-1].digest == place.digest
+        assert facts[-1].digest == position.digest
         numbers = Counter(numbers_of(facts))
         assert not [one for one, times in numbers.items() if times > 1], f"seed {seed}: facts are there twice"
         assert load.acknowledged <= set(numbers), f"seed {seed}: acknowledged facts are lost"

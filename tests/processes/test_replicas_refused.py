@@ -53,7 +53,7 @@ def test_a_primary_that_was_restored_from_an_older_copy_is_not_followed(tmp_path
         copy_log(primary, backup)
         primary.start()
         primary.post("events", *range(20, 40))
-        place = cluster.wait_until_same()
+        position = cluster.wait_until_same()
         primary.stop()
         restore(primary, backup)
         primary.start()
@@ -61,8 +61,8 @@ def test_a_primary_that_was_restored_from_an_older_copy_is_not_followed(tmp_path
             said = wait_until_stopped(member)
             assert said["upstream"]["refusal"]["code"] == "ahead", said["upstream"]
             assert "ahead" in said["errors"][0]["what"]
-            assert member.place() == place, "nothing is given up"
-            assert len(member.facts()) == place.serial
+            assert member.place() == position, "nothing is given up"
+            assert len(member.facts()) == position.serial
         assert not replica.ask("GET", "/v1/leases")["leases"]
 
         # Its writing goes on: then it is a fork, which is no better.
@@ -87,7 +87,7 @@ def test_a_primary_of_another_log_at_the_same_address_is_not_followed(tmp_path: 
         primary = cluster.add("primary")
         replica = cluster.add("replica", upstream=primary.front)
         primary.post("events", *range(1, 20))
-        place = cluster.wait_until_same()
+        position = cluster.wait_until_same()
         primary.stop()
         for path in primary.folder.glob("synrepl.db*"):
             if path.is_file():
@@ -96,7 +96,7 @@ def test_a_primary_of_another_log_at_the_same_address_is_not_followed(tmp_path: 
         primary.start()
         said = wait_until_stopped(replica)
         assert said["upstream"]["refusal"]["code"] == "other_history", said["upstream"]
-        assert replica.place() == place
+        assert replica.place() == position
     report(f"refused, other history: {time.monotonic() - begun:.1f} s")
 
 

@@ -45,9 +45,9 @@ class Readers:
         self._selector = selectors.DefaultSelector()
         self._readers = [RawReader(address, f"NAME reader{n}", "REPLICATE") for n in range(count)]
         self._last = [0] * count
-        for place, reader in enumerate(self._readers):
+        for position, reader in enumerate(self._readers):
             reader.wait_for(b"POSITION")
-            self._selector.register(reader.socket, selectors.EVENT_READ, place)
+            self._selector.register(reader.socket, selectors.EVENT_READ, position)
         self._waker, self._woken = socket.socketpair()
         self._selector.register(self._woken, selectors.EVENT_READ, -1)
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -65,19 +65,19 @@ class Readers:
                 self.trouble.append(repr(error))
                 self._changed.notify_all()
 
-    def _take(self, place: int) -> None:
-        lines = self._readers[place].chunk()
+    def _take(self, position: int) -> None:
+        lines = self._readers[position].chunk()
         now = time.monotonic()
-        last = self._last[place]
+        last = self._last[position]
         for line in lines:
             if line.startswith(b"RDATA "):
                 (number,) = ids_of(line[:80].decode())
-                assert number == last + 1, f"reader {place} got {number} after {last}"
+                assert number == last + 1, f"reader {position} got {number} after {last}"
                 last = number
                 if (sent := self.sent_at.get(number)) is not None:
                     self.ages.append(now - sent)
         with self._changed:
-            self._last[place] = last
+            self._last[position] = last
             self._changed.notify_all()
 
     def wait_for(self, number: int) -> None:

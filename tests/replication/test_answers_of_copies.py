@@ -129,12 +129,12 @@ STATES: dict[str, Callable[[World], FakeNode]] = {
 
 def follower_of(world: World, node: FakeNode, dialect: Dialect) -> str:
     """What a follower of this dialect is told of the stream."""
-    place = f"{node.name} for {dialect.name}"
+    position = f"{node.name} for {dialect.name}"
     factory = PublisherFactory(
         node.publisher, server_name="hs", dialect=dialect, clock=world.clock, metrics=node.metrics
     )
-    world.network.listen(place, factory)
-    peer = raw_client(world.network, place)
+    world.network.listen(position, factory)
+    peer = raw_client(world.network, position)
     world.pass_(0.1)
     if peer.is_connected:
         peer.says("REPLICATE to_device 0" if dialect is LEGACY else "REPLICATE")
@@ -158,7 +158,7 @@ def replica_of(world: World, node: FakeNode) -> str:
     world.pass_(3)
     if refusal is not None:
         return f"`{refusal.code}`"
-    return "served" if new.log.place == node.log.place else "empty"
+    return "served" if new.log.position == node.log.position else "empty"
 
 
 def ask(world: World, node: FakeNode, method: str, path: str, body: bytes = b"", **options: Any) -> Answer:

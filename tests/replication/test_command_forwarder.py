@@ -52,14 +52,14 @@ SAID = (
 )
 
 
-@pytest.mark.parametrize("place", ["b", "c"])
-def test_what_a_worker_of_a_replica_sends_up_reaches_the_primary_once(place: str) -> None:
+@pytest.mark.parametrize("position", ["b", "c"])
+def test_what_a_worker_of_a_replica_sends_up_reaches_the_primary_once(position: str) -> None:
     """The manual tells people to put workers at a replica next to them."""
     world = World()
     nodes = {node.name: node for node in world.chain()}
     heard = heard_at(nodes["a"])
 
-    worker(world, nodes[place], *SAID)
+    worker(world, nodes[position], *SAID)
     world.pass_(130, step=0.1)
 
     assert [
@@ -153,13 +153,15 @@ def stay(world: World, seconds: int, *workers: RawReplica) -> None:
         world.pass_(2, step=0.5)
 
 
-@pytest.mark.parametrize(("place", "hops"), [("b", 1), ("c", 2)])
-def test_a_sender_that_was_retired_behind_a_living_replica_holds_nothing_back(place: str, hops: int) -> None:
+@pytest.mark.parametrize(("position", "hops"), [("b", 1), ("c", 2)])
+def test_a_sender_that_was_retired_behind_a_living_replica_holds_nothing_back(
+    position: str, hops: int
+) -> None:
     """The primary has no connection whose loss could tell it, and the replica lives for months."""
     world = World()
     nodes = {node.name: node for node in world.chain()}
     federation(world, nodes["a"])
-    retired = worker(world, nodes[place], "FEDERATION_ACK sender1 2")
+    retired = worker(world, nodes[position], "FEDERATION_ACK sender1 2")
     other = worker(world, nodes["a"], "FEDERATION_ACK sender2 5")
 
     stay(world, 700, retired, other)
@@ -177,14 +179,14 @@ def test_a_sender_that_was_retired_behind_a_living_replica_holds_nothing_back(pl
     assert [] == held(nodes["a"])
 
 
-@pytest.mark.parametrize("place", ["b", "c"])
-def test_a_sender_that_has_nothing_to_say_counts_as_long_as_it_is_there(place: str) -> None:
+@pytest.mark.parametrize("position", ["b", "c"])
+def test_a_sender_that_has_nothing_to_say_counts_as_long_as_it_is_there(position: str) -> None:
     """It may be stuck behind a server that is down, and asks for the rest when it reconnects."""
     world = World()
     nodes = {node.name: node for node in world.chain()}
     federation(world, nodes["a"])
     heard = heard_at(nodes["a"])
-    staying = worker(world, nodes[place], "FEDERATION_ACK sender1 2")
+    staying = worker(world, nodes[position], "FEDERATION_ACK sender1 2")
     other = worker(world, nodes["a"], "FEDERATION_ACK sender2 5")
     stay(world, 1_000, staying, other)
     other.say("FEDERATION_ACK sender2 5")

@@ -17,7 +17,7 @@ class FakeLog:
 
     def __init__(self, count: int = 20) -> None:
         self.serial = count
-        self.begin = LogPosition(1, 0, "")
+        self.trimmed_upto = LogPosition(1, 0, "")
         self.asked: list[int] = []
 
     async def read(self, *, after: int, upto: int, limit: int) -> tuple[list[Fact], int]:
@@ -26,8 +26,8 @@ class FakeLog:
 
     async def trim(self, upto: int, keys: Any, limit: int) -> LogPosition:
         self.asked.append(upto)
-        self.begin = LogPosition(1, min(upto, self.begin.serial + limit), "")
-        return self.begin
+        self.trimmed_upto = LogPosition(1, min(upto, self.trimmed_upto.serial + limit), "")
+        return self.trimmed_upto
 
 
 class Story:
@@ -55,11 +55,11 @@ def test_what_is_old_goes_and_nothing_else() -> None:
     """At second 14.5 facts 1 to 4 are older than ten seconds; the others follow as they get old."""
     story = Story()
     story.wait(0.1)
-    assert 4 == story.log.begin.serial
+    assert 4 == story.log.trimmed_upto.serial
 
     story.wait(10)
 
-    assert 14 == story.log.begin.serial
+    assert 14 == story.log.trimmed_upto.serial
     assert 14 == story.retention.trimmed
 
 
@@ -69,7 +69,7 @@ def test_what_somebody_holds_stays(held: int) -> None:
     story = Story(held=[held])
     story.wait(0.1)
 
-    assert held == story.log.begin.serial
+    assert held == story.log.trimmed_upto.serial
     assert all(upto <= held for upto in story.log.asked)
 
 
@@ -78,7 +78,7 @@ def test_a_lease_that_is_made_while_facts_are_read_holds_them() -> None:
     story = Story(held=[None, 1])
     story.wait(0.1)
 
-    assert 1 == story.log.begin.serial
+    assert 1 == story.log.trimmed_upto.serial
 
 
 def test_trimming_goes_slice_by_slice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ def test_promoted_in_order_nothing_is_left_behind() -> None:
     assert "b -" == str(a.roles.primary)
     world.wrote(b, 3)
     world.pass_(0.5)
-    assert b.log.place == c.log.place
+    assert b.log.position == c.log.position
     with pytest.raises(StorageError, match="another daemon is primary"):
         world.wrote(a)
 
@@ -101,7 +101,7 @@ def test_a_fenced_daemon_told_to_resync_is_a_replica_again() -> None:
     world.pass_(3)
 
     assert ["replica", "primary", "replica"] == roles(a, b, c)
-    assert a.log.place == b.log.place
+    assert a.log.position == b.log.position
     assert [] == a.only_here
 
 
@@ -217,7 +217,7 @@ def test_by_force_the_old_primary_is_fenced_when_it_is_back() -> None:
     assert ["fenced", "primary", "replica"] == roles(a, b, c)
     assert world.resync(a)
     world.pass_(5)
-    assert a.log.place == b.log.place == c.log.place
+    assert a.log.position == b.log.position == c.log.position
     assert [11, 12, 13] == [fact.serial for fact in a.only_here]
 
 
@@ -237,7 +237,7 @@ def test_a_replica_of_a_fenced_daemon_goes_where_the_primary_is() -> None:
     world.pass_(5)
 
     assert "b -" == str(d.roles.primary)
-    assert b.log.place == d.log.place
+    assert b.log.position == d.log.position
 
 
 @pytest.mark.parametrize("winner", ["b", "c"])
@@ -286,7 +286,7 @@ def test_an_epoch_that_began_with_a_loss_is_another_one(winner: str) -> None:
     parted.part(world, "a")
     world.done(Deferred.fromCoroutine(a.log.lose("to_device", 3)))
     world.promote(b, force=True)
-    assert a.log.place == b.log.place
+    assert a.log.position == b.log.position
     parted.part(world)
     world.pass_(12)
     loser = nodes["b" if winner == "a" else "a"]
@@ -295,7 +295,7 @@ def test_an_epoch_that_began_with_a_loss_is_another_one(winner: str) -> None:
     world.pass_(5)
 
     assert a.log.clock() == b.log.clock()
-    assert a.log.place == b.log.place
+    assert a.log.position == b.log.position
 
 
 @pytest.mark.parametrize("without", ["", "_answer", "_ask_who_superseded"])
@@ -741,7 +741,7 @@ def test_only_a_replica_that_is_being_promoted_stops_the_writes() -> None:
         assert "not_verified" == caught.value.code
         world.wrote(a)
     b.roles._is_asking_to_hand_over = True
-    assert a.log.place == hand_over(world, a, b, 15)
+    assert a.log.position == hand_over(world, a, b, 15)
     with pytest.raises(StorageError, match="about to become primary"):
         world.wrote(a)
 
@@ -751,12 +751,12 @@ def test_nobody_hands_over_to_a_stranger() -> None:
     world = World()
     a, _, _ = world.chain()
     world.wrote(a, 3)
-    for place in (
+    for position in (
         LogPosition(1, 3, "x" * 64),
-        LogPosition(1, 9, a.log.place.digest),
-        LogPosition(2, 3, a.log.place.digest),
+        LogPosition(1, 9, a.log.position.digest),
+        LogPosition(2, 3, a.log.position.digest),
     ):
-        told = PeerStatus(history=a.log.history, uuid="x", role="replica", place=place, promoting=True)
+        told = PeerStatus(history=a.log.history, uuid="x", role="replica", position=position, promoting=True)
         a._strangers = {"s": told}
         with pytest.raises(ClaimRefused) as caught:
             world.done(a.roles.hand_over(HandOver(seconds=5, uuid="x", address="s -")))
@@ -772,10 +772,10 @@ def test_a_replica_that_is_killed_as_its_epoch_begins_is_primary_of_it() -> None
     begin = b.log.next_epoch
 
     async def next_epoch(*arguments: Any, **named: Any) -> EpochStart:
-        turn = await begin(*arguments, **named)
+        epoch_start = await begin(*arguments, **named)
         b.kill()
         await Deferred()
-        return turn
+        return epoch_start
 
     b.log.next_epoch = next_epoch  # type: ignore[method-assign]
     Deferred.fromCoroutine(b.roles.promote()).addErrback(lambda failure: None)
@@ -1092,8 +1092,10 @@ class TestStart:
         a = world.node("a")
         world.wrote(a)
         a.kill()
-        place = LogPosition(9, 1, a.log.place.digest)
-        told = PeerStatus(history=a.log.history, uuid="x", role="replica", place=place, primary="stranger -")
+        position = LogPosition(9, 1, a.log.position.digest)
+        told = PeerStatus(
+            history=a.log.history, uuid="x", role="replica", position=position, primary="stranger -"
+        )
         a._strangers = {"x": told}
         a._known = lambda: [Address("x")]  # type: ignore[method-assign]
         world.start(a)

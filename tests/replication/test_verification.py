@@ -21,8 +21,8 @@ class FakeLog:
     """A log of ours, at serial 7 of epoch 1."""
 
     history = "h"
-    turns: tuple[EpochStart, ...] = ()
-    place = LogPosition(1, 7, "d7")
+    epoch_starts: tuple[EpochStart, ...] = ()
+    position = LogPosition(1, 7, "d7")
 
     async def digest_at(self, serial: int) -> str:
         return f"d{serial}"
@@ -36,8 +36,8 @@ class Others:
             "history": "h",
             "uuid": "u",
             "role": "primary",
-            "place": LogPosition(2, 9, "d9"),
-            "turns": (TURN,),
+            "position": LogPosition(2, 9, "d9"),
+            "epoch_starts": (TURN,),
         }
         self.failure: Exception | None = None
         self.asked: list[str] = []
@@ -93,12 +93,15 @@ def test_a_primary_whose_log_goes_on_where_ours_is_believed() -> None:
         ({"role": "replica"}, "not_verified"),
         ({"role": "fenced"}, "not_verified"),
         ({"history": "other"}, "other_history"),
-        ({"place": LogPosition(1, 9, "d9"), "turns": ()}, "not_verified"),
-        ({"place": LogPosition(MAX_EPOCH + 1, 9, "d9")}, "epoch_too_far"),
-        ({"place": LogPosition(0, 9, "d9")}, "epoch_too_far"),
-        ({"turns": ()}, "not_verified"),
-        ({"place": LogPosition(2, 4, "d4")}, "not_verified"),
-        ({"turns": (EpochStart(epoch=2, serial=5, digest="x", at_ms=0, why="promoted"),)}, "digest_differs"),
+        ({"position": LogPosition(1, 9, "d9"), "epoch_starts": ()}, "not_verified"),
+        ({"position": LogPosition(MAX_EPOCH + 1, 9, "d9")}, "epoch_too_far"),
+        ({"position": LogPosition(0, 9, "d9")}, "epoch_too_far"),
+        ({"epoch_starts": ()}, "not_verified"),
+        ({"position": LogPosition(2, 4, "d4")}, "not_verified"),
+        (
+            {"epoch_starts": (EpochStart(epoch=2, serial=5, digest="x", at_ms=0, why="promoted"),)},
+            "digest_differs",
+        ),
     ],
 )
 def test_others_are_not(said: dict[str, Any], code: str) -> None:
@@ -112,7 +115,9 @@ def test_others_are_not(said: dict[str, Any], code: str) -> None:
 def test_one_that_has_another_fact_is_not() -> None:
     """Its turns say nothing of the serial at which ours ends, so it is asked."""
     story = Story()
-    story.others.told |= {"turns": (EpochStart(epoch=2, serial=8, digest="d8", at_ms=0, why="promoted"),)}
+    story.others.told |= {
+        "epoch_starts": (EpochStart(epoch=2, serial=8, digest="d8", at_ms=0, why="promoted"),)
+    }
     assert "" == story.verify()
 
     story.others.digests = "x"

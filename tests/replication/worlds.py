@@ -179,10 +179,10 @@ class RawReplica(Protocol):
         return read(WelcomeBody, said[-1]) if said else None
 
     def subscribe(
-        self, world: World, welcome: WelcomeBody, place: WirePosition | None = None, **other: Any
+        self, world: World, welcome: WelcomeBody, position: WirePosition | None = None, **other: Any
     ) -> None:
         """Ask for what comes after a place."""
-        asked: dict[str, Any] = {"history": welcome.history, "place": place or welcome.place} | other
+        asked: dict[str, Any] = {"history": welcome.history, "position": position or welcome.position} | other
         self.tell("SUBSCRIBE", Subscription(**asked))
         world.pass_(0.1)
 

@@ -86,17 +86,19 @@ class Contract(Case):
         engine = self.opened()
         first = run(3)
         engine.commit(first, [])
-        turns = [EpochStart(2, 3, first[-1].digest, 1000, "promoted")]
+        epoch_starts = [EpochStart(2, 3, first[-1].digest, 1000, "promoted")]
 
-        head = engine.begin_epoch(turns[0])
-        self.assertEqual((LogPosition(2, 3, first[-1].digest), turns), (head.place, list(head.turns)))
+        head = engine.begin_epoch(epoch_starts[0])
+        self.assertEqual(
+            (LogPosition(2, 3, first[-1].digest), epoch_starts), (head.position, list(head.epoch_starts))
+        )
         more = run(2, after=first[-1], epoch=2)
         engine.commit(more, [])
-        turns.append(EpochStart(7, 5, more[-1].digest, 2000, "lost", "events", 4))
-        engine.begin_epoch(turns[1])
+        epoch_starts.append(EpochStart(7, 5, more[-1].digest, 2000, "lost", "events", 4))
+        engine.begin_epoch(epoch_starts[1])
 
         head = self.reopened(engine).head()
-        self.assertEqual((7, 5, turns), (head.epoch, head.serial, list(head.turns)))
+        self.assertEqual((7, 5, epoch_starts), (head.epoch, head.serial, list(head.epoch_starts)))
         self.assertEqual({("events", "w0"): 4, ("events", "w1"): 4}, head.positions)
 
     def test_an_epoch_that_does_not_fit_is_refused(self) -> None:
@@ -115,7 +117,7 @@ class Contract(Case):
         ):
             with self.subTest((epoch, serial)), self.assertRaises(StorageError):
                 engine.begin_epoch(EpochStart(epoch, serial, digest, 0, "promoted"))
-        self.assertEqual((2, 1), (engine.head().epoch, len(engine.head().turns)))
+        self.assertEqual((2, 1), (engine.head().epoch, len(engine.head().epoch_starts)))
 
     # Digests and receipts
 
@@ -173,7 +175,7 @@ class Contract(Case):
 
         for _ in range(2):
             head = engine.head()
-            self.assertEqual(place(facts[6]), head.place)
+            self.assertEqual(place(facts[6]), head.position)
             self.assertEqual({("events", "w1"): 2, ("events", "w0"): 5}, head.positions)
             self.assertEqual(([facts[1], facts[4]], 7), engine.read(after=0, upto=99, limit=99))
             self.assertEqual(
@@ -185,7 +187,7 @@ class Contract(Case):
             )
             engine = self.reopened(engine)
         engine.commit([], [], upto=place(facts[8]))
-        self.assertEqual(place(facts[8]), self.reopened(engine).head().place)
+        self.assertEqual(place(facts[8]), self.reopened(engine).head().position)
 
     def test_a_log_with_holes_goes_on_without_them(self) -> None:
         """A copy that was promoted adds facts of its own, chained to the last of the other."""
@@ -201,7 +203,7 @@ class Contract(Case):
         engine.commit(facts[12:], [], upto=place(facts[-1]))
 
         engine = self.reopened(engine)
-        self.assertEqual(place(facts[-1]), engine.head().place)
+        self.assertEqual(place(facts[-1]), engine.head().position)
         self.assertEqual(facts[:2] + facts[10:], self.all(engine))
 
     def test_facts_of_another_log_that_do_not_fit_are_refused(self) -> None:
@@ -218,7 +220,7 @@ class Contract(Case):
         ):
             with self.subTest([fact.serial for fact in told]), self.assertRaises(StorageError):
                 engine.commit(told, [], upto=place(upto))
-        self.assertEqual(place(facts[4]), engine.head().place)
+        self.assertEqual(place(facts[4]), engine.head().position)
         self.assertEqual(facts[:2], self.all(engine))
 
     def test_an_epoch_may_begin_where_nothing_is_kept(self) -> None:
@@ -280,10 +282,10 @@ class Contract(Case):
         """With the facts it makes a whole copy."""
         facts, snapshot = self.snapshot_of()
 
-        self.assertEqual(LogPosition(2, 8, facts[-1].digest), snapshot.place)
-        self.assertEqual(BEGINNING, snapshot.begin)
+        self.assertEqual(LogPosition(2, 8, facts[-1].digest), snapshot.position)
+        self.assertEqual(BEGINNING, snapshot.trimmed_upto)
         self.assertEqual(
-            [(2, 8, "events", 6)], [(t.epoch, t.serial, t.stream, t.token) for t in snapshot.turns]
+            [(2, 8, "events", 6)], [(t.epoch, t.serial, t.stream, t.token) for t in snapshot.epoch_starts]
         )
         self.assertEqual({("events", "w0"): 6, ("events", "w1"): 6}, snapshot.positions)
         self.assertEqual(["k"], [receipt.key for receipt in snapshot.receipts])
@@ -293,16 +295,16 @@ class Contract(Case):
         facts, snapshot = self.snapshot_of()
         copy = self.opened_copy()
         copy.commit(facts[:1], [AppendReceipt("old", "r", Appended(1, 1, [1]), 5)], upto=place(facts[0]))
-        copy.commit(facts[4:], [], upto=snapshot.place)
+        copy.commit(facts[4:], [], upto=snapshot.position)
         copy.note({"keep": "me"})
 
         head = copy.restore(snapshot)
 
         for _ in range(2):
-            self.assertEqual(snapshot.place, head.place)
+            self.assertEqual(snapshot.position, head.position)
             self.assertEqual(
-                (snapshot.begin, list(snapshot.turns), snapshot.positions),
-                (head.begin, list(head.turns), head.positions),
+                (snapshot.trimmed_upto, list(snapshot.epoch_starts), snapshot.positions),
+                (head.trimmed_upto, list(head.epoch_starts), head.positions),
             )
             self.assertEqual({"events": 6}, head.allocated)
             self.assertEqual([None, snapshot.receipts[0]], [copy.receipt(key) for key in ("old", "k")])
@@ -321,17 +323,24 @@ class Contract(Case):
         """Where nothing of the last part was wanted, no fact is there to stand at."""
         facts = run(30)
         snapshot = LogSnapshot(
-            place=place(facts[19]), begin=place(facts[9]), turns=[], positions={("s", "w"): 4}, receipts=[]
+            position=place(facts[19]),
+            trimmed_upto=place(facts[9]),
+            epoch_starts=[],
+            positions={("s", "w"): 4},
+            receipts=[],
         )
         copy = self.opened_copy()
         copy.commit([facts[2], facts[7]], [], upto=place(facts[9]))
         copy.commit(facts[10:15], [], upto=place(facts[14]))
 
-        self.assertEqual((snapshot.place, snapshot.begin), (copy.restore(snapshot).place, copy.head().begin))
+        self.assertEqual(
+            (snapshot.position, snapshot.trimmed_upto),
+            (copy.restore(snapshot).position, copy.head().trimmed_upto),
+        )
         copy.close()
         head = copy.open()
 
-        self.assertEqual((snapshot.place, snapshot.begin), (head.place, head.begin))
+        self.assertEqual((snapshot.position, snapshot.trimmed_upto), (head.position, head.trimmed_upto))
         self.assertEqual(facts[9].digest, copy.digest_at(10))
         copy.commit(facts[20:], [])
         self.assertEqual(30, copy.head().serial)

@@ -44,7 +44,7 @@ class Contract(Case):
         head = engine.open()
 
         self.assertEqual((1, 5, FIRST[-1].digest, 8), (head.epoch, head.serial, head.digest, head.boots))
-        self.assertEqual((BEGINNING, ()), (head.begin, tuple(head.turns)))
+        self.assertEqual((BEGINNING, ()), (head.trimmed_upto, tuple(head.epoch_starts)))
         self.assertEqual({"uuid", "history"}, set(engine.notes()))
         self.assertEqual((FIRST, 5), engine.read(after=0, upto=9, limit=99))
         self.assertEqual([EMPTY, FIRST[0].digest], [engine.digest_at(serial) for serial in (0, 1)])
@@ -53,7 +53,7 @@ class Contract(Case):
         known = engine.notes()
         engine.close()
         engine = self.again()
-        self.assertEqual((6, 3), (engine.open().serial, engine.head().begin.serial))
+        self.assertEqual((6, 3), (engine.open().serial, engine.head().trimmed_upto.serial))
         self.assertEqual(known, engine.notes())
 
     def test_history_that_was_lost_before_is_known_as_turns(self) -> None:
@@ -63,12 +63,12 @@ class Contract(Case):
 
         head = engine.open()
 
-        turns = [
+        epoch_starts = [
             EpochStart(2, 5, FIRST[-1].digest, NOW * 1000, "lost", "events", 3),
             EpochStart(3, 8, SECOND[-1].digest, NOW * 1000, "lost", "events", 5),
         ]
-        self.assertEqual((3, turns), (head.epoch, list(head.turns)))
-        self.assertEqual(turns, list(engine.snapshot().turns))
+        self.assertEqual((3, epoch_starts), (head.epoch, list(head.epoch_starts)))
+        self.assertEqual(epoch_starts, list(engine.snapshot().epoch_starts))
         found, _ = engine.read_tokens(stream="events", writer=None, after=0, upto=9, serial=9, limit=99)
         self.assertEqual([*FIRST[:3], *SECOND[:2]], found)
 
@@ -76,9 +76,9 @@ class Contract(Case):
         """The epoch began with nothing before it."""
         self.old([], [("events", 2, 0)], epoch=2, token=0)
 
-        turns = list(self.again().open().turns)
+        epoch_starts = list(self.again().open().epoch_starts)
 
-        self.assertEqual([EpochStart(2, 0, EMPTY, 0, "lost", "events", 0)], turns)
+        self.assertEqual([EpochStart(2, 0, EMPTY, 0, "lost", "events", 0)], epoch_starts)
 
 
 class SQLiteTests(OverSQLite, Contract):

@@ -77,7 +77,7 @@ class Contract(Case):
         """It is the log of `stage`, whole."""
         head = engine.head()
         self.assertEqual(
-            (1, 7, NEW[-1].digest, ()), (head.epoch, head.serial, head.digest, tuple(head.turns))
+            (1, 7, NEW[-1].digest, ()), (head.epoch, head.serial, head.digest, tuple(head.epoch_starts))
         )
         self.assertEqual(NEW, self.serials(engine))
         self.assertEqual(("new", 0), (engine.notes()["which"], len(engine.leases())))
@@ -146,16 +146,16 @@ class Contract(Case):
         snapshot = engine.snapshot()
         copy = engine.staging()
         copy.open()
-        copy.commit(OLD[10:], [], upto=snapshot.place)
+        copy.commit(OLD[10:], [], upto=snapshot.position)
         copy.restore(snapshot)
         copy.close()
 
         head = engine.adopt_staged()
 
         told = LogSnapshot(
-            place=head.place,
-            begin=head.begin,
-            turns=head.turns,
+            position=head.position,
+            trimmed_upto=head.trimmed_upto,
+            epoch_starts=head.epoch_starts,
             positions=head.positions,
             receipts=snapshot.receipts,
         )

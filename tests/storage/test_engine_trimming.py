@@ -54,7 +54,7 @@ def place(fact: Fact) -> LogPosition:
     return LogPosition(fact.epoch, fact.serial, fact.digest)
 
 
-def left(facts: list[Fact], begin: int) -> list[int]:
+def left(facts: list[Fact], trimmed_upto: int) -> list[int]:
     """The serials that trimming up to `begin` leaves, told in the plainest way."""
     kept = []
     for fact in facts:
@@ -62,10 +62,10 @@ def left(facts: list[Fact], begin: int) -> list[int]:
         later = [
             key
             for other in facts
-            if fact.serial < other.serial <= begin and other.stream == fact.stream
+            if fact.serial < other.serial <= trimmed_upto and other.stream == fact.stream
             for key in keys_of(other.stream, other.rows) or ()
         ]
-        if fact.serial > begin or any(key not in later for key in keys or ()):
+        if fact.serial > trimmed_upto or any(key not in later for key in keys or ()):
             kept.append(fact.serial)
     return kept
 
@@ -91,10 +91,10 @@ class Contract(Case):
 
     def trim(self, engine: IEngine, upto: int, limit: int = 100) -> None:
         """Slice by slice, to the end."""
-        begin, last = engine.trim(upto, keys_of, limit), None
-        while begin != last:
-            begin, last = engine.trim(upto, keys_of, limit), begin
-        self.assertEqual(begin, engine.head().begin)
+        trimmed_upto, last = engine.trim(upto, keys_of, limit), None
+        while trimmed_upto != last:
+            trimmed_upto, last = engine.trim(upto, keys_of, limit), trimmed_upto
+        self.assertEqual(trimmed_upto, engine.head().trimmed_upto)
 
     def test_the_newest_fact_of_each_key_stays(self) -> None:
         """That is all that anyone needs who was not there."""
@@ -121,7 +121,9 @@ class Contract(Case):
                     self.trim(engine, upto, limit)
                     self.assertEqual(serials, self.serials(engine))
                     self.assertEqual(left(facts, upto), serials)
-                    self.assertEqual(place(facts[upto - 1]) if upto else BEGINNING, engine.head().begin)
+                    self.assertEqual(
+                        place(facts[upto - 1]) if upto else BEGINNING, engine.head().trimmed_upto
+                    )
                     engine.close()
 
     def test_a_slice_is_no_longer_than_asked_for(self) -> None:
@@ -144,7 +146,7 @@ class Contract(Case):
 
         for _ in range(2):
             head = engine.head()
-            self.assertEqual((before.place, before.place), (head.place, head.begin))
+            self.assertEqual((before.position, before.position), (head.position, head.trimmed_upto))
             self.assertEqual((before.positions, before.allocated), (head.positions, head.allocated))
             self.assertEqual(([], 5), engine.read(after=0, upto=9, limit=9))
             self.assertEqual(
@@ -160,7 +162,7 @@ class Contract(Case):
             engine.commit(facts[:1], [])
         engine.close()
         head = self.opened().head()
-        self.assertEqual((7, before.place), (head.serial, head.begin))
+        self.assertEqual((7, before.position), (head.serial, head.trimmed_upto))
 
     def test_what_was_trimmed_is_in_no_answer(self) -> None:
         """By serial, by token, by what is held; where something is kept, its digest is known."""
@@ -177,7 +179,7 @@ class Contract(Case):
             [None, facts[1].digest, facts[2].digest, facts[3].digest],
             [engine.digest_at(serial) for serial in (1, 2, 3, 4)],
         )
-        self.assertEqual(facts[2].serial, engine.snapshot().begin.serial)
+        self.assertEqual(facts[2].serial, engine.snapshot().trimmed_upto.serial)
 
     def test_lost_history_replaces_nothing_and_goes(self) -> None:
         """What was true before it is true again; were it gone, nobody could learn it any more."""
@@ -201,8 +203,8 @@ class Contract(Case):
         copy.open()
         self.addCleanup(copy.close)
         chosen = {fact.serial: fact for fact in facts if fact.serial in kept}
-        copy.commit([chosen[n] for n in kept if n <= 10], [], upto=snapshot.begin)
-        copy.commit([chosen[n] for n in kept if n > 10], [], upto=snapshot.place)
+        copy.commit([chosen[n] for n in kept if n <= 10], [], upto=snapshot.trimmed_upto)
+        copy.commit([chosen[n] for n in kept if n > 10], [], upto=snapshot.position)
         copy.restore(snapshot)
         self.assertEqual(kept, self.serials(copy))
 
@@ -213,7 +215,7 @@ class Contract(Case):
                 self.trim(copy, upto, 2)
             self.assertEqual(left(facts, upto), self.serials(copy))
         copy.close()
-        self.assertEqual((20, 17), (copy.open().serial, copy.head().begin.serial))
+        self.assertEqual((20, 17), (copy.open().serial, copy.head().trimmed_upto.serial))
 
     def test_a_copy_that_learns_late_keeps_the_newest(self) -> None:
         """Keys of its base are learned after those of newer facts, which must not make way for it."""
@@ -225,8 +227,8 @@ class Contract(Case):
         copy = engine.staging()
         copy.open()
         self.addCleanup(copy.close)
-        copy.commit([facts[n - 1] for n in kept if n <= 10], [], upto=snapshot.begin)
-        copy.commit([facts[n - 1] for n in kept if n > 10], [], upto=snapshot.place)
+        copy.commit([facts[n - 1] for n in kept if n <= 10], [], upto=snapshot.trimmed_upto)
+        copy.commit([facts[n - 1] for n in kept if n > 10], [], upto=snapshot.position)
         copy.restore(snapshot)
 
         for _ in range(12):
@@ -242,12 +244,12 @@ class Contract(Case):
         engine.commit(facts[8:], [])
 
         self.trim(engine, 6)
-        self.assertEqual(place(facts[3]), engine.head().begin)
+        self.assertEqual(place(facts[3]), engine.head().trimmed_upto)
         self.trim(engine, 10)
-        self.assertEqual(place(facts[9]), engine.head().begin)
+        self.assertEqual(place(facts[9]), engine.head().trimmed_upto)
         self.assertEqual([9, 10, 11, 12], self.serials(engine))
         engine.close()
-        self.assertEqual(place(facts[9]), self.opened().head().begin)
+        self.assertEqual(place(facts[9]), self.opened().head().trimmed_upto)
 
     def test_keys_that_cannot_be_told_leave_everything_as_it_is(self) -> None:
         """A slice is done whole or not at all."""
@@ -258,7 +260,7 @@ class Contract(Case):
 
         with self.assertRaises(ValueError):
             engine.trim(4, fail, 9)
-        self.assertEqual(([1, 2, 3, 4], BEGINNING), (self.serials(engine), engine.head().begin))
+        self.assertEqual(([1, 2, 3, 4], BEGINNING), (self.serials(engine), engine.head().trimmed_upto))
 
     # Each step: facts to commit, or how far to trim and in slices of how many.
     STEPS = st.lists(
@@ -284,7 +286,7 @@ class Contract(Case):
             self.setUp()
             engine = self.opened()
             facts: list[Fact] = []
-            begin = 0
+            trimmed_upto = 0
             for step in steps:
                 if isinstance(step, list):
                     fresh = made(step, after=facts)
@@ -294,12 +296,12 @@ class Contract(Case):
                     back, limit = step
                     upto = max(0, len(facts) - back)
                     self.trim(engine, upto, limit)
-                    begin = max(begin, upto)
-                self.assertEqual(left(facts, begin), self.serials(engine))
-                self.assertEqual(begin, engine.head().begin.serial)
+                    trimmed_upto = max(trimmed_upto, upto)
+                self.assertEqual(left(facts, trimmed_upto), self.serials(engine))
+                self.assertEqual(trimmed_upto, engine.head().trimmed_upto.serial)
             engine.close()
             head = self.opened().head()
-            self.assertEqual((len(facts), begin), (head.serial, head.begin.serial))
+            self.assertEqual((len(facts), trimmed_upto), (head.serial, head.trimmed_upto.serial))
             engine.close()
             self.doCleanups()
 

@@ -49,7 +49,7 @@ class FollowingTests(LogCase):
         self.pass_()
 
         self.successResultOf(following)
-        self.assertEqual((place(FACTS[2]), FACTS[:3]), (self.copy.place, shown))
+        self.assertEqual((place(FACTS[2]), FACTS[:3]), (self.copy.position, shown))
         self.assertEqual({"w": 3}, self.copy.positions("events"))
         self.assertEqual(RECEIPT, self.engine.receipt("key"))
 
@@ -59,7 +59,7 @@ class FollowingTests(LogCase):
             following = self.follow(facts)
             self.pass_()
             self.failureResultOf(following, HistoryMismatch)
-        self.assertEqual((BEGINNING, []), (self.copy.place, self.engine.facts))
+        self.assertEqual((BEGINNING, []), (self.copy.position, self.engine.facts))
 
     def test_an_append_comes_after_what_is_followed(self) -> None:
         """One at a time changes the log."""
@@ -79,7 +79,7 @@ class FollowingTests(LogCase):
         self.pass_()
 
         self.assertEqual(3, self.successResultOf(turning).serial)
-        self.assertEqual(self.engine.head().place, self.copy.place)
+        self.assertEqual(self.engine.head().position, self.copy.position)
 
     def test_what_was_cancelled_before_its_turn_never_happens(self) -> None:
         """Facts of the old epoch must not come after the new one began."""
@@ -106,7 +106,7 @@ class FollowingTests(LogCase):
         self.pass_()
 
         self.successResultOf(following)
-        self.assertEqual((FACTS, place(FACTS[-1])), (shown, self.copy.place))
+        self.assertEqual((FACTS, place(FACTS[-1])), (shown, self.copy.position))
 
     def test_kept_and_said_to_be_so_at_once(self) -> None:
         """A failure that is none."""
@@ -115,7 +115,7 @@ class FollowingTests(LogCase):
         self.pass_()
 
         self.successResultOf(following)
-        self.assertEqual(place(FACTS[2]), self.copy.place)
+        self.assertEqual(place(FACTS[2]), self.copy.position)
 
     def test_not_kept_it_can_be_followed_again(self) -> None:
         """A full disk was made empty."""
@@ -128,7 +128,7 @@ class FollowingTests(LogCase):
         self.pass_()
 
         self.successResultOf(following)
-        self.assertEqual(place(FACTS[-1]), self.copy.place)
+        self.assertEqual(place(FACTS[-1]), self.copy.position)
 
     def test_some_facts_and_where_all_of_them_end(self) -> None:
         """A copy of some streams stands where the log does."""
@@ -136,21 +136,21 @@ class FollowingTests(LogCase):
         self.pass_()
 
         self.successResultOf(following)
-        self.assertEqual(place(FACTS[3]), self.copy.place)
+        self.assertEqual(place(FACTS[3]), self.copy.position)
 
     def test_an_epoch_begins_as_it_did_there(self) -> None:
         """And not twice."""
-        turn = EpochStart(2, 0, "0" * 64, 5, "promoted")
+        epoch_start = EpochStart(2, 0, "0" * 64, 5, "promoted")
         told: list[int] = []
         self.copy.on_turned(lambda: told.append(self.copy.epoch))
-        turning = Deferred.fromCoroutine(self.copy.begin_epoch(turn))
+        turning = Deferred.fromCoroutine(self.copy.begin_epoch(epoch_start))
         self.pass_()
         self.successResultOf(turning)
-        again = Deferred.fromCoroutine(self.copy.begin_epoch(turn))
+        again = Deferred.fromCoroutine(self.copy.begin_epoch(epoch_start))
         self.pass_()
 
         self.failureResultOf(again, StorageError)
-        self.assertEqual(([2], [turn]), (told, list(self.copy.turns)))
+        self.assertEqual(([2], [epoch_start]), (told, list(self.copy.epoch_starts)))
 
     def test_a_copy_that_nobody_waits_for_is_closed_again(self) -> None:
         """Or the next attempt would find it open."""
@@ -161,7 +161,7 @@ class FollowingTests(LogCase):
         again = Deferred.fromCoroutine(self.copy.copy())
         self.pass_()
 
-        self.assertEqual(0, self.successResultOf(again).place.serial)
+        self.assertEqual(0, self.successResultOf(again).position.serial)
 
     def test_adopting_goes_on_to_its_end(self) -> None:
         """Cancelled in the middle, it stands either before or after."""
@@ -170,7 +170,7 @@ class FollowingTests(LogCase):
         opening = Deferred.fromCoroutine(self.copy.copy())
         self.pass_()
         staged = self.successResultOf(opening)
-        adding = Deferred.fromCoroutine(staged.add(FACTS, place(FACTS[-1]), begin=BEGINNING))
+        adding = Deferred.fromCoroutine(staged.add(FACTS, place(FACTS[-1]), trimmed_upto=BEGINNING))
         self.pass_()
         self.successResultOf(adding)
         uuid = self.copy.uuid
@@ -180,4 +180,4 @@ class FollowingTests(LogCase):
         self.failureResultOf(adopting, CancelledError)
         self.pass_()
 
-        self.assertEqual(([6], place(FACTS[-1]), uuid), (replaced, self.copy.place, self.copy.uuid))
+        self.assertEqual(([6], place(FACTS[-1]), uuid), (replaced, self.copy.position, self.copy.uuid))

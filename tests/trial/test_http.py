@@ -229,11 +229,13 @@ class SocketTests(TestCase):
 
     async def test_methods_are_as_synapse_has_them(self) -> None:
         """HEAD is GET without a body, on a connection that stays usable; POST is 405."""
-        place = b"/_synapse/replication/get_repl_stream_updates/caches/abc?from_token=0&upto_token=5"
+        position = b"/_synapse/replication/get_repl_stream_updates/caches/abc?from_token=0&upto_token=5"
         raw = await self.connect()
         assert raw.transport is not None
         for method in (b"HEAD", b"POST", b"GET"):
-            raw.transport.write(method + b" " + place + b" HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n")
+            raw.transport.write(
+                method + b" " + position + b" HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n"
+            )
         heard = await raw.hears(b'"limited":false}')
 
         statuses = [int(part[:3]) for part in heard.split(b"HTTP/1.1 ")[1:]]

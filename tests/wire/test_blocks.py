@@ -136,7 +136,9 @@ def test_of_a_block_only_what_has_arrived_takes_memory() -> None:
 def test_a_block_in_parts_is_put_together_without_a_second_copy() -> None:
     """The largest ones are as large as all else that a replica has in memory."""
     data = b"x" * 2**24 + b"\n"
-    parts = [block("facts", 1, data)[place : place + 65_536] for place in range(0, len(data) + 90, 65_536)]
+    parts = [
+        block("facts", 1, data)[position : position + 65_536] for position in range(0, len(data) + 90, 65_536)
+    ]
     reader = BlockReader()
     tracemalloc.start()
     try:

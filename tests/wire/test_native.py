@@ -80,7 +80,7 @@ def test_no_release_is_sent_any_of_it(dialect: Dialect, command: type[Command]) 
 
 def test_what_is_said_is_read() -> None:
     """And what a later release adds is passed over."""
-    asked = Subscription(history="h", place=WirePosition(1, 7, "d"), turn=WirePosition(1, 3, "c"))
+    asked = Subscription(history="h", position=WirePosition(1, 7, "d"), epoch_start=WirePosition(1, 3, "c"))
 
     assert asked == read(Subscription, say(asked))
     assert Greeting(uuid="u", name="n", nonce="x") == read(
@@ -102,17 +102,17 @@ def test_nonsense_is_told_as_such(said: bytes) -> None:
         (WirePosition, '{"epoch":%,"serial":1,"digest":"d"}'),
         (WirePosition, '{"epoch":1,"serial":%,"digest":"d"}'),
         (Greeting, '{"uuid":"u","name":"n","nonce":"x","version":%}'),
-        (JoinRequest, '{"join":"j","place":{"epoch":1,"serial":%,"digest":"d"}}'),
-        (Subscription, '{"history":"h","place":{"epoch":%,"serial":1,"digest":"d"}}'),
+        (JoinRequest, '{"join":"j","position":{"epoch":1,"serial":%,"digest":"d"}}'),
+        (Subscription, '{"history":"h","position":{"epoch":%,"serial":1,"digest":"d"}}'),
         (
             Subscription,
-            '{"history":"h","place":{"epoch":1,"serial":1,"digest":"d"},"clock":{"events":{"master":%}}}',
+            '{"history":"h","position":{"epoch":1,"serial":1,"digest":"d"},"clock":{"events":{"master":%}}}',
         ),
         (
             Subscription,
-            '{"history":"h","place":{"epoch":1,"serial":1,"digest":""},"turn":{"epoch":1,"serial":%,"digest":""}}',
+            '{"history":"h","position":{"epoch":1,"serial":1,"digest":""},"epoch_start":{"epoch":1,"serial":%,"digest":""}}',
         ),
-        (Subscription, '{"history":"h","place":{"epoch":1,"serial":1,"digest":"d"},"began_ms":%}'),
+        (Subscription, '{"history":"h","position":{"epoch":1,"serial":1,"digest":"d"},"began_ms":%}'),
         (Refusal, '{"code":"c","message":"m","retryable":true,"epoch":%}'),
     ],
 )

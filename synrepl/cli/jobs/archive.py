@@ -36,7 +36,7 @@ __all__ = ["archive_command"]
 @spark_options
 def archive_command(
     url: str,
-    place: str,
+    position: str,
     follow: bool,
     every: float,
     batch_facts: int,
@@ -60,7 +60,7 @@ def archive_command(
         done = archive(
             session,
             url,
-            Store(place),
+            Store(position),
             secret_file=None if secret_file is None else str(secret_file.absolute()),
             follow=follow,
             every_seconds=every,

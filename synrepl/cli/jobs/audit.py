@@ -23,7 +23,7 @@ __all__ = ["audit_command"]
 @secret_option
 @spark_options
 def audit_command(
-    place: str,
+    position: str,
     url: str | None,
     deep: bool,
     secret_file: Path | None,
@@ -41,7 +41,7 @@ def audit_command(
 
         done = audit(
             session,
-            Store(place),
+            Store(position),
             url=url,
             secret=read_secret(secret_file),
             deep=deep,

@@ -26,7 +26,7 @@ ARCHIVE: Final = "A folder, or an URI that Spark and pyarrow reach (s3://, gs://
 
 def archive_option(command: Command) -> Command:
     """``--archive``"""
-    return click.option("--archive", "place", required=True, metavar="DIR", help=ARCHIVE)(command)
+    return click.option("--archive", "position", required=True, metavar="DIR", help=ARCHIVE)(command)
 
 
 maybe_url_option = click.option("--url", metavar="URL", help="The HTTP address of a daemon to be asked too.")

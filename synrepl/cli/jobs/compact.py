@@ -18,7 +18,7 @@ __all__ = ["compact_command"]
 )
 @click.option("--full", is_flag=True, help="Read all of the archive, not only what came since.")
 @spark_options
-def compact_command(place: str, into: str, full: bool, as_json: bool, **spark: Any) -> None:
+def compact_command(position: str, into: str, full: bool, as_json: bool, **spark: Any) -> None:
     """Fold the archive DIR to the last row of each key: the snapshot from which a daemon can begin.
 
     Run again, it reads the former snapshot and what was archived since. Start a daemon with --snapshot DIR.
@@ -27,7 +27,7 @@ def compact_command(place: str, into: str, full: bool, as_json: bool, **spark: A
         from synrepl.pipeline.snapshot.compact import compact
         from synrepl.pipeline.store import Store
 
-        done = compact(session, Store(place), Store(into), full=full, tell=tell)
+        done = compact(session, Store(position), Store(into), full=full, tell=tell)
     say(done, as_json=as_json, lines=_compacted)
 
 

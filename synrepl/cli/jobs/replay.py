@@ -31,7 +31,7 @@ __all__ = ["replay_command"]
 @secret_option
 @spark_options
 def replay_command(
-    place: str,
+    position: str,
     url: str,
     streams: tuple[str, ...],
     after: int,
@@ -53,7 +53,7 @@ def replay_command(
 
         done = replay(
             session,
-            Store(place),
+            Store(position),
             url,
             streams=streams or None,
             after=after,

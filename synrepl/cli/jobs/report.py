@@ -26,7 +26,7 @@ __all__ = ["report_command"]
 @secret_option
 @spark_options
 def report_command(
-    place: str,
+    position: str,
     out: Path,
     url: str | None,
     top: int,
@@ -44,7 +44,7 @@ def report_command(
 
         done = report(
             session,
-            Store(place),
+            Store(position),
             out,
             url=url,
             secret=read_secret(secret_file),

@@ -137,15 +137,15 @@ class _Job:
     def _begin_trimmed(self, status: Mapping[str, Any]) -> None:
         """What is left of the beginning of a log that was trimmed is a batch of its own."""
         whole = self._daemon.extent(limit=1, compacted="true", reader=self._options["reader"])
-        if not whole["begin"]:
+        if not whole["trimmed_upto"]:
             return
-        found = self._daemon.extent(upto=whole["begin"], compacted="true")
+        found = self._daemon.extent(upto=whole["trimmed_upto"], compacted="true")
         self._writer.origin = msgspec.structs.replace(
             self._writer.origin, clock=self._quiet(found["serial"], status["streams"])
         )
         rows = (
             self._spark.read.format("synrepl")
-            .options(**self._options, compacted="true", endingOffsets=str(whole["begin"]))
+            .options(**self._options, compacted="true", endingOffsets=str(whole["trimmed_upto"]))
             .load()
         )
         self._writer.write(rows, LogPosition(found["epoch"], found["serial"], found["digest"]))

@@ -79,7 +79,7 @@ class ArchiveBatchWriter:
             number=self._number,
             before=self.before,
             origin=self.origin,
-            turns=self._turns(max((one.epoch for one in written), default=1)),
+            epoch_starts=self._turns(max((one.epoch for one in written), default=1)),
             now_ms=now_ms(),
             compacted_upto=compacted_upto,
         )
@@ -104,8 +104,8 @@ class ArchiveBatchWriter:
     def _turns(self, epoch: int) -> list[EpochStart]:
         """Where epochs began, up to this one."""
         if self.before is not None and self.before.epoch == epoch:
-            return self.before.turns
-        return msgspec.convert(self._daemon.get("/v1/status")["turns"], list[EpochStart])
+            return self.before.epoch_starts
+        return msgspec.convert(self._daemon.get("/v1/status")["epoch_starts"], list[EpochStart])
 
     def merge(self) -> None:
         """Make one of small batches, where there are enough; at times, remove what was merged long ago."""

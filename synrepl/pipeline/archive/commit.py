@@ -18,7 +18,7 @@ class BatchOrigin(msgspec.Struct, frozen=True, kw_only=True):
 
     history: str = ""
     server_name: str = ""
-    begin: LogPosition = BEGINNING
+    trimmed_upto: LogPosition = BEGINNING
     clock: dict[str, dict[str, int]] = {}
 
 
@@ -28,7 +28,7 @@ def batch_of(
     number: int,
     before: Manifest | None,
     origin: BatchOrigin,
-    turns: Sequence[EpochStart] = (),
+    epoch_starts: Sequence[EpochStart] = (),
     now_ms: int,
     compacted_upto: LogPosition | None = None,
 ) -> Manifest:
@@ -39,8 +39,8 @@ def batch_of(
     """
     if before is None:
         start = VClock.from_json(origin.clock)
-        place = BEGINNING if compacted_upto is not None else origin.begin
-        start_serial, start_digest = place.serial, place.digest
+        position = BEGINNING if compacted_upto is not None else origin.trimmed_upto
+        start_serial, start_digest = position.serial, position.digest
     else:
         start = VClock.from_json(before.end)
         start_serial, start_digest = before.last_serial, before.digest
@@ -57,8 +57,8 @@ def batch_of(
                 f" {ends.serial - start_serial} come after {start_serial}"
             )
     # An epoch that has no fact yet is the next batch's.
-    known = [turn for turn in turns if turn.epoch <= ends.epoch]
-    new_turns = [turn for turn in known if before is None or turn.epoch > before.epoch]
+    known = [epoch_start for epoch_start in epoch_starts if epoch_start.epoch <= ends.epoch]
+    new_turns = [epoch_start for epoch_start in known if before is None or epoch_start.epoch > before.epoch]
     return Manifest(
         batch=number,
         epoch=ends.epoch,
@@ -77,23 +77,23 @@ def batch_of(
         last_at_ms=max((one.last_at_ms for one in written), default=0),
         archived_at_ms=now_ms,
         compacted=compacted_upto is not None,
-        turns=known,
+        epoch_starts=known,
     )
 
 
-def _advanced(clock: VClock, written: Sequence[WrittenFile], turns: Sequence[EpochStart]) -> VClock:
+def _advanced(clock: VClock, written: Sequence[WrittenFile], epoch_starts: Sequence[EpochStart]) -> VClock:
     """Where everybody is after these; where an epoch began with a loss, positions had gone back to it."""
-    tokens: dict[int, dict[str, dict[str, int]]] = {turn.epoch: {} for turn in turns}
+    tokens: dict[int, dict[str, dict[str, int]]] = {epoch_start.epoch: {} for epoch_start in epoch_starts}
     for one in written:
         for epoch, of_writers in one.tokens.items():
             writers = tokens.setdefault(epoch, {}).setdefault(one.file.stream, {})
             for writer, token in of_writers.items():
                 writers[writer] = max(token, writers.get(writer, token))
-    lost = {turn.epoch: turn for turn in turns if turn.stream}
+    lost = {epoch_start.epoch: epoch_start for epoch_start in epoch_starts if epoch_start.stream}
     for epoch in sorted(tokens):
-        if (turn := lost.get(epoch)) is not None:
+        if (epoch_start := lost.get(epoch)) is not None:
             for stream, writer, token in list(clock):
-                if stream == turn.stream and token > turn.token:
-                    clock = clock.placed(stream, writer, turn.token)
+                if stream == epoch_start.stream and token > epoch_start.token:
+                    clock = clock.placed(stream, writer, epoch_start.token)
         clock = clock.merge(VClock(tokens[epoch]))
     return clock

@@ -96,7 +96,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     archived_at_ms: int = 0
     compacted: bool = False
     replaces: list[int] = []
-    turns: list[EpochStart] = []
+    epoch_starts: list[EpochStart] = []
     arrivals: list[Arrival] = []
 
     @property

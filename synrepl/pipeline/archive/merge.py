@@ -63,7 +63,7 @@ def _alike(run: list[Manifest]) -> Iterator[list[Manifest]]:
     """The run in parts, without those that outweigh the rest of theirs."""
     if not run:
         return
-    heaviest = max(range(len(run)), key=lambda place: run[place].facts)
+    heaviest = max(range(len(run)), key=lambda position: run[position].facts)
     if 2 * run[heaviest].facts <= sum(one.facts for one in run):
         yield run
     else:
@@ -112,7 +112,7 @@ def _of_all(run: Sequence[Manifest], number: int, written: Sequence[WrittenFile]
         last_at_ms=max(one.last_at_ms for one in run),
         archived_at_ms=now_ms,
         replaces=sorted({batch for one in run for batch in (one.batch, *one.replaces)}),
-        turns=last.turns,
+        epoch_starts=last.epoch_starts,
         arrivals=thinned([arrival for one in run for arrival in one.came]),
     )
     assert merged.rows == sum(file.rows for file in merged.files)
@@ -130,7 +130,7 @@ def thinned(found: list[Arrival]) -> list[Arrival]:
                 facts=sum(one.facts for one in pair),
                 last_at_ms=pair[-1].archived_at_ms - max(one.archived_at_ms - one.last_at_ms for one in pair),
             )
-            for pair in (found[place : place + 2] for place in range(0, len(found), 2))
+            for pair in (found[position : position + 2] for position in range(0, len(found), 2))
         ]
     return found
 

@@ -51,10 +51,10 @@ def write_files(store: Store, batch: int, rows: Iterable[Any]) -> Iterator[Writt
                 wanted = of_stream if len(days) == 1 else pc.and_(of_stream, pc.equal(dates, day))
                 part = given.filter(wanted)
                 if len(part):
-                    place = (stream, day)
-                    if place not in open_files:
-                        open_files[place] = _File(store, batch, *place)
-                    open_files[place].add(part)
+                    position = (stream, day)
+                    if position not in open_files:
+                        open_files[position] = _File(store, batch, *position)
+                    open_files[position].add(part)
     for file in open_files.values():
         yield file.finish()
 

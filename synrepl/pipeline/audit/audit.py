@@ -91,7 +91,9 @@ def _look(
         tasks = min(len(files), max(TASKS_AT_LEAST, shares))
         # Largest first, one to each task in turn: so that none is left with all the large ones.
         ranked = sorted(files.values(), key=lambda file: -file.bytes)
-        asked = [(file.path, file.stream, file.sha256, place % tasks) for place, file in enumerate(ranked)]
+        asked = [
+            (file.path, file.stream, file.sha256, position % tasks) for position, file in enumerate(ranked)
+        ]
         rows = (
             spark.createDataFrame(asked, "`path` string, `stream` string, `sha256` string, `task` int")
             .repartitionById(tasks, "task")

@@ -24,7 +24,12 @@ class Comparison:
         self.manifests = manifests
         self.seen = seen
         self.readable: dict[str, ArchivedFile] = {}
-        self.void = {turn.stream for manifest in manifests for turn in manifest.turns if turn.stream}
+        self.void = {
+            epoch_start.stream
+            for manifest in manifests
+            for epoch_start in manifest.epoch_starts
+            if epoch_start.stream
+        }
         self.uneven: set[int] = set()
         self.broken: set[tuple[int, str]] = set()
         self.unknown: dict[int, set[str]] = {}

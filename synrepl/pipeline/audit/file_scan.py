@@ -154,16 +154,16 @@ class _Rows:
         is_right = np.where(
             is_same, seqs[1:] == seqs[:-1] + 1, (serials[1:] > serials[:-1]) & (seqs[1:] == 0)
         )
-        for place in np.nonzero(~is_right)[0].tolist():
+        for position in np.nonzero(~is_right)[0].tolist():
             if len(self._seen.odd) >= ODD_AT_MOST:
                 return
-            before = (int(serials[place]), int(seqs[place]))
-            here = (int(serial[place]), int(seq[place]))
+            before = (int(serials[position]), int(seqs[position]))
+            here = (int(serial[position]), int(seq[position]))
             what = "doubled-row" if here == before else "out-of-order" if here < before else "missing-row"
             odd = FileProblem(
                 what=what,
-                writer=batch["writer"][place].as_py(),
-                token=batch["token"][place].as_py(),
+                writer=batch["writer"][position].as_py(),
+                token=batch["token"][position].as_py(),
                 serial=here[0],
                 # Of a fact of which rows are missing, the first that is.
                 seq=before[1] + 1

@@ -43,7 +43,7 @@ def breaks(
     totals: Iterable[Row],
     *,
     before: dict[str, dict[str, int]],
-    turns: Sequence[EpochStart] = (),
+    epoch_starts: Sequence[EpochStart] = (),
     compacted: int | None = None,
 ) -> list[ChainBreak]:
     """Every break, in order. Only the facts of writers whose totals cannot be those of a whole chain are
@@ -82,7 +82,7 @@ def breaks(
             if expected is None or expected == row["prev_token"]:
                 # Its first fact, and nothing is known of it before.
                 continue
-        kind = _kind(row, expected, turns)
+        kind = _kind(row, expected, epoch_starts)
         fields = {name: row[name] for name in columns}
         made.append(ChainBreak(**fields, expected=expected, kind=kind))
     return made[:MOST]
@@ -116,21 +116,23 @@ def told_by_many(facts: "DataFrame", streams: Sequence[str]) -> dict[str, int]:
     return {row["stream"]: row["tokens"] for row in collected(found)}
 
 
-def void(facts: "DataFrame", turns: Sequence[EpochStart]) -> dict[int, int]:
+def void(facts: "DataFrame", epoch_starts: Sequence[EpochStart]) -> dict[int, int]:
     """How many facts each epoch made void, by its number."""
     from pyspark.sql import functions as f
 
-    made = [turn for turn in turns if turn.stream]
+    made = [epoch_start for epoch_start in epoch_starts if epoch_start.stream]
     if not made:
         return {}
     counts = [
         f.count_if(
-            (f.col("stream") == turn.stream) & (f.col("epoch") < turn.epoch) & (f.col("token") > turn.token)
-        ).alias(str(place))
-        for place, turn in enumerate(made)
+            (f.col("stream") == epoch_start.stream)
+            & (f.col("epoch") < epoch_start.epoch)
+            & (f.col("token") > epoch_start.token)
+        ).alias(str(position))
+        for position, epoch_start in enumerate(made)
     ]
     (found,) = collected(facts.agg(*counts))
-    return {turn.epoch: found[str(place)] for place, turn in enumerate(made)}
+    return {epoch_start.epoch: found[str(position)] for position, epoch_start in enumerate(made)}
 
 
 def _is_whole(row: Row, before: dict[str, dict[str, int]]) -> bool:
@@ -147,9 +149,9 @@ def _is_whole(row: Row, before: dict[str, dict[str, int]]) -> bool:
     )
 
 
-def _kind(row: Row, expected: int, turns: Sequence[EpochStart]) -> str:
+def _kind(row: Row, expected: int, epoch_starts: Sequence[EpochStart]) -> str:
     epoch_before = row["epoch_before"] or 0
-    for turn in turns:
-        if epoch_before < turn.epoch <= row["epoch"] and turn.stream in {"", row["stream"]}:
-            return "turn"
+    for epoch_start in epoch_starts:
+        if epoch_before < epoch_start.epoch <= row["epoch"] and epoch_start.stream in {"", row["stream"]}:
+            return "epoch_start"
     return "missing" if row["prev_token"] > expected else "again"

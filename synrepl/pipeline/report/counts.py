@@ -151,9 +151,9 @@ def over_time(seconds: "DataFrame", bins: Bins) -> list[Row]:
     """What each writer of each stream did in each bin, where it did something; `bin` is its number."""
     from pyspark.sql import functions as f
 
-    place = f.expr(f"(second - {bins.first}) div {bins.width}")
+    position = f.expr(f"(second - {bins.first}) div {bins.width}")
     return collected(
-        seconds.groupBy(place.alias("bin"), "stream", "writer")
+        seconds.groupBy(position.alias("bin"), "stream", "writer")
         .agg(
             f.sum("facts").alias("facts"),
             f.sum("rows").alias("rows"),

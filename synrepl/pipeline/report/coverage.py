@@ -33,7 +33,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     writers: dict[str, list[str]]
     epochs: tuple[int, int]
     compacted: int | None
-    turns: list[EpochStart]
+    epoch_starts: list[EpochStart]
     digest: str
 
     @property
@@ -48,7 +48,7 @@ def coverage(found: Sequence[Manifest]) -> Coverage | None:
     if not held:
         return None
     last = found[-1]
-    first_epoch = min((turn.epoch for turn in last.turns), default=last.epoch + 1) - 1
+    first_epoch = min((epoch_start.epoch for epoch_start in last.epoch_starts), default=last.epoch + 1) - 1
     return Coverage(
         server_name=last.server_name,
         history=last.history,
@@ -66,7 +66,7 @@ def coverage(found: Sequence[Manifest]) -> Coverage | None:
         writers={stream: sorted(writers) for stream, writers in sorted(last.end.items())},
         epochs=(min(first_epoch, last.epoch), last.epoch),
         compacted=found[0].last_serial if found[0].compacted else None,
-        turns=list(last.turns),
+        epoch_starts=list(last.epoch_starts),
         digest=last.digest,
     )
 

@@ -70,9 +70,9 @@ def read_by_executors(
 def _shared(parts: Sequence[Part], count: int) -> list[list[Part]]:
     """As many rows to each as can be."""
     shares: list[list[Part]] = [[] for _ in range(count)]
-    loads = [(0, place) for place in range(count)]
+    loads = [(0, position) for position in range(count)]
     for part in sorted(parts, key=lambda one: -one.rows):
-        load, place = heapq.heappop(loads)
-        shares[place].append(part)
-        heapq.heappush(loads, (load + part.rows, place))
+        load, position = heapq.heappop(loads)
+        shares[position].append(part)
+        heapq.heappush(loads, (load + part.rows, position))
     return shares

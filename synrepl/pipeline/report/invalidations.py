@@ -63,11 +63,11 @@ def invalidations(
         sums = [f.sum(name).alias(name) for name in ("rows", "keyed", "whole", "misshapen", "unreadable")]
         of_names = meant.where("minute is not null")
         names = collected(of_names.groupBy("name").agg(*sums).orderBy(f.desc("rows"), "name"))
-        place = f.expr(f"(minute * 60 - {bins.first}) div {bins.width}")
+        position = f.expr(f"(minute * 60 - {bins.first}) div {bins.width}")
         minutes = collected(
             of_names.groupBy("minute")
             .agg(*sums[:3])
-            .groupBy(place.alias("bin"))
+            .groupBy(position.alias("bin"))
             .agg(
                 f.sum("rows").alias("rows"),
                 f.sum("keyed").alias("keyed"),

@@ -33,7 +33,7 @@ def measure(
     found = manifests(archive)
     covers = coverage(found)
     if covers is None:
-        return Measurements(place=str(archive), top=top, daemon=daemon)
+        return Measurements(position=str(archive), top=top, daemon=daemon)
     bins = bins_for(covers.first_ms, covers.last_ms)
     before = positions_before(found)
     facts = facts_of(spark, archive, found).persist()
@@ -63,12 +63,12 @@ def measure(
             facts,
             totals,
             before=before,
-            turns=covers.turns,
+            epoch_starts=covers.epoch_starts,
             compacted=covers.compacted,
         )
         shared = [stream for stream, writers in covers.writers.items() if len(writers) > 1]
         doubles = chains.told_by_many(facts, shared)
-        voided = chains.void(facts, covers.turns)
+        voided = chains.void(facts, covers.epoch_starts)
         tell("expanding cache invalidations", 5, STEPS)
         minutes = bins if bins.width >= 60 else _minutes(covers.first_ms, covers.last_ms)
         parts = parts_of(found, CACHES)
@@ -77,7 +77,7 @@ def measure(
         seconds.unpersist()
         facts.unpersist()
     return Measurements(
-        place=str(archive),
+        position=str(archive),
         top=top,
         covers=covers,
         daemon=daemon,

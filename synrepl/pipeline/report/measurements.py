@@ -23,7 +23,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     Without `covers` there were no facts. `daemon` is None if none was to be asked.
     """
 
-    place: str
+    position: str
     top: int
     covers: Coverage | None = None
     daemon: DaemonStatus | None = None

@@ -65,7 +65,7 @@ def page(
     parts = [element("section", join([element("h2", title), *body]), id=name) for name, title, body in made]
     footer = element(
         "footer",
-        f"{measured.place}; all times are UTC. Counted by Spark from the files that the manifests name.",
+        f"{measured.position}; all times are UTC. Counted by Spark from the files that the manifests name.",
     )
     return shell(f"{word}: {who}", join([header, element("main", join(parts)), footer]))
 
@@ -80,7 +80,7 @@ def _empty(measured: Measurements, tables: Mapping[str, Table]) -> str:
                     [
                         element("h1", "synrepl report"),
                         element("p", element("span", word), class_=f"state {kind}"),
-                        element("p", f"There are no facts in the archive {measured.place}."),
+                        element("p", f"There are no facts in the archive {measured.position}."),
                     ]
                 ),
             ),

@@ -300,7 +300,7 @@ def _chains(measured: Measurements) -> Table:
     rows = []
     for row in measured.totals:
         broken = counts[row["stream"], row["writer"]]
-        said = {kind: broken[kind] for kind in ("missing", "again", "turn")}
+        said = {kind: broken[kind] for kind in ("missing", "again", "epoch_start")}
         rows.append({**row, **said, "doubles": measured.doubles.get(row["stream"], 0)})
     rows.sort(key=lambda row: (-row["missing"] - row["again"], -row["copied"], row["stream"], row["writer"]))
     return Table(
@@ -311,7 +311,7 @@ def _chains(measured: Measurements) -> Table:
             Column("facts", "facts"),
             Column("missing", "missing before", _unless_zero),
             Column("again", "went back", _unless_zero),
-            Column("turn", "new epoch", _unless_zero),
+            Column("epoch_start", "new epoch", _unless_zero),
             Column("copied", "there twice", _unless_zero),
             Column("late", "late", _unless_zero),
             Column("skipping", "skip tokens", _unless_zero),
@@ -353,21 +353,21 @@ def _breaks(measured: Measurements) -> Table:
 
 
 def _turns(measured: Measurements) -> Table:
-    turns = measured.covers.turns if measured.covers is not None else []
+    epoch_starts = measured.covers.epoch_starts if measured.covers is not None else []
     rows = [
         {
-            "epoch": turn.epoch,
-            "serial": turn.serial,
-            "at_ms": turn.at_ms,
-            "why": turn.why,
-            "stream": turn.stream,
-            "token": turn.token if turn.stream else None,
-            "void": measured.voided.get(turn.epoch, 0),
+            "epoch": epoch_start.epoch,
+            "serial": epoch_start.serial,
+            "at_ms": epoch_start.at_ms,
+            "why": epoch_start.why,
+            "stream": epoch_start.stream,
+            "token": epoch_start.token if epoch_start.stream else None,
+            "void": measured.voided.get(epoch_start.epoch, 0),
         }
-        for turn in turns
+        for epoch_start in epoch_starts
     ]
     return Table(
-        "turns",
+        "epoch_starts",
         (
             Column("epoch", "epoch"),
             Column("at_ms", "began", at),

@@ -71,8 +71,8 @@ def _covers(measured: Measurements, covers: Coverage, tables: Mapping[str, Table
         ("files", f"{covers.files:,}, {size(covers.file_bytes)}"),
         ("digest", shortened(covers.digest, 20)),
     ]
-    turns = tables["turns"]
-    return [facts(lines), *([element("h3", "Turns"), as_html(turns)] if turns.rows else [])]
+    epoch_starts = tables["epoch_starts"]
+    return [facts(lines), *([element("h3", "Turns"), as_html(epoch_starts)] if epoch_starts.rows else [])]
 
 
 def _throughput(
@@ -260,7 +260,9 @@ def _caches(
 
 
 def _gaps(measured: Measurements, covers: Coverage, tables: Mapping[str, Table]) -> list[Markup]:
-    kinds = {kind: sum(one.kind == kind for one in measured.broken) for kind in ("missing", "again", "turn")}
+    kinds = {
+        kind: sum(one.kind == kind for one in measured.broken) for kind in ("missing", "again", "epoch_start")
+    }
     late, skipping, skipped, copied = (
         measured.total(name) for name in ("late", "skipping", "skipped", "copied")
     )
@@ -274,13 +276,14 @@ def _gaps(measured: Measurements, covers: Coverage, tables: Mapping[str, Table])
             if kinds["missing"]
             else mark("nothing", "good"),
         ),
-        ("went back", mark(counted(kinds["again"], "place"), "bad") if kinds["again"] else "nowhere"),
+        ("went back", mark(counted(kinds["again"], "position"), "bad") if kinds["again"] else "nowhere"),
         ("there twice", mark(counted(copied, "fact"), "bad") if copied else "nothing"),
         (
             "new epochs",
-            f"{counted(len(covers.turns), 'turn')}; {counted(kinds['turn'], 'break')} that they explain, "
+            f"{counted(len(covers.epoch_starts), 'epoch')}; "
+            f"{counted(kinds['epoch_start'], 'break')} that they explain, "
             f"{counted(sum(measured.voided.values()), 'void fact')}"
-            if covers.turns
+            if covers.epoch_starts
             else "none",
         ),
         ("late", f"{counted(late, 'fact')} behind their writer's position, as unordered streams have them"),
@@ -361,7 +364,7 @@ def _spark(measured: Measurements, stream: str) -> Markup:
             values[row["bin"]] += row["rows"]
     most = max(values) or 1
     path = "".join(
-        f"M{place} 24V{24 - 23 * value / most:.1f}h1V24z" for place, value in enumerate(values) if value
+        f"M{position} 24V{24 - 23 * value / most:.1f}h1V24z" for position, value in enumerate(values) if value
     )
     return Markup(
         f'<svg class="spark" viewBox="0 0 {bins.count} 24" preserveAspectRatio="none" role="img"'

@@ -68,9 +68,9 @@ def as_html(
     heads = [f'<th scope="col"{_kind(column, numbers)}>{escape(column.head)}</th>' for column in columns]
     heads[1:1] = [f'<th scope="col">{escape(head)}</th>' for head in pictures]
     lines = []
-    for place, row in enumerate(rows):
+    for position, row in enumerate(rows):
         cells = [_cell(column, row.get(column.key), numbers) for column in columns]
-        cells[1:1] = [f"<td>{drawn[place]}</td>" for drawn in pictures.values()]
+        cells[1:1] = [f"<td>{drawn[position]}</td>" for drawn in pictures.values()]
         lines.append(f"<tr>{''.join(cells)}</tr>")
     body = f"<table><thead><tr>{''.join(heads)}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
     beyond = len(table.rows) - len(rows)

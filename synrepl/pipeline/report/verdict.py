@@ -108,24 +108,27 @@ def _chain(
 
 
 def _lost(covers: Coverage, voided: Mapping[int, int]) -> Iterable[Advice]:
-    for turn in covers.turns:
-        if turn.why == "lost":
-            void = voided.get(turn.epoch, 0)
-            of = f" of {printable(turn.stream)}" if turn.stream else ""
+    for epoch_start in covers.epoch_starts:
+        if epoch_start.why == "lost":
+            void = voided.get(epoch_start.epoch, 0)
+            of = f" of {printable(epoch_start.stream)}" if epoch_start.stream else ""
             yield Advice(
                 "bad",
-                f"Epoch {turn.epoch}: facts{of} were lost where they came from",
-                f"{at(turn.at_ms)}; {counted(void, 'fact')} of before {'is' if void == 1 else 'are'} void",
+                f"Epoch {epoch_start.epoch}: facts{of} were lost where they came from",
+                f"{at(epoch_start.at_ms)}; "
+                f"{counted(void, 'fact')} of before {'is' if void == 1 else 'are'} void",
                 "gaps",
             )
 
 
 def _turns(covers: Coverage) -> Iterable[Advice]:
     words = {"promoted": "another daemon took over", "restored": "the log was restored"}
-    for turn in covers.turns:
-        if turn.why != "lost" and turn.serial >= covers.first_serial - 1:
-            text = f"Epoch {turn.epoch}: {words.get(turn.why, printable(turn.why))}"
-            yield Advice("busy", text, f"{at(turn.at_ms)}, after serial {turn.serial:,}", "gaps")
+    for epoch_start in covers.epoch_starts:
+        if epoch_start.why != "lost" and epoch_start.serial >= covers.first_serial - 1:
+            text = f"Epoch {epoch_start.epoch}: {words.get(epoch_start.why, printable(epoch_start.why))}"
+            yield Advice(
+                "busy", text, f"{at(epoch_start.at_ms)}, after serial {epoch_start.serial:,}", "gaps"
+            )
     if covers.compacted is not None:
         yield Advice(
             "dim",

@@ -39,8 +39,8 @@ def standings(over_time: Iterable[Mapping[str, Any]], bins: Bins, *, last_ms: in
             continue
         heads: list[int] = []
         head = 0
-        for place in range(bins.count):
-            told = (found[place]["token"] for found in writers.values() if place in found)
+        for position in range(bins.count):
+            told = (found[position]["token"] for found in writers.values() if position in found)
             head = max((token for token in told if token is not None), default=head)
             heads.append(max(head, heads[-1]) if heads else head)
         for writer, found in sorted(writers.items()):
@@ -48,12 +48,12 @@ def standings(over_time: Iterable[Mapping[str, Any]], bins: Bins, *, last_ms: in
             behind: list[int | None] = []
             heard_ms: int | None = None
             token: int | None = None
-            for place in range(bins.count):
-                if place in found:
-                    row = found[place]
+            for position in range(bins.count):
+                if position in found:
+                    row = found[position]
                     heard_ms = row["last_ms"]
                     token = row["token"] if row["token"] is not None else token
-                silent.append(None if heard_ms is None else max(0, ends[place] - heard_ms) / 1000)
-                behind.append(None if token is None else max(0, heads[place] - token))
+                silent.append(None if heard_ms is None else max(0, ends[position] - heard_ms) / 1000)
+                behind.append(None if token is None else max(0, heads[position] - token))
             made.append(WriterLag(stream, writer, silent, behind))
     return made

@@ -97,7 +97,7 @@ def compact(
     end = batches[-1]
     if former is not None:
         _check(former, snapshot, archive, batches)
-        if not full and former.serial == end.last_serial and former.turns == end.turns:
+        if not full and former.serial == end.last_serial and former.epoch_starts == end.epoch_starts:
             return CompactResult(
                 snapshot=former, is_new=False, full=False, read_files=0, read_rows=0, seconds=_since(begun)
             )
@@ -117,7 +117,7 @@ def compact(
         history=end.history,
         server_name=end.server_name,
         clock=end.end,
-        turns=end.turns,
+        epoch_starts=end.epoch_starts,
         files=written,
         facts=sum(file.facts for file in written),
         rows=sum(file.rows for file in written),
@@ -191,7 +191,13 @@ def _reading(
     ]
     if former is None:
         return _SnapshotReader(kept)
-    whole = sorted({turn.stream for turn in batches[-1].turns if turn not in former.turns and turn.stream})
+    whole = sorted(
+        {
+            epoch_start.stream
+            for epoch_start in batches[-1].epoch_starts
+            if epoch_start not in former.epoch_starts and epoch_start.stream
+        }
+    )
     since = [file for file in kept if file.last_serial > former.serial or file.stream in whole]
     return _SnapshotReader(since, former.files, whole, former.serial)
 
@@ -210,7 +216,7 @@ def _made(
     rows = _rows(spark, archive, snapshot, reading)
     if rows is None:
         return [], 0
-    rows = rows.where(~fold.is_void(end.turns))
+    rows = rows.where(~fold.is_void(end.epoch_starts))
     declaring = fold.declaring(table)
     last = fold.winners(rows, declaring).persist()
     try:

@@ -23,15 +23,15 @@ def declaring(table: StreamTable) -> list[str]:
     return [stream.name for stream in table if stream.tombstone is not None and not stream.ephemeral]
 
 
-def is_void(turns: Sequence[EpochStart]) -> "Column":
+def is_void(epoch_starts: Sequence[EpochStart]) -> "Column":
     """Whether a row is of a fact that counts no more, as of these turns."""
     found = F.lit(False)
-    for turn in turns:
-        if turn.stream:
+    for epoch_start in epoch_starts:
+        if epoch_start.stream:
             found = found | (
-                (F.col("stream") == turn.stream)
-                & (F.col("epoch") < turn.epoch)
-                & (F.col("token") > turn.token)
+                (F.col("stream") == epoch_start.stream)
+                & (F.col("epoch") < epoch_start.epoch)
+                & (F.col("token") > epoch_start.token)
             )
     return found
 
@@ -41,8 +41,8 @@ def winners(rows: "DataFrame", declaring: Collection[str]) -> "DataFrame":
 
     The text of rows comes along only where it is needed to know that: reading all of it costs most of a fold.
     """
-    place = F.struct("serial", "seq", _where(declaring, F.col("row")).alias("row"))
-    last = rows.where(F.col("key").isNotNull()).groupBy("stream", "key").agg(F.max(place).alias("at"))
+    position = F.struct("serial", "seq", _where(declaring, F.col("row")).alias("row"))
+    last = rows.where(F.col("key").isNotNull()).groupBy("stream", "key").agg(F.max(position).alias("at"))
     found = last.select("stream", "key", "at.serial", "at.seq", "at.row")
     return found.mapInArrow(
         _judged, "`stream` string, `key` string, `serial` bigint, `seq` int, `gone` boolean"

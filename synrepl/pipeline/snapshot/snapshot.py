@@ -67,7 +67,7 @@ class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True):
     history: str
     server_name: str
     clock: dict[str, dict[str, int]]
-    turns: list[EpochStart]
+    epoch_starts: list[EpochStart]
     files: list[PartFile]
     facts: int
     rows: int
@@ -76,7 +76,7 @@ class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True):
     archive: SnapshotBasis
 
     @property
-    def place(self) -> LogPosition:
+    def position(self) -> LogPosition:
         """Where in the history it stands."""
         return LogPosition(self.epoch, self.serial, self.digest)
 

@@ -44,17 +44,17 @@ class Planner:
         wish = options.starting
         if wish.offset is not None:
             return self._proved(wish.offset)
-        begin = 0 if options.compacted else self._begin()
+        trimmed_upto = 0 if options.compacted else self._begin()
         if wish.word == LATEST:
-            return self.last(Offset(serial=begin), None)
+            return self.last(Offset(serial=trimmed_upto), None)
         if wish.at_ms is not None:
-            return self._proved(Offset(serial=self._serial_before(wish.at_ms, begin)))
+            return self._proved(Offset(serial=self._serial_before(wish.at_ms, trimmed_upto)))
         if wish.clock is None:
-            return self._proved(Offset(serial=begin))
-        skip, head = self._serials(wish.clock, begin)
+            return self._proved(Offset(serial=trimmed_upto))
+        skip, head = self._serials(wish.clock, trimmed_upto)
         if all(writer in skip.get(stream, {}) for stream, of in head["clock"].items() for writer in of):
-            begin = min([head["serial"], *(serial for of in skip.values() for serial in of.values())])
-        return self._proved(Offset(serial=max(begin, 0), clock=wish.clock, skip=skip))
+            trimmed_upto = min([head["serial"], *(serial for of in skip.values() for serial in of.values())])
+        return self._proved(Offset(serial=max(trimmed_upto, 0), clock=wish.clock, skip=skip))
 
     def end(self, start: Offset, *, limit: int | None, upto: int | None = None) -> Offset:
         """The furthest place from there, after at most `limit` facts, not beyond the serial `upto`."""
@@ -112,12 +112,12 @@ class Planner:
         until = {} if wish.clock is None else self._serials(wish.clock, start.serial)[0]
         return start, end, until
 
-    def _serial_before(self, at_ms: int, begin: int) -> int:
+    def _serial_before(self, at_ms: int, trimmed_upto: int) -> int:
         """The serial after which the first fact comes that was committed then, or later; the head if there is
         none. Commits ascend in time, unless somebody has set the clock back.
         """
-        low = begin
-        high = max(begin, self._daemon.extent(limit=1, compacted="true")["head"])
+        low = trimmed_upto
+        high = max(trimmed_upto, self._daemon.extent(limit=1, compacted="true")["head"])
         while low < high:
             middle = (low + high) // 2
             found = self._daemon.extent(since=middle, limit=1, compacted="true")
@@ -129,7 +129,7 @@ class Planner:
 
     def _begin(self) -> int:
         """The serial up to which the log was trimmed."""
-        return int(self._daemon.extent(limit=1, compacted="true")["begin"])
+        return int(self._daemon.extent(limit=1, compacted="true")["trimmed_upto"])
 
     def _proved(self, offset: Offset) -> Offset:
         """With the digest there, and whose history it is."""
@@ -158,16 +158,16 @@ class Planner:
         except DataLoss as loss:
             if self._options.fail_on_data_loss:
                 raise
-            begin = self._begin()
-            _log.warning("%s; going on after serial %d", loss, begin)
-            return self._daemon.extent(since=begin, **query)
+            trimmed_upto = self._begin()
+            _log.warning("%s; going on after serial %d", loss, trimmed_upto)
+            return self._daemon.extent(since=trimmed_upto, **query)
 
-    def _serials(self, clock: Clock, begin: int) -> tuple[dict[str, dict[str, int]], Any]:
+    def _serials(self, clock: Clock, trimmed_upto: int) -> tuple[dict[str, dict[str, int]], Any]:
         """Up to which serial each of these writers has written no token beyond its own here; and the head.
 
         The daemon is read for it, from `begin` on, once a query.
         """
-        head = self._daemon.extent(since=begin, compacted="true")
+        head = self._daemon.extent(since=trimmed_upto, compacted="true")
         found: dict[str, dict[str, int]] = {}
         for stream, writers in clock.items():
             for writer, token in writers.items():
@@ -176,7 +176,7 @@ class Planner:
                     serial = 0
                 elif token != FROM_LATEST:
                     for batch in self._daemon.facts(
-                        since=begin, upto=serial, compacted="true", streams=stream, writers=writer
+                        since=trimmed_upto, upto=serial, compacted="true", streams=stream, writers=writer
                     ):
                         first = pc.index(pc.greater(batch["token"], token), True).as_py()
                         if first >= 0:
@@ -199,7 +199,7 @@ class Planner:
         )
         digests = self._digests(serials)
         may_lack = options.compacted or not options.fail_on_data_loss
-        begin = self._begin() if may_lack else 0
+        trimmed_upto = self._begin() if may_lack else 0
         return [
             SerialRange(
                 after=after,
@@ -207,7 +207,7 @@ class Planner:
                 history=end.history,
                 digest=digests.get(after),
                 end_digest=digests.get(upto),
-                compacted=after < begin,
+                compacted=after < trimmed_upto,
                 skip=start.skip,
                 until=until,
             )

@@ -38,9 +38,9 @@ def exploded(facts: Any) -> Any:
     places: list[int] = []
     seqs: list[int] = []
     rows: list[str | None] = []
-    for place, (text, plain) in enumerate(zip(texts.to_pylist(), is_plain.to_pylist(), strict=True)):
+    for position, (text, plain) in enumerate(zip(texts.to_pylist(), is_plain.to_pylist(), strict=True)):
         found: list[Any] = [text[1:-1]] if plain else split(text) or [None]
-        places += [place] * len(found)
+        places += [position] * len(found)
         seqs += range(len(found))
         rows += found
     return _rows(facts.take(pa.array(places)), pa.array(seqs, pa.int32()), pa.array(rows, pa.string()))

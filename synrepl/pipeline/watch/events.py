@@ -20,7 +20,7 @@ __all__ = [
     "Stall",
     "Epoch",
     "encode",
-    "place",
+    "order",
 ]
 
 
@@ -165,6 +165,6 @@ def encode(line: WatchEvent) -> bytes:
     return _encode(line)
 
 
-def place(line: WatchEvent) -> tuple[int, int]:
+def order(line: WatchEvent) -> tuple[int, int]:
     """Where it comes among the lines of a micro-batch: what is about no fact comes last."""
     return getattr(line, "serial", NO_FACT), KINDS.index(type(line))

@@ -7,7 +7,7 @@ import msgspec
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from synrepl.pipeline.watch.events import WatchEvent, encode, place
+from synrepl.pipeline.watch.events import WatchEvent, encode, order
 from synrepl.pipeline.watch.log_state import THE_LOG, LogState, TaskObservations, look, look_ms, pass_time
 from synrepl.pipeline.watch.writer_chain import (
     FactRun,
@@ -97,5 +97,5 @@ class WatchProcessor(StatefulProcessor):
 
 
 def _row(line: WatchEvent) -> Row:
-    serial, kind = place(line)
+    serial, kind = order(line)
     return Row(serial=serial, kind=kind, line=encode(line).decode())

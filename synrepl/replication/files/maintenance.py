@@ -94,7 +94,7 @@ class FileMaintenance:
         """Let go of what is being scrubbed, and keep the place. In the thread."""
         if self._scrub is not None:
             self._scrub.close()
-            self._desk.queue.remember("scrub", self._scrub.place)
+            self._desk.queue.remember("scrub", self._scrub.position)
             self._scrub = None
 
     async def _count(self) -> None:
@@ -126,8 +126,8 @@ class FileMaintenance:
     async def _scrub_on(self, now: float) -> None:
         desk = self._desk
         if self._scrub is None:
-            place = await desk.run(partial(desk.queue.recall, "scrub"))
-            self._scrub = desk.store.scrub(place)
+            position = await desk.run(partial(desk.queue.recall, "scrub"))
+            self._scrub = desk.store.scrub(position)
         scrub = self._scrub
         self._next_round = now + self._slice_seconds
         bad, is_done = await desk.run(partial(scrub.step, STEP))
@@ -135,7 +135,7 @@ class FileMaintenance:
             self._gone(sha256, "it was damaged on the disk, and is in quarantine now")
         self._slices += 1
         if is_done or self._slices % PLACE_EVERY == 0:
-            await desk.run(partial(desk.queue.remember, "scrub", scrub.place))
+            await desk.run(partial(desk.queue.remember, "scrub", scrub.position))
         if is_done:
             self._next_round = now + self._round_seconds
             await self.compare()

@@ -218,11 +218,11 @@ class StreamApplier:
             return
         known, steps = self.standing.tokens, self.standing.steps
         last = known.get(writer, -1)
-        for place, token in enumerate(run.tokens):
+        for log_position, token in enumerate(run.tokens):
             assert token is not None
             if token <= last:
                 continue
-            updates = Updates(self.name, writer, token, [rows[place]])
+            updates = Updates(self.name, writer, token, [rows[log_position]])
             for index, step in enumerate(steps):
                 failure: Exception | None = None
                 waiting: Awaitable[None] | None = None
@@ -241,7 +241,7 @@ class StreamApplier:
                     failure = error
                 self._host.moved(self.name)
                 self._hold(self._apply(updates, index, waiting=waiting, failure=failure))
-                for command in islice(run.commands(), place + 1, None):
+                for command in islice(run.commands(), log_position + 1, None):
                     self.rdata(command)
                 return
             known[writer] = last = token  # `AppliedPositions.reach`, but for the call

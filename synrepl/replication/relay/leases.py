@@ -305,10 +305,10 @@ class Leases:
         known = [0 if serial >= head else await self._log.size(serial) for serial in looked]
         sizes = dict.fromkeys(serials, 0)
         for serial in behind:
-            place = bisect_right(looked, serial)
-            first, last = looked[place - 1], looked[place]
+            position = bisect_right(looked, serial)
+            first, last = looked[position - 1], looked[position]
             part = (serial - first) / (last - first)
-            sizes[serial] = round(known[place - 1] + part * (known[place] - known[place - 1]))
+            sizes[serial] = round(known[position - 1] + part * (known[position] - known[position - 1]))
         return sizes
 
     def _why_ended(self, lease: Lease) -> str:

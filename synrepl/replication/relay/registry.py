@@ -207,7 +207,7 @@ class ReplicaRegistry:
 
         `address` is where the replica says that it is.
         """
-        log, place = self.log, asked.place
+        log, position = self.log, asked.position
         if (unfit := self.unfit(uuid, name)) is not None:
             return unfit
         if (why := _forbidden(access, asked.filter)) != "":
@@ -218,11 +218,11 @@ class ReplicaRegistry:
         if asked.history != log.history:
             why = f"{name} is a copy of the log {printable(asked.history)}, this one is {log.history}"
             return refusal("other_history", why)
-        if place.epoch > log.epoch:
+        if position.epoch > log.epoch:
             may_administer = access.is_proven and not access.lacks(Right.ADMINISTER)
-            self.heard_epoch(place.epoch, name, address, may_administer)
+            self.heard_epoch(position.epoch, name, address, may_administer)
             return self._refuse(
-                "other_epoch", f"{name} is in epoch {place.epoch}, this daemon in {log.epoch}"
+                "other_epoch", f"{name} is in epoch {position.epoch}, this daemon in {log.epoch}"
             )
         if self.role() == "fenced":
             return self._refuse("read_only", "this daemon is fenced: another one is primary")
@@ -230,10 +230,11 @@ class ReplicaRegistry:
             return refusal("unknown", f"{name} was dropped from the list of replicas")
         if not asked.filter.within(self.filter()):
             return refusal("filtered", "this daemon has only some streams or writers, and not all of these")
-        head, begun = log.place, asked.turn
-        same = [turn for turn in log.turns if begun == _began(turn)]
+        head, begun = log.position, asked.epoch_start
+        same = [epoch_start for epoch_start in log.epoch_starts if begun == _began(epoch_start)]
         if begun is not None and not any(
-            (turn.stream, turn.token) == (asked.lost_stream, asked.lost_upto) for turn in same
+            (epoch_start.stream, epoch_start.token) == (asked.lost_stream, asked.lost_upto)
+            for epoch_start in same
         ):
             why = f"{name} says that epoch {begun.epoch} began at serial {begun.serial}: not here"
             if same:
@@ -241,27 +242,30 @@ class ReplicaRegistry:
                     f"epoch {begun.epoch} began for another reason at {name}: facts were lost at one of both"
                 )
             return self._refuse("fork", why)
-        parted = next((turn for turn in log.turns if turn.epoch > place.epoch), None)
-        if parted is not None and parted.serial < place.serial:
+        parted = next(
+            (epoch_start for epoch_start in log.epoch_starts if epoch_start.epoch > position.epoch), None
+        )
+        if parted is not None and parted.serial < position.serial:
             return self._refuse(
                 "fork",
-                f"{name} has serial {place.serial} of epoch {place.epoch}; it ended at {parted.serial} here",
+                f"{name} has serial {position.serial} of epoch {position.epoch}; "
+                f"it ended at {parted.serial} here",
             )
-        if place.serial > head.serial:
+        if position.serial > head.serial:
             return self._refuse(
                 "ahead",
-                f"{name} is at serial {place.serial}, this log ends at {head.serial}",
+                f"{name} is at serial {position.serial}, this log ends at {head.serial}",
             )
-        if place.serial < log.begin.serial:
-            if begun and asked.began_ms and asked.began_ms not in [turn.at_ms for turn in same]:
+        if position.serial < log.trimmed_upto.serial:
+            if begun and asked.began_ms and asked.began_ms not in [epoch_start.at_ms for epoch_start in same]:
                 return self._refuse("fork", f"{name} began epoch {begun.epoch} at another time")
             return self._refuse(
                 "trimmed",
-                f"{name} is at serial {place.serial}, this log begins after {log.begin.serial}",
+                f"{name} is at serial {position.serial}, this log begins after {log.trimmed_upto.serial}",
             )
-        known = head.digest if place.serial == head.serial else await log.digest_at(place.serial)
-        if known is not None and known != place.digest:
-            return self._refuse("fork", f"the histories differ at serial {place.serial}")
+        known = head.digest if position.serial == head.serial else await log.digest_at(position.serial)
+        if known is not None and known != position.digest:
+            return self._refuse("fork", f"the histories differ at serial {position.serial}")
         if (late := self._ahead(asked.clock)) is not None:
             return self._refuse("ahead", late)
         return self.too_many(uuid, registered=registered)
@@ -400,5 +404,5 @@ def _forbidden(access: Access, wanted: Filter) -> str:
     return access.lacks(Right.REPLICATE) or access.hides(wanted.streams)
 
 
-def _began(turn: EpochStart) -> WirePosition:
-    return WirePosition(turn.epoch, turn.serial, turn.digest)
+def _began(epoch_start: EpochStart) -> WirePosition:
+    return WirePosition(epoch_start.epoch, epoch_start.serial, epoch_start.digest)

@@ -396,8 +396,8 @@ class Relay:
         told = JoiningBody(
             join=begins.join,
             history=log.history,
-            place=standing(begins.of),
-            begin=standing(begins.begin),
+            position=standing(begins.of),
+            trimmed_upto=standing(begins.trimmed_upto),
             after=begins.at.serial,
             resumed=begins.resumed,
         )
@@ -409,7 +409,7 @@ class Relay:
                 self._refuse_trimmed()
                 return
             self.connection.write(snapshot_block(begins.snapshot))
-            self.sent = begins.snapshot.place
+            self.sent = begins.snapshot.position
         self._turns_told = self.sent.epoch
         self.state = "meanwhile"
         await self._feed(upto_head=True)
@@ -421,7 +421,7 @@ class Relay:
 
     async def _send_snapshot_facts(self, snapshot: LogSnapshot) -> bool:
         """Whether all of them are sent: none was trimmed meanwhile."""
-        after, upto = self.sent.serial, snapshot.place.serial
+        after, upto = self.sent.serial, snapshot.position.serial
         while after < upto:
             await self._has_room()
             facts, after = await self._log.read(
@@ -430,16 +430,16 @@ class Relay:
                 limit=PAGE_ROWS,
                 wanted=self._filter,
             )
-            if self._log.begin != snapshot.begin:
+            if self._log.trimmed_upto != snapshot.trimmed_upto:
                 return False
             self.connection.write(facts_block("facts", facts))
         return True
 
     def _refuse_trimmed(self) -> None:
         """Its lease ended while it was served, so that what is read now may have holes."""
-        begin = self._log.begin.serial
-        why = f"its lease has ended, and this log begins after {begin} now"
-        self._refuse(refusal("trimmed", why, serial=begin))
+        trimmed_upto = self._log.trimmed_upto.serial
+        why = f"its lease has ended, and this log begins after {trimmed_upto} now"
+        self._refuse(refusal("trimmed", why, serial=trimmed_upto))
 
     # -- subscribed ----------------------------------------------------------------------------------------
 
@@ -469,14 +469,14 @@ class Relay:
             self.uuid,
             self.name,
             registered=greeting.registered,
-            serial=asked.place.serial,
+            serial=asked.position.serial,
             address=greeting.address,
         )
         self._use(asked.filter)
-        self.sent = said_place(asked.place)
-        self.acknowledged = asked.place.serial
-        self._turns_told = asked.place.epoch
-        self.connection.send(Subscribed(said=say(standing(log.place))))
+        self.sent = said_place(asked.position)
+        self.acknowledged = asked.position.serial
+        self._turns_told = asked.position.epoch
+        self.connection.send(Subscribed(said=say(standing(log.position))))
         self._start_beating()
         self._beat()
         for relay in relays.connected:
@@ -517,21 +517,30 @@ class Relay:
         """Send what comes after `sent`: up to where the log stands, or for ever."""
         while self.is_serving:
             await self._has_room()
-            head = self._log.place
-            turn = next((turn for turn in self._log.turns if turn.epoch > self._turns_told), None)
-            if self.sent.serial < (head.serial if turn is None else min(turn.serial, head.serial)):
-                await self._send_some(head, turn)
-            elif turn is not None:
-                self.connection.write(meta_block([turn]))
-                self._turns_told = turn.epoch
-                self.sent = LogPosition(turn.epoch, turn.serial, turn.digest)
+            head = self._log.position
+            epoch_start = next(
+                (
+                    epoch_start
+                    for epoch_start in self._log.epoch_starts
+                    if epoch_start.epoch > self._turns_told
+                ),
+                None,
+            )
+            if self.sent.serial < (
+                head.serial if epoch_start is None else min(epoch_start.serial, head.serial)
+            ):
+                await self._send_some(head, epoch_start)
+            elif epoch_start is not None:
+                self.connection.write(meta_block([epoch_start]))
+                self._turns_told = epoch_start.epoch
+                self.sent = LogPosition(epoch_start.epoch, epoch_start.serial, epoch_start.digest)
             elif upto_head:
                 return
             else:
                 await self._wait_for_more()
 
-    async def _send_some(self, head: LogPosition, turn: EpochStart | None) -> None:
-        upto = head.serial if turn is None else turn.serial
+    async def _send_some(self, head: LogPosition, epoch_start: EpochStart | None) -> None:
+        upto = head.serial if epoch_start is None else epoch_start.serial
         after = self.sent.serial
         ring = self._relays.feeding.ring
         number = ring.first_after(after)
@@ -548,28 +557,28 @@ class Relay:
             wanted=self._filter,
         )
         if facts and facts[-1].serial == reached:
-            place = LogPosition(self._turns_told, reached, facts[-1].digest)
+            position = LogPosition(self._turns_told, reached, facts[-1].digest)
         else:
-            place = await self._place_at(reached, head)
-        await self._wrote(after, place, facts_block("facts", facts))
+            position = await self._place_at(reached, head)
+        await self._wrote(after, position, facts_block("facts", facts))
 
     async def _place_at(self, serial: int, head: LogPosition) -> LogPosition:
         """A place between two turns: the epoch that begins there, if one does, was not told yet."""
         digest = head.digest if serial == head.serial else await self._log.digest_at(serial) or ""
         return LogPosition(self._turns_told, serial, digest)
 
-    async def _wrote(self, after: int, place: LogPosition, data: bytes) -> None:
+    async def _wrote(self, after: int, position: LogPosition, data: bytes) -> None:
         """Send this page, with who got which answer for it, and for a filtered one where it ends."""
         if self._log.receipts_upto > after:
-            receipts = await self._log.receipts_between(after, place.serial)
+            receipts = await self._log.receipts_between(after, position.serial)
             if receipts:
                 data = meta_block(receipts=receipts) + data
         if self._gone:
             return
-        if self._log.begin.serial > after:
+        if self._log.trimmed_upto.serial > after:
             self._refuse_trimmed()
             return
-        self.sent = place
+        self.sent = position
         if data:
             self.connection.write(data)
         if not self._filter.is_open:

@@ -37,20 +37,20 @@ class _Receipt(msgspec.Struct):
 class _Line(msgspec.Struct, omit_defaults=True):
     """One of these."""
 
-    place: LogPosition | None = None
-    begin: LogPosition | None = None
-    turn: EpochStart | None = None
+    position: LogPosition | None = None
+    trimmed_upto: LogPosition | None = None
+    epoch_start: EpochStart | None = None
     receipt: _Receipt | None = None
-    position: tuple[str, str, int] | None = None
+    writer_position: tuple[str, str, int] | None = None
 
 
 _encode: Final = msgspec.json.Encoder().encode
 _decoder: Final = msgspec.json.Decoder(_Line)
 
 
-def meta_block(turns: Sequence[EpochStart] = (), receipts: Sequence[AppendReceipt] = ()) -> bytes:
+def meta_block(epoch_starts: Sequence[EpochStart] = (), receipts: Sequence[AppendReceipt] = ()) -> bytes:
     """Blocks of turns and receipts, as they come."""
-    lines = (*(_Line(turn=turn) for turn in turns), *map(_receipt, receipts))
+    lines = (*(_Line(epoch_start=epoch_start) for epoch_start in epoch_starts), *map(_receipt, receipts))
     return blocks("meta", [_encode(line) + b"\n" for line in lines]) or block("meta", 0, b"")
 
 
@@ -61,20 +61,23 @@ def snapshot_block(snapshot: LogSnapshot) -> bytes:
 
 def snapshot_lines(snapshot: LogSnapshot) -> list[bytes]:
     """All that stands beside a snapshot's facts, as lines. The place comes last: then all is there."""
-    lines = [_Line(begin=snapshot.begin)]
-    lines += [_Line(turn=turn) for turn in snapshot.turns]
+    lines = [_Line(trimmed_upto=snapshot.trimmed_upto)]
+    lines += [_Line(epoch_start=epoch_start) for epoch_start in snapshot.epoch_starts]
     lines += [
-        _Line(position=(stream, writer, token)) for (stream, writer), token in snapshot.positions.items()
+        _Line(writer_position=(stream, writer, token))
+        for (stream, writer), token in snapshot.positions.items()
     ]
     lines += map(_receipt, snapshot.receipts)
-    lines.append(_Line(place=snapshot.place))
+    lines.append(_Line(position=snapshot.position))
     return [_encode(line) + b"\n" for line in lines]
 
 
 def read_meta(data: bytes) -> tuple[list[EpochStart], list[AppendReceipt]]:
     """The turns and the receipts of a block."""
     lines = _lines(data)
-    return [line.turn for line in lines if line.turn], [_given(line) for line in lines if line.receipt]
+    return [line.epoch_start for line in lines if line.epoch_start], [
+        _given(line) for line in lines if line.receipt
+    ]
 
 
 def read_snapshot(data: bytes) -> LogSnapshot:
@@ -99,22 +102,24 @@ class SnapshotReader:
             )
         lines = _lines(data)
         self._lines += lines
-        if not any(line.place for line in lines):
+        if not any(line.position for line in lines):
             return None
         gathered, self._lines, self._room = self._lines, [], MAX_SNAPSHOT
         return _snapshot(gathered)
 
 
 def _snapshot(lines: Sequence[_Line]) -> LogSnapshot:
-    places = [line.place for line in lines if line.place]
-    begins = [line.begin for line in lines if line.begin]
+    places = [line.position for line in lines if line.position]
+    begins = [line.trimmed_upto for line in lines if line.trimmed_upto]
     if len(places) != 1 or len(begins) != 1:
         raise RemoteProtocolError("a snapshot has one place and one beginning")
     return LogSnapshot(
-        place=places[0],
-        begin=begins[0],
-        turns=[line.turn for line in lines if line.turn],
-        positions={line.position[:2]: line.position[2] for line in lines if line.position},
+        position=places[0],
+        trimmed_upto=begins[0],
+        epoch_starts=[line.epoch_start for line in lines if line.epoch_start],
+        positions={
+            line.writer_position[:2]: line.writer_position[2] for line in lines if line.writer_position
+        },
         receipts=[_given(line) for line in lines if line.receipt],
     )
 

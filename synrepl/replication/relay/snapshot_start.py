@@ -16,7 +16,7 @@ class SnapshotStart(msgspec.Struct, frozen=True):
 
     join: str
     of: LogPosition
-    begin: LogPosition
+    trimmed_upto: LogPosition
     at: LogPosition
     resumed: bool
     snapshot: LogSnapshot | None
@@ -27,37 +27,37 @@ async def copy_begins(
 ) -> SnapshotStart:
     """Take a snapshot for this replica, or find where its copy goes on; from here on a lease holds it."""
     log = relays.log
-    lease, begin = relays.leases[uuid], log.begin
+    lease, trimmed_upto = relays.leases[uuid], log.trimmed_upto
     is_held = lease is not None and lease.ended_ms is None
-    place = None if asked.place is None else said_place(asked.place)
-    resumed = place is not None and is_held and await _goes_on(log, asked.join, place)
+    position = None if asked.position is None else said_place(asked.position)
+    resumed = position is not None and is_held and await _goes_on(log, asked.join, position)
     # Before the snapshot is taken, so that nothing it refers to can be trimmed.
-    held = lease.serial if resumed and lease is not None else begin.serial
+    held = lease.serial if resumed and lease is not None else trimmed_upto.serial
     relays.leases.make(uuid, name, registered=registered, serial=held, address=address)
     snapshot = None
     if not resumed or not asked.has_meta:
         snapshot = await log.snapshot()
-        begin = snapshot.begin
-    at = place if resumed and place is not None else BEGINNING
+        trimmed_upto = snapshot.trimmed_upto
+    at = position if resumed and position is not None else BEGINNING
     return SnapshotStart(
-        join=asked.join if resumed else f"{log.history}/{begin.serial}/{nonce()}",
-        of=snapshot.place if snapshot is not None else at,
-        begin=begin,
+        join=asked.join if resumed else f"{log.history}/{trimmed_upto.serial}/{nonce()}",
+        of=snapshot.position if snapshot is not None else at,
+        trimmed_upto=trimmed_upto,
         at=at,
         resumed=resumed,
         snapshot=snapshot,
     )
 
 
-async def _goes_on(log: ServedLog, join: str, place: LogPosition) -> bool:
+async def _goes_on(log: ServedLog, join: str, position: LogPosition) -> bool:
     """Whether a copy that was cut off can go on: it is of this log, and nothing was trimmed since."""
     history, _, rest = join.partition("/")
-    begin = rest.partition("/")[0]
-    if history != log.history or begin != str(log.begin.serial):
+    trimmed_upto = rest.partition("/")[0]
+    if history != log.history or trimmed_upto != str(log.trimmed_upto.serial):
         return False
-    if not 0 <= place.serial <= log.serial:
+    if not 0 <= position.serial <= log.serial:
         return False
-    return place.serial == 0 or await log.digest_at(place.serial) == place.digest
+    return position.serial == 0 or await log.digest_at(position.serial) == position.digest
 
 
 class WelcomeBuilder:
@@ -69,7 +69,7 @@ class WelcomeBuilder:
     def welcome(self, *, proof: str) -> WelcomeBody:
         """Who it is, which history it has, and where that begins and stands."""
         relays, log = self._relays, self._relays.log
-        place = log.place
+        position = log.position
         return WelcomeBody(
             proof=proof,
             history=log.history,
@@ -77,8 +77,8 @@ class WelcomeBuilder:
             instance=relays.instance,
             server_name=relays.server_name,
             role=relays.role(),
-            place=standing(place),
-            begin=log.begin.serial,
+            position=standing(position),
+            trimmed_upto=log.trimmed_upto.serial,
             filter=relays.filter(),
             address=relays.address(),
             primary=relays.primary(),

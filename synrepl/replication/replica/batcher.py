@@ -14,13 +14,13 @@ class BatchTarget(Protocol):
     """What takes facts as they are elsewhere: a log, or a copy in the making."""
 
     @property
-    def place(self) -> LogPosition: ...
+    def position(self) -> LogPosition: ...
 
     async def follow(
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None: ...
 
-    async def begin_epoch(self, turn: EpochStart) -> None: ...
+    async def begin_epoch(self, epoch_start: EpochStart) -> None: ...
 
 
 class FactBatcher:
@@ -48,27 +48,29 @@ class FactBatcher:
         """One more event; an epoch that begins is begun at once, after what came before it."""
         match event:
             case Facts(facts):
-                after = self._facts[-1].serial if self._facts else self._target.place.serial
+                after = self._facts[-1].serial if self._facts else self._target.position.serial
                 if facts and facts[0].serial <= after:
                     facts = [fact for fact in facts if fact.serial > after]
                 self._facts += facts
-            case SnapshotMeta(turns, receipts):
+            case SnapshotMeta(epoch_starts, receipts):
                 self._receipts += receipts
-                for turn in turns:
+                for epoch_start in epoch_starts:
                     if self._is_filtered:
-                        self._upto = LogPosition(self._target.place.epoch, turn.serial, turn.digest)
+                        self._upto = LogPosition(
+                            self._target.position.epoch, epoch_start.serial, epoch_start.digest
+                        )
                     await self.flush()
-                    if turn.epoch > self._target.place.epoch:
-                        await self._target.begin_epoch(turn)
-            case UpstreamHeartbeat(place):
+                    if epoch_start.epoch > self._target.position.epoch:
+                        await self._target.begin_epoch(epoch_start)
+            case UpstreamHeartbeat(position):
                 self.beat = event
-                if self._is_filtered and place.serial > self._target.place.serial:
-                    self._upto = place
+                if self._is_filtered and position.serial > self._target.position.serial:
+                    self._upto = position
 
     async def flush(self) -> None:
         """Keep what was gathered, but for the beginning of an append whose end is still to come."""
         if not self._is_filtered:
-            reached = self._facts[-1].serial if self._facts else self._target.place.serial
+            reached = self._facts[-1].serial if self._facts else self._target.position.serial
             cut = [receipt for receipt in self._receipts if _last(receipt) > reached]
             end = min(map(_first, cut), default=reached + 1)
             facts = [fact for fact in self._facts if fact.serial < end]

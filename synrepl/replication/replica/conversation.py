@@ -60,8 +60,8 @@ class JoinStarted(msgspec.Struct, frozen=True):
 
     join: str
     history: str
-    place: LogPosition
-    begin: LogPosition
+    position: LogPosition
+    trimmed_upto: LogPosition
     resumed: bool
 
 
@@ -80,7 +80,7 @@ class SnapshotFacts(msgspec.Struct, frozen=True):
 class SnapshotMeta(msgspec.Struct, frozen=True):
     """Epochs that begin here, and who got which answer for the facts before."""
 
-    turns: Sequence[EpochStart]
+    epoch_starts: Sequence[EpochStart]
     receipts: Sequence[AppendReceipt]
 
 
@@ -94,19 +94,19 @@ class Ephemeral(msgspec.Struct, frozen=True):
 class JoinFinished(msgspec.Struct, frozen=True):
     """All up to here was sent."""
 
-    place: LogPosition
+    position: LogPosition
 
 
 class SubscriptionStarted(msgspec.Struct, frozen=True):
     """What is lacking follows, then what comes; the upstream stands here."""
 
-    place: LogPosition
+    position: LogPosition
 
 
 class UpstreamHeartbeat(msgspec.Struct, frozen=True):
     """All that was wanted up to `place` was sent; the upstream stands at the serial `head`."""
 
-    place: LogPosition
+    position: LogPosition
     head: int
     at_ms: int
 
@@ -166,7 +166,7 @@ class IConversation(Protocol):
     def ready(self) -> Event | None:
         """The next event, if it is here already."""
 
-    def acknowledge(self, place: LogPosition, at_ms: int) -> None:
+    def acknowledge(self, position: LogPosition, at_ms: int) -> None:
         """Everything up to there is held here, durably."""
 
     def tell(self, origin: str, said: Sequence[Numbered]) -> None:

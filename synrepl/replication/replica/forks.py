@@ -20,7 +20,7 @@ async def last_common(log: ILog, conversation: IConversation) -> int:
     first: rather too much counts as different than too little.
     """
     # Everything up to `low` is the same, or unknown; at `high` it is not the same.
-    low, high = 0, min(log.serial, conversation.welcome.place.serial) + 1
+    low, high = 0, min(log.serial, conversation.welcome.position.serial) + 1
     while high - low > 1:
         step = max(1, (high - low) // (ASKED_AT_ONCE + 1))
         serials = list(range(low + step, high, step))[:ASKED_AT_ONCE]

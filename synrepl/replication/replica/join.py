@@ -43,7 +43,7 @@ class JoinRecord(msgspec.Struct, frozen=True):
     join: str
     history: str
     filter: Filter
-    begin: LogPosition
+    trimmed_upto: LogPosition
     target: int
     has_meta: bool
 
@@ -127,11 +127,11 @@ class Join:
         if noted is None:
             asked = JoinRequest(filter=self._wanted)
         else:
-            at = self._copy.place
+            at = self._copy.position
             asked = JoinRequest(
                 filter=self._wanted,
                 join=noted.join,
-                place=standing(at),
+                position=standing(at),
                 has_meta=noted.has_meta,
             )
         self._conversation.join(asked)
@@ -147,15 +147,15 @@ class Join:
                 begins.join,
                 begins.history,
                 self._wanted,
-                begins.begin,
-                begins.place.serial,
+                begins.trimmed_upto,
+                begins.position.serial,
                 False,
             )
             await self._note(noted)
-        self._begin = begins.begin if self._wanted.is_open else None
-        self._announced = begins.place.serial
-        at_serial = self._copy.place.serial
-        total = max(begins.place.serial, at_serial)
+        self._begin = begins.trimmed_upto if self._wanted.is_open else None
+        self._announced = begins.position.serial
+        at_serial = self._copy.position.serial
+        total = max(begins.position.serial, at_serial)
         self._progress = Progress(at_serial, total, self._clock.seconds(), at_serial)
         return noted
 
@@ -183,19 +183,19 @@ class Join:
         while True:
             event = await self._conversation.next()
             match event:
-                case JoinFinished(place):
+                case JoinFinished(position):
                     await taking.flush()
-                    if self._copy.place != place:
+                    if self._copy.position != position:
                         raise RemoteProtocolError(
-                            f"the copy is said to end at serial {place.serial}, it stands at"
-                            f" {self._copy.place.serial}"
+                            f"the copy is said to end at serial {position.serial}, it stands at"
+                            f" {self._copy.position.serial}"
                         )
                     return
                 case Facts() | SnapshotMeta() | UpstreamHeartbeat():
                     await taking.take(event)
                     if taking.waiting >= COMMIT_FACTS:
                         await taking.flush()
-                    self._progress.done = self._copy.place.serial
+                    self._progress.done = self._copy.position.serial
                     self._tell("meanwhile", self._progress)
                 case Ephemeral() | KnownPeers():
                     pass
@@ -213,20 +213,20 @@ class Join:
             await self._add(waiting)
             raise
         await self._add(waiting)
-        at = self._copy.place
+        at = self._copy.position
         # Its epoch may have begun after the last fact.
-        ends = (snapshot.place.serial, snapshot.place.digest)
-        is_whole = (at.serial, at.digest) == ends or snapshot.place.serial == snapshot.begin.serial
+        ends = (snapshot.position.serial, snapshot.position.digest)
+        is_whole = (at.serial, at.digest) == ends or snapshot.position.serial == snapshot.trimmed_upto.serial
         if self._wanted.is_open and not is_whole:
             raise RemoteProtocolError(
-                f"the snapshot is of serial {snapshot.place.serial}, its facts end at {at.serial}"
+                f"the snapshot is of serial {snapshot.position.serial}, its facts end at {at.serial}"
             )
         await self._copy.restore(snapshot)
         await self._note(msgspec.structs.replace(noted, has_meta=True))
 
     async def _take_facts(self, waiting: list[Facts]) -> LogSnapshot:
         """Take facts; those of them that are not in the copy yet are in `waiting`."""
-        count, reached = 0, self._copy.place.serial
+        count, reached = 0, self._copy.position.serial
         while True:
             event = await self._conversation.next()
             match event:
@@ -263,6 +263,8 @@ class Join:
         facts = [fact for event in waiting for fact in event.facts]
         if facts:
             last = facts[-1]
-            await self._copy.add(facts, LogPosition(last.epoch, last.serial, last.digest), begin=self._begin)
+            await self._copy.add(
+                facts, LogPosition(last.epoch, last.serial, last.digest), trimmed_upto=self._begin
+            )
             self._progress.done = last.serial
             self._tell("snapshot", self._progress)

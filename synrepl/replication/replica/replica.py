@@ -177,7 +177,7 @@ class Replica:
     async def _converse(self, conversation: IConversation) -> None:
         welcome = self.welcome = conversation.welcome
         self._heard_at = self._clock.seconds()
-        self.head = welcome.place.serial
+        self.head = welcome.position.serial
         self._set("ready")
         why = self._must_join or self._reason_to_join(welcome)
         if why:
@@ -193,9 +193,9 @@ class Replica:
             self._must_join = ""
             self.progress = None
             self._attempt = 0
-            place = self._log.place
+            position = self._log.position
             self._logger.info(
-                "joined at serial {serial} of epoch {epoch}", serial=place.serial, epoch=place.epoch
+                "joined at serial {serial} of epoch {epoch}", serial=position.serial, epoch=position.epoch
             )
         await self._follow(conversation)
 
@@ -204,7 +204,7 @@ class Replica:
         log = self._log
         if log.history == welcome.history:
             return "" if held(log.notes) == self.wanted else "another filter is wanted"
-        return "" if log.serial or log.begin.serial else "nothing is here yet"
+        return "" if log.serial or log.trimmed_upto.serial else "nothing is here yet"
 
     def _joining(self, state: str, progress: Progress) -> None:
         self.progress = progress
@@ -227,21 +227,23 @@ class Replica:
 
     async def _follow(self, conversation: IConversation) -> None:
         log = self._log
-        place = log.place
-        turn = log.turns[-1] if log.turns else None
+        position = log.position
+        epoch_start = log.epoch_starts[-1] if log.epoch_starts else None
         clock = log.clock()
         for name in self._ephemeral:
             clock.pop(name, None)
         conversation.subscribe(
             Subscription(
                 history=log.history,
-                place=standing(place),
+                position=standing(position),
                 filter=self.wanted,
                 clock=clock if len(say(clock)) <= MAX_CLOCK_BYTES else {},
-                turn=None if turn is None else WirePosition(turn.epoch, turn.serial, turn.digest),
-                began_ms=0 if turn is None else turn.at_ms,
-                lost_stream="" if turn is None else turn.stream,
-                lost_upto=0 if turn is None else turn.token,
+                epoch_start=None
+                if epoch_start is None
+                else WirePosition(epoch_start.epoch, epoch_start.serial, epoch_start.digest),
+                began_ms=0 if epoch_start is None else epoch_start.at_ms,
+                lost_stream="" if epoch_start is None else epoch_start.stream,
+                lost_upto=0 if epoch_start is None else epoch_start.token,
             )
         )
         taking = FactBatcher(log, is_filtered=not self.wanted.is_open)
@@ -283,20 +285,20 @@ class Replica:
                 event = following
             await taking.flush()
             self._reached(taking.beat)
-            conversation.acknowledge(log.place, self._beat.at_ms if self._beat is not None else 0)
+            conversation.acknowledge(log.position, self._beat.at_ms if self._beat is not None else 0)
 
     def _reached(self, beat: UpstreamHeartbeat | None) -> None:
         """Everything that came is kept."""
-        place = self._log.place
+        position = self._log.position
         if beat is not None and beat is not self._beat:
             self._beat = beat
             self.head = beat.head
-            if beat.place.serial == place.serial and beat.place.digest != place.digest:
-                raise RemoteProtocolError(f"the upstream has another digest at serial {place.serial}")
-        self.head = max(self.head, place.serial)
+            if beat.position.serial == position.serial and beat.position.digest != position.digest:
+                raise RemoteProtocolError(f"the upstream has another digest at serial {position.serial}")
+        self.head = max(self.head, position.serial)
         if self.progress is not None:
-            self.progress.done, self.progress.total = place.serial, self.head
-        if place.serial >= self.head:
+            self.progress.done, self.progress.total = position.serial, self.head
+        if position.serial >= self.head:
             self._fresh_at = self._clock.seconds()
             if self.state == "catching up":
                 self.progress = None
@@ -413,7 +415,7 @@ class Replica:
             "since": round(self.since, 3),
             "heard_seconds_ago": None if self._heard_at is None else round(now - self._heard_at, 3),
             "serial": self.head,
-            "epoch": self._beat.place.epoch if self._beat else welcome.place.epoch if welcome else None,
+            "epoch": self._beat.position.epoch if self._beat else welcome.position.epoch if welcome else None,
             "instance": None if welcome is None else printable(welcome.instance),
             "primary": printable(str(self.primary), limit=MAX_ADDRESS),
             "refusal": None if self.refusal is None else msgspec.to_builtins(self.refusal),

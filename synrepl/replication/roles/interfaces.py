@@ -44,9 +44,9 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     history: str
     uuid: str
     role: str
-    place: LogPosition
-    begin: int = 0
-    turns: tuple[EpochStart, ...] = ()
+    position: LogPosition
+    trimmed_upto: int = 0
+    epoch_starts: tuple[EpochStart, ...] = ()
     address: str = ""
     primary: str = ""
     promoting: bool = False
@@ -84,7 +84,7 @@ class RoleLog(Protocol):
     def serial(self) -> int: ...
 
     @property
-    def place(self) -> LogPosition: ...
+    def position(self) -> LogPosition: ...
 
     @property
     def uuid(self) -> str: ...
@@ -98,7 +98,7 @@ class RoleLog(Protocol):
     async def note(self, **notes: str | None) -> None: ...
 
     @property
-    def turns(self) -> Sequence[EpochStart]: ...
+    def epoch_starts(self) -> Sequence[EpochStart]: ...
 
     def digest_at(self, serial: int) -> Awaitable[str | None]: ...
 

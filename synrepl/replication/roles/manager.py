@@ -221,11 +221,11 @@ class RoleManager:
     def _begun(self) -> RoleRecord | None:
         """What this daemon had just become when it was killed: its epoch had begun, and that was all."""
         text = self._log.notes.get("promoting")
-        if text is None or not self._log.turns:
+        if text is None or not self._log.epoch_starts:
             return None
-        meant, turn = msgspec.json.decode(text, type=PromotionRecord), self._log.turns[-1]
-        is_ours = (turn.epoch, turn.at_ms) == (meant.noted.epoch, meant.at_ms)
-        return meant.noted if is_ours and self._log.epoch == turn.epoch else None
+        meant, epoch_start = msgspec.json.decode(text, type=PromotionRecord), self._log.epoch_starts[-1]
+        is_ours = (epoch_start.epoch, epoch_start.at_ms) == (meant.noted.epoch, meant.at_ms)
+        return meant.noted if is_ours and self._log.epoch == epoch_start.epoch else None
 
     async def _note(self, noted: RoleRecord) -> None:
         await self._log.note(role=msgspec.json.encode(noted).decode(), promoting=None)
@@ -368,18 +368,20 @@ class RoleManager:
             # First, or a kill between the two steps would leave an epoch that nobody is primary of.
             promoting = msgspec.json.encode(PromotionRecord(at_ms, meant)).decode()
             await self._log.note(promoting=promoting, handover=None)
-            turn = await self._log.next_epoch("promoted", epoch=epoch, at_ms=at_ms)
+            epoch_start = await self._log.next_epoch("promoted", epoch=epoch, at_ms=at_ms)
             await self._note(meant)
         except Exception:
             if not was_fenced:
                 self._be_replica(self._moved_to())
             raise
         self._logger.info(
-            "promoted: primary in epoch {epoch} from serial {serial}", epoch=turn.epoch, serial=turn.serial
+            "promoted: primary in epoch {epoch} from serial {serial}",
+            epoch=epoch_start.epoch,
+            serial=epoch_start.serial,
         )
         self._be_primary()
         self._must_tell(others)
-        return turn
+        return epoch_start
 
     async def _take_over(self, old: Address) -> None:
         if not old:
@@ -413,11 +415,11 @@ class RoleManager:
         """Whether all that the old primary has is here, and it waits long enough for that to stay so; if not,
         it is to be asked again."""
         asked = self._clock.seconds()
-        place = await self._ask_to_hand_over(old, HANDOVER_SECONDS)
-        while self._log.place != place:
+        position = await self._ask_to_hand_over(old, HANDOVER_SECONDS)
+        while self._log.position != position:
             now = self._clock.seconds()
             if now >= until:
-                why = f"the primary stands at serial {place.serial}, this copy at {self._log.serial}"
+                why = f"the primary stands at serial {position.serial}, this copy at {self._log.serial}"
                 raise CannotPromote("behind", why, retryable=True)
             if now - asked >= AGAIN_SECONDS:
                 return False
@@ -430,7 +432,7 @@ class RoleManager:
         if now >= until:
             raise CannotPromote("behind", "it took too long to look for the files", retryable=True)
         # It may have begun anew meanwhile, and taken facts: that it hands over is not written down.
-        return await self._ask_to_hand_over(old, HANDOVER_SECONDS) == self._log.place
+        return await self._ask_to_hand_over(old, HANDOVER_SECONDS) == self._log.position
 
     async def _tell_all(self) -> None:
         """Tell everybody who is primary now, until each has heard it."""
@@ -561,7 +563,7 @@ class RoleManager:
             self._handed_over()
             await self._log.note(handover=None)
         await self._log.settled()
-        return self._log.place
+        return self._log.position
 
     def _check_hand_over(self, asked: HandOver) -> None:
         if self.role != PRIMARY:
@@ -584,18 +586,18 @@ class RoleManager:
             why = f"{where} is {printable(told.role)}, not a replica"
         elif told.promoting != (asked.seconds > 0):
             why = f"{where} is {'still' if told.promoting else 'not'} being promoted"
-        elif self._is_leased(asked.uuid) or await self._holds(told.place):
+        elif self._is_leased(asked.uuid) or await self._holds(told.position):
             return
         else:
             # A replica of a replica has no lease here.
             raise ClaimRefused("unknown_replica", f"{where} holds no copy of this log")
         raise ClaimRefused("not_verified", why, retryable=True)
 
-    async def _holds(self, place: LogPosition) -> bool:
+    async def _holds(self, position: LogPosition) -> bool:
         """Whether a daemon that stands there has a copy of this log."""
-        mine = self._log.place
-        here = mine.digest if place.serial == mine.serial else await self._log.digest_at(place.serial)
-        return place.epoch <= mine.epoch and here is not None and here == place.digest
+        mine = self._log.position
+        here = mine.digest if position.serial == mine.serial else await self._log.digest_at(position.serial)
+        return position.epoch <= mine.epoch and here is not None and here == position.digest
 
     def _seal_for(self, seconds: float, uuid: str) -> None:
         self._handover_to = uuid
@@ -668,7 +670,7 @@ class RoleManager:
         told = await self._verifier.verify(
             address, trusted=trusted, epoch=claim.epoch, uuid=claim.uuid, is_far=is_far
         )
-        return msgspec.structs.replace(claim, epoch=told.place.epoch)
+        return msgspec.structs.replace(claim, epoch=told.position.epoch)
 
     @property
     def _seen_epoch(self) -> int:
@@ -823,7 +825,7 @@ class RoleManager:
         except ClaimRefused as error:
             self._refused(claim, error)
             return
-        claim = Claim(epoch=told.place.epoch, uuid=told.uuid, address=str(where), history=told.history)
+        claim = Claim(epoch=told.position.epoch, uuid=told.uuid, address=str(where), history=told.history)
         async with self._changing:
             if self.role == PRIMARY and (claim.epoch, claim.uuid) > (self._log.epoch, self._log.uuid):
                 await self._judge(claim)
@@ -832,9 +834,13 @@ class RoleManager:
         """A daemon that this primary knows says what it is. If it knows a later epoch, its primary is asked,
         as after a claim."""
         ours = self._log.epoch
-        if told.history != self._log.history or believable(told.place.epoch) <= ours or self.role != PRIMARY:
+        if (
+            told.history != self._log.history
+            or believable(told.position.epoch) <= ours
+            or self.role != PRIMARY
+        ):
             return
-        text = self._later_epochs.add_replica(told.uuid, str(address), told.place.epoch, ours)
+        text = self._later_epochs.add_replica(told.uuid, str(address), told.position.epoch, ours)
         self._warn_seldom("later_epoch", text)
         await self._ask_who_is_primary(address, trusted=True, may_name_strangers=False)
 

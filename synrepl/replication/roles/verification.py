@@ -71,7 +71,7 @@ def common_serial(
         if one != other:
             break
         shared += 1
-    parted = [turns[shared].serial for turns in (ours, theirs) if len(turns) > shared]
+    parted = [epoch_starts[shared].serial for epoch_starts in (ours, theirs) if len(epoch_starts) > shared]
     return min(upto, their_upto, *parted)
 
 
@@ -115,8 +115,8 @@ class ClaimVerifier:
                 raise _unverified(f"{where} is the daemon {printable(told.uuid)}, not {printable(uuid)}")
             if told.role != "primary":
                 raise _unverified(f"{where} is {printable(told.role)}, not primary")
-            if told.place.epoch < epoch:
-                why = f"{where} is in epoch {told.place.epoch}, not {epoch}"
+            if told.position.epoch < epoch:
+                why = f"{where} is in epoch {told.position.epoch}, not {epoch}"
                 raise ClaimRefused("epoch_too_far", why) if is_far else _unverified(why)
             await self._compare(address, told, trusted=trusted)
             return told
@@ -133,21 +133,24 @@ class ClaimVerifier:
             raise ClaimRefused(
                 "other_history", f"{where} holds another log, {printable(told.history)}, than this daemon"
             )
-        if not believable(told.place.epoch):
+        if not believable(told.position.epoch):
             raise ClaimRefused("epoch_too_far", f"{where} is in an epoch that cannot be")
         return told
 
     async def _compare(self, address: Address, told: PeerStatus, *, trusted: bool) -> None:
         """Raises `ClaimRefused` if both histories differ where they should be one, as far as it is known."""
-        where, place, ours = printable(str(address)), told.place, self._log.place
-        if place.epoch != (told.turns[-1].epoch if told.turns else 1):
-            raise _unverified(f"{where} does not tell where epoch {place.epoch} began")
+        where, position, ours = printable(str(address)), told.position, self._log.position
+        if position.epoch != (told.epoch_starts[-1].epoch if told.epoch_starts else 1):
+            raise _unverified(f"{where} does not tell where epoch {position.epoch} began")
         if not _is_coherent(told):
             raise _unverified(f"what {where} tells of its epochs does not fit the end of its log")
-        serial = common_serial(self._log.turns, ours.serial, told.turns, place.serial)
-        known = {turn.serial: turn.digest for turn in told.turns} | {place.serial: place.digest, 0: EMPTY}
+        serial = common_serial(self._log.epoch_starts, ours.serial, told.epoch_starts, position.serial)
+        known = {epoch_start.serial: epoch_start.digest for epoch_start in told.epoch_starts} | {
+            position.serial: position.digest,
+            0: EMPTY,
+        }
         theirs = known.get(serial)
-        if theirs is None and serial >= told.begin:
+        if theirs is None and serial >= told.trimmed_upto:
             theirs = await self._tell.digest(address, serial, trusted=trusted)
         here = ours.digest if serial == ours.serial else await self._log.digest_at(serial)
         if here is not None and theirs is not None and here != theirs:
@@ -159,10 +162,11 @@ class ClaimVerifier:
 
 def _is_coherent(told: PeerStatus) -> bool:
     """Whether no epoch began behind the end of the log, or there with another digest."""
-    place = told.place
-    return place.serial >= 0 and all(
-        0 <= turn.serial < place.serial or (turn.serial, turn.digest) == (place.serial, place.digest)
-        for turn in told.turns
+    position = told.position
+    return position.serial >= 0 and all(
+        0 <= epoch_start.serial < position.serial
+        or (epoch_start.serial, epoch_start.digest) == (position.serial, position.digest)
+        for epoch_start in told.epoch_starts
     )
 
 

@@ -16,9 +16,9 @@ class Scrub:
     """An `IScrub`. `after` gives the next checksums behind one, `check` begins to look through a file."""
 
     def __init__(
-        self, place: str, after: Callable[[str], list[str]], check: Callable[[str], FileCheck | None]
+        self, position: str, after: Callable[[str], list[str]], check: Callable[[str], FileCheck | None]
     ) -> None:
-        self.place = place
+        self.position = position
         self._after = after
         self._check = check
         self._ahead: list[str] = []
@@ -29,9 +29,9 @@ class Scrub:
         bad: list[str] = []
         while count > 0:
             if not self._ahead:
-                self._ahead = self._after(self.place)[::-1]
+                self._ahead = self._after(self.position)[::-1]
                 if not self._ahead:
-                    self.place = ""
+                    self.position = ""
                     return bad, True
             sha256 = self._ahead[-1]
             if self._checking is None:
@@ -48,7 +48,7 @@ class Scrub:
                         continue
                     good.close()
             self._checking = None
-            self.place = self._ahead.pop()
+            self.position = self._ahead.pop()
         return bad, False
 
     def close(self) -> None:

@@ -166,9 +166,9 @@ class FileStore:
             checking.close()
         return file
 
-    def scrub(self, place: str = "") -> Scrub:
+    def scrub(self, position: str = "") -> Scrub:
         """Go through all files, from behind this place on."""
-        return Scrub(place, self._after, self._check_again)
+        return Scrub(position, self._after, self._check_again)
 
     def remove(self, sha256: str) -> None:
         """Delete a file, if it is here."""
@@ -182,13 +182,13 @@ class FileStore:
         self._good.pop(sha256, None)
         self._recount(sha256, -1, -size)
 
-    def _after(self, place: str) -> list[str]:
+    def _after(self, position: str) -> list[str]:
         """The checksums behind this one, as many as have the same first two digits."""
         with telling("scrub"):
             for prefix in _prefixes if self._kept.is_dir() else ():
-                if prefix >= place[:2]:
+                if prefix >= position[:2]:
                     names = (prefix + path.name for path in _listed(self._kept / prefix))
-                    found = sorted(name for name in names if name > place and _checksum.fullmatch(name))
+                    found = sorted(name for name in names if name > position and _checksum.fullmatch(name))
                     if found:
                         return found
         return []

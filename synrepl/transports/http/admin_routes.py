@@ -44,13 +44,13 @@ class AdminRoutes:
         """``POST /v1/promote``: this replica becomes primary."""
         asked = read_said(_Promote, request, MAX_BODY)
         try:
-            turn = await self._roles.promote(force=asked.force)
+            epoch_start = await self._roles.promote(force=asked.force)
         except CannotPromote as error:
             more: dict[str, Any] = {"retryable": error.retryable}
             if error.missing:
                 more["missing"] = [list(one) for one in error.missing[:100]]
             raise ApiError(409, error.code, str(error), more=more) from error
-        return jsontext.dumps({"role": "primary", "epoch": turn.epoch, "serial": turn.serial})
+        return jsontext.dumps({"role": "primary", "epoch": epoch_start.epoch, "serial": epoch_start.serial})
 
     async def resync(self, request: Any) -> bytes:
         """``POST /v1/resync``: give up what only this copy has (a file keeps it), and join again."""
@@ -68,10 +68,10 @@ class AdminRoutes:
         if not 0 <= asked.seconds <= MAX_HANDOVER_SECONDS:
             raise ApiError(400, "bad_request", f"seconds are from 0 to {MAX_HANDOVER_SECONDS:g}")
         try:
-            place = await self._roles.hand_over(asked, trusted=_is_trusted(request))
+            position = await self._roles.hand_over(asked, trusted=_is_trusted(request))
         except (CannotPromote, ClaimRefused) as error:
             raise _refused(error) from error
-        return msgspec.json.encode(place)
+        return msgspec.json.encode(position)
 
     async def claim(self, request: Any) -> bytes:
         """``POST /v1/claim``: another daemon says that it is primary, and since which epoch."""

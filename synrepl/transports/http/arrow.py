@@ -108,7 +108,7 @@ def arrow_form(request: Any, wanted: ChangelogQuery, clock: Any) -> ArrowForm | 
     """
     if ARROW.decode() not in (header(request, "accept") or ""):
         return None
-    if wanted.follow or wanted.turns or wanted.receipts:
+    if wanted.follow or wanted.epoch_starts or wanted.receipts:
         why = "Arrow holds the facts of a closed range alone; for follow, turns and receipts ask for NDJSON"
         raise ApiError(406, "not_acceptable", why)
     if find_spec("pyarrow") is None:

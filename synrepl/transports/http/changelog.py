@@ -44,7 +44,7 @@ class _Lines:
 
     async def page(self, reading: ChangelogCursor, upto: int) -> bytes:
         page = await reading.page(upto)
-        return written(page.facts, page.turns, page.receipts, checked=self._checked) if page else b""
+        return written(page.facts, page.epoch_starts, page.receipts, checked=self._checked) if page else b""
 
     def end(self) -> bytes:
         return b""
@@ -84,11 +84,11 @@ class Changelog:
         form = form or _Lines(checked=wanted.checked)
         reading = ChangelogCursor(self._log, wanted)
         head, text = await self._first_page(reading, wanted, form)
-        begin = await form.begin()
+        trimmed_upto = await form.begin()
         self._write_head(request, form.content_type, head)
         if request.method == b"HEAD":
             return
-        request.write(begin)
+        request.write(trimmed_upto)
         async with streaming(request, self._logger) as valve:
             while True:
                 if text:

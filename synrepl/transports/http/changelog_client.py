@@ -84,7 +84,7 @@ class ChangelogClient(DaemonClient):
         digest: str | None = None,
         history: str | None = None,
         upto: int | None = None,
-        turns: bool = False,
+        epoch_starts: bool = False,
         receipts: bool = False,
         compacted: bool = False,
         ephemeral: bool = False,
@@ -110,7 +110,7 @@ class ChangelogClient(DaemonClient):
         told = {"epoch": epoch, "digest": digest, "history": history, "upto": upto}
         told["commands"] = commands
         query |= {name: given for name, given in told.items() if given is not None}
-        flags = {"turns": turns, "receipts": receipts, "compacted": compacted}
+        flags = {"epoch_starts": epoch_starts, "receipts": receipts, "compacted": compacted}
         flags |= {"checksum": checksum, "ephemeral": ephemeral}
         query |= {name: "true" for name, is_wanted in flags.items() if is_wanted}
         url = f"{self._base_url}/v1/changelog?{urlencode(query)}"

@@ -26,11 +26,11 @@ class ChangelogPage(msgspec.Struct, frozen=True):
     facts."""
 
     facts: Sequence[Fact] = ()
-    turns: Sequence[EpochStart] = ()
+    epoch_starts: Sequence[EpochStart] = ()
     receipts: Sequence[AppendReceipt] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.facts or self.turns or self.receipts)
+        return bool(self.facts or self.epoch_starts or self.receipts)
 
 
 class ChangelogCursor:
@@ -65,7 +65,7 @@ class ChangelogCursor:
         if log.boots != self._boots or log.serial < self.after:
             why = "this log was replaced by a copy of another one"
             raise ApiError(503, "replaced", why, more={"retryable": True}, retry_after=RETRY_SECONDS)
-        if self.after < log.begin.serial and not self._wanted.compacted:
+        if self.after < log.trimmed_upto.serial and not self._wanted.compacted:
             raise trimmed(log, self.after)
 
     async def page(self, upto: int) -> ChangelogPage:
@@ -110,13 +110,17 @@ class ChangelogCursor:
         self.after = group[-1].serial
         return self._given(facts, receipts)
 
-    def turns(self) -> list[EpochStart]:
+    def epoch_starts(self) -> list[EpochStart]:
         """The turns up to where it is that were not given yet; they count as given now."""
-        log_turns = self._log.turns
-        if not self._wanted.turns or not log_turns or log_turns[-1].epoch <= self._told:
+        log_turns = self._log.epoch_starts
+        if not self._wanted.epoch_starts or not log_turns or log_turns[-1].epoch <= self._told:
             return []
         since, told = self._wanted.since, self._told
-        new = [turn for turn in log_turns if turn.epoch > told and since <= turn.serial <= self.after]
+        new = [
+            epoch_start
+            for epoch_start in log_turns
+            if epoch_start.epoch > told and since <= epoch_start.serial <= self.after
+        ]
         if new:
             self._told = new[-1].epoch
         return new
@@ -129,4 +133,4 @@ class ChangelogCursor:
     def _given(self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt]) -> ChangelogPage:
         if self.left is not None:
             self.left -= len(facts)
-        return ChangelogPage(facts, self.turns(), receipts)
+        return ChangelogPage(facts, self.epoch_starts(), receipts)

@@ -76,8 +76,8 @@ class ChangelogFeed:
 
     def text(self, group: Sequence[Fact], page: ChangelogPage, *, checked: bool) -> bytes:
         """The lines of what is wanted of a group that was committed just now."""
-        if checked or page.facts is not group or page.turns or page.receipts:
-            return written(page.facts, page.turns, page.receipts, checked=checked)
+        if checked or page.facts is not group or page.epoch_starts or page.receipts:
+            return written(page.facts, page.epoch_starts, page.receipts, checked=checked)
         if self._group is not group:
             self._group, self._text = group, written(group, checked=False)
         return self._text
@@ -141,7 +141,9 @@ class _ChangelogStream:
     async def _send_page(self) -> None:
         page = await self._reading.page(self._reading.head)
         if page:
-            self._request.write(written(page.facts, page.turns, page.receipts, checked=self._wanted.checked))
+            self._request.write(
+                written(page.facts, page.epoch_starts, page.receipts, checked=self._wanted.checked)
+            )
         serial = self._reading.after
         if self._note(page.facts) or self._clock.seconds() - self._reached_at < self._wanted.heartbeat:
             return
@@ -226,8 +228,8 @@ class _ChangelogStream:
             )
 
     def _write_turns(self) -> None:
-        if turns := self._reading.turns():
-            self._request.write(written((), turns, checked=False))
+        if epoch_starts := self._reading.epoch_starts():
+            self._request.write(written((), epoch_starts, checked=False))
 
     def _note(self, facts: Sequence[Fact]) -> bool:
         """Know how far the reader is; False where that takes a look at the log."""
@@ -246,8 +248,17 @@ class _ChangelogStream:
         self._reached_at = self._clock.seconds()
 
     def _at_head(self) -> _PositionNotice:
-        place = self._log.place
-        return _PositionNotice(place.epoch, place.serial, place.digest)
+        position = self._log.position
+        return _PositionNotice(position.epoch, position.serial, position.digest)
 
     def _epoch(self, serial: int, lowest: int) -> int:
-        return max([lowest, *(turn.epoch for turn in self._log.turns if turn.serial <= serial)])
+        return max(
+            [
+                lowest,
+                *(
+                    epoch_start.epoch
+                    for epoch_start in self._log.epoch_starts
+                    if epoch_start.serial <= serial
+                ),
+            ]
+        )

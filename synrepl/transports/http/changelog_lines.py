@@ -53,9 +53,9 @@ def command_line(text: bytes) -> bytes:
     return _line("command", msgspec.json.encode(text.decode(errors="replace")))
 
 
-def turn_line(turn: EpochStart) -> bytes:
+def turn_line(epoch_start: EpochStart) -> bytes:
     """Where an epoch begins."""
-    return _line("turn", msgspec.json.encode(turn))
+    return _line("epoch_start", msgspec.json.encode(epoch_start))
 
 
 def receipt_line(receipt: AppendReceipt) -> bytes:
@@ -80,7 +80,7 @@ def heartbeat_line(epoch: int, serial: int, digest: str | None, *, now_ms: int, 
 
 def written(
     facts: Sequence[Fact],
-    turns: Sequence[EpochStart] = (),
+    epoch_starts: Sequence[EpochStart] = (),
     receipts: Sequence[AppendReceipt] = (),
     *,
     checked: bool,
@@ -89,11 +89,13 @@ def written(
     behind the fact with its serial, or a lower one.
     """
     fact_line = checked_line if checked else line
-    if not turns:
+    if not epoch_starts:
         text = b"".join(map(fact_line, facts))
     else:
         parts: list[tuple[int, int, bytes]] = [(fact.serial, 0, fact_line(fact)) for fact in facts]
-        parts += [(turn.serial, turn.epoch, turn_line(turn)) for turn in turns]
+        parts += [
+            (epoch_start.serial, epoch_start.epoch, turn_line(epoch_start)) for epoch_start in epoch_starts
+        ]
         text = b"".join(part for _, _, part in sorted(parts))
     return b"".join(map(receipt_line, receipts)) + text if receipts else text
 

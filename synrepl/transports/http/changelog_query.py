@@ -49,7 +49,7 @@ class ChangelogQuery(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None = None
     history: str | None = None
     compacted: bool = False
-    turns: bool = False
+    epoch_starts: bool = False
     receipts: bool = False
     checksum: bool | None = None
     follow: bool = False
@@ -90,7 +90,7 @@ def read_wanted(request: Any, table: StreamTable, holdings: Holdings) -> Changel
         digest=digest(request, "digest"),
         history=text(request, "history"),
         compacted=flag(request, "compacted"),
-        turns=flag(request, "turns"),
+        epoch_starts=flag(request, "epoch_starts"),
         receipts=flag(request, "receipts"),
         checksum=flag(request, "checksum") if text(request, "checksum") is not None else None,
         follow=flag(request, "follow"),

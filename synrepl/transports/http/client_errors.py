@@ -71,9 +71,9 @@ class Trimmed(_Elsewhere):
     """The facts that we lack are no longer in the server's log, of which all beyond `begin` is."""
 
     @property
-    def begin(self) -> int:
+    def trimmed_upto(self) -> int:
         """Up to where the server's log was trimmed."""
-        return _integer(self.body.get("begin"))
+        return _integer(self.body.get("trimmed_upto"))
 
 
 class NotHereYet(ApiResponseError):

@@ -77,7 +77,7 @@ class CommandRoutes:
     async def read(self, request: Any) -> bytes:
         """``GET /v1/commands``: the commands after a number, once there are any, a line of JSON each."""
         feed = self._publisher.upstream.feed
-        since = integer(request, "since", feed.begin)
+        since = integer(request, "since", feed.trimmed_upto)
         limit = integer(request, "limit", MAX_LINES, lowest=1, highest=MAX_LINES)
         wait = seconds(request, "wait", highest=MAX_WAIT_SECONDS, default=0.0)
         life = word(request, "life")
@@ -88,7 +88,9 @@ class CommandRoutes:
                 why = f"{MAX_READERS} requests wait for commands already"
                 raise ApiError(503, "too_many_waiting", why, retry_after=b"1")
             await feed.news(wait)
-        lines: list[Any] = [{"feed": {"life": feed.life, "begin": feed.begin, "head": feed.head}}]
+        lines: list[Any] = [
+            {"feed": {"life": feed.life, "trimmed_upto": feed.trimmed_upto, "head": feed.head}}
+        ]
         if is_other_life or after < feed.fallen:
             lines.append({"gap": {"after": since, "upto": feed.fallen, "restarted": is_other_life}})
         lines += feed.after(after, limit)
@@ -102,4 +104,4 @@ class CommandRoutes:
             why = f"this daemon is in its life {feed.life}, and has offered {feed.head} commands"
             raise ApiError(409, "bad_ack", why)
         feed.acknowledge(said.number)
-        return msgspec.json.encode({"life": feed.life, "begin": feed.begin, "head": feed.head})
+        return msgspec.json.encode({"life": feed.life, "trimmed_upto": feed.trimmed_upto, "head": feed.head})

@@ -25,24 +25,25 @@ async def check(log: ILog, wanted: ChangelogQuery) -> None:
         raise _refused(log, "other_epoch", why, retryable=True)
     if since > log.serial:
         raise _refused(log, "ahead_of_log", f"serial {since} is beyond this log, at {log.serial}")
-    if since < log.begin.serial and not wanted.compacted:
+    if since < log.trimmed_upto.serial and not wanted.compacted:
         raise trimmed(log, since)
     held = None if wanted.digest is None else await log.digest_at(since)
     if held is not None:
         if held != wanted.digest:
             raise _refused(log, "fork", f"the digest of serial {since} is another one here")
     elif epoch is not None:
-        for turn in log.turns:
-            if turn.epoch > epoch and turn.serial < since:
-                why = f"epoch {turn.epoch} began after serial {turn.serial}, before {since} of epoch {epoch}"
+        for epoch_start in log.epoch_starts:
+            if epoch_start.epoch > epoch and epoch_start.serial < since:
+                began = f"epoch {epoch_start.epoch} began after serial {epoch_start.serial}"
+                why = f"{began}, before {since} of epoch {epoch}"
                 raise _refused(log, "fork", why)
 
 
 def trimmed(log: ILog, since: int) -> ApiError:
     """What a reader from before the beginning of the log is told."""
-    begin = log.begin.serial
-    why = f"the log was trimmed up to serial {begin}; compacted=true gives what is left after {since}"
-    return _refused(log, "trimmed", why, status=410, begin=begin)
+    trimmed_upto = log.trimmed_upto.serial
+    why = f"the log was trimmed up to serial {trimmed_upto}; compacted=true gives what is left after {since}"
+    return _refused(log, "trimmed", why, status=410, trimmed_upto=trimmed_upto)
 
 
 async def digests(log: ILog, serials: Iterable[int]) -> dict[str, Any]:

@@ -42,13 +42,15 @@ async def extent(log: Log, wanted: ChangelogQuery) -> dict[str, Any]:
     return {
         "since": wanted.since,
         "serial": found.serial,
-        "epoch": max([1, *(turn.epoch for turn in log.turns if turn.serial < found.serial)]),
+        "epoch": max(
+            [1, *(epoch_start.epoch for epoch_start in log.epoch_starts if epoch_start.serial < found.serial)]
+        ),
         "digest": await log.digest_at(found.serial),
         "history": log.history,
         "facts": found.facts,
         "bytes": found.bytes,
         "clock": clock.to_json(),
         "committed_at_ms": found.at_ms,
-        "begin": log.begin.serial,
+        "trimmed_upto": log.trimmed_upto.serial,
         "head": log.serial,
     }

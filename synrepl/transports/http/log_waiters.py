@@ -41,7 +41,7 @@ class LogWaiters:
         self._waiters: dict[tuple[int, int], Deferred[bool]] = {}
         self._count = 0
         self._listeners: dict[Deferred[Sequence[Fact] | None], _Listener] = {}
-        self._seen = log.place
+        self._seen = log.position
         self._timer: Any = None
         log.watch(self._committed)
         log.on_turned(self.look)
@@ -109,8 +109,8 @@ class LogWaiters:
 
     def look(self) -> None:
         """See whether the log has moved without facts."""
-        if self._log.place != self._seen:
-            self._seen = self._log.place
+        if self._log.position != self._seen:
+            self._seen = self._log.position
             self._reached()
             for waiter in list(self._listeners):
                 self._wake(waiter, ())
@@ -122,7 +122,7 @@ class LogWaiters:
             return
         # Then there are some before these that nobody was shown, and each must look for itself.
         has_gap = facts[0].serial != self._seen.serial + 1
-        self._seen = self._log.place
+        self._seen = self._log.position
         if self._waiters:
             self._reached()
         if not self._listeners:
@@ -156,7 +156,7 @@ class LogWaiters:
 
     def _look_later(self) -> None:
         if self._timer is None:
-            self._seen = self._log.place
+            self._seen = self._log.position
             self._timer = self._clock.callLater(LOOK_SECONDS, self._look_again)
 
     def _look_again(self) -> None:

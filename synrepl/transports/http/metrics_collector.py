@@ -38,7 +38,7 @@ def refresh(
     metrics.readers_behind.set(sum(reader.is_behind for reader in readers))
     metrics.epoch.set(log.epoch)
     metrics.serial.set(log.serial)
-    metrics.begin_serial.set(log.begin.serial)
+    metrics.begin_serial.set(log.trimmed_upto.serial)
     if copies is not None:
         _refresh_copies(metrics, copies.describe())
     if files is not None:

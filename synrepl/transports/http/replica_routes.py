@@ -47,8 +47,8 @@ class JoinAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     join: str
     history: str
-    place: WirePosition
-    begin: WirePosition
+    position: WirePosition
+    trimmed_upto: WirePosition
     after: int
     resumed: bool
     snapshot: str | None
@@ -72,7 +72,7 @@ class ReplicaRoutes:
         relays = self._relays
         welcome: WelcomeBody = WelcomeBuilder(relays).welcome(proof="")
         # Beside what replicas need: what other daemons verify claims with (`roles.Described`).
-        more = {"turns": relays.log.turns, "promoting": relays.promoting()}
+        more = {"epoch_starts": relays.log.epoch_starts, "promoting": relays.promoting()}
         return msgspec.json.encode(msgspec.to_builtins(welcome) | more)
 
     async def subscribe(self, request: Any, uuid: str) -> bytes:
@@ -91,13 +91,13 @@ class ReplicaRoutes:
         refused = refused or relays.duplicate(uuid, name)
         if refused is not None:
             raise refused_over_http(refused)
-        serial = asked.subscription.place.serial
+        serial = asked.subscription.position.serial
         relays.leases.make(uuid, name, registered=asked.registered, serial=serial, address=asked.address)
         relays.asked_over_http(uuid, PRESENT_SECONDS)
-        place = self._relays.log.place
+        position = self._relays.log.position
         return msgspec.json.encode(
             {
-                "place": standing(place),
+                "position": standing(position),
                 "peers": relays.peers(but=uuid),
             }
         )
@@ -122,8 +122,8 @@ class ReplicaRoutes:
             JoinAnswer(
                 join=begins.join,
                 history=relays.log.history,
-                place=standing(begins.of),
-                begin=standing(begins.begin),
+                position=standing(begins.of),
+                trimmed_upto=standing(begins.trimmed_upto),
                 after=begins.at.serial,
                 resumed=begins.resumed,
                 snapshot=None if snapshot is None else b"".join(snapshot_lines(snapshot)).decode(),

@@ -231,26 +231,26 @@ class HttpConversation:
         said = JoinBody(name=self._name, join=asked, registered=self._registered, address=self._address())
         path = f"/v1/replicas/{self._uuid}/join"
         answer: JoinAnswer = await self._ask("POST", path, said, JoinAnswer, most=MAX_JOIN_ANSWER)
-        place, begin = said_place(answer.place), said_place(answer.begin)
-        self._put(JoinStarted(answer.join, answer.history, place, begin, answer.resumed))
+        position, trimmed_upto = said_place(answer.position), said_place(answer.trimmed_upto)
+        self._put(JoinStarted(answer.join, answer.history, position, trimmed_upto, answer.resumed))
         if answer.snapshot is None:
             # All of it was there; what came since follows once it is subscribed to.
-            self._put(JoinFinished(place))
+            self._put(JoinFinished(position))
             return
-        if answer.after < place.serial:
+        if answer.after < position.serial:
             await self._changelog.follow(
                 answer.after,
                 self._lines,
-                upto=place.serial,
+                upto=position.serial,
                 compacted=True,
                 # Of a whole log the digests prove each fact; of what trimming or a filter left, none does.
-                checksum=begin.serial > 0 or not asked.filter.is_open,
+                checksum=trimmed_upto.serial > 0 or not asked.filter.is_open,
                 silence=self._silence,
                 heartbeat=HEARTBEAT_SECONDS,
                 **_chosen(asked.filter),
             )
         self._put(SnapshotFacts(read_snapshot(answer.snapshot.encode())))
-        self._put(JoinFinished(place))
+        self._put(JoinFinished(position))
 
     async def _subscribe(self, asked: Subscription) -> None:
         said = SubscribeBody(
@@ -259,18 +259,18 @@ class HttpConversation:
         answer: _SubscribeAnswer = await self._ask(
             "POST", f"/v1/replicas/{self._uuid}", said, _SubscribeAnswer
         )
-        self._head = answer.place.serial
-        self._put(SubscriptionStarted(said_place(answer.place)))
+        self._head = answer.position.serial
+        self._put(SubscriptionStarted(said_place(answer.position)))
         self._put(KnownPeers(answer.peers))
-        self._acknowledged = asked.place.serial
+        self._acknowledged = asked.position.serial
         self._ack_timer = self._reactor.callLater(ACK_SECONDS, self._acknowledge_soon)
         await self._changelog.follow(
-            asked.place.serial,
+            asked.position.serial,
             self._lines,
-            epoch=asked.place.epoch,
-            digest=asked.place.digest,
+            epoch=asked.position.epoch,
+            digest=asked.position.digest,
             history=asked.history,
-            turns=True,
+            epoch_starts=True,
             receipts=True,
             ephemeral=True,
             commands=self._origin,
@@ -300,10 +300,10 @@ class HttpConversation:
                 case "ephemeral":
                     self._put(Ephemeral(read_facts(told)))
                 case _:
-                    turns: list[EpochStart]
+                    epoch_starts: list[EpochStart]
                     receipts: list[AppendReceipt]
-                    turns, receipts = read_meta(line + b"\n")
-                    self._put(SnapshotMeta(turns, receipts))
+                    epoch_starts, receipts = read_meta(line + b"\n")
+                    self._put(SnapshotMeta(epoch_starts, receipts))
         self._facts(facts)
         return self._until_room()
 
@@ -333,9 +333,9 @@ class HttpConversation:
 
     # -- acknowledging -------------------------------------------------------------------------------------
 
-    def acknowledge(self, place: LogPosition, at_ms: int) -> None:
+    def acknowledge(self, position: LogPosition, at_ms: int) -> None:
         """Everything up to there is held; told about once a second."""
-        self._to_acknowledge = place
+        self._to_acknowledge = position
 
     def _acknowledge_soon(self) -> None:
         self._ack_timer = self._reactor.callLater(ACK_SECONDS, self._acknowledge_soon)
@@ -343,11 +343,11 @@ class HttpConversation:
             self._tasks.start(self._acknowledge(), "acknowledging")
 
     async def _acknowledge(self) -> None:
-        place = self._to_acknowledge
-        if place is None:
+        position = self._to_acknowledge
+        if position is None:
             return
-        self._acknowledged = max(self._acknowledged, place.serial)
-        said = AckBody(place.epoch, self._acknowledged)
+        self._acknowledged = max(self._acknowledged, position.serial)
+        said = AckBody(position.epoch, self._acknowledged)
         try:
             answer = await self._ask("POST", f"/v1/replicas/{self._uuid}/ack", said, _ReceivedLine)
         except RefusedByUpstream as error:
@@ -414,7 +414,7 @@ _checksums: Final = msgspec.json.Decoder(_Checksum)
 
 
 class _SubscribeAnswer(msgspec.Struct):
-    place: WirePosition
+    position: WirePosition
     peers: list[str]
 
 

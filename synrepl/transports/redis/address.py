@@ -82,17 +82,17 @@ class RedisAddress(msgspec.Struct, frozen=True, kw_only=True):
             )
         if "#" in rest or rest.split() != [rest] or not rest.isprintable():
             raise ConfigError(f"is a URL without spaces and #, such as {FORMS}")
-        place, _, query = rest[2:].partition("?")
+        position, _, query = rest[2:].partition("?")
         asked = _read_query(scheme, query)
         username, password_file = asked.get("username", ""), _path(asked, "password_file")
         if username and password_file is None:
             raise ConfigError("has a username without a password: say &password_file=/path")
         if is_socket:
-            path = unquote(place)
+            path = unquote(position)
             if not path.startswith("/") or path.endswith("/"):
                 raise ConfigError(f"needs the absolute path of a socket, as {scheme}:///run/redis/redis.sock")
             return cls(scheme=scheme, path=path, username=username, password_file=password_file)
-        authority, _, below = place.partition("/")
+        authority, _, below = position.partition("/")
         tls = scheme == "rediss" or _switch(asked, "tls")
         service = ""
         if scheme == "redis+sentinel":

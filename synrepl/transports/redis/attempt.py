@@ -19,7 +19,7 @@ from synrepl.transports.redis.connections import (
     RedisConnection,
     SubscriberConnection,
 )
-from synrepl.transports.redis.errors import TLS_WORDS, WITHOUT_A_WORD, RedisRefused, place, told
+from synrepl.transports.redis.errors import TLS_WORDS, WITHOUT_A_WORD, RedisRefused, host_and_port, told
 from synrepl.transports.redis.interfaces import IRedisLink
 from synrepl.transports.tls import ClientTls, TlsFiles
 
@@ -50,7 +50,7 @@ class Attempt:
         """A connection that has been greeted. Raises what `why` has words for."""
         password = self._link.address.password()
         host, port = await self._find()
-        self._where = place(host, port)
+        self._where = host_and_port(host, port)
         return await self.within(CONNECT_SECONDS, self._greet(kind, host, port, password))
 
     async def reach(self, host: str, port: int, kind: type[C]) -> C:

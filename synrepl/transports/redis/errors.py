@@ -9,7 +9,7 @@ from twisted.python.failure import Failure
 
 from synrepl.transports.tls import TlsWords, tls_trouble
 
-__all__ = ["TLS_WORDS", "WITHOUT_A_WORD", "RedisRefused", "explain", "place", "told"]
+__all__ = ["TLS_WORDS", "WITHOUT_A_WORD", "RedisRefused", "explain", "host_and_port", "told"]
 
 WITHOUT_A_WORD: Final = "it closed the connection without a word"
 
@@ -70,5 +70,5 @@ def told(failure: Failure) -> str:
     return " ".join(failure.getErrorMessage().split())[:300] or type(value).__name__
 
 
-def place(host: str, port: int) -> str:
+def host_and_port(host: str, port: int) -> str:
     return f"{host}:{port}" if port else host

@@ -7,7 +7,7 @@ from twisted.python.failure import Failure
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.attempt import Attempt
 from synrepl.transports.redis.connections import Lost, RedisConnection
-from synrepl.transports.redis.errors import RedisRefused, place
+from synrepl.transports.redis.errors import RedisRefused, host_and_port
 
 __all__ = ["Sentinels"]
 
@@ -29,7 +29,7 @@ class Sentinels:
             try:
                 found = await attempt.within(ASK_SECONDS, self._ask(attempt, *sentinel))
             except RedisRefused as failed:
-                troubles.append(f"{place(*sentinel)}: {failed}")
+                troubles.append(f"{host_and_port(*sentinel)}: {failed}")
                 continue
             # Next time the one that answered comes first.
             self._places.remove(sentinel)

@@ -57,7 +57,7 @@ def test_the_right_secret_lets_it_in() -> None:
     world.wrote(a, 3)
     world.pass_(2)
 
-    assert a.log.place == b.log.place
+    assert a.log.position == b.log.position
 
 
 def test_an_overheard_proof_is_of_no_use() -> None:

@@ -85,7 +85,7 @@ def test_other_epoch() -> None:
     a = world.node("a")
     world.wrote(a, 5)
     raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, WirePosition(2, 5, welcome.place.digest))
+    raw.subscribe(world, welcome, WirePosition(2, 5, welcome.position.digest))
 
     check(world, a, raw, "other_epoch")
     assert "primary" == a.roles.role
@@ -124,7 +124,7 @@ def test_fork_within_an_epoch() -> None:
     a = world.node("a")
     world.wrote(a, 5)
     raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, turn=WirePosition(1, 3, "c" * 64))
+    raw.subscribe(world, welcome, epoch_start=WirePosition(1, 3, "c" * 64))
 
     check(world, a, raw, "fork")
 
@@ -312,8 +312,8 @@ def test_bad_name(word: str, greeting: dict[str, str]) -> None:
     said = {"uuid": PINNED, "name": "raw"} | greeting
     raw.tell("HELLO", Greeting(uuid=said["uuid"], name=said["name"], nonce="n"))
     raw.tell("AUTH", Proof())
-    place = WirePosition(1, 0, a.log.digest)
-    asked = JoinRequest() if word == "JOIN" else Subscription(history=a.log.history, place=place)
+    position = WirePosition(1, 0, a.log.digest)
+    asked = JoinRequest() if word == "JOIN" else Subscription(history=a.log.history, position=position)
     raw.tell(word, asked)
 
     check(world, a, raw, "bad_name")

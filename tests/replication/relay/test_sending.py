@@ -33,7 +33,7 @@ def test_a_slow_replica_costs_no_memory_and_holds_up_nobody() -> None:
         world.wrote(a, 2_000)
     world.pass_(1)
 
-    assert a.log.place == b.log.place
+    assert a.log.position == b.log.position
     assert link.server.most_buffered < MOST
     slow.transport.resumeProducing()
     world.pass_(20)

@@ -20,7 +20,9 @@ from synrepl.wire.blocks import BlockReader, Payload
 numbers = st.integers(0, 2**63 - 1)
 texts = st.text(max_size=10)
 places = st.builds(LogPosition, numbers, numbers, texts)
-turns = st.lists(st.builds(EpochStart, numbers, numbers, texts, numbers, texts, texts, numbers), max_size=3)
+epoch_starts = st.lists(
+    st.builds(EpochStart, numbers, numbers, texts, numbers, texts, texts, numbers), max_size=3
+)
 receipts = st.lists(
     st.builds(
         AppendReceipt,
@@ -39,7 +41,7 @@ def payload(data: bytes) -> Payload:
     return found
 
 
-@given(turns, receipts)
+@given(epoch_starts, receipts)
 def test_turns_and_receipts_are_read_as_they_were_written(
     some: list[EpochStart], given_: list[AppendReceipt]
 ) -> None:
@@ -54,9 +56,9 @@ def test_turns_and_receipts_are_read_as_they_were_written(
 @given(
     st.builds(
         LogSnapshot,
-        place=places,
-        begin=places,
-        turns=turns,
+        position=places,
+        trimmed_upto=places,
+        epoch_starts=epoch_starts,
         positions=st.dictionaries(st.tuples(texts, texts), numbers, max_size=3),
         receipts=receipts,
     )
@@ -69,7 +71,7 @@ def test_a_snapshot_is_read_as_it_was_written(snapshot: LogSnapshot) -> None:
     assert snapshot == read_snapshot(found.data)
 
 
-@pytest.mark.parametrize("data", [b"", b'{"place":[]}\n', b'{"turn":5}\n', b"x\n"])
+@pytest.mark.parametrize("data", [b"", b'{"position":[]}\n', b'{"epoch_start":5}\n', b"x\n"])
 def test_what_makes_no_sense_is_told_as_such(data: bytes) -> None:
     """A snapshot has one place and one beginning, for one."""
     with pytest.raises(RemoteProtocolError):
@@ -81,9 +83,9 @@ def receipt(number: int) -> AppendReceipt:
 
 
 SNAPSHOT = LogSnapshot(
-    place=LogPosition(1, 9, "d"),
-    begin=LogPosition(1, 0, "e"),
-    turns=[],
+    position=LogPosition(1, 9, "d"),
+    trimmed_upto=LogPosition(1, 0, "e"),
+    epoch_starts=[],
     positions={("receipts", "w"): 9},
     receipts=[receipt(number) for number in range(1, 10)],
 )
@@ -105,7 +107,7 @@ def test_a_snapshot_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -
     """It is held in memory until it is whole."""
     monkeypatch.setattr(meta_module, "MAX_SNAPSHOT", 10_000)
     reader = SnapshotReader()
-    data = b'{"position":["receipts","w",1]}\n' * 10
+    data = b'{"writer_position":["receipts","w",1]}\n' * 8
     for _ in range(3):
         assert reader.feed(data) is None
 

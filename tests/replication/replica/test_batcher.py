@@ -14,7 +14,7 @@ class Kept:
     """A log that notes what it was given, and when an epoch began."""
 
     def __init__(self) -> None:
-        self.place: LogPosition = BEGINNING
+        self.position: LogPosition = BEGINNING
         self.told: list[Any] = []
 
     async def follow(
@@ -22,12 +22,12 @@ class Kept:
     ) -> None:
         self.told.append(([fact.serial for fact in facts], [receipt.key for receipt in receipts]))
         if facts:
-            self.place = LogPosition(1, facts[-1].serial, "")
-        self.place = upto or self.place
+            self.position = LogPosition(1, facts[-1].serial, "")
+        self.position = upto or self.position
 
-    async def begin_epoch(self, turn: EpochStart) -> None:
-        self.told.append(f"epoch {turn.epoch}")
-        self.place = LogPosition(turn.epoch, turn.serial, turn.digest)
+    async def begin_epoch(self, epoch_start: EpochStart) -> None:
+        self.told.append(f"epoch {epoch_start.epoch}")
+        self.position = LogPosition(epoch_start.epoch, epoch_start.serial, epoch_start.digest)
 
 
 def facts(*serials: int) -> Facts:
@@ -72,10 +72,10 @@ def test_what_is_here_is_left_out() -> None:
 
 def test_an_epoch_begins_after_what_came_before_it() -> None:
     """Its facts would be of the wrong epoch."""
-    turn = EpochStart(epoch=2, serial=2, digest="d", at_ms=0, why="promoted")
+    epoch_start = EpochStart(epoch=2, serial=2, digest="d", at_ms=0, why="promoted")
 
     assert [([1, 2], []), "epoch 2", ([3], [])] == taken(
-        facts(1, 2), SnapshotMeta([turn], []), facts(3), None
+        facts(1, 2), SnapshotMeta([epoch_start], []), facts(3), None
     )
 
 

@@ -95,7 +95,7 @@ def test_a_heartbeat_that_was_changed_on_its_way_is_not_believed(old: bytes, new
 @pytest.mark.parametrize("text", ["a\x1b[2J", "\u202e", "x" * 1_001])
 def test_a_welcome_names_nobody_by_what_cannot_be_shown(member: str, text: str) -> None:
     """It stands in the status, and in the log."""
-    said = {"proof": "", "place": {"epoch": 1, "serial": 0, "digest": "d"}, "begin": 0}
+    said = {"proof": "", "position": {"epoch": 1, "serial": 0, "digest": "d"}, "trimmed_upto": 0}
     said |= dict.fromkeys(("uuid", "history", "instance", "server_name", "role"), "x")
     connection, transport = connected()
 

@@ -37,8 +37,8 @@ def test_a_turn_in_the_middle_of_what_it_lacks() -> None:
     world.start(b)
     world.pass_(2)
 
-    assert a.log.place == b.log.place
-    assert list(a.log.turns) == list(b.log.turns)
+    assert a.log.position == b.log.position
+    assert list(a.log.epoch_starts) == list(b.log.epoch_starts)
     assert a.log.positions("to_device") == b.log.positions("to_device") == {"master": 17}
 
 
@@ -83,7 +83,7 @@ def test_trimmed_away_it_joins_again_by_itself() -> None:
     assert 10 == b.log.serial
     world.pass_(5)
 
-    assert (a.log.place, a.log.begin) == (b.log.place, b.log.begin)
+    assert (a.log.position, a.log.trimmed_upto) == (b.log.position, b.log.trimmed_upto)
     assert [] == b.only_here
 
 
@@ -110,7 +110,7 @@ def test_ahead_of_a_restored_primary_it_stops_until_it_is_told() -> None:
     assert world.resync(b)
     world.pass_(3)
 
-    assert a.log.place == b.log.place
+    assert a.log.position == b.log.position
     assert [6, 7, 8, 9, 10] == [fact.serial for fact in b.only_here]
 
 
@@ -123,7 +123,7 @@ def test_a_disk_that_fails_is_tried_again() -> None:
             world.wrote(a, 3, key=f"{kept} {silent}")
             world.pass_(5)
 
-    assert a.log.place == b.log.place
+    assert a.log.position == b.log.position
     assert a.engine.facts == b.engine.facts
     assert a.engine.receipts == b.engine.receipts
 

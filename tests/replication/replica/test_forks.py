@@ -13,10 +13,10 @@ from synrepl.replication.replica.forks import ASKED_AT_ONCE, last_common
 class FakeLog:
     """A log whose facts are its own beyond `common`; digests up to `begin` are not known."""
 
-    def __init__(self, common: int, serial: int, *, begin: int = 0, whose: str = "ours") -> None:
+    def __init__(self, common: int, serial: int, *, trimmed_upto: int = 0, whose: str = "ours") -> None:
         self.serial = serial
         self._common = common
-        self._begin = begin
+        self._begin = trimmed_upto
         self._whose = whose
 
     async def digest_at(self, serial: int) -> str | None:
@@ -29,7 +29,7 @@ class Upstream:
     """What the other one answers, and how often it was asked."""
 
     def __init__(self, log: FakeLog) -> None:
-        self.welcome = SimpleNamespace(place=LogPosition(1, log.serial, ""))
+        self.welcome = SimpleNamespace(position=LogPosition(1, log.serial, ""))
         self.asked = 0
         self._log = log
 
@@ -64,11 +64,11 @@ def test_the_last_common_serial_is_found(common: int, their_serial: int) -> None
 @pytest.mark.parametrize("who", ["ours", "theirs"])
 def test_what_trimming_hides_counts_as_different(who: str) -> None:
     """What only this copy has is written to a file: rather some facts too many."""
-    begin = {"ours": 0, "theirs": 0} | {who: 700}
+    trimmed_upto = {"ours": 0, "theirs": 0} | {who: 700}
 
     serial, _ = found(
-        FakeLog(600, 1_000, begin=begin["ours"]),
-        FakeLog(600, 1_000, begin=begin["theirs"], whose="theirs"),
+        FakeLog(600, 1_000, trimmed_upto=trimmed_upto["ours"]),
+        FakeLog(600, 1_000, trimmed_upto=trimmed_upto["theirs"], whose="theirs"),
     )
 
     assert serial <= 600

@@ -26,8 +26,8 @@ WELCOME = {
     "instance": "master",
     "server_name": "hs",
     "role": "primary",
-    "place": PLACE,
-    "begin": 0,
+    "position": PLACE,
+    "trimmed_upto": 0,
 }
 
 

@@ -64,11 +64,12 @@ def is_copy(a: FakeNode, b: FakeNode) -> bool:
     """Whether all that a has is what b has."""
     ours, theirs = a.engine.head(), b.engine.head()
     return (
-        a.log.place == b.log.place
+        a.log.position == b.log.position
         and a.engine.facts == b.engine.facts
         and verify(b.engine.facts, "0" * 64) is None
         and a.engine.receipts == b.engine.receipts
-        and (ours.positions, ours.turns, ours.begin) == (theirs.positions, theirs.turns, theirs.begin)
+        and (ours.positions, ours.epoch_starts, ours.trimmed_upto)
+        == (theirs.positions, theirs.epoch_starts, theirs.trimmed_upto)
     )
 
 
@@ -100,7 +101,7 @@ def test_cut_after_each_word_it_ends_as_if_it_had_not_been(at: int) -> None:
         world.pass_(0.05)
         assert b.replica is not None
         if b.replica.is_whole:
-            assert a.log.place == b.log.place
+            assert a.log.position == b.log.position
     world.pass_(5)
 
     assert counting.at is None
@@ -152,9 +153,9 @@ def test_trimmed_between_it_begins_anew() -> None:
     world.start(b)
     world.pass_(5)
 
-    assert a.log.place == b.log.place
-    assert a.log.begin == b.log.begin
-    assert 20 == b.log.begin.serial
+    assert a.log.position == b.log.position
+    assert a.log.trimmed_upto == b.log.trimmed_upto
+    assert 20 == b.log.trimmed_upto.serial
     assert a.engine.facts == b.engine.facts
     assert counting.facts - before >= FACTS - 20
 
@@ -181,7 +182,7 @@ def test_a_snapshot_right_after_an_epoch_began() -> None:
     late = world.node("late", "b")
     world.pass_(3)
 
-    assert b.log.place == late.log.place
+    assert b.log.position == late.log.position
     assert 2 == late.log.epoch
 
 
@@ -218,7 +219,7 @@ def test_another_filter_is_another_copy_and_the_old_one_is_served_meanwhile() ->
 
     assert {FACTS} == set(seen)
     assert [] == b.engine.facts
-    assert a.log.place == b.log.place
+    assert a.log.position == b.log.position
     assert Filter.of(streams=("events",)) == b.relays.filter()
 
 
@@ -236,7 +237,7 @@ def test_a_copy_that_was_cut_off_goes_on_under_its_own_filter_only() -> None:
 
     assert [""] == [asked.join for asked in counting.joins]
     assert [] == b.engine.facts
-    assert a.log.place == b.log.place
+    assert a.log.position == b.log.position
 
 
 def test_a_copy_that_was_cut_off_is_asked_for_at_its_own_history_only() -> None:
@@ -269,7 +270,7 @@ def test_a_filtered_copy_has_exactly_what_passes() -> None:
     world.pass_(5)
 
     assert [fact for fact in a.engine.facts if fact.stream == "to_device"] == d.engine.facts
-    assert a.log.place == d.log.place
+    assert a.log.position == d.log.position
 
 
 def test_a_changed_block_is_not_kept() -> None:
@@ -348,7 +349,7 @@ def test_a_snapshot_without_an_end_is_not_staged(
 def test_a_copy_that_ends_elsewhere_is_not_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The primary says where it ends, and there it must."""
     monkeypatch.setattr(
-        relay_module, "JoinedBody", lambda place: JoinedBody(WirePosition(1, 99, place.digest))
+        relay_module, "JoinedBody", lambda position: JoinedBody(WirePosition(1, 99, position.digest))
     )
     world, _, b, _ = built()
     world.start(b)

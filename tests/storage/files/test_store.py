@@ -352,7 +352,7 @@ class ScrubbingTests(DiskCase):
         self.assertEqual(bad, found)
         self.assertGreater(steps, 20)
         self.assertEqual(3, self.store.quarantined)
-        self.assertEqual("", scrub.place)
+        self.assertEqual("", scrub.position)
 
     def test_a_round_goes_on_where_it_was(self) -> None:
         """A daemon that is restarted daily must not look at the same files for ever."""
@@ -363,7 +363,7 @@ class ScrubbingTests(DiskCase):
         self.flip(names[0])
         self.flip(names[15])
 
-        found, is_done = self.make_store().scrub(scrub.place).step(10**9)
+        found, is_done = self.make_store().scrub(scrub.position).step(10**9)
 
-        self.assertEqual(names[9], scrub.place)
+        self.assertEqual(names[9], scrub.position)
         self.assertEqual(([names[15]], True), (found, is_done))

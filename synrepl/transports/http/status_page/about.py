@@ -62,7 +62,7 @@ def _since(moment: float, now: float) -> Markup:
 
 def log(status: Mapping[str, Any], now: float) -> Markup:
     """What this daemon is, and where its log stands."""
-    begin = status.get("begin") or 0
+    trimmed_upto = status.get("trimmed_upto") or 0
     role = status["role"]
     rows = [
         ("role", role),
@@ -70,7 +70,7 @@ def log(status: Mapping[str, Any], now: float) -> Markup:
         ("holds", status.get("holds")),
         ("epoch", _epoch(status, now)),
         ("serial here", f"{status['serial']:,}"),
-        ("begins after", f"{begin:,} (what is older was trimmed)" if begin else None),
+        ("begins after", f"{trimmed_upto:,} (what is older was trimmed)" if trimmed_upto else None),
         ("digest", short(status["digest"])),
         ("history", short(status.get("history") or "")),
         ("here", address(status.get("address"))),
@@ -81,7 +81,11 @@ def log(status: Mapping[str, Any], now: float) -> Markup:
 
 
 def _epoch(status: Mapping[str, Any], now: float) -> object:
-    own = [turn for turn in status.get("turns") or () if turn["epoch"] == status["epoch"]]
+    own = [
+        epoch_start
+        for epoch_start in status.get("epoch_starts") or ()
+        if epoch_start["epoch"] == status["epoch"]
+    ]
     if not own:
         return str(status["epoch"])
     return timed(

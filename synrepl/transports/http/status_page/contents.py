@@ -8,7 +8,7 @@ from synrepl.html.markup import Markup, details, element, facts, mark
 from synrepl.transports.http.status_page.markup import section, table
 from synrepl.transports.http.status_page.words import ago, short
 
-__all__ = ["files", "recent", "streams", "turns"]
+__all__ = ["files", "recent", "streams", "epoch_starts"]
 
 WRITERS: Final = 100
 """Writers of one stream at most."""
@@ -98,18 +98,22 @@ WHY: Final = {
 }
 
 
-def turns(status: Mapping[str, Any], now: float) -> Markup:
+def epoch_starts(status: Mapping[str, Any], now: float) -> Markup:
     """When epochs began, the newest first."""
-    found = sorted(status.get("turns") or (), key=lambda turn: turn["epoch"], reverse=True)
+    found = sorted(
+        status.get("epoch_starts") or (), key=lambda epoch_start: epoch_start["epoch"], reverse=True
+    )
     rows = [
         (
-            turn["epoch"],
-            ago(turn["at_ms"] / 1000, now),
-            mark(turn["why"], "dim", WHY.get(turn["why"], "")),
-            turn["serial"],
-            f"{turn['stream']} beyond {turn['token']:,} is void" if turn["stream"] else "",
+            epoch_start["epoch"],
+            ago(epoch_start["at_ms"] / 1000, now),
+            mark(epoch_start["why"], "dim", WHY.get(epoch_start["why"], "")),
+            epoch_start["serial"],
+            f"{epoch_start['stream']} beyond {epoch_start['token']:,} is void"
+            if epoch_start["stream"]
+            else "",
         )
-        for turn in found[:20]
+        for epoch_start in found[:20]
     ]
     shown = table(("epoch", "began", "why", "after serial", ""), rows, beyond=len(found) - 20)
     return section("Epochs", shown, note="Before the first of these it was epoch 1." if rows else "")

@@ -31,14 +31,18 @@ def table(
 
     `beyond` says how many more rows there are that are not shown.
     """
-    columns = [place for place in range(len(heads)) if any(row[place] not in {None, ""} for row in rows)]
+    columns = [
+        position for position in range(len(heads)) if any(row[position] not in {None, ""} for row in rows)
+    ]
     if not rows:
         return Markup()
-    numbers = {place for place in columns if all(isinstance(row[place], int) for row in rows)}
-    head = "".join(f"<th scope=col{_kind(place, numbers)}>{escape(heads[place])}</th>" for place in columns)
+    numbers = {position for position in columns if all(isinstance(row[position], int) for row in rows)}
+    head = "".join(
+        f"<th scope=col{_kind(position, numbers)}>{escape(heads[position])}</th>" for position in columns
+    )
     lines = []
     for row in rows:
-        cells = (_cell(heads[place], _kind(place, numbers), row[place]) for place in columns)
+        cells = (_cell(heads[position], _kind(position, numbers), row[position]) for position in columns)
         lines.append(f"<tr>{''.join(cells)}</tr>")
     more = f'<p class="dim">and {beyond:,} more</p>' if beyond > 0 else ""
     body = "".join(lines)
@@ -54,10 +58,10 @@ def _cell(head: str, kind: str, cell: object) -> str:
     return f'<td data-label="{escape(head)}"{kind}><span>{_shown(cell)}</span></td>'
 
 
-def _kind(place: int, numbers: Collection[int]) -> str:
-    if place == 0:
+def _kind(position: int, numbers: Collection[int]) -> str:
+    if position == 0:
         return ' class="name"'
-    return ' class="number"' if place in numbers else ""
+    return ' class="number"' if position in numbers else ""
 
 
 def _shown(cell: Any) -> Markup:

@@ -6,7 +6,7 @@ from typing import Any
 from synrepl.html.humanize import at, span
 from synrepl.html.markup import Markup, element
 from synrepl.transports.http.status_page.about import errors, log, state, upstream
-from synrepl.transports.http.status_page.contents import files, recent, streams, turns
+from synrepl.transports.http.status_page.contents import epoch_starts, files, recent, streams
 from synrepl.transports.http.status_page.readers import followers, leases, replicas
 from synrepl.transports.http.status_page.shell import shell
 from synrepl.transports.http.status_page.sources import heard_from, stuck, tables, unfinished
@@ -35,7 +35,7 @@ def page(status: Mapping[str, Any], now: float) -> bytes:
             log(status, now)
             + upstream(status, now)
             + files(status, now)
-            + turns(status, now)
+            + epoch_starts(status, now)
             + replicas(status, now)
             + leases(status, now)
             + stuck(status)
