@@ -5,7 +5,7 @@ As in `simulation`, everything runs on one fake clock, and a seed is a run that 
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -220,7 +220,7 @@ class BrokerSimulation(SeededRun):
         self._pass(3)
         for _ in range(60):
             self._pass(1)
-            if not self._behind():
+            if next(self._behind(), None) is None:
                 break
         self.crumbles = crumbles
         self._has_begun = True
@@ -446,10 +446,10 @@ class BrokerSimulation(SeededRun):
         self.crumbles = False
         for _ in range(600):
             self._pass(1)
-            if not (behind := self._behind()):
+            if next(self._behind(), None) is None:
                 break
         else:
-            self._fail(f"G3: never caught up: {', '.join(behind[:4])}")
+            self._fail(f"G3: never caught up: {', '.join([*self._behind()][:4])}")
         self._note("everybody has everything")
         # The last of what was said may still be on its way, and be answered; a process may still be away, and
         # announce itself when it is back; and a writer that did not answer is asked again.
@@ -464,35 +464,33 @@ class BrokerSimulation(SeededRun):
         if self.redis.published != before:
             last = list(self.taken)[-3:]
             self._fail(f"{self.redis.published - before} messages when there was nothing to say, as {last}")
-        if behind := self._behind():
+        if behind := list(self._behind()):
             self._fail(f"G3: fell behind at rest: {', '.join(behind[:4])}")
 
-    def _behind(self) -> list[str]:
-        """What anybody lacks, in words."""
-        found = []
+    def _behind(self) -> Iterator[str]:
+        """What a daemon or worker lacks, in words, one thing after the other."""
         reached = self._reached()
         for daemon in self.daemons:
             side = daemon.redis_side
             if not daemon.is_running or side is None or not side.follower.is_connected:
-                found.append(f"{daemon.name} is not there")
+                yield f"{daemon.name} is not there"
                 continue
             if waiting := side.follower.waiting_streams():
-                found.append(f"{daemon.name} waits in {waiting}")
+                yield f"{daemon.name} waits in {waiting}"
             for (stream, writer), token in reached.items():
                 at = daemon.log.positions(stream).get(writer, 0)
                 if at < token:
-                    found.append(f"{daemon.name} has {stream} of {writer} up to {at}, not {token}")
+                    yield f"{daemon.name} has {stream} of {writer} up to {at}, not {token}"
         for slot in self.slots:
             worker = slot.worker
             if not worker.follower.is_connected or worker.follower.waiting_streams():
-                found.append(f"{slot.name} is not there")
+                yield f"{slot.name} is not there"
                 continue
             positions = worker.follower.positions()
             for (name, writer), token in self._wanted(slot).items():
                 at = positions.get(name, {}).get(writer, 0)
                 if at < token:
-                    found.append(f"{slot.name} has {name} of {writer} at {at}, not {token}")
-        return found
+                    yield f"{slot.name} has {name} of {writer} at {at}, not {token}"
 
     def _wanted(self, slot: _Slot) -> dict[tuple[str, str], int]:
         """Up to where a worker must be: releases that have no means to are not told of silence."""
