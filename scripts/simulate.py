@@ -21,9 +21,9 @@ from rich.progress import track
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from synrepl.testing.broker_simulation import BrokerSimulation  # noqa: E402  # after the path
-from synrepl.testing.replica_simulation import ReplicaSimulation  # noqa: E402
-from synrepl.testing.simulation import Simulation  # noqa: E402
+from tests.simulation.broker import BrokerSimulation  # noqa: E402  # after the path
+from tests.simulation.replicas import ReplicaSimulation  # noqa: E402
+from tests.simulation.workers import Simulation  # noqa: E402
 
 WORLDS: Final = {"workers": Simulation, "broker": BrokerSimulation, "replicas": ReplicaSimulation}
 

@@ -25,10 +25,10 @@ from synrepl.replication.roles import (
 from synrepl.replication.roles.interfaces import PeerStatus
 from synrepl.replication.roles.record import RoleRecord
 from synrepl.replication.roles.verification import checked_address, common_serial
-from synrepl.testing.replica_simulation import copied
 from synrepl.testing.replicas import FakeNode
 from synrepl.wire.filter import Filter
 from tests.replication.worlds import World
+from tests.simulation.replicas import copied
 
 
 def claim(world: World, node: FakeNode, of: FakeNode, epoch: int, *, uuid: str | None = None) -> None:

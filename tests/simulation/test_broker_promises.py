@@ -4,7 +4,7 @@ A seed that fails says how to see it again."""
 
 import pytest
 
-from synrepl.testing.broker_simulation import BrokerSimulation
+from tests.simulation.broker import BrokerSimulation
 from tests.simulation.seeds import seeds
 
 SHARES = 5

@@ -4,8 +4,8 @@ A seed that fails says how to see it again."""
 
 import pytest
 
-from synrepl.testing import Simulation
 from tests.simulation.seeds import seeds
+from tests.simulation.workers import Simulation
 
 SHARES = 20
 

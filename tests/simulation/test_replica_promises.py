@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from synrepl.testing.replica_simulation import AIMS, ReplicaSimulation
+from tests.simulation.replicas import AIMS, ReplicaSimulation
 from tests.simulation.seeds import seeds
 
 SHARES = 5

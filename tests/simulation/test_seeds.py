@@ -7,12 +7,12 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("world", ["simulation", "broker_simulation", "replica_simulation"])
+@pytest.mark.parametrize("world", ["workers", "broker", "replicas"])
 def test_a_seed_is_a_run_that_can_be_repeated(world: str) -> None:
     """In another process, with other hashes."""
     stories = {
         subprocess.run(
-            [sys.executable, "-m", f"synrepl.testing.{world}", "9"],
+            [sys.executable, "-m", f"tests.simulation.{world}", "9"],
             check=True,
             capture_output=True,
             text=True,

@@ -1,7 +1,7 @@
 """Processes of a homeserver on one Redis, ours and Synapse's, and whatever bad luck a seed holds for them.
 
 As in `simulation`, everything runs on one fake clock, and a seed is a run that can be repeated:
-``python -m synrepl.testing.broker_simulation SEED``."""
+``python -m tests.simulation.broker SEED``."""
 
 import sys
 from collections import Counter, defaultdict
@@ -19,10 +19,10 @@ from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.streams.table import StreamTable
 from synrepl.testing.cluster import DirectCatchUp, FakeDaemon, FakeWorker, MemoryPositions
 from synrepl.testing.fake_redis import FakeRedis
-from synrepl.testing.fake_synapse import FakeSynapse, SynapseDatabase
 from synrepl.testing.network import BUFFER_BYTES, Network
-from synrepl.testing.seeded import STEP_SECONDS, SeededRun
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect
+from tests.simulation.fake_synapse import FakeSynapse, SynapseDatabase
+from tests.simulation.seeded import STEP_SECONDS, SeededRun
 
 __all__ = ["BrokerSimulation"]
 
@@ -108,7 +108,7 @@ class BrokerSimulation(SeededRun):
     then only what Redis took of theirs is asked for.
     """
 
-    MODULE = "synrepl.testing.broker_simulation"
+    MODULE = "tests.simulation.broker"
 
     def __init__(self, seed: int, *, seconds: float = 8.0) -> None:
         super().__init__(seed, seconds)

@@ -3,7 +3,7 @@
 A primary `a`, its replica `b`, and `c`, a replica of `b`; at times `d`, a replica of `a` that wants only some
 streams. An attacker without a secret sends made-up claims, subscriptions and hand-overs. Everything runs on
 one fake clock in one thread; chance comes from one seeded source, so a seed is a run that can be repeated:
-``python -m synrepl.testing.replica_simulation SEED``."""
+``python -m tests.simulation.replicas SEED``."""
 
 import copy
 import random
@@ -31,9 +31,9 @@ from synrepl.streams.facts import Fact
 from synrepl.testing.network import MemoryLink, Network
 from synrepl.testing.replica_truth import Content, Histories, content
 from synrepl.testing.replicas import FakeNode
-from synrepl.testing.seeded import STEP_SECONDS, SeededRun
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import Subscription, WirePosition
+from tests.simulation.seeded import STEP_SECONDS, SeededRun
 
 __all__ = ["AIMS", "ReplicaSimulation", "copied"]
 
@@ -129,7 +129,7 @@ class ReplicaSimulation(SeededRun):
     `struck` counts what was killed or cut in which state.
     """
 
-    MODULE = "synrepl.testing.replica_simulation"
+    MODULE = "tests.simulation.replicas"
 
     def __init__(self, seed: int, *, seconds: float = 12.0) -> None:
         super().__init__(seed, seconds)

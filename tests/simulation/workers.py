@@ -1,7 +1,7 @@
 """A daemon, writers and followers, and whatever bad luck a seed holds for them.
 
 Everything runs on one fake clock in one thread; chance comes from one seeded source, so a seed is a run
-that can be repeated: ``python -m synrepl.testing.simulation SEED``."""
+that can be repeated: ``python -m tests.simulation.workers SEED``."""
 
 import sys
 from collections import defaultdict
@@ -18,11 +18,11 @@ from synrepl.streams.catalog import CacheInvalidation
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
-from synrepl.testing.cached_reads import CachedReader, CacheTruth, invalidation
 from synrepl.testing.cluster import FakeDaemon, FakeWorker, MemoryPositions
 from synrepl.testing.network import BUFFER_BYTES, Network
-from synrepl.testing.seeded import STEP_SECONDS, Broken, SeededRun
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect
+from tests.simulation.cached_reads import CachedReader, CacheTruth, invalidation
+from tests.simulation.seeded import STEP_SECONDS, Broken, SeededRun
 
 __all__ = ["Broken", "Simulation"]
 
@@ -83,7 +83,7 @@ _LOST_CACHES: Final = Stream("caches", CacheInvalidation, ordered=False, monoton
 class Simulation(SeededRun):
     """One seeded run. `run` raises `Broken` if a promise is."""
 
-    MODULE = "synrepl.testing.simulation"
+    MODULE = "tests.simulation.workers"
 
     def __init__(self, seed: int, *, seconds: float = 8.0) -> None:
         super().__init__(seed, seconds)
