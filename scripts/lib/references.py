@@ -1,0 +1,258 @@
+"""Finds references to things that do not exist, and public classes that share a name.
+
+Names in backticks (docstrings, comments, manual), paths in ``pyproject.toml``, links and citations of the
+manual must lead somewhere. A name counts as known if the code uses it anywhere, be it as a key in a string.
+
+    references.py [ROOT]
+"""
+
+import ast
+import builtins
+import keyword
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Final, NamedTuple
+
+CODE: Final = ("synrepl", "tests", "scripts", "pyspark_synrepl", "twisted", "setup.py")
+MANUAL: Final = ("README.md", "CONTRIBUTING.md", "docs")
+NOT_READ: Final = ("docs/newsfragments/",)
+"""Newsfragments tell what was true when they were written."""
+
+EXTERNAL: Final = frozenset({"IReactorTime", "LoggingTransaction", "ReplicationDataHandler", "txid_status"})
+"""Names of other projects that no code here uses."""
+
+_SPAN: Final = re.compile(r"(?<!`)(`{1,2})(?!`)([^`\n]+?)\1(?!`)")
+_PATH: Final = re.compile(r"[\w.*/-]*\w\.(?:py|tac|md|toml|yaml|sh|json|html|svg|png)")
+_FOLDER: Final = re.compile(r"(?:synrepl|tests|scripts|docs|contrib)(?:/[\w.*-]+)+/?")
+_DOTTED: Final = re.compile(r"_?[A-Za-z]\w*(?:\.\w+)+(?:\(\))?")
+_CLASS: Final = re.compile(r"_?[A-Z]+[a-z]+[a-z0-9]*(?:[A-Z]\w*)*(?:\(\))?")
+_SNAKE: Final = re.compile(r"_?[a-z]\w*_\w+(?:\(\))?|[a-z]\w*\(\)")
+_LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
+_CITED: Final = re.compile(r"\bdocs/[\w/-]+\.md(?:#[\w-]+)?")
+_METRIC: Final = re.compile(r"synrepl_(\w+?)(?:_total|_bucket|_sum|_count)?")
+_COMMENT: Final = re.compile(r"(?:^|\s)# .*")
+_WORD: Final = re.compile(r"\w+")
+
+
+class Complaint(NamedTuple):
+    """Something that leads nowhere."""
+
+    file: Path
+    line: int
+    what: str
+
+
+class Tree:
+    """The files of a checkout, and the names that its code uses."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.python = [
+            path
+            for top in CODE
+            for path in sorted([root / top] if (root / top).is_file() else (root / top).rglob("*.py"))
+        ]
+        self.manual = [
+            path
+            for top in MANUAL
+            for path in sorted([root / top] if (root / top).is_file() else (root / top).rglob("*.md"))
+            if not path.relative_to(root).as_posix().startswith(NOT_READ)
+        ]
+        self.trees = {path: ast.parse(path.read_text("utf-8")) for path in self.python}
+
+    @cached_property
+    def packages(self) -> set[str]:
+        """The packages of other projects that the code imports."""
+        found: set[str] = set()
+        for tree in self.trees.values():
+            for node in ast.walk(tree):
+                match node:
+                    case ast.Import(names=names):
+                        found.update(alias.name.split(".")[0] for alias in names)
+                    case ast.ImportFrom(module=str(module), level=0):
+                        found.add(module.split(".")[0])
+        return found - {"synrepl", "tests", "scripts", "pyspark_synrepl"}
+
+    @cached_property
+    def files(self) -> list[str]:
+        """Every file that is not hidden or built, relative to the root."""
+        found = []
+        for path in self.root.rglob("*"):
+            parts = path.relative_to(self.root).parts
+            if path.is_file() and not any(
+                part.startswith(".") or part == "__pycache__" for part in parts[:-1]
+            ):
+                found.append("/".join(parts))
+        found += [path.relative_to(self.root).as_posix() for path in self.root.glob(".ci/*")]
+        return found
+
+    @cached_property
+    def names(self) -> set[str]:
+        """Identifiers, names of modules and folders, and words in strings that are no docstrings."""
+        found = {*dir(builtins), *keyword.kwlist, *EXTERNAL}
+        for path, tree in self.trees.items():
+            found.update(path.relative_to(self.root).with_suffix("").parts)
+            docstrings = {id(node) for node in _docstrings(tree)}
+            for node in ast.walk(tree):
+                match node:
+                    case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                        found.add(name)
+                    case (
+                        ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name)
+                    ):
+                        found.add(name)
+                    case ast.keyword(arg=str(name)):
+                        found.add(name)
+                    case ast.alias(name=name, asname=asname):
+                        found.update(name.split("."))
+                        if asname:
+                            found.add(asname)
+                    case ast.Constant(value=str(text)) if id(node) not in docstrings:
+                        found.update(_WORD.findall(text))
+                    case ast.Constant(value=bytes(data)):
+                        found.update(_WORD.findall(data.decode("utf-8", "replace")))
+        return found
+
+    @cache  # noqa: B019  # one tree lives as long as the program
+    def listings(self, page: Path) -> str:
+        """The listings of a page of the manual: they show files that a reader writes."""
+        if page.suffix != ".md":
+            return ""
+        shown = {number for number, _ in manual_of(page)}
+        lines = page.read_text("utf-8").split("\n")
+        return "\n".join(line for number, line in enumerate(lines, 1) if number not in shown)
+
+    def has_file(self, text: str, near: Path) -> bool:
+        """Whether a file or folder ends so, or matches the pattern."""
+        text = text.removeprefix("./").rstrip("/")
+        if (near.parent / text).exists() or (self.root / text).exists():
+            return True
+        if "*" in text:
+            return any(fnmatch(name, text) or fnmatch(name, f"*/{text}") for name in self.files)
+        return any(
+            name == text or name.endswith(f"/{text}") or f"/{text}/" in f"/{name}" for name in self.files
+        )
+
+
+def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
+    """Strings that stand alone as a statement."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str()) as constant):
+                yield constant
+
+
+def prose_of(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Docstrings and comments of a module, each line with its number."""
+    for node in _docstrings(tree):
+        for number, line in enumerate(str(node.value).split("\n")):
+            yield node.lineno + number, line
+    for number, line in enumerate(path.read_text("utf-8").split("\n"), 1):
+        if comment := _COMMENT.search(line):
+            yield number, comment[0]
+
+
+def manual_of(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a page that are no listing."""
+    is_listing = False
+    for number, line in enumerate(path.read_text("utf-8").split("\n"), 1):
+        if line.lstrip().startswith("```"):
+            is_listing = not is_listing
+        elif not is_listing and not line.startswith("    "):
+            yield number, line
+
+
+def wrong_span(tree: Tree, text: str, near: Path) -> bool:
+    """Whether the text of a code span names something that is not there."""
+    if re.search(r"[<>{}$\s:=\[\]]|\.\.\.|[A-Z]{2,}/", text):
+        return False
+    if _PATH.fullmatch(text) or _FOLDER.fullmatch(text):
+        written = Path(text).stem in tree.names or text in tree.listings(near)
+        return not (Path(text).stem.isupper() or written or tree.has_file(text, near))
+    name = text.removesuffix("()")
+    if (metric := _METRIC.fullmatch(name)) and metric[1] in tree.names:
+        return False
+    if _DOTTED.fullmatch(text):
+        parts = name.split(".")
+        if parts[0] in tree.packages or parts[0] not in tree.names:
+            return False
+        return any(part not in tree.names and not part.isdigit() for part in parts)
+    if _CLASS.fullmatch(text) or _SNAKE.fullmatch(text):
+        return name not in tree.names
+    return False
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page: those of its headings, as GitHub makes them, and those that it sets."""
+    found = set()
+    for _, line in manual_of(page):
+        if line.startswith("#"):
+            title = re.sub(r"[`*]", "", line.lstrip("#").strip()).lower()
+            found.add(re.sub(r"[^\w\- ]", "", title).replace(" ", "-"))
+        found.update(re.findall(r'<a (?:id|name)="([\w-]+)"', line))
+    return found
+
+
+def wrong_target(tree: Tree, target: str, near: Path) -> bool:
+    """Whether a link or citation leads to a page or heading that is not there."""
+    if re.match(r"[a-z]+:", target):
+        return False
+    page, _, anchor = target.partition("#")
+    path = near if not page else tree.root / page if page.startswith("docs/") else near.parent / page
+    if not path.exists():
+        return True
+    return bool(anchor) and path.suffix == ".md" and anchor not in anchors_of(path)
+
+
+def complaints(root: Path) -> Iterator[Complaint]:
+    """Everything that leads nowhere, and every public class that shares its name with another one."""
+    tree = Tree(root)
+    texts = [(path, prose_of(path, parsed)) for path, parsed in tree.trees.items()]
+    texts += [(path, manual_of(path)) for path in tree.manual]
+    for path, lines in texts:
+        for number, line in lines:
+            for span in _SPAN.finditer(line):
+                if wrong_span(tree, span[2], path):
+                    yield Complaint(path, number, f"`{span[2]}` does not exist")
+            targets = _LINK.findall(line) if path.suffix == ".md" else _CITED.findall(line)
+            for target in targets:
+                if wrong_target(tree, target, path):
+                    yield Complaint(path, number, f"{target} leads nowhere")
+    settings = root / "pyproject.toml"
+    for number, line in enumerate(settings.read_text("utf-8").split("\n"), 1):
+        for text in re.findall(r'"((?:synrepl|tests|scripts)[/.][\w./*-]+)"', line):
+            path = text if "/" in text else text.removesuffix(".*").replace(".", "/")
+            if not (tree.has_file(path, settings) or tree.has_file(f"{path}.py", settings)):
+                yield Complaint(settings, number, f"{text} does not exist")
+    yield from shared_names(tree)
+
+
+def shared_names(tree: Tree) -> Iterator[Complaint]:
+    """Public classes of the library that share a name."""
+    places: defaultdict[str, list[tuple[Path, int]]] = defaultdict(list)
+    for path, parsed in tree.trees.items():
+        if path.is_relative_to(tree.root / "synrepl"):
+            for node in parsed.body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places[node.name].append((path, node.lineno))
+    for name, found in places.items():
+        for path, line in found[1:]:
+            other = found[0][0].relative_to(tree.root)
+            yield Complaint(path, line, f"class {name} has the name of another one in {other}")
+
+
+def main(root: Path) -> int:
+    """Print what is wrong."""
+    found = sorted(set(complaints(root)))
+    for complaint in found:
+        print(f"{complaint.file.relative_to(root)}:{complaint.line}: {complaint.what}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()))
