@@ -1,4 +1,4 @@
-"""What brings facts into the log beside those who post them: tables, Redis, other servers."""
+"""Ingest: facts that come into the log from tables, Redis and other servers."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 __all__ = ["IngestServices"]
 
 POLL_SECONDS: Final = 1.0
-"""How often tables are looked at although nobody said that they changed."""
+"""Seconds between polls of the tables; a NOTIFY of PostgreSQL wakes them earlier."""
 
 
 class IngestServices:
-    """What the settings name of these, open while this daemon is the primary.
+    """The sources that the settings name. They are open while this daemon is the primary.
 
-    `lost` is told of a stream of which facts were lost where they came from.
+    `lost` is called with a stream whose source lost facts that it had announced.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class IngestServices:
         self._lost = lost
         self._log: Log | None = None
         self._wakeups: Wakeups | None = None
-        self._writing = self._make_writing()
+        self._write_policy = self._make_write_policy()
 
-    def _make_writing(self) -> "WritePolicy | None":
+    def _make_write_policy(self) -> "WritePolicy | None":
         settings = self._settings
         if settings.redis is None and not settings.follow:
             return None
-        # Here, so that a daemon that hears nobody need not have all of this in memory.
+        # Imported on use: a daemon without sources need not load it.
         from synrepl.replication.write_policy import WritePolicy
 
         return WritePolicy(
@@ -71,26 +71,26 @@ class IngestServices:
 
     @property
     def followed_streams(self) -> list[str]:
-        """The streams whose facts are rows of tables."""
+        """The streams that are read from tables."""
         return [one.stream for one in self._followed_tables()]
 
     def refusal(self, stream: str, writer: str) -> str:
-        """Why a fact cannot be posted here, if others bring the facts of its stream."""
-        if self._writing is None or self._log is None:
+        """Why a fact cannot be posted to this stream, if a source brings its facts; empty if it can."""
+        if self._write_policy is None or self._log is None:
             return ""
         if self.sources is not None and (why := self.sources.refusal(stream, writer)):
             return why
-        return self._writing.refusal(self._log, stream, writer)
+        return self._write_policy.refusal(self._log, stream, writer)
 
     def open(self, log: Log, publisher: Publisher) -> None:
-        """Begin to take facts in. Harmless when repeated. Raises a `ReplicationError` if that cannot be."""
+        """Open all sources. Idempotent. Raises `ReplicationError` if a source cannot be opened."""
         if self._log is None:
             self._log = log
             self._open_tables(log)
             self._open_sources(log, publisher)
 
     async def close(self) -> None:
-        """Take in no more. Harmless when repeated."""
+        """Close all sources. Idempotent."""
         self._log = None
         if self._wakeups is not None:
             wakeups, self._wakeups = self._wakeups, None
@@ -103,27 +103,27 @@ class IngestServices:
             await tables.stop()
 
     def _followed_tables(self) -> "list[TableStream]":
-        """The tables whose facts are taken in, not only what was missed of them.
+        """The tables that are followed, in contrast to those that only fill gaps.
 
-        Of a stream that is also told on Redis, those of the writers that this process tells: real writers
-        store no positions of some streams, so that only they can say how far they are.
+        If Redis carries the stream too, only rows of the writers that this process publishes are read: real
+        writers store no position for some streams, so that only the writers know how far they are.
         """
         followed = [one for one in self._settings.table_streams if not one.for_catch_up]
         if self._settings.redis is None:
             return followed
-        return [msgspec.structs.replace(one, only=self._told_from(one.stream)) for one in followed]
+        return [msgspec.structs.replace(one, only=self._published_writers(one.stream)) for one in followed]
 
-    def _told_from(self, stream: str) -> tuple[str, ...]:
+    def _published_writers(self, stream: str) -> tuple[str, ...]:
         instance = self._settings.instance_name
         return tuple(one.writer or instance for one in self._settings.redis_writes if one.stream == stream)
 
     def _open_tables(self, log: Log) -> None:
-        """Follow the tables that the settings name, if they name any."""
+        """Follow the tables that the settings name."""
         settings = self._settings
         followed = self._followed_tables()
         if not followed:
             return
-        # Here, so that a daemon without tables need not have all of this in memory.
+        # Imported on use: a daemon without tables need not load it.
         from synrepl.storage.databases import Database
         from synrepl.storage.ids.generator import CHANNEL
         from synrepl.storage.tables.source import TableSource
@@ -131,12 +131,12 @@ class IngestServices:
 
         for one in followed:
             if one.stream not in self._table or self._table[one.stream].ephemeral:
-                raise ConfigError(f"table_streams: {one.stream} is no stream that can be kept")
+                raise ConfigError(f"table_streams: {one.stream} is not a stream that the log stores")
         url = settings.tables_database or settings.database
         try:
             database = Database(url, what="synrepl-tables")
         except ReplicationError as error:
-            raise ConfigError(f"the tables: {error}") from error
+            raise ConfigError(f"tables database: {error}") from error
         self.tables = TableSource(
             database.connect,
             followed,
@@ -154,8 +154,8 @@ class IngestServices:
             self._wakeups.start()
 
     def _open_sources(self, log: Log, publisher: Publisher) -> None:
-        """Hear what the settings name, if they name anything."""
-        if self._writing is None:
+        """Connect to Redis and to the servers that the settings name."""
+        if self._write_policy is None:
             return
         from synrepl.ingest import SourceManager
 
@@ -166,7 +166,7 @@ class IngestServices:
             publisher=publisher,
             table=self._table,
             metrics=self._metrics,
-            writing=self._writing,
+            write_policy=self._write_policy,
             tables=[one.stream for one in self._followed_tables() if not one.only],
             credentials=self._credentials,
             lost=self._lost,
@@ -179,24 +179,24 @@ class IngestServices:
             age = 0.0 if state.oldest_since is None else max(0.0, now - state.oldest_since)
             self._metrics.oldest_unfinished_id_age.labels(state.stream, state.writer).set(age)
 
-    # -- what to know about them (`status.DescribedBringing`) ----------------------------------------------
+    # -- status (`status.StatusIngest`) --------------------------------------------------------------------
 
     def describe(self, now: float) -> dict[str, Any]:
-        """How each is doing."""
-        told: dict[str, Any] = {"tables": [], "writers": [], "redis": None, "following": [], "stuck": []}
+        """The sources' part of the status."""
+        status: dict[str, Any] = {"tables": [], "writers": [], "redis": None, "following": [], "stuck": []}
         if self.tables is not None:
-            told |= self.tables.describe(now)
+            status |= self.tables.describe(now)
         if self.sources is not None:
-            told |= self.sources.describe()
-        return told
+            status |= self.sources.describe()
+        return status
 
     def troubles(self) -> list[tuple[str, float]]:
-        """What is wrong, in words, and since when, in Unix seconds."""
+        """Problems of the sources: text, and since when in Unix seconds."""
         found = self.tables.troubles() if self.tables is not None else []
         return found + (self.sources.troubles() if self.sources is not None else [])
 
     def reasons(self) -> list[tuple[str, float]]:
-        """Of these, why what is here is not all there is."""
+        """Reasons this daemon may be missing data."""
         found = self.tables.troubles() if self.tables is not None else []
         return found + (self.sources.reasons() if self.sources is not None else [])
 
@@ -205,9 +205,9 @@ class IngestServices:
         return self.tables is not None and self.tables.is_followed(stream)
 
     def lag_seconds(self) -> float:
-        """How long ago it had all that was told."""
+        """Seconds since the sources were last caught up."""
         return self.sources.lag_seconds() if self.sources is not None else 0.0
 
     def lag_rows(self) -> int:
-        """How many tokens are known to be missing."""
+        """The number of tokens that are known to be missing."""
         return self.sources.lag_rows() if self.sources is not None else 0

@@ -1,4 +1,4 @@
-"""What a daemon needs to be a replica, and to have replicas, built from the settings."""
+"""Replication: the parts that let a daemon be a replica, and serve replicas, built from the settings."""
 
 import secrets
 from collections.abc import Callable, Sequence
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 __all__ = ["ReplicationServices"]
 
 ENDPOINTS: Final = ("tcp", "ssl", "tls", "unix")
-"""The kinds of endpoints that replicas connect to."""
+"""The endpoint types that replicas may connect to."""
 
-NOT_READY: Final = "this daemon is a replica itself, and has no whole copy yet"
+NOT_READY: Final = "this daemon is a replica, and its own copy is not complete yet"
 
 
 class ReplicationServices:
-    """The relays, the role and the leases of one daemon.
+    """The role, the relays, the leases and the files of one daemon.
 
-    `address` says where it is, once it listens. `changed` is called when its role has changed. Until `start`
-    the log takes no facts.
+    `address` gives its own address, once it listens. `changed` is called after each change of the role. Until
+    `start` the log refuses facts.
     """
 
     _logger = Logger()
@@ -82,11 +82,11 @@ class ReplicationServices:
             dropped=lambda name: metrics.commands_dropped.labels(name).inc(),
         )
         publisher.upstream.carry(self.commands)
-        self._fetching: Any = None
-        self._fetching_from = ""
+        self._files_client: Any = None
+        self._files_url = ""
         self._tasks = Tasks(self._logger, "copies")
-        self._telling = _LazyPeerClient(reactor, credentials, self._secret_of)
-        self._leftovers = DivergedFacts(settings.database_path, ReactorThread(reactor, "leftovers"))
+        self._peer_client = _LazyPeerClient(reactor, credentials, self._secret_of)
+        self._diverged_facts = DivergedFacts(settings.database_path, ReactorThread(reactor, "leftovers"))
         self.files = self._make_files()
         log.sealed = _starting
         self.roles = RoleManager(
@@ -96,7 +96,7 @@ class ReplicationServices:
             has_upstream=settings.upstream is not None,
             address=address,
             follow=self._follow,
-            tell=self._telling,
+            tell=self._peer_client,
             others=self._others,
             is_leased=self._is_leased,
             missing=self.files.complete,
@@ -126,7 +126,7 @@ class ReplicationServices:
             joining=lambda: bool(self._why_not_ready()),
             primary=lambda: self.roles.primary if self.roles.role == REPLICA else Address(),
         )
-        log.on_replaced(self._say_what_is_held)
+        log.on_replaced(self._warn_of_filter)
         self.retention = Retention(
             log,
             reactor,
@@ -137,39 +137,39 @@ class ReplicationServices:
 
     @property
     def name(self) -> str:
-        """What this daemon is called where it is a replica."""
+        """The name of this daemon on its upstream's list of replicas."""
         return self._settings.replica_name or f"{self._settings.instance_name}-{self._log.uuid[:8]}"
 
     @property
     def replica(self) -> "Replica | None":
-        """What follows the upstream, if this is a replica."""
+        """The replica's side of the connection to the upstream; None on a primary."""
         return cast("Replica | None", self.roles.replica)
 
     async def start(self) -> None:
-        """Be what it is to be. Raises `StorageError` if the files cannot be had."""
+        """Assume the configured role. Raises `StorageError` if the file store cannot be opened."""
         await self.files.start()
         self.roles.start()
-        # Here, so that who is answered need not try again.
+        # Before the ports open, so that the first request need not be retried.
         await self.roles.started()
         self.retention.start()
-        self._say_what_is_held()
+        self._warn_of_filter()
 
-    def _say_what_is_held(self) -> None:
+    def _warn_of_filter(self) -> None:
         if held := self.holdings.describe():
-            self._logger.warn("{held}: readers and followers are refused all others", held=held)
+            self._logger.warn("{held}: requests for other streams and writers are refused", held=held)
 
     async def stop(self) -> None:
-        """Follow nobody, serve nobody."""
+        """Stop following and serving."""
         self._tasks.cancel_all()
         self.commands.stop()
         self.retention.stop()
         self.roles.stop()
         await self.files.stop()
-        if self._fetching is not None:
-            await self._fetching.stop()
+        if self._files_client is not None:
+            await self._files_client.stop()
         await self.relays.stop()
-        await self._telling.stop()
-        await self._leftovers.stop()
+        await self._peer_client.stop()
+        await self._diverged_facts.stop()
 
     # -- files ---------------------------------------------------------------------------------------------
 
@@ -183,30 +183,30 @@ class ReplicationServices:
             self._reactor,
             fetch=None,
             rule="lazy" if settings.fetch_files == "lazy" else "eager",
-            refuses=lambda: self.roles.refuses_file(),  # noqa: PLW0108  # made later
+            refuses=lambda: self.roles.refuses_file(),  # noqa: PLW0108  # roles are created later
             logger=Logger(namespace="synrepl.files"),
         )
 
     def _changed(self) -> None:
         if self.roles.role == PRIMARY:
             self.commands.hand_back()
-        self._tasks.start(self._fetch_from_primary(), "choosing where files come from")
+        self._tasks.start(self._fetch_from_primary(), "choosing the source of files")
         self._role_changed()
 
     async def _fetch_from_primary(self) -> None:
-        """Files come from the upstream, or the primary, over HTTP; those of a primary are put there."""
+        """Make a replica fetch files over HTTP from its upstream or the primary. A primary fetches none."""
         url = ""
         if self.roles.role == REPLICA and self.replica is not None:
             url = self.replica.upstream_http or self.roles.primary.http
-        if url == self._fetching_from:
+        if url == self._files_url:
             return
-        self._fetching_from = url
-        former, self._fetching = self._fetching, None
+        self._files_url = url
+        former, self._files_client = self._files_client, None
         if url:
             from synrepl.transports.http.files_client import HttpFiles
 
-            self._fetching = HttpFiles(self._reactor, url, secret=self._credentials)
-        await self.files.fetch_from(self._fetching)
+            self._files_client = HttpFiles(self._reactor, url, secret=self._credentials)
+        await self.files.fetch_from(self._files_client)
         if former is not None:
             await former.stop()
 
@@ -217,7 +217,7 @@ class ReplicationServices:
         return NOT_READY if replica is not None and not replica.is_whole else ""
 
     def _follow(self, where: Address | None) -> "Replica":
-        # Here, as with all that only some daemons need: the others need not have it in memory.
+        # Imported on use, as all that only some daemons need.
         from synrepl.replication.replica import Replica
 
         settings = self._settings
@@ -229,7 +229,7 @@ class ReplicationServices:
             ephemeral=self._ephemeral,
             wanted=Filter.of(streams=settings.upstream_streams, writers=settings.upstream_writers),
             resync_on_fork=settings.resync_on_fork,
-            leftovers=self._leftovers.keep,
+            leftovers=self._diverged_facts.keep,
             jitter=_jitter,
             moved=self.roles.moved,
             changed=self._replica_changed,
@@ -240,22 +240,22 @@ class ReplicationServices:
     def _replica_changed(self) -> None:
         replica = self.replica
         if replica is not None and replica.state in ("ready", "live"):
-            # A join leaves behind what was noted before it.
-            self._tasks.start(self._remember(replica), "remembering where the primary is")
+            # A join replaces the notes that were stored before it.
+            self._tasks.start(self._store_addresses(replica), "storing the addresses of upstream and primary")
         if replica is not None and replica.state == "ready":
-            self._tasks.start(self._fetch_from_primary(), "choosing where files come from")
+            self._tasks.start(self._fetch_from_primary(), "choosing the source of files")
 
-    async def _remember(self, replica: "Replica") -> None:
-        """Where the upstream and the primary are, for when they are away as this daemon starts again: whoever
-        becomes primary must be able to tell them."""
+    async def _store_addresses(self, replica: "Replica") -> None:
+        """Store the addresses of upstream and primary: after a restart they may be away, and a promotion must
+        notify both."""
         where = replica.upstream.where
         at = Address(native=where.native, http=replica.upstream_http)
-        told = {"upstream_at": str(at), "primary_at": str(replica.primary)}
-        if any(self._log.notes.get(name) != text for name, text in told.items()):
-            await self._log.note(**told)
+        notes = {"upstream_at": str(at), "primary_at": str(replica.primary)}
+        if any(self._log.notes.get(name) != text for name, text in notes.items()):
+            await self._log.note(**notes)
 
     def _upstream(self, where: Address | None) -> "IUpstream":
-        """Spoken to as the one in the settings is: natively, or over HTTP alone."""
+        """The upstream at this address, over the transport of the configured one: native or HTTP."""
         settings = self._settings
         configured = self._configured(settings.upstream or "")
         over_http = bool(configured.http)
@@ -293,25 +293,25 @@ class ReplicationServices:
 
     @staticmethod
     def _configured(upstream: str) -> Address:
-        """Where the upstream is that the settings name."""
+        """The address of the upstream that the settings name."""
         if upstream.startswith(("http://", "https://")):
             return Address(http=upstream)
         return Address(native=upstream)
 
     def _secret_of(self, address: Address) -> str | None:
-        """What a daemon that is told something wants to be shown: a replica with a secret of its own that."""
+        """The secret for requests to this daemon: a replica's own secret, if it has one."""
         leases = self.relays.leases.all()
-        told = next((one for one in leases if Address.parse(one.address).is_same(address)), None)
-        key = None if told is None else self._keys.of(told.name)
+        lease = next((one for one in leases if Address.parse(one.address).is_same(address)), None)
+        key = None if lease is None else self._keys.of(lease.name)
         return self._credentials.secret if key is None or key.secret is None else key.secret
 
     def _is_leased(self, uuid: str) -> bool:
-        """Whether a replica is connected, or has a lease that stands."""
+        """Whether this replica is connected, or has a valid lease."""
         lease = self.relays.leases[uuid]
         return (lease is not None and lease.ended_ms is None) or uuid in self.relays.present()
 
     def _others(self) -> Sequence[Address]:
-        """All daemons that are known here."""
+        """The addresses of all known daemons."""
         noted = self._log.notes.get("peers", "[]")
         known = [*msgspec.json.decode(noted, type=list[str])]
         known += [text for text in (self._log.notes.get("primary_at"),) if text]
@@ -322,10 +322,10 @@ class ReplicationServices:
         mine = str(self._address())
         return [Address.parse(text) for text in dict.fromkeys(known) if text != mine]
 
-    # -- what to know about it -----------------------------------------------------------------------------
+    # -- status --------------------------------------------------------------------------------------------
 
     def reasons(self) -> list[tuple[str, float]]:
-        """Why what is here is not all there is, in words, and since when, in Unix seconds."""
+        """Reasons this daemon may be missing data: text, and since when in Unix seconds."""
         replica, roles = self.replica, self.roles
         now = self._reactor.seconds()
         if roles.role == "fenced":
@@ -333,7 +333,7 @@ class ReplicationServices:
         if roles.role != REPLICA or replica is None:
             return []
         if not replica.is_whole:
-            return [("joining: this replica has no whole copy yet", replica.since)]
+            return [("joining: this replica has no complete copy yet", replica.since)]
         if replica.state == "stopped":
             return [(f"stopped: {replica.why}", replica.since)]
         lag = replica.lag_seconds()
@@ -342,7 +342,7 @@ class ReplicationServices:
         return []
 
     def state(self) -> str:
-        """A word for what is wrong (`status.STATES`); empty if nothing is."""
+        """The state (`status.STATES`) that the reasons put this daemon in; empty if there is none."""
         if self.roles.role == "fenced":
             return "fenced"
         if self.roles.is_handing_over:
@@ -351,15 +351,15 @@ class ReplicationServices:
         return reasons[0][0].partition(":")[0] if reasons else ""
 
     def lag_seconds(self) -> float:
-        """How long ago this copy had everything."""
+        """Seconds since this copy was last caught up."""
         return self.replica.lag_seconds() if self.replica is not None else 0.0
 
     def lag_rows(self) -> int:
-        """How many facts it is known to lack."""
+        """The number of facts that this copy is known to lack."""
         return self.replica.lag_rows() if self.replica is not None else 0
 
     def describe(self) -> dict[str, Any]:
-        """What this daemon is, and how it and its replicas are doing."""
+        """The replication part of the status: role, upstream, replicas, leases."""
         roles, replica = self.roles, self.replica
         return {
             "role": roles.role,
@@ -376,24 +376,29 @@ class ReplicationServices:
         }
 
     def troubles(self) -> list[tuple[str, float]]:
-        """What is wrong beside that."""
+        """Problems that are not among `reasons`: text, and since when in Unix seconds."""
         replica = self.replica
         if replica is None or replica.state == "stopped":
             return self.roles.troubles
         if replica.state == "live" and self.roles.primary.is_same(self._address()):
-            return [("nobody is primary: this daemon follows one that follows it", replica.since)]
-        anew = [(replica.joining_anew, replica.since)] if replica.joining_anew else []
+            return [
+                (
+                    "there is no primary: this daemon follows its own replica; promote one: synrepl promote",
+                    replica.since,
+                )
+            ]
+        joining = [(replica.joining_anew, replica.since)] if replica.joining_anew else []
         if (refusal := replica.refusal) is not None:
             since = self._reactor.seconds() - replica.lag_seconds()
-            return [*anew, (f"the upstream refuses: {refusal.code}: {refusal.message}", since)]
+            return [*joining, (f"the upstream refuses: {refusal.code}: {refusal.message}", since)]
         is_away = replica.state in ("connecting", "disconnected") and replica.why
         if is_away and replica.silence() > self._settings.timeout_seconds:
-            return [*anew, (f"the upstream is away: {replica.why}", replica.since)]
-        return anew
+            return [*joining, (f"the upstream cannot be reached: {replica.why}", replica.since)]
+        return joining
 
 
 class _LazyPeerClient:
-    """`roles.ITellOthers`; its parts are made when they are first needed: most daemons never tell anybody."""
+    """`roles.IPeerClient` that creates its HTTP clients on first use: most daemons never need one."""
 
     def __init__(
         self, reactor: Any, credentials: Credentials, secret_of: Callable[[Address], str | None]
@@ -401,15 +406,15 @@ class _LazyPeerClient:
         self._reactor = reactor
         self._credentials = credentials
         self._secret_of = secret_of
-        self._made: dict[str | None, PeerClient] = {}
+        self._clients: dict[str | None, PeerClient] = {}
 
     def _to(self, address: Address, *, trusted: bool = True) -> "PeerClient":
         from synrepl.transports.http.peer_client import PeerClient
 
         secret = self._secret_of(address) if trusted else None
-        if secret not in self._made:
-            self._made[secret] = PeerClient(self._reactor, self._credentials.with_secret(secret))
-        return self._made[secret]
+        if secret not in self._clients:
+            self._clients[secret] = PeerClient(self._reactor, self._credentials.with_secret(secret))
+        return self._clients[secret]
 
     async def hand_over(self, address: Address, asked: HandOver) -> LogPosition:
         return await self._to(address).hand_over(address, asked)
@@ -425,16 +430,16 @@ class _LazyPeerClient:
 
     async def stop(self) -> None:
         """Close the idle connections."""
-        for made in self._made.values():
-            await made.stop()
+        for client in self._clients.values():
+            await client.stop()
 
 
 def _starting(stream: str) -> StorageError:
-    return ReadOnlyHere("starting", "this daemon is about to start", stream=stream)
+    return ReadOnlyHere("starting", "this daemon is starting: try again", stream=stream)
 
 
 def _is_endpoint(text: str) -> bool:
-    """Whether one can connect to this: it may be what a peer said."""
+    """Whether this is an endpoint string; a peer may have sent anything."""
     return text.partition(":")[0] in ENDPOINTS
 
 

@@ -1,4 +1,4 @@
-"""A log that is empty begins with a snapshot that the pipeline has made, and goes on from exactly there."""
+"""Restores an empty log from a snapshot of the pipeline (``synrepl pipeline compact``)."""
 
 from collections.abc import Callable, Iterator
 from itertools import groupby
@@ -17,10 +17,10 @@ from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
 from synrepl.streams.positions import VClock
 
-__all__ = ["restore"]
+__all__ = ["restore_snapshot"]
 
 COMMIT_FACTS: Final = 8_000
-TELL_SECONDS: Final = 5.0
+PROGRESS_SECONDS: Final = 5.0
 
 FACTS: Final = [name for name in COLUMNS if name not in ("seq", "key")]
 """The columns that make a fact."""
@@ -28,22 +28,24 @@ FACTS: Final = [name for name in COLUMNS if name not in ("seq", "key")]
 _log = Logger(namespace="synrepl.daemon.restore")
 
 
-async def restore(log: Log, position: str, reactor: Any, *, server_name: str, is_replica: bool) -> None:
-    """Take the snapshot in the folder `place` for this log, which then stands where that does.
+async def restore_snapshot(
+    log: Log, location: str, reactor: Any, *, server_name: str, is_replica: bool
+) -> None:
+    """Restore the snapshot at `location` (a folder or URI) into this log, which continues at its position.
 
-    A log that has facts, or was a copy before, stays as it is. A primary begins a new epoch (``restored``):
-    what came after the snapshot may be known elsewhere, and is not a part of its history. Raises
-    `ConfigError` or `StorageError` for a snapshot that cannot be taken; the log is then as empty as it was.
+    A log that has facts, or was a copy before, is left unchanged. A primary begins a new epoch
+    (``restored``): other daemons may know later facts, which are not part of this history. Raises
+    `ConfigError` or `StorageError` if the snapshot cannot be restored; the log then stays empty.
     """
     if log.serial or log.notes.get("joined") is not None:
-        _log.info("the log is at serial {serial}: it needs no snapshot", serial=log.serial)
+        _log.info("no restore: the log is at serial {serial}", serial=log.serial)
         return
     thread = ReactorThread(reactor, "reading a snapshot")
     try:
-        await _restore(log, Store(position), thread, reactor.seconds, server_name, is_replica=is_replica)
+        await _restore(log, Store(location), thread, reactor.seconds, server_name, is_replica=is_replica)
     finally:
         await thread.stop()
-    _log.info("restored from {place}: serial {serial}", position=position, serial=log.serial)
+    _log.info("restored from {location}: serial {serial}", location=location, serial=log.serial)
 
 
 async def _restore(
@@ -59,10 +61,10 @@ async def _restore(
     copy = await log.copy()
     try:
         if copy.position.serial:
-            # Of an attempt that was cut off, or of a JOIN of long ago.
+            # A rest of an interrupted restore, or of an earlier JOIN.
             await log.drop_copy(copy)
             copy = await log.copy()
-        began = told = seconds()
+        began = logged = seconds()
         done = 0
         for part in snapshot.files:
             facts = await thread.run(lambda part=part: _read(store, part))  # type: ignore[misc]
@@ -72,9 +74,9 @@ async def _restore(
                 upto = LogPosition(last.epoch, last.serial, last.digest)
                 await copy.add(some, upto, trimmed_upto=snapshot.position)
                 done += len(some)
-                if seconds() - told >= TELL_SECONDS:
-                    told = seconds()
-                    left = (snapshot.facts - done) * (told - began) / done
+                if seconds() - logged >= PROGRESS_SECONDS:
+                    logged = seconds()
+                    left = (snapshot.facts - done) * (logged - began) / done
                     _log.info(
                         "restoring: {done} of {facts} facts, {left:.0f} seconds left",
                         done=done,
@@ -93,7 +95,7 @@ async def _restore(
             )
         )
         if not is_replica:
-            # In the copy, so that a kill cannot leave the log in the epoch that is over.
+            # In the copy: a kill must not leave the log in the old epoch.
             await copy.begin_epoch(
                 EpochStart(
                     epoch=snapshot.position.epoch + 1,
@@ -111,7 +113,7 @@ async def _restore(
 
 
 def _checked(store: Store, server_name: str) -> SnapshotManifest:
-    """In a thread: the snapshot, all of whose files are as they were written."""
+    """The snapshot, after a checksum of all its files. Runs in a thread."""
     snapshot = read_snapshot(store)
     if snapshot is None:
         raise ConfigError(f"{store} has no snapshot; synrepl pipeline compact makes one")
@@ -121,14 +123,14 @@ def _checked(store: Store, server_name: str) -> SnapshotManifest:
         if store.sha256(part.path) != part.sha256:
             raise StorageError(
                 op="restore",
-                why=f"{store}: {part.path} is not what it was when the snapshot was made",
-                hint="make it again: synrepl pipeline compact --full",
+                why=f"{store}: {part.path} is damaged: its checksum differs from the snapshot",
+                hint="make the snapshot again: synrepl pipeline compact --full",
             )
     return snapshot
 
 
 def _read(store: Store, part: PartFile) -> list[Fact]:
-    """In a thread: the facts of a file, in order."""
+    """The facts of a file, in order. Runs in a thread."""
     import pyarrow.parquet as pq
 
     with store.filesystem.open_input_file(store.path(part.path)) as source:

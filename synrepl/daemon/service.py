@@ -1,4 +1,4 @@
-"""The daemon: everything built from the settings, started in order, stopped in order."""
+"""The daemon: builds every part from the settings, starts them in order and stops them in order."""
 
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
@@ -43,15 +43,15 @@ __all__ = ["Daemon"]
 
 EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104  # compared with, not listened at
 FAREWELL_SECONDS: Final = 2.0
-"""How long followers are given to take the last they are sent, when the daemon stops."""
+"""How long a stopping daemon waits for followers to receive what was sent to them."""
 
 
 class Daemon(Service):
     """Keeps the log and serves it, from `startService` to `stopService`.
 
-    `ready` fires once everything listens; `ports` are then the listening ports, those of followers in the
-    order of the settings, then HTTP. When it cannot start it says why in one line, lets go of what it had,
-    keeps the reason in `failure`, and calls `on_failure`.
+    `ready` fires once every port listens. `ports` are the listening ports: those for followers in the order
+    of the settings, then HTTP. A daemon that cannot start logs the reason in one line, keeps it in `failure`,
+    closes what it had opened, and calls `on_failure`.
     """
 
     name = "synrepl"
@@ -75,9 +75,9 @@ class Daemon(Service):
         self.failure = ""
         self.log: Log | None = None
         self.publisher: Publisher | None = None
-        self.bringing: IngestServices
-        self.copies: ReplicationServices | None = None
-        self.passing: LazyWriteForwarder | None = None
+        self.ingest: IngestServices
+        self.replication: ReplicationServices | None = None
+        self.write_forwarder: LazyWriteForwarder | None = None
         self._reactor = reactor
         self._on_failure = on_failure if on_failure is not None else reactor.stop
         self._tasks = Tasks(self._logger, "daemon")
@@ -86,7 +86,7 @@ class Daemon(Service):
         self._site: ApiSite | None = None
         self._tls: list[ServerTls] = []
         self._secured: list[bool] = []
-        """Of each port whether it speaks TLS."""
+        """For each of `ports`: whether it speaks TLS."""
 
     def startService(self) -> None:
         super().startService()
@@ -103,14 +103,14 @@ class Daemon(Service):
     async def _start(self) -> None:
         try:
             await self._open_log()
-            await self._open_copies()
+            await self._open_replication()
             await self._listen()
         except _CannotStart as error:
             self.failure = str(error)
         except ReplicationError as error:
             self.failure = str(error)
         except BaseException as error:
-            self._logger.failure("a fault in starting")
+            self._logger.failure("unexpected error while starting")
             self.failure = f"unexpected {type(error).__name__}: {error}"
         if self.failure:
             self._logger.critical("cannot start: {why}", why=self.failure)
@@ -133,7 +133,7 @@ class Daemon(Service):
             engine = engine_for(self.settings.database)
         except StorageError as error:
             raise _CannotStart(f"the log: {error}") from error
-        self.bringing = IngestServices(
+        self.ingest = IngestServices(
             self.settings,
             reactor,
             table=self.table,
@@ -148,10 +148,10 @@ class Daemon(Service):
             reactor,
             ephemeral=[stream.name for stream in self.table if stream.ephemeral],
             key_of=self._key_of,
-            adopted=self.bringing.followed_streams,
+            adopted=self.ingest.followed_streams,
             unordered=[stream.name for stream in self.table if not stream.ordered],
             told_by_all=[stream.name for stream in self.table if stream.told_by_all],
-            refuses=self.bringing.refusal,
+            refuses=self.ingest.refusal,
             server_name=self.settings.server_name,
             logger=Logger(namespace="synrepl.storage"),
         )
@@ -171,12 +171,12 @@ class Daemon(Service):
         )
         self.metrics.send_buffer.set_function(self._unsent_bytes)
 
-    async def _open_copies(self) -> None:
+    async def _open_replication(self) -> None:
         assert self.log is not None
         assert self.publisher is not None
         if self.settings.snapshot is not None:
             await self._restore(self.log, self.settings.snapshot)
-        self.copies = ReplicationServices(
+        self.replication = ReplicationServices(
             self.settings,
             self._reactor,
             log=self.log,
@@ -190,87 +190,87 @@ class Daemon(Service):
         )
         self.log.on_replaced(self._history_replaced)
         self.log.on_turned(self._epoch_began)
-        self.log.on_replaced(self.copies.files.rebuild)
-        self.passing = LazyWriteForwarder(self.log, self._reactor, self.copies, self.credentials)
-        await self.copies.start()
-        if self.copies.roles.role == PRIMARY:
-            # Here, so that what is wrong with them is said before anybody is served.
-            self._open_sources()
+        self.log.on_replaced(self.replication.files.rebuild)
+        self.write_forwarder = LazyWriteForwarder(self.log, self._reactor, self.replication, self.credentials)
+        await self.replication.start()
+        if self.replication.roles.role == PRIMARY:
+            # Before the ports open: a bad source must stop the start.
+            self._open_ingest()
 
-    async def _restore(self, log: Log, position: str) -> None:
-        """Begin with a snapshot, if there is nothing yet."""
+    async def _restore(self, log: Log, location: str) -> None:
+        """Restore the snapshot that the settings name, if the log is empty."""
         try:
-            # Here, as it needs what only the pipeline does.
-            from synrepl.daemon.restore import restore
+            # Imported on use: it needs the pipeline's libraries.
+            from synrepl.daemon.restore import restore_snapshot
         except ImportError as error:
             raise _CannotStart(f"a snapshot needs pyarrow ({error}): pip install 'synrepl[arrow]'") from error
-        await restore(
+        await restore_snapshot(
             log,
-            position,
+            location,
             self._reactor,
             server_name=self.settings.server_name,
             is_replica=self.settings.upstream is not None,
         )
 
     def _own_address(self) -> Address:
-        """Where others reach this daemon: as it says itself, or else where it listens."""
-        places = [_reachable(port, self.settings.advertise) for port in self.ports]
+        """The address that other daemons use: the advertised host, or else the listening one."""
+        reachable = [_reachable(port, self.settings.advertise) for port in self.ports]
         schemes = [("tls", "https") if secured else ("tcp", "http") for secured in self._secured]
         natives = [
-            f"{scheme}:{quoteStringArgument(position[0])}:{position[1]}"
-            for position, (scheme, _) in zip(places[:-1], schemes, strict=False)
-            if position
+            f"{scheme}:{quoteStringArgument(target[0])}:{target[1]}"
+            for target, (scheme, _) in zip(reachable[:-1], schemes, strict=False)
+            if target
         ]
         http = ""
-        if places and (position := places[-1]) is not None:
-            host = f"[{position[0]}]" if ":" in position[0] else position[0]
-            http = f"{schemes[-1][1]}://{host}:{position[1]}"
+        if reachable and (target := reachable[-1]) is not None:
+            host = f"[{target[0]}]" if ":" in target[0] else target[0]
+            http = f"{schemes[-1][1]}://{host}:{target[1]}"
         return Address(native=next(iter(natives), ""), http=http)
 
     def _role_changed(self) -> None:
-        """What brings facts in is there while this daemon is the primary, and only then."""
-        if self.publisher is not None and self.copies is not None and self.passing is not None:
-            is_replica = self.copies.roles.role == REPLICA
-            self.publisher.upstream.elsewhere = self.passing.append if is_replica else None
-        self._tasks.start(self._mind_sources(), "starting or stopping what brings facts")
+        """Ingest runs only while this daemon is the primary."""
+        if self.publisher is not None and self.replication is not None and self.write_forwarder is not None:
+            is_replica = self.replication.roles.role == REPLICA
+            self.publisher.upstream.elsewhere = self.write_forwarder.append if is_replica else None
+        self._tasks.start(self._adjust_ingest(), "starting or stopping ingest")
 
-    async def _mind_sources(self) -> None:
-        if self.copies is None:
+    async def _adjust_ingest(self) -> None:
+        if self.replication is None:
             return
         try:
-            if self.copies.roles.role == PRIMARY:
-                self._open_sources()
+            if self.replication.roles.role == PRIMARY:
+                self._open_ingest()
             else:
-                await self.bringing.close()
+                await self.ingest.close()
         except ReplicationError as error:
             self._fail(str(error))
 
-    def _open_sources(self) -> None:
+    def _open_ingest(self) -> None:
         assert self.log is not None
         assert self.publisher is not None
-        self.bringing.open(self.log, self.publisher)
+        self.ingest.open(self.log, self.publisher)
 
     def _fail(self, why: str) -> None:
         self.failure = why
-        self._logger.critical("cannot go on: {why}", why=why)
+        self._logger.critical("stopping after a failure: {why}", why=why)
         self._on_failure()
 
     def _history_replaced(self) -> None:
         assert self.publisher is not None
         self.publisher.replaced()
         for factory in self._factories:
-            factory.close("this replica has joined anew: what was told before may not be true")
+            factory.close("this replica has joined again: read its streams again")
 
     def _epoch_began(self) -> None:
-        """Where facts were lost followers have what is true no more."""
+        """On a replica: disconnect followers if the epoch began with lost facts."""
         assert self.log is not None
         epoch_start = self.log.epoch_starts[-1]
-        if epoch_start.stream and self.copies is not None and self.copies.roles.role == REPLICA:
+        if epoch_start.stream and self.replication is not None and self.replication.roles.role == REPLICA:
             self._history_lost(epoch_start.stream)
 
     def _history_lost(self, stream: str) -> None:
-        """Followers have what is true no more: they connect again, are told where the stream stands, and read
-        it again.
+        """Followers hold facts that this log has discarded. Disconnect them: after the reconnect they receive
+        the new position of the stream, and read it again.
         """
         for factory in self._factories:
             factory.close(f"history of {stream} was lost, a new epoch has begun")
@@ -279,7 +279,7 @@ class Daemon(Service):
         settings = self.settings
         assert self.log is not None
         assert self.publisher is not None
-        assert self.copies is not None
+        assert self.replication is not None
         keepalive = Keepalive(ping_seconds=settings.ping_seconds, timeout_seconds=settings.timeout_seconds)
         most = connections_of(len(settings.listen) + 1, MAX_CONNECTIONS)
         for description in settings.listen:
@@ -306,14 +306,14 @@ class Daemon(Service):
             log=self.log,
             publisher=self.publisher,
             table=self.table,
-            bringing=self.bringing,
-            copies=self.copies,
-            files=self.copies.files,
+            bringing=self.ingest,
+            copies=self.replication,
+            files=self.replication.files,
             max_file=settings.max_file_bytes,
-            relaying=self.passing,
+            relaying=self.write_forwarder,
             refuses_stale=settings.refuse_stale_reads,
-            roles=self.copies.roles,
-            relays=self.copies.relays,
+            roles=self.replication.roles,
+            relays=self.replication.relays,
             metrics=self.metrics,
             clock=self._reactor,
             instance=settings.instance_name,
@@ -332,8 +332,8 @@ class Daemon(Service):
         return [*(self.settings.allowed_hosts or ()), *advertised]
 
     def _relays(self) -> ReplicaRegistry:
-        assert self.copies is not None
-        return self.copies.relays
+        assert self.replication is not None
+        return self.replication.relays
 
     async def _open(self, description: str, factory: IProtocolFactory) -> IListeningPort:
         try:
@@ -350,9 +350,9 @@ class Daemon(Service):
     # -- while it runs -------------------------------------------------------------------------------------
 
     def reload(self, fresh: Settings) -> None:
-        """Take secrets, keys and certificates as they are now, and let go of peers that have lost theirs.
+        """Reload secrets, keys and certificates, and disconnect peers whose key or certificate is gone.
 
-        Everything else wants a restart, and is named in the log.
+        Other changed settings need a restart. The log names them.
         """
         self.keyring.replace(fresh.keyring())
         self.credentials.replace(fresh.credentials())
@@ -363,8 +363,8 @@ class Daemon(Service):
                 self._logger.error("the old certificates stay in use: {why}", why=str(error))
         for factory in self._factories:
             factory.recheck()
-        if self.copies is not None:
-            self.copies.relays.recheck()
+        if self.replication is not None:
+            self.replication.relays.recheck()
         if self._site is not None:
             self._site.recheck()
         for warning in fresh.warnings:
@@ -385,12 +385,12 @@ class Daemon(Service):
 
     async def _stop(self) -> None:
         if self._starting is not None:
-            # It ends by itself, soon; half a start is not to be undone under its feet.
+            # A start ends soon. Closing its parts while it opens them would race.
             await self._starting
         await self._close()
 
     async def _close(self) -> None:
-        """Let go of everything: who comes first, who is there, what is under way, the log."""
+        """Shut down in order: ports, connections, forwarded writes, replication, ingest, the log."""
         ports, self.ports = self.ports, []
         for port in ports:
             stopped = port.stopListening()
@@ -398,13 +398,13 @@ class Daemon(Service):
                 await stopped
         for factory in self._factories:
             factory.close("server shutting down")
-        if self.passing is not None:
-            passing, self.passing = self.passing, None
-            await passing.stop()
-        if self.copies is not None:
-            copies, self.copies = self.copies, None
-            await copies.stop()
-        await self.bringing.close()
+        if self.write_forwarder is not None:
+            forwarder, self.write_forwarder = self.write_forwarder, None
+            await forwarder.stop()
+        if self.replication is not None:
+            replication, self.replication = self.replication, None
+            await replication.stop()
+        await self.ingest.close()
         if self.publisher is not None:
             self.publisher.stop()
             self.publisher = None
@@ -416,14 +416,14 @@ class Daemon(Service):
             await deferLater(self._reactor, 0.01)
         self._factories = []
 
-    # -- what to know about it -----------------------------------------------------------------------------
+    # -- numbers -------------------------------------------------------------------------------------------
 
     def _protocols(self) -> Iterable[Any]:
         for factory in self._factories:
             yield from factory.protocols
 
     def _unsent_bytes(self) -> int:
-        """Bytes that wait in the transports of followers."""
+        """Bytes in the send buffers of followers."""
         return sum(_unsent(protocol.transport) for protocol in self._protocols())
 
 
@@ -435,17 +435,17 @@ def _differs(name: str, before: Settings, after: Settings) -> bool:
 
 
 class _CannotStart(Exception):
-    """Why the daemon cannot start, in words for the operator."""
+    """The daemon cannot start; the text is for the operator."""
 
 
 def _unsent(transport: Any) -> int:
-    """What Twisted holds for a socket: it has no public way to ask."""
+    """Bytes in the send buffer of a Twisted transport, which has no public attribute for them."""
     held = len(getattr(transport, "dataBuffer", b"")) - getattr(transport, "offset", 0)
     return int(held + getattr(transport, "_tempDataLen", 0))
 
 
 def _reachable(port: IListeningPort, host: str | None) -> tuple[str, int] | None:
-    """Host and port at which others reach this; None for what is no TCP port."""
+    """Host and port for other machines; None if this is no TCP port."""
     address = port.getHost()
     number: int | None = getattr(address, "port", None)
     if number is None:
@@ -457,7 +457,7 @@ def _reachable(port: IListeningPort, host: str | None) -> tuple[str, int] | None
 
 
 def _address(port: IListeningPort) -> str:
-    """Where a port listens, as an endpoint string would say it."""
+    """The endpoint string of a listening port."""
     host = port.getHost()
     number = getattr(host, "port", None)
     if number is None:
@@ -467,6 +467,6 @@ def _address(port: IListeningPort) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The system's words, without the numbers around them."""
+    """The operating system's message, without the error number."""
     cause = getattr(error, "socketError", error)
     return getattr(cause, "strerror", None) or str(cause)

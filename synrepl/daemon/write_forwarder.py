@@ -1,4 +1,4 @@
-"""What is given to a replica and belongs to the primary: made when the first of it comes."""
+"""Forwards writes posted to a replica to its primary. Created on first use."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,57 +21,59 @@ __all__ = ["LazyWriteForwarder"]
 
 
 class LazyWriteForwarder:
-    """Passes facts on while this daemon is a replica (`api.IRelaying`)."""
+    """Forwards facts while this daemon is a replica (`api.IWriteForwarder`)."""
 
-    def __init__(self, log: Log, reactor: Any, copies: ReplicationServices, credentials: Credentials) -> None:
+    def __init__(
+        self, log: Log, reactor: Any, replication: ReplicationServices, credentials: Credentials
+    ) -> None:
         self._log = log
         self._reactor = reactor
-        self._copies = copies
+        self._replication = replication
         self._credentials = credentials
-        self._made: WriteForwarder | None = None
+        self._forwarder: WriteForwarder | None = None
 
     @property
     def is_active(self) -> bool:
-        """Whether facts go to the primary."""
-        return self._copies.roles.role == REPLICA
+        """Whether writes are forwarded to the primary."""
+        return self._replication.roles.role == REPLICA
 
     async def answer(self, request: Any, stream: Stream[Any], body: bytes, waiting: "LogWaiters") -> bytes:
-        """What the primary answers to facts that were posted here, once they are here too.
+        """Forward a POST of facts. Returns the primary's answer once the facts are in the local log too.
 
         Raises `ReadOnlyHere` while this replica is stopped.
         """
         self._check(stream.name)
-        return await self._relaying().answer(request, stream, body, waiting)
+        return await self._created().answer(request, stream, body, waiting)
 
     async def append(self, stream: str, facts: Sequence[bytes]) -> None:
-        """A follower's facts, which nobody waits for. Raises `NotConnected`."""
+        """Forward facts that a follower sent; no response is expected. Raises `NotConnected`."""
         try:
             self._check(stream)
-            await self._relaying().append(stream, facts)
+            await self._created().append(stream, facts)
         except (ApiError, ReadOnlyHere) as error:
             raise NotConnected(str(error)) from error
 
     def _check(self, stream: str) -> None:
-        if (stopped := self._copies.roles.refuses_passing(stream)) is not None:
+        if (stopped := self._replication.roles.refuses_passing(stream)) is not None:
             raise stopped
 
     async def stop(self) -> None:
-        """Give up what is on its way."""
-        if self._made is not None:
-            await self._made.stop()
+        """Abort writes that are under way."""
+        if self._forwarder is not None:
+            await self._forwarder.stop()
 
-    def _relaying(self) -> "WriteForwarder":
-        if self._made is None:
+    def _created(self) -> "WriteForwarder":
+        if self._forwarder is None:
             from synrepl.transports.http.client import HttpAppender
             from synrepl.transports.http.write_forwarder import WriteForwarder
 
-            self._made = WriteForwarder(
+            self._forwarder = WriteForwarder(
                 self._log,
                 self._reactor,
                 lambda url: HttpAppender(self._reactor, url, secret=self._credentials),
-                lambda: self._copies.roles.primary.http or None,
+                lambda: self._replication.roles.primary.http or None,
                 is_active=lambda: self.is_active,
-                file_here=self._copies.files.here,
+                file_here=self._replication.files.here,
                 logger=Logger(namespace="synrepl.relaying"),
             )
-        return self._made
+        return self._forwarder

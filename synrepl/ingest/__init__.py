@@ -1,7 +1,7 @@
-"""Where a daemon hears of facts: the Redis of its deployment, servers that it follows over TCP, or both.
+"""Sources of facts: the Redis of a deployment, servers that are followed over TCP, and tables for catch-up.
 
-What is heard goes into one log, each fact once, whoever brings it first. Imported only where there is
-something to follow: an idle daemon need not have all of this in memory.
+All sources write to one log, which stores each fact once. Imported only if a source is configured: an idle
+daemon need not load it.
 """
 
 from synrepl.ingest.source_manager import SourceManager

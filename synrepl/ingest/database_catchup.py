@@ -1,4 +1,4 @@
-"""What was missed: from the writer over HTTP, or from the homeserver's database."""
+"""Catch-up from the homeserver's database, and over HTTP for streams without tables."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -19,7 +19,7 @@ PAGE_ROWS: Final = 1_000
 
 
 class DatabaseCatchUp:
-    """An `ICatchUp` that reads the tables of `streams`, in `thread`, and asks `others` for all else."""
+    """An `ICatchUp` that reads the tables of `streams` in `thread`. Other streams go to `others`."""
 
     def __init__(
         self,
@@ -37,21 +37,19 @@ class DatabaseCatchUp:
         self._others = others
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
-        """The facts with ``after < token <= upto``, or the first of them. Raises `ReplicationError`."""
+        """The facts with ``after < token <= upto``, or the first page of them. Raises `ReplicationError`."""
         reader = self._readers.get(stream)
         if reader is None:
             return await self._others.fetch(stream=stream, writer=writer, after=after, upto=upto)
         work = partial(reader.missed, writer=writer, after=after, upto=upto, rows=PAGE_ROWS)
         try:
-            page: TablePage = await self._thread.run(
-                partial(self._database.ask, "read what was missed", work)
-            )
+            page: TablePage = await self._thread.run(partial(self._database.ask, "read missing facts", work))
             facts = [
                 (token, jsontext.split(self._table[stream].canonical_fact(rows)))
                 for _, token, rows in page.facts
             ]
         except RowError as error:
-            raise NotConnected(f"the table of {stream} does not give its rows: {error}") from error
+            raise NotConnected(f"the table of {stream} has rows of another shape: {error}") from error
         return MissedFacts(facts=facts, upto=page.upto, limited=page.upto < upto)
 
     async def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The Redis of the deployment as a source, and as the place where this daemon tells what it writes."""
+"""The Redis of a deployment: a source of facts, and the channel to which this daemon publishes its own."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import msgspec
 from twisted.logger import Logger
 
 from synrepl.config import Settings
-from synrepl.ingest.source import PATIENCE_SECONDS, Source, Trouble
+from synrepl.ingest.source import PATIENCE_SECONDS, Problem, Source
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker import BrokerPeer
 from synrepl.replication.follower.follower import Follower, FollowerEvent
@@ -18,7 +18,7 @@ __all__ = ["RedisSource"]
 
 
 class RedisSource(Source):
-    """The daemon among Synapse's processes. `writing` says what it tells there itself."""
+    """Makes the daemon one of Synapse's processes. `write_policy` names the streams that it publishes."""
 
     _logger = Logger()
 
@@ -30,12 +30,12 @@ class RedisSource(Source):
         *,
         publisher: Publisher,
         metrics: Metrics,
-        writing: WritePolicy,
+        write_policy: WritePolicy,
     ) -> None:
         super().__init__(follower, reactor)
         assert settings.redis is not None
-        self.peer = BrokerPeer(clock=reactor, follower=follower, publisher=publisher, writes=writing.own)
-        # Where users are and with which token is nobody's business here: USER_IP is not listened to.
+        self.peer = BrokerPeer(clock=reactor, follower=follower, publisher=publisher, writes=write_policy.own)
+        # USER_IP carries access tokens, so its channel is not subscribed to.
         self.link = RedisLink(
             reactor,
             settings.redis,
@@ -46,62 +46,65 @@ class RedisSource(Source):
             hears=("",),
         )
         self.peer.broker = self.link
-        self._writing = writing
+        self._write_policy = write_policy
         self._has_warned = False
-        if writing.gives_ids("caches"):
+        if write_policy.gives_ids("caches"):
             follower.on_event(self._warn)
 
     def _warn(self, event: FollowerEvent) -> None:
-        """Somebody else writes ``caches``. If that is a Synapse, its invalidations and ours get in each
-        other's way."""
+        """Warn if another process writes ``caches``: with ids from two sequences, invalidations collide."""
         if event.kind == "position" and event.stream == "caches" and not self._has_warned:
             self._has_warned = True
             self._logger.warn(
-                "{writer} writes caches as well: if that is a process of Synapse, our ids must come from its"
-                " sequence, or invalidations are lost (docs/howto/redis.md)",
+                "{writer} writes caches as well: if it is a process of Synapse, take the ids of caches from"
+                " Synapse's sequence, or invalidations are lost (docs/howto/redis.md)",
                 writer=event.writer,
             )
 
     def start(self) -> None:
-        """Join; go on for ever."""
+        """Connect, and reconnect until `stop`."""
         self.link.start()
 
     async def stop(self) -> None:
-        """Leave."""
+        """Disconnect."""
         self.peer.stop()
         await self.link.stop()
         self.follower.stop()
 
-    def silence(self) -> Trouble | None:
-        """Why nothing is heard, or nothing can be told."""
+    def silence(self) -> Problem | None:
+        """Why this daemon cannot receive from Redis, or cannot publish; None if it can."""
         state = self.link.state()
         if self.clock.seconds() - max(state.since, self.began) < PATIENCE_SECONDS:
             return None
         if not state.hearing:
-            return f"redis {state.address} cannot be heard: {state.why or 'no answer yet'}", state.since
+            return (
+                f"cannot receive from Redis at {state.address}: {state.why or 'no answer yet'}",
+                state.since,
+            )
         if not state.speaking:
-            return f"redis {state.address} cannot be told anything: {state.why}", state.since
+            return f"cannot publish to Redis at {state.address}: {state.why}", state.since
         return None
 
-    def troubles(self) -> list[Trouble]:
-        """What is wrong, but for `reasons`."""
+    def troubles(self) -> list[Problem]:
+        """Problems that are not among `reasons`."""
         clash = self.peer.clash
         return ([(str(clash), self.clock.seconds())] if clash is not None else []) + super().troubles()
 
     def lag_seconds(self) -> float:
-        """As of any source; a quiet channel that works is no lag."""
+        """Seconds since this source was last caught up. A quiet channel that works counts as caught up."""
         if self.peer.is_hearing:
             self.follower.alive()
             if not self.peer.writers:
-                return 0.0  # nobody else is there who could have told anything
+                return 0.0  # no other process publishes on the channel
         return super().lag_seconds()
 
     def describe(self) -> dict[str, Any]:
-        """How it is doing, as the status has it."""
+        """This source's part of the status."""
+        own = sorted(self._write_policy.own)
         return {
             **msgspec.to_builtins(self.link.state()),
             **super().describe(),
-            "writes": [{"stream": stream, "writer": writer} for stream, writer in sorted(self._writing.own)],
+            "writes": [{"stream": stream, "writer": writer} for stream, writer in own],
             "is_writing": self.peer.is_writing,
             "writers": sorted(self.peer.writers),
         }

@@ -1,4 +1,4 @@
-"""A server that is followed over TCP, as a worker follows it."""
+"""A server that this daemon follows over TCP, as a worker does."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 
 from synrepl.config import Settings
 from synrepl.ingest.server_commands import ServerCommands
-from synrepl.ingest.source import PATIENCE_SECONDS, Source, Trouble
+from synrepl.ingest.source import PATIENCE_SECONDS, Problem, Source
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.follower import Follower, FollowerEvent
 from synrepl.replication.publisher import Publisher
@@ -21,8 +21,8 @@ __all__ = ["ServerSource"]
 class ServerSource(Source):
     """Keeps a follower connected to the server at `endpoint`, a Twisted client endpoint string.
 
-    It speaks the settings' dialect, or the current one. A server of another name is refused. With a
-    `publisher` the server is told what the followers of that one send up.
+    The dialect is that of the settings, or the current one. A server with another server name is refused.
+    With a `publisher`, commands of that publisher's followers are forwarded to the server.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ServerSource(Source):
             metrics=metrics,
             keepalive=Keepalive(ping_seconds=settings.ping_seconds, timeout_seconds=settings.timeout_seconds),
         )
-        follower.on_event(self._happened)
+        follower.on_event(self._on_event)
         self._commands: ServerCommands | None = None
         if publisher is not None:
             self._commands = ServerCommands(
@@ -56,7 +56,7 @@ class ServerSource(Source):
             )
 
     def start(self) -> None:
-        """Connect; go on for ever."""
+        """Connect, and reconnect until `stop`."""
         self._factory.connect(self._target)
 
     async def stop(self) -> None:
@@ -66,14 +66,14 @@ class ServerSource(Source):
         self._factory.stop()
         self.follower.stop()
 
-    def silence(self) -> Trouble | None:
-        """Why nothing is heard."""
+    def silence(self) -> Problem | None:
+        """Why the server cannot be reached; None if it can."""
         if self.follower.is_connected or self.clock.seconds() - self._since < PATIENCE_SECONDS:
             return None
-        return f"server {self.endpoint} cannot be heard: {self._why}", self._since
+        return f"cannot receive from server {self.endpoint}: {self._why}", self._since
 
     def describe(self) -> dict[str, Any]:
-        """How it is doing, as the status has it."""
+        """This source's part of the status."""
         return {
             "endpoint": self.endpoint,
             "connected": self.follower.is_connected,
@@ -82,7 +82,7 @@ class ServerSource(Source):
             **super().describe(),
         }
 
-    def _happened(self, event: FollowerEvent) -> None:
+    def _on_event(self, event: FollowerEvent) -> None:
         if event.kind == "connected":
             self._since = self.clock.seconds()
         elif event.kind == "disconnected":

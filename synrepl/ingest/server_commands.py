@@ -1,4 +1,4 @@
-"""Says what followers of this daemon send up to a server that it follows, as a worker of that server does."""
+"""Forwards commands of this daemon's followers to the server that it follows."""
 
 from collections import deque
 from typing import Any, Final
@@ -16,15 +16,15 @@ from synrepl.wire.grammar import Command
 __all__ = ["MAX_WAITING", "ServerCommands"]
 
 MAX_WAITING: Final = 1_000
-"""Commands that wait for the server to be back. Beyond it the oldest is dropped, and counted."""
+"""The largest number of commands that wait for a reconnect. Beyond it the oldest is dropped and counted."""
 
 
 class ServerCommands:
-    """Passes commands between the followers of this daemon and the server (`upstream.Carrier`).
+    """Forwards commands between the followers of this daemon and the server (`follower_commands.Carrier`).
 
-    A release whose USER_SYNC names workers is told of each. For an older one this daemon is one worker: a
-    user begins with the first follower that has it, and ends with the last. Either is told who is syncing
-    whenever a connection is made.
+    A release whose USER_SYNC names the worker gets the command of each follower. To an older release this
+    daemon is one worker: a user starts syncing with the first follower that reports it, and stops with the
+    last. After each connect the server gets the users that are syncing.
     """
 
     is_active = True
@@ -44,21 +44,21 @@ class ServerCommands:
         self._upstream.carry(self)
         if not self._names_workers:
             self._upstream.syncing.watch(self._changed)
-        follower.on_event(self._happened)
-        follower.on_command(RemoteServerUp)(self._told)
-        follower.on_command(LockReleased)(self._told)
+        follower.on_event(self._on_event)
+        follower.on_command(RemoteServerUp)(self._on_server_command)
+        follower.on_command(LockReleased)(self._on_server_command)
 
     def stop(self) -> None:
-        """Pass nothing on any more."""
+        """Stop forwarding."""
         self.is_active = False
         self._upstream.carry_no_more(self)
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
 
     def tell(self, command: Command) -> bool:
-        """Say this to the server, now or when it is back. False if it has no word for it."""
+        """Send this to the server now, or after a reconnect. False if its release has no such command."""
         if not self._names_workers and isinstance(command, (UserSync, ClearUserSync)):
-            return True  # `_changed` tells it
+            return True  # `_changed` sends it
         if self._dialect.release not in command.SPAN:
             return False
         if not self._follower.is_connected or self._waiting:
@@ -66,43 +66,43 @@ class ServerCommands:
                 self._metrics.commands_dropped.labels(self._waiting.popleft().NAME).inc()
             self._waiting.append(command)
             return True
-        return self._say(command)
+        return self._send(command)
 
-    def _say(self, command: Command) -> bool:
+    def _send(self, command: Command) -> bool:
         try:
             self._follower.send(command)
         except (NotConnected, LocalProtocolError):
             return False
         return True
 
-    def _told(self, command: Command) -> None:
-        """The server tells all processes."""
+    def _on_server_command(self, command: Command) -> None:
+        """Relay a command that the server sends to all processes."""
         if self.is_active:
             self._publisher.relay(command)
 
     def _changed(self, change: SyncingUser) -> None:
         if self.is_active and self._follower.is_connected and self._timer is None:
-            self._say(
+            self._send(
                 UserSync(
                     user_id=change.user_id, is_syncing=change.is_syncing, last_sync_ms=change.last_sync_ms
                 )
             )
 
-    def _happened(self, event: FollowerEvent) -> None:
+    def _on_event(self, event: FollowerEvent) -> None:
         if event.kind == "connected" and self.is_active and self._timer is None:
-            # After what the follower itself has to say.
+            # After the commands of the follower itself.
             self._timer = self._clock.callLater(0, self._connected)
 
     def _connected(self) -> None:
-        """Say what waited, and who is syncing."""
+        """Send the commands that waited, then the users that are syncing."""
         self._timer = None
         waiting, self._waiting = self._waiting, deque()
         for command in waiting:
-            if not self._say(command):
+            if not self._send(command):
                 self._metrics.commands_dropped.labels(command.NAME).inc()
-        said = set()
+        sent = set()
         for command in self._upstream.said():
-            if not isinstance(command, UserSync) or (not self._names_workers and command.user_id in said):
+            if not isinstance(command, UserSync) or (not self._names_workers and command.user_id in sent):
                 continue
-            said.add(command.user_id)
-            self._say(command)
+            sent.add(command.user_id)
+            self._send(command)

@@ -1,61 +1,61 @@
-"""What everything has in common from which facts are heard."""
+"""The base class of sources, and their status."""
 
 from typing import Any, Final
 
 from synrepl.errors import GapError
 from synrepl.replication.follower.follower import Follower
 
-__all__ = ["PATIENCE_SECONDS", "Source", "Trouble", "gap_as_json"]
+__all__ = ["PATIENCE_SECONDS", "Source", "Problem", "gap_as_json"]
 
-Trouble = tuple[str, float]
-"""What is wrong, in words, and since when, in Unix seconds."""
+Problem = tuple[str, float]
+"""A problem: text, and since when in Unix seconds."""
 
 LOST_SECONDS: Final = 3600.0
-"""How long a loss is told among what is wrong now; it stays in the list of losses."""
+"""How long a lost gap counts as a problem, in seconds. It stays in the list of lost gaps."""
 
 PATIENCE_SECONDS: Final = 5.0
-"""A source may be away for so long before it is called trouble: a restart takes less."""
+"""How long a source may be disconnected before that is a problem, in seconds: a restart takes less."""
 
 
 def gap_as_json(gap: GapError) -> dict[str, Any]:
-    """What is missing, as the status has it."""
+    """A gap, as the status shows it."""
     return {"stream": gap.stream, "writer": gap.writer, "have": gap.have, "want": gap.want, "why": gap.why}
 
 
 class Source:
-    """One follower that a daemon has, and how it is doing."""
+    """One follower of a daemon, and its status."""
 
     def __init__(self, follower: Follower, clock: Any) -> None:
         self.follower = follower
         self.clock = clock
         self.began = clock.seconds()
 
-    def silence(self) -> Trouble | None:
-        """Why nothing is heard, if that is so for longer than a restart takes."""
+    def silence(self) -> Problem | None:
+        """Why this source is disconnected, if that lasts longer than a restart takes; None otherwise."""
         raise NotImplementedError
 
-    def troubles(self) -> list[Trouble]:
-        """What is wrong, but for `reasons`."""
+    def troubles(self) -> list[Problem]:
+        """Problems that are not among `reasons`."""
         now = self.clock.seconds()
         return [
-            (f"lost, as nobody could be asked for it: {gap}", at)
+            (f"unrecoverable gap: no source has the missing facts: {gap}", at)
             for at, gap in self.follower.lost_gaps
             if now - at < LOST_SECONDS
         ]
 
-    def reasons(self) -> list[Trouble]:
-        """Why what is here is not all there is."""
+    def reasons(self) -> list[Problem]:
+        """Reasons this daemon may be missing data."""
         silence = self.silence()
         now = self.clock.seconds()
         return ([silence] if silence else []) + [(str(gap), now) for gap in self.follower.gaps()]
 
     def lag_seconds(self) -> float:
-        """How long ago it had all that was told; since the start if it never had."""
+        """Seconds since this source was last caught up, or since its start if it never was."""
         since_start: float = self.clock.seconds() - self.began
         return min(self.follower.lag_seconds(), since_start)
 
     def describe(self) -> dict[str, Any]:
-        """How it is doing, as the status has it."""
+        """This source's part of the status."""
         return {
             "lag_seconds": round(self.lag_seconds(), 3),
             "lag_rows": self.follower.lag_rows(),

@@ -1,4 +1,4 @@
-"""All sources of a daemon, and the one way from them into its log."""
+"""All sources of a daemon, and the ingester through which they write to its log."""
 
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from synrepl.config import Settings
 from synrepl.errors import ConfigError
 from synrepl.ingest.database_catchup import DatabaseCatchUp
 from synrepl.ingest.server import ServerSource
-from synrepl.ingest.source import Trouble
+from synrepl.ingest.source import Problem
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.ingester import Ingester, LogPositions
@@ -31,10 +31,11 @@ __all__ = ["SourceManager"]
 
 
 class SourceManager:
-    """Redis, if there is one, and then the servers: the first of them brings the streams that may go back.
+    """Runs the sources: Redis, if it is configured, then the servers.
 
-    The others bring what is kept: there a token says whether a fact is here already. The streams in `tables`
-    are not heard at all. `lost` hears of which stream history was lost: the log is in a new epoch then.
+    Only the first source brings ephemeral streams, whose tokens may restart. The others bring stored streams:
+    there the token tells whether the log has a fact already. Streams in `tables` are not taken from any
+    source. `lost` is called with a stream whose history was lost, when the log has begun a new epoch.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class SourceManager:
         publisher: Publisher,
         table: StreamTable,
         metrics: Metrics,
-        writing: WritePolicy,
+        write_policy: WritePolicy,
         tables: Collection[str],
         credentials: Credentials,
         lost: Callable[[str], None],
@@ -56,17 +57,17 @@ class SourceManager:
         self._log = log
         self._table = table
         self._metrics = metrics
-        self._writing = writing
-        # All facts of these come from there in the order of ids, which nobody must get ahead of.
+        self._write_policy = write_policy
+        # The tables give all facts of these streams in the order of ids; no other source may overtake them.
         self._tables = frozenset(tables)
         self._http = HttpCatchUp(reactor, None, secret=credentials, instance_map=settings.instance_map)
-        self._database = self._from_database()
-        self.intake = Ingester(log, table, reactor, lost=lost)
-        self.stalls = StalledWriters(log, table, reactor)
+        self._database = self._database_catch_up()
+        self.ingester = Ingester(log, table, reactor, lost=lost)
+        self.stalled_writers = StalledWriters(log, table, reactor)
         self.redis: RedisSource | None = None
         self.servers: list[ServerSource] = []
         if settings.redis is not None:
-            self.redis = self._on_redis(publisher, writing)
+            self.redis = self._redis_source(publisher, write_policy)
         for endpoint in settings.follow:
             is_first = self.redis is None and not self.servers
             follower = self._follower(is_first=is_first)
@@ -76,91 +77,91 @@ class SourceManager:
                 follower,
                 endpoint=endpoint,
                 metrics=metrics,
-                # Once: those on Redis hear all that followers send up, as does the first server without it.
+                # Commands are forwarded once: to Redis, or without Redis to the first server.
                 publisher=publisher if is_first else None,
             )
             self.servers.append(server)
 
     def start(self) -> None:
-        """Begin to hear."""
-        self.stalls.start()
+        """Start all sources."""
+        self.stalled_writers.start()
         for source in self._all:
             source.start()
 
     def stop(self) -> "Deferred[None]":
-        """Hear nothing more."""
+        """Stop all sources."""
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
         for source in self._all:
             await source.stop()
-        self.intake.stop()
-        self.stalls.stop()
+        self.ingester.stop()
+        self.stalled_writers.stop()
         if self._database is not None:
             await self._database.stop()
         await self._http.stop()
 
-    def troubles(self) -> list[Trouble]:
-        """What is wrong, the worst first."""
+    def troubles(self) -> list[Problem]:
+        """Problems, the worst first: text, and since when in Unix seconds."""
         found = self.reasons()
         for source in self._all:
             found += source.troubles()
         now = self._clock.seconds()
         found += [
             (
-                f"writer {one.writer} of {one.stream} stands at {one.token}, {one.behind} behind the others",
+                f"writer {one.writer} of {one.stream} stopped at {one.token}, {one.behind} behind the others",
                 now - one.seconds,
             )
-            for one in self.stalls.found()
+            for one in self.stalled_writers.found()
         ]
         return found
 
-    def reasons(self) -> list[Trouble]:
-        """Of these, why what is here is not all there is."""
+    def reasons(self) -> list[Problem]:
+        """Reasons this daemon may be missing data."""
         found = [reason for source in self._all for reason in source.reasons()]
-        if self.intake.trouble:
-            found.append((f"what is heard cannot be kept: {self.intake.trouble}", self._clock.seconds()))
+        if self.ingester.trouble:
+            found.append((f"cannot store received facts: {self.ingester.trouble}", self._clock.seconds()))
         return found
 
     def refusal(self, stream: str, writer: str) -> str:
-        """Why this process must not write a stream under this name now; empty if it may."""
+        """Why this process must not write a stream under this writer name now; empty if it may."""
         clash = self.redis.peer.clash if self.redis is not None else None
         return str(clash) if clash is not None and (clash.stream, clash.writer) == (stream, writer) else ""
 
     def lag_seconds(self) -> float:
-        """How long ago the one furthest behind had all that was told."""
+        """Seconds since the source that is furthest behind was last caught up."""
         return max(source.lag_seconds() for source in self._all)
 
     def lag_rows(self) -> int:
-        """How many tokens are known to be missing."""
+        """The number of tokens that are known to be missing."""
         return max(source.follower.lag_rows() for source in self._all)
 
     def describe(self) -> dict[str, Any]:
-        """How they are doing, as the status has it."""
+        """The sources' part of the status."""
         return {
             "redis": None if self.redis is None else self.redis.describe(),
             "following": [server.describe() for server in self.servers],
-            "stuck": [msgspec.to_builtins(one) for one in self.stalls.found()],
+            "stuck": [msgspec.to_builtins(one) for one in self.stalled_writers.found()],
         }
 
     @property
     def _all(self) -> "list[RedisSource | ServerSource]":
         return [*([self.redis] if self.redis is not None else []), *self.servers]
 
-    def _from_database(self) -> DatabaseCatchUp | None:
+    def _database_catch_up(self) -> DatabaseCatchUp | None:
         streams = [one for one in self._settings.table_streams if one.for_catch_up]
         if not streams:
             return None
         url = self._settings.tables_database or self._settings.database
         return DatabaseCatchUp(
-            Database(url, what="synrepl-missed"),
+            Database(url, what="synrepl-catch-up"),
             streams,
             table=self._table,
-            thread=ReactorThread(self._clock, "missed"),
+            thread=ReactorThread(self._clock, "catch-up"),
             others=self._http,
         )
 
-    def _on_redis(self, publisher: Publisher, writing: WritePolicy) -> "RedisSource":
+    def _redis_source(self, publisher: Publisher, write_policy: WritePolicy) -> "RedisSource":
         try:
             from synrepl.ingest.redis import RedisSource
         except ImportError as error:
@@ -174,11 +175,11 @@ class SourceManager:
             self._follower(is_first=True),
             publisher=publisher,
             metrics=self._metrics,
-            writing=writing,
+            write_policy=write_policy,
         )
 
     def _follower(self, *, is_first: bool) -> Follower:
-        """One that goes on where the log stands, and gives it all it hears."""
+        """A follower that continues at the log's positions, and writes to it."""
         dialect = NEWEST if self._settings.redis is not None else self._settings.dialect
         streams = self._table.known_to(dialect) if dialect is not None else list(self._table)
         follower = Follower(
@@ -189,12 +190,12 @@ class SourceManager:
                 for stream in streams
                 if stream.name not in self._tables and (is_first or not stream.ephemeral)
             ),
-            positions=LogPositions(self._log, self._writing.own),
+            positions=LogPositions(self._log, self._write_policy.own),
             catch_up=self._database or self._http,
             metrics=self._metrics,
             canonical=True,
-            reached=self.intake.reached,
+            reached=self.ingester.reached,
         )
         on_redis = is_first and self._settings.redis is not None
-        self.intake.follow(follower, knows_history=is_first, confirms=on_redis)
+        self.ingester.follow(follower, knows_history=is_first, confirms=on_redis)
         return follower

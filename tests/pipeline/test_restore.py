@@ -77,7 +77,7 @@ def test_a_replica_joins_from_a_snapshot(spark: "SparkSession", tmp_path: Path) 
         first = snapshot / made.files[0].path
         first.write_bytes(first.read_bytes()[:-1] + b"x")
         for name, options, words in (
-            ("changed", (), "is not what it was when the snapshot was made"),
+            ("changed", (), "is damaged: its checksum differs"),
             ("stranger", ("--server-name", "elsewhere"), "is a snapshot of localhost, this is elsewhere"),
         ):
             folder = tmp_path / name

@@ -173,7 +173,7 @@ def test_a_quiet_channel_is_no_lag(daemon: Daemon, redis: RedisServer) -> None:
         redis.kill()
         eventually(lambda: redis_of(daemon.url)["lag_seconds"] > 2, "a lag, as nothing is heard")
         (error,) = eventually(lambda: status(daemon.url)["errors"], "a word of it")
-        assert "cannot be heard" in error["what"]
+        assert "cannot receive from" in error["what"]
         assert status(daemon.url)["state"] == "behind"
         redis.start()
         eventually(lambda: status(daemon.url)["state"] == "serving", lambda: described(daemon.url))
@@ -190,7 +190,10 @@ def test_people_are_told_too(tmp_path: Path, daemon: Daemon, redis: RedisServer)
     said = " ".join(" ".join(told.lines).split())
     page = ask(daemon.url, "/status").decode()
 
-    assert "error: lost, as nobody could be asked for it: gap in receipts of w1: have 5, want 9" in said
+    assert (
+        "error: unrecoverable gap: no source has the missing facts: gap in receipts of w1: have 5, want 9"
+        in said
+    )
     assert "heard from" in said
     assert f"redis://127.0.0.1:{redis.port}" in page
     assert all("live" in text for text in (said, page))

@@ -40,7 +40,7 @@ def sources(*servers: str, tables: tuple[str, ...] = ()) -> SourceManager:
         publisher=Publisher(log, TABLE, reactor, metrics, instance="w"),
         table=TABLE,
         metrics=metrics,
-        writing=WritePolicy((), instance="w", table=TABLE, tables=tables),
+        write_policy=WritePolicy((), instance="w", table=TABLE, tables=tables),
         tables=tables,
         credentials=Credentials(),
         lost=lambda stream: None,
