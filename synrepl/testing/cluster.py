@@ -1,4 +1,4 @@
-"""A daemon and its workers in memory, made of the real parts."""
+"""A daemon and its workers in memory, built from the real parts."""
 
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ __all__ = ["Cluster", "DirectCatchUp", "FakeDaemon", "FakeWorker", "MemoryPositi
 
 
 class MemoryPositions:
-    """Positions that survive their worker, as a file would."""
+    """Positions in memory that outlive their worker, as a file does."""
 
     def __init__(self) -> None:
         self.saved: SaveablePosition = {}
@@ -50,12 +50,12 @@ class MemoryPositions:
 
 
 class FakeDaemon:
-    """The real log and publisher, over a disk of memory, behind a `Network`.
+    """The real log and publisher, with a disk in memory, behind a `Network`.
 
-    It listens twice: under its `name` for every dialect that can be found out, and under ``<name>-middle``.
-    On a `redis` it is one of the processes there, called `instance`, as a daemon with `redis_writes` is: it
-    tells the streams of `writes`, hears all others into its log, and fetches from `peers` what it missed of
-    each writer. `redis_side` is what it is made of there, in this life.
+    It listens at two addresses: `name` detects the dialect, ``<name>-middle`` speaks the middle one. With a
+    `redis` it joins the channel as the process `instance`: it publishes the streams of `writes`, stores all
+    other streams in its log, and fetches missing facts from `peers`. `redis_side` holds its Redis parts until
+    the next `kill`.
     """
 
     def __init__(
@@ -94,16 +94,16 @@ class FakeDaemon:
 
     @property
     def clock(self) -> Any:
-        """The clock of its network."""
+        """The clock of the network."""
         return self._network.clock
 
     def address_for(self, dialect: Dialect) -> str:
-        """Where a follower of this dialect connects."""
+        """The address for followers of this dialect."""
         told = {dialect: address for address, dialect in self.addresses.items()}
         return told.get(dialect, self.name)
 
     def start(self) -> "Deferred[None]":
-        """Open the log and listen; fires when that is done."""
+        """Open the log and listen. Fires when both are done."""
         return Deferred.fromCoroutine(self._start())
 
     async def _start(self) -> None:
@@ -126,7 +126,7 @@ class FakeDaemon:
             self.log, self.table, clock, self.metrics, instance=self.instance, ring_bytes=self._ring_bytes
         )
         if self.redis is not None:
-            # Here, as it needs the libraries for Redis, and imports a reactor.
+            # Imported on use: it needs the Redis libraries, which install a reactor.
             from synrepl.testing.redis_daemon import OnFakeRedis
 
             self.redis_side = OnFakeRedis(self, self.redis)
@@ -141,7 +141,7 @@ class FakeDaemon:
         self.is_running = True
 
     def history_lost(self, stream: str) -> None:
-        """Followers have what is true no more: let them connect again."""
+        """Disconnect followers: they hold facts that the log has discarded."""
         for factory in self._factories:
             factory.close(f"history of {stream} was lost, a new epoch has begun")
 
@@ -149,7 +149,7 @@ class FakeDaemon:
         return "" if self.redis_side is None else self.redis_side.refusal(stream, writer)
 
     def kill(self) -> None:
-        """End at once, as by SIGKILL: what was committed stays, everything else is gone."""
+        """Kill the daemon as SIGKILL does: only committed facts remain."""
         self.is_running = False
         for address in self.addresses:
             self._network.stop_listening(address)
@@ -176,7 +176,7 @@ class FakeDaemon:
 
 
 class DirectCatchUp:
-    """Pulls missed rows from a `FakeDaemon` as over HTTP: page by page, each with a delay, or not at all."""
+    """Fetches missing rows from a `FakeDaemon` page by page, with a delay; fails while `is_broken`."""
 
     def __init__(
         self, daemon: FakeDaemon, clock: IClock, delay: Callable[[], float], *, page_rows: int = 100
@@ -189,7 +189,7 @@ class DirectCatchUp:
         self._page_rows = page_rows
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
-        """One page, from the very code that HTTP serves."""
+        """One page, read by the code that serves HTTP."""
         self.requests += 1
         await deferLater(self._clock, self._delay(), lambda: None)  # type: ignore[arg-type]
         if self.is_broken or not self._daemon.is_running:
@@ -218,15 +218,15 @@ class DirectCatchUp:
 
 
 def kill_follower(follower: Follower) -> None:
-    """End a follower as a kill ends its process: positions are what they were when last saved."""
+    """Kill a follower as SIGKILL does: its positions are those of the last save."""
     follower._store = None
     follower.stop()
 
 
 class FakeWorker:
-    """A real follower that remembers what it applied, and what happened.
+    """A real follower that records the facts that it applied, and its events.
 
-    A `subscriber` is called in place of remembering, with this worker and a fact.
+    A `subscriber` is called with this worker and each fact instead.
     """
 
     def __init__(
@@ -274,40 +274,40 @@ class FakeWorker:
             clock=network.clock,
             metrics=self.metrics,
         )
-        self._factory.jitter = 0  # chance comes from the simulation alone
+        self._factory.jitter = 0  # the simulation is the only source of chance
         self._endpoint = MemoryEndpoint(network, name, daemon.address_for(dialect))
 
     def start(self) -> None:
-        """Connect, and stay connected."""
+        """Connect, and reconnect until `stop`."""
         self._factory.connect(self._endpoint)
 
     def stop(self) -> None:
-        """End in order: positions are saved."""
+        """Stop in order: positions are saved."""
         self._factory.stop()
         self.follower.stop()
 
     def kill(self) -> None:
-        """End at once: positions are what they were when last saved."""
+        """Kill the worker: its positions are those of the last save."""
         kill_follower(self.follower)
         self._factory.stop()
         for link in self.links():
             link.cut()
 
     def links(self) -> list[MemoryLink]:
-        """Its open connections."""
+        """The open connections of this worker."""
         return self._network.links_of(self.name)
 
     def tokens(self, stream: str) -> list[int]:
-        """The tokens of the facts of a stream, as it applied them."""
+        """The tokens of a stream, in the order in which they were applied."""
         return [updates.token for updates in self.applied if updates.stream == stream]
 
     def errors(self) -> list[str]:
-        """What went wrong, in words."""
+        """The texts of error events."""
         return [event.text for event in self.events if event.kind == "error"]
 
 
 class Cluster:
-    """One daemon and its workers, on one clock.
+    """A daemon and its workers on one fake clock.
 
     ::
 
@@ -325,7 +325,7 @@ class Cluster:
         self._run(self.daemon.start())
 
     def worker(self, **options: Any) -> FakeWorker:
-        """A worker, connected."""
+        """Create a worker and connect it."""
         worker = FakeWorker(
             self.network, self.daemon, **{"name": f"worker{len(self.workers) + 1}", **options}
         )
@@ -335,13 +335,13 @@ class Cluster:
         return worker
 
     def append(self, stream: str, *facts: list[Any], writer: str = "master") -> Appended:
-        """Append facts of one row each, and let everybody hear of them."""
+        """Append facts of one row each, and run the clock until the workers have them."""
         appended: Appended = self._run(self.daemon.append(stream, [[fact] for fact in facts], writer=writer))
         self.settle()
         return appended
 
     def settle(self, seconds: float = 1.0) -> None:
-        """Let time pass in small steps."""
+        """Advance the clock in small steps."""
         self.clock.pump([0.001] * int(seconds * 1000))
 
     def _run(self, work: "Deferred[Any]") -> Any:

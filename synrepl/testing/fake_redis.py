@@ -1,4 +1,4 @@
-"""A Redis in memory, on a fake clock: as much of one as replication needs.
+"""A Redis in memory on a fake clock, with the commands that replication uses.
 
 It speaks RESP to the real `RedisLink`, over a `Network` whose links can also be cut and stopped.
 """
@@ -21,10 +21,10 @@ PIECE_BYTES: Final = 64 * 1024
 
 
 class FakeRedis(Factory):
-    """Listens at an address of a network until `kill`. Clients must know the `password`, if there is one.
+    """Listens at an address of a network until `kill`. Clients must send the `password`, if there is one.
 
-    `published` counts the messages that it took, `is_master` is what it answers to ROLE. Asked as a Sentinel,
-    it knows the `masters`: the name of a service to the host and the port of its master.
+    `published` counts the published messages. `is_master` decides the answer to ROLE. As a Sentinel it knows
+    `masters`: the host and port of the master of each service.
     """
 
     noisy = False
@@ -50,19 +50,19 @@ class FakeRedis(Factory):
         self.start()
 
     def endpoint(self, client: str) -> MemoryEndpoint:
-        """How the process called `client` reaches it."""
+        """The endpoint for the process `client`."""
         return MemoryEndpoint(self.network, client, self.address)
 
     def watch(self, callback: Callable[[bytes, bytes], None]) -> None:
-        """Call this with the channel and the payload of everything that is published, in order."""
+        """Call this with the channel and payload of each published message, in order."""
         self.watchers.append(callback)
 
     def start(self) -> None:
-        """Take connections (again)."""
+        """Accept connections."""
         self.network.listen(self.address, self)
 
     def kill(self) -> None:
-        """Crash: every connection is cut, and no new one taken, until `start`."""
+        """Crash: cut every connection, and refuse new ones until `start`."""
         self.network.stop_listening(self.address)
         self.stalled.clear()
         self.cut()
@@ -80,7 +80,7 @@ class FakeRedis(Factory):
         self.stalled.add(role)
 
     def go_on(self) -> None:
-        """Answer everybody again, what they asked meanwhile first."""
+        """Answer again, the waiting requests first."""
         self.stalled.clear()
         for connection in list(self.connections):
             connection.work()
@@ -90,7 +90,7 @@ class FakeRedis(Factory):
         return [one for one in self.connections if one.is_of(role)]
 
     def publish(self, channel: str | bytes, payload: bytes) -> int:
-        """As PUBLISH does: gives how many hear it."""
+        """PUBLISH: returns the number of subscribers that received the message."""
         channel = channel.encode() if isinstance(channel, str) else channel
         self.published += 1
         hearing = [one for one in self.connections if channel in one.channels]
@@ -107,7 +107,7 @@ class FakeRedis(Factory):
 
 
 class _Client(Protocol):
-    """The server's side of a connection."""
+    """The server side of a connection."""
 
     transport: Any
 
@@ -141,7 +141,7 @@ class _Client(Protocol):
         return not role or self.name == role or self.name.endswith(f":{role}")
 
     def work(self) -> None:
-        """Answer what was asked, unless stalled."""
+        """Answer the requests, unless stalled."""
         if any(self.is_of(role) for role in self._redis.stalled):
             return
         unread, self._unread = self._unread, []
@@ -154,9 +154,9 @@ class _Client(Protocol):
             self.transport.write(unsaid[start : start + PIECE_BYTES])
 
     def say(self, answer: Any) -> None:
-        """Send it something that it did not ask for."""
+        """Push a message to this client."""
         self._unsaid.append(_encoded(answer))
-        # What is said in one turn goes out in one write, as a real one does it.
+        # Messages of one reactor turn go out in one write, as with a real Redis.
         if len(self._unsaid) == 1:
             self._redis.network.clock.callLater(0, self.work)
 

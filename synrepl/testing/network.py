@@ -1,4 +1,4 @@
-"""Connections in memory, between real protocols, on a fake clock."""
+"""Connections in memory between real protocols, on a fake clock."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ BUFFER_BYTES: Final = 64 * 1024
 
 @implementer(ITransport)
 class MemoryTransport:
-    """One end of a link. Bytes arrive at the other end after the link's delay, in order."""
+    """One end of a link. Bytes arrive at the other end in order, after the link's delay."""
 
     disconnecting = False
 
@@ -90,7 +90,7 @@ class MemoryTransport:
     # -- the link's side -----------------------------------------------------------------------------------
 
     def carry(self) -> None:
-        """See to it that what was written arrives."""
+        """Schedule the delivery of written data."""
         if self._timer is None and self.is_open and (self._outgoing or self.disconnecting):
             self._timer = self._clock.callLater(self._link.delay(), self._arrive)
 
@@ -99,7 +99,7 @@ class MemoryTransport:
         if not self.is_open or not self.peer._reading or self._link.is_stalled:
             return
         if self._outgoing:
-            # Pieces of any size: nobody may count on where they end.
+            # Chunks of any size: protocols must not rely on their boundaries.
             data = self._outgoing.popleft()
             size = self._link.piece(len(data))
             if size < len(data):
@@ -115,7 +115,7 @@ class MemoryTransport:
         self.carry()
 
     def lost(self, reason: BaseException) -> None:
-        """The link is no more."""
+        """The link has closed."""
         if self.is_open:
             self.is_open = False
             if self._timer is not None and self._timer.active():
@@ -124,7 +124,7 @@ class MemoryTransport:
 
 
 class MemoryLink:
-    """A connection: two transports."""
+    """A connection: a pair of transports."""
 
     def __init__(
         self,
@@ -147,30 +147,30 @@ class MemoryLink:
         self.client.peer, self.server.peer = self.server, self.client
 
     def start(self, client: Any, server: Any) -> None:
-        """Join these protocols."""
+        """Connect the two protocols."""
         self.client.protocol, self.server.protocol = client, server
         server.makeConnection(self.server)
         client.makeConnection(self.client)
 
     @property
     def is_open(self) -> bool:
-        """Whether it still joins them."""
+        """Whether the link is open."""
         return self.client.is_open
 
     def cut(self) -> None:
-        """Break it: what was under way is lost."""
+        """Cut the link: data in flight is lost."""
         self._end(error.ConnectionLost())
 
     def close(self) -> None:
-        """End it in order."""
+        """Close the link in order."""
         self._end(error.ConnectionDone())
 
     def stall(self) -> None:
-        """Let nothing through until `go_on`; nobody is told."""
+        """Deliver nothing until `go_on`. Both ends stay connected."""
         self.is_stalled = True
 
     def go_on(self) -> None:
-        """Let everything through again."""
+        """Deliver again."""
         self.is_stalled = False
         self.client.carry()
         self.server.carry()
@@ -181,11 +181,11 @@ class MemoryLink:
 
 
 class Network:
-    """Who listens where, and the links between.
+    """Listeners by address, and the links to them.
 
-    `delay` gives the seconds that a piece of data takes, `piece` how much of so many bytes arrives at once,
-    `corrupt` what becomes of them on the way, and `reaches` whether a client reaches an address just now. A
-    transport that holds more than `buffer_bytes` asks its producer to pause.
+    `delay` gives the seconds that a chunk takes, `piece` the size of the next chunk of so many bytes, and
+    `corrupt` may change a chunk. `reaches` says whether a client can reach an address. A transport with more
+    than `buffer_bytes` in its buffer pauses its producer.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class Network:
         self._listeners: dict[str, IProtocolFactory] = {}
 
     def listen(self, address: str, factory: IProtocolFactory) -> None:
-        """Connections to `address` go to this factory."""
+        """Accept connections to `address` with this factory."""
         self._listeners[address] = factory
 
     def stop_listening(self, address: str) -> None:
@@ -216,14 +216,14 @@ class Network:
         self._listeners.pop(address, None)
 
     def connect(self, client: str, address: str, factory: IProtocolFactory) -> "Deferred[IProtocol]":
-        """A connection from `client` to `address`, or Twisted's ConnectionRefusedError."""
+        """Connect `client` to `address`. Fails with Twisted's ConnectionRefusedError."""
         connected: Deferred[IProtocol] = Deferred()
         timer = self.clock.callLater(self._delay(), self._connect, client, address, factory, connected)
         connected._canceller = lambda _: timer.cancel() if timer.active() else None
         return connected
 
     def links_of(self, name: str) -> list[MemoryLink]:
-        """The open links that begin or end here."""
+        """The open links of this address."""
         self.links = [link for link in self.links if link.is_open]
         return [link for link in self.links if name in (link.client._name, link.server._name)]
 

