@@ -75,6 +75,53 @@ def test_files_of_the_tree_that_are_named_exist(page: Path) -> None:
     assert [] == [name for name in named if not any(ROOT.glob(name))]
 
 
+ANCHOR = re.compile(r'<a id="([\w-]+)"></a>')
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+CITED = re.compile(r"docs/([\w/-]+\.md)#([\w-]+)")
+
+
+def anchors(page: Path) -> set[str]:
+    """The fragments that lead somewhere on a page, as GitHub makes them of headings."""
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    headings = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", found[1]) for found in HEADING.finditer(text)]
+    slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    return {*slugs, *(found[1] for found in ANCHOR.finditer(text))}
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name
+)
+def test_links_to_parts_of_pages_lead_somewhere(page: Path) -> None:
+    """A heading that was renamed takes its links along."""
+    links = [(found[1], found[2][1:]) for found in LINK.finditer(page.read_text("utf-8")) if found[2]]
+    targets = [(page.parent / name if name else page, fragment) for name, fragment in links]
+
+    assert [] == [
+        (target.name, fragment)
+        for target, fragment in targets
+        if target.suffix == ".md" and fragment not in anchors(target)
+    ]
+
+
+def test_the_source_cites_parts_of_pages_that_exist() -> None:
+    """`docs/reference/peers.md#tokens` in a comment leads to a section."""
+    files = [*(ROOT / "synrepl").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    cited = {found.groups() for file in files for found in CITED.finditer(file.read_text("utf-8"))}
+
+    assert [] == [(name, part) for name, part in sorted(cited) if part not in anchors(ROOT / "docs" / name)]
+
+
+def test_the_table_of_contents_has_every_page() -> None:
+    """A page that nothing links to is not read."""
+    contents = ROOT / "docs" / "README.md"
+    listed = {(contents.parent / found[1]).resolve() for found in LINK.finditer(contents.read_text("utf-8"))}
+    pages = [
+        page for page in (ROOT / "docs").rglob("*.md") if page.parent.name not in ("newsfragments", "docs")
+    ]
+
+    assert [] == [page.name for page in pages if page.resolve() not in listed]
+
+
 def test_files_that_may_compare_dialects_exist() -> None:
     """A file that was renamed must not leave a hole in the check."""
     from scripts.lib.dialect_comparisons import ALLOWED
