@@ -88,7 +88,7 @@ class ReplicationServices:
         self._peer_client = _LazyPeerClient(reactor, credentials, self._secret_of)
         self._diverged_facts = DivergedFacts(settings.database_path, ReactorThread(reactor, "leftovers"))
         self.files = self._make_files()
-        log.sealed = _starting
+        log.write_barrier = _starting
         self.roles = RoleManager(
             log,
             reactor,

@@ -58,12 +58,12 @@ async def _restore(
     is_replica: bool,
 ) -> None:
     snapshot = await thread.run(lambda: _checked(store, server_name))
-    copy = await log.copy()
+    copy = await log.open_staged_copy()
     try:
         if copy.position.serial:
             # A rest of an interrupted restore, or of an earlier JOIN.
             await log.drop_copy(copy)
-            copy = await log.copy()
+            copy = await log.open_staged_copy()
         began = logged = seconds()
         done = 0
         for part in snapshot.files:

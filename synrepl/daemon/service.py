@@ -148,10 +148,10 @@ class Daemon(Service):
             reactor,
             ephemeral=[stream.name for stream in self.table if stream.ephemeral],
             key_of=self._key_of,
-            adopted=self.ingest.followed_streams,
+            assigned=self.ingest.followed_streams,
             unordered=[stream.name for stream in self.table if not stream.ordered],
             told_by_all=[stream.name for stream in self.table if stream.told_by_all],
-            refuses=self.ingest.refusal,
+            append_refusal=self.ingest.refusal,
             server_name=self.settings.server_name,
             logger=Logger(namespace="synrepl.storage"),
         )
@@ -160,7 +160,7 @@ class Daemon(Service):
         except StorageError as error:
             raise _CannotStart(f"the log {self.settings.database}: {error}") from error
         self.log = log
-        log.watch(CommitMetrics(self.metrics).committed)
+        log.subscribe(CommitMetrics(self.metrics).committed)
         self.publisher = Publisher(
             log,
             self.table,
@@ -189,7 +189,7 @@ class Daemon(Service):
             changed=self._role_changed,
         )
         self.log.on_replaced(self._history_replaced)
-        self.log.on_turned(self._epoch_began)
+        self.log.on_epoch_started(self._epoch_began)
         self.log.on_replaced(self.replication.files.rebuild)
         self.write_forwarder = LazyWriteForwarder(self.log, self._reactor, self.replication, self.credentials)
         await self.replication.start()

@@ -1,4 +1,4 @@
-"""Where one stands in the history of a log, and what a copy of it needs beside its facts."""
+"""Positions in the history of a log, and the data that a copy needs besides facts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -21,7 +21,7 @@ __all__ = [
 
 
 class LogPosition(msgspec.Struct, frozen=True):
-    """A place in a history: equal epoch, serial and digest mean that all before it is equal too."""
+    """A position in a history. Logs with the same epoch, serial and digest have the same facts before it."""
 
     epoch: int
     serial: int
@@ -29,14 +29,14 @@ class LogPosition(msgspec.Struct, frozen=True):
 
 
 BEGINNING: Final = LogPosition(epoch=1, serial=0, digest=EMPTY)
-"""Before the first fact."""
+"""The position before the first fact."""
 
 
 class EpochStart(msgspec.Struct, frozen=True):
-    """Where an epoch begins: after the fact with this serial and digest.
+    """The start of an epoch, after the fact with this serial and digest.
 
-    `why` is ``promoted`` (another daemon took over), ``lost`` (facts were lost where they came from) or
-    ``restored``. With a `stream`, facts of it from before this epoch and beyond `token` are void.
+    `why` is ``promoted`` (another daemon took over), ``lost`` (a source lost facts) or ``restored``. With a
+    `stream`, its facts from before this epoch and beyond `token` are discarded.
     """
 
     epoch: int
@@ -49,7 +49,7 @@ class EpochStart(msgspec.Struct, frozen=True):
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """The answer to an append: what it became. `first_serial` is None for ephemeral streams."""
+    """The result of an append. `first_serial` is None for ephemeral streams."""
 
     epoch: int
     first_serial: int | None
@@ -57,9 +57,9 @@ class Appended(msgspec.Struct, frozen=True):
 
 
 class AppendReceipt(msgspec.Struct, frozen=True):
-    """What an append with an idempotency key was answered, kept so that repeating it is harmless.
+    """The stored result of an append with an idempotency key, which makes a retry safe.
 
-    `request` is a checksum of what was asked, so that one key cannot stand for two things.
+    `request` is a checksum of the request, so that one key cannot stand for two requests.
     """
 
     key: str
@@ -69,10 +69,10 @@ class AppendReceipt(msgspec.Struct, frozen=True):
 
 
 class LogSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands beside the facts up to `place`, all of it as of that one moment.
+    """Everything a log has besides facts, as of `position`.
 
-    Of the facts up to `begin` only those are there that nothing has replaced (`IEngine.trim`); beyond it,
-    all are. `positions` holds the highest token of each (stream, writer).
+    Up to `trimmed_upto` only the facts that no newer fact replaced are left (`IEngine.trim`); beyond it, all
+    are. `positions` holds the highest token of each (stream, writer).
     """
 
     position: LogPosition
@@ -83,11 +83,11 @@ class LogSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogRange(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies between two places of a log, as far as it is wanted.
+    """Summary of the facts between two serials that pass a filter.
 
-    `serial` is where it was looked up to; `facts`, and the `bytes` of their rows, were found on the way.
-    `tokens` has the highest token of each (stream, writer) among them, `at_ms` is when the last of them was
-    committed (0 if there is none).
+    `serial` is the last serial examined. `facts` and `bytes` (of their rows) count the facts found up to it.
+    `tokens` has the highest token of each (stream, writer) among them; `at_ms` is the commit time of the last
+    one, 0 if there is none.
     """
 
     serial: int
@@ -98,11 +98,11 @@ class LogRange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """What keeps the log from being trimmed for one reader: nothing beyond `serial` goes while it stands.
+    """Protects the log from being trimmed beyond `serial` on behalf of one reader.
 
-    `uuid` is the reader's own. A `registered` reader is a replica; others are anonymous. `seen_ms` is when
-    it was last heard of, None if never; `address` is where it serves. A lease that ended, at `ended_ms`,
-    holds nothing, and is kept so that people can see why (`reason`).
+    `uuid` is the reader's. A `registered` reader is a replica; others are anonymous. `seen_ms` is the time of
+    its last sign of life, None if there was none; `address` is where it serves. A lease that ended, at
+    `ended_ms`, protects nothing, and is kept to show the `reason`.
     """
 
     uuid: str

@@ -1,4 +1,4 @@
-"""Where parts meet that must not import each other."""
+"""Interfaces between parts that must not import each other."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class IClock(Protocol):
-    """Time, in seconds; `twisted.internet.interfaces.IReactorTime` as far as we use it."""
+    """Time in seconds: the part of `twisted.internet.interfaces.IReactorTime` that synrepl uses."""
 
     def seconds(self) -> float: ...
 
@@ -45,9 +45,9 @@ class IClock(Protocol):
 
 
 class IThread(Protocol):
-    """One thread that does one thing at a time, in the order asked.
+    """One thread that runs one piece of work at a time, in the order of the calls.
 
-    Real ones run `work` outside the reactor's thread; the simulator's run it at once or after a delay.
+    Real threads run `work` outside the reactor's thread; the simulator's run it at once or after a delay.
     """
 
     def run(self, work: Callable[[], T]) -> Awaitable[T]: ...
@@ -56,11 +56,11 @@ class IThread(Protocol):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """Where the log stands when it is opened.
+    """The end of the log, as the engine has it.
 
-    `positions` holds the highest token of each (stream, writer); `allocated` the highest token of each
-    stream, whoever wrote it; `boots` counts how often this log was opened, this time included. Up to `begin`
-    the log was trimmed. `turns` are the places where epochs began, in order; the first began with the log.
+    `positions` holds the highest token of each (stream, writer); `allocated` the highest token of each stream
+    over all writers; `boots` counts how often this log was opened, this time included. The log is trimmed up
+    to `trimmed_upto`. `epoch_starts` are in order; the first epoch began with the log.
     """
 
     epoch: int
@@ -74,51 +74,51 @@ class Head(msgspec.Struct, frozen=True):
 
     @property
     def position(self) -> LogPosition:
-        """The place where the log stands."""
+        """The position of the end of the log."""
         return LogPosition(self.epoch, self.serial, self.digest)
 
 
 KeysOf = Callable[[str, bytes], "list[bytes] | None"]
-"""Of a stream and the rows of one fact (a JSON array): a key for each row, in any order; None where nothing
-replaces anything, since the stream's rows have no keys."""
+"""Gives the keys of a fact from its stream and its rows (a JSON array): one key per row, in any order.
+None if the stream's rows have no keys, so that no row replaces another."""
 
 
 class IEngine(Protocol):
-    """Where facts are kept. Synchronous; called from two threads, each of which does one thing at a time.
+    """Storage for facts. Synchronous; called from two threads, each of which runs one call at a time.
 
-    The writing thread calls everything but `read`, `read_tokens`, `digest_at`, `receipts_between` and
-    `check`, which the reading thread calls meanwhile. `close` is called when no read is going on. Every
-    method may raise `StorageError`.
+    The reading thread calls `read`, `read_text`, `extent`, `read_tokens`, `digest_at`, `receipts_between` and
+    `check`; at the same time the writing thread calls the rest. No read runs during `close`. Every method may
+    raise `StorageError`.
 
-    A log that has no history yet is given one when it is opened first: its notes (`notes`) are then
-    ``uuid``, that of this copy, and ``history``, that of the log and of all its copies; both are random.
+    The first open of a new log sets two notes (`notes`), both random: ``uuid`` is the uuid of this copy,
+    ``history`` is the uuid of the log and of all its copies.
     """
 
     def open(self) -> Head:
-        """Make or migrate what is missing, count this boot, and say where the log stands."""
+        """Create or migrate the tables, count this boot, and give the end of the log."""
 
     def head(self) -> Head:
-        """Where the log stands now; asked when a commit failed and nobody knows what became of it."""
+        """The end of the log now; used to find the outcome of a failed commit."""
 
     def check(self) -> None:
-        """Raise `StorageError` unless a restart would find this log where it is, as this process left it.
+        """Raise `StorageError` unless a restart would find this log as this process left it.
 
-        Called every few seconds. Once it finds that the log is not this process's own any more (somebody else
-        writes to it, or it was deleted), it and all that writes fail until the next `open`.
+        Called every few seconds. If the log no longer belongs to this process (another process writes to it,
+        or it was deleted), this call and all writes fail until the next `open`.
         """
 
     def commit(
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None:
-        """Keep all of these or none. When it returns they survive a power cut.
+        """Store all of these or none. When the call returns they survive a power cut.
 
-        `facts` follow the last ones without a hole in their serials. The position of a writer is the highest
+        `facts` follow the last ones without a gap in their serials. The position of a writer is the highest
         token among its facts, which need not be the last.
 
-        With `upto` they are some of another log's facts up to that place: their serials ascend, from above
-        where this log stands, and may have holes. The log then stands at `upto`. Its digest is taken as
-        told: only where nothing was left out can it be recomputed. Receipts with keys known already are left
-        out (in either form).
+        With `upto` they are a part of another log's facts up to that position: their serials ascend from
+        above the end of this log, and may have gaps. The log then ends at `upto`. Its digest is not verified:
+        that is possible only if no fact was left out. In both forms, receipts whose keys are known already
+        are skipped.
         """
 
     def read(
@@ -127,13 +127,13 @@ class IEngine(Protocol):
         after: int,
         upto: int,
         limit: int,
-        wanted: Filter = ALL,
+        filter: Filter = ALL,
     ) -> tuple[list[Fact], int]:
-        """Facts with ``after < serial <= upto`` in order of serial, of those that are wanted. What was
-        trimmed is not among them.
+        """Facts with ``after < serial <= upto`` that pass the filter, in order of serial, without those that
+        were trimmed.
 
-        Stops after the fact with which `limit` rows (JSON bytes / 200, at least one a fact, is near enough)
-        are reached; gives the facts and the serial up to which it has looked.
+        Stops after the fact with which `limit` rows are reached (JSON bytes / 200, at least one per fact, is
+        near enough). Gives the facts and the last serial examined.
         """
 
     def read_text(
@@ -142,13 +142,13 @@ class IEngine(Protocol):
         after: int,
         upto: int,
         limit: int,
-        wanted: Filter = ALL,
+        filter: Filter = ALL,
     ) -> tuple[bytes, int]:
-        """As `read`, for whoever reads by the million: at most `limit` facts as one text, and the serial up
-        to which it has looked. Stops early where the text grows long.
+        """Read in bulk: at most `limit` facts as one text, and the last serial examined. Stops early when the
+        text grows long.
 
-        A line for each fact, with its fields in their order, parted by the character 31: names are words, and
-        rows canonical, so that neither holds one, nor the end of a line. The last line has no end.
+        Each fact is a line of its fields in order, separated by character 31. Names are words and rows are
+        canonical, so that neither contains the separator or a line end. The last line has no line end.
         """
 
     def extent(
@@ -157,104 +157,104 @@ class IEngine(Protocol):
         after: int,
         upto: int,
         limit: int,
-        wanted: Filter = ALL,
+        filter: Filter = ALL,
     ) -> LogRange:
-        """What `read` would give of as many facts, without them. Stops early where that takes long."""
+        """Measure the facts that `read` would give, without reading them. Stops early when it takes long."""
 
     def read_tokens(
         self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int
     ) -> tuple[list[Fact], bool]:
-        """Facts of one stream with ``after < token <= upto``, none later than `serial`.
+        """Facts of one stream with ``after < token <= upto`` and serials up to `serial`.
 
-        In order of (token, serial); of one writer, or of all when it is None. Facts that share a token are
-        never parted. Gives the facts and whether there are more.
+        In order of (token, serial); of one writer, or of all if `writer` is None. Facts that share a token
+        are never separated. Gives the facts and whether there are more.
         """
 
-    def held(self, stream: str, token: int) -> list[tuple[str, bytes]]:
-        """The writer and the rows of every fact of this stream under this token, in order of serial.
+    def rows_at_token(self, stream: str, token: int) -> list[tuple[str, bytes]]:
+        """The writer and rows of every fact of this stream under this token, in order of serial.
 
-        Facts that were lost where they came from (`lose`) are not among them.
+        Discarded facts, those that their source lost, are not among them.
         """
 
     def begin_epoch(self, epoch_start: EpochStart) -> Head:
-        """Begin a new epoch where the log stands, which is the serial and digest of `turn`.
+        """Begin a new epoch at the end of the log, which is the serial and digest of `epoch_start`.
 
-        If it names a stream, that stream's facts beyond its token were lost where they came from: they stay
-        where they are in the order of serials, and are in no answer by token any more; positions beyond the
-        token go back to it. `StorageError` unless the epoch is above the present one and the place is right.
+        If it names a stream, the source of that stream lost the facts beyond its token. They keep their
+        serials, and no read by token gives them any more; positions beyond the token go back to it. Raises
+        `StorageError` unless the epoch is above the current one and the position is right.
         """
 
     def digest_at(self, serial: int) -> str | None:
-        """The digest there; None if the log does not reach that far, or does not know it any more.
+        """The digest at this serial; None if it is beyond the log or no longer known.
 
-        It is known from `begin` on, wherever a fact is kept, and where the log stands.
+        Known are the digests from `trimmed_upto` on, those of stored facts, and the one at the log's end.
         """
 
     def receipts_between(self, after: int, upto: int) -> list[AppendReceipt]:
-        """The receipts whose first serial is beyond `after` and not beyond `upto`, in that order."""
+        """The receipts with ``after < first serial <= upto``, in that order."""
 
     def snapshot(self) -> LogSnapshot:
-        """What stands beside the facts, as of now."""
+        """Everything the log has besides facts, as of now."""
 
     def restore(self, snapshot: LogSnapshot) -> Head:
-        """Take all that stands beside the facts from this, in one transaction.
+        """Replace everything besides the facts by this snapshot, in one transaction.
 
-        The facts up to its place, or those of them that are wanted, were committed before.
+        The facts up to its position, or those that pass the filter, were committed before.
         """
 
     def size(self, after: int) -> int:
-        """About how many bytes the facts beyond this serial take; an estimate, made in a few milliseconds."""
+        """The approximate size in bytes of the facts beyond this serial, estimated in a few milliseconds."""
 
     def trim(self, upto: int, keys: KeysOf, limit: int) -> LogPosition:
-        """Trim a slice of the log: the next facts after `begin`, at most `limit` of them and none beyond
-        `upto`. Gives the new beginning, which is `upto`'s place when there is no more to do.
+        """Trim the next slice of the log: at most `limit` facts after `trimmed_upto`, none beyond `upto`.
+        Gives the new `trimmed_upto`, which is at `upto` when the work is done.
 
-        Of a stream whose rows have keys a fact goes once each of its rows' keys came again in facts up to
-        there; of one without keys every fact goes. What goes and the new beginning are one transaction.
+        In a stream whose rows have keys a fact is deleted once later facts up to there have all its keys; in
+        a stream without keys every fact is deleted. Each slice is one transaction.
         """
 
     def notes(self) -> dict[str, str]:
-        """Small texts kept beside the log, by name."""
+        """Short texts stored with the log, by name."""
 
     def note(self, notes: "Mapping[str, str | None]") -> None:
-        """Keep these notes, or forget those that are None, in one transaction."""
+        """Store these notes in one transaction; None deletes a note."""
 
     def leases(self) -> list[Lease]:
         """All leases, ended ones included, in order of uuid."""
 
     def keep_leases(self, changed: Sequence[Lease], dropped: Sequence[str] = ()) -> None:
-        """Keep these as they are now, and forget those of the `dropped` uuids, in one transaction."""
+        """Store these leases and delete the `dropped` uuids, in one transaction."""
 
     def staging(self) -> "IEngine":
-        """A second log of the same kind beside this one, to make a copy in; not open yet.
+        """A second log of the same kind, stored next to this one, for building a copy; not opened yet.
 
-        It may be there from an earlier life of this process, with what was committed to it. What it commits
-        may be lost in a power cut (never in part), until `adopt_staged`.
+        An earlier process may have left it with the facts it had committed. A power cut may lose commits to
+        it (never parts of one) until `adopt_staged`.
         """
 
     def adopt_staged(self) -> Head:
-        """Replace all of this log by the staged one, which was closed, in one step that survives a power cut.
+        """Replace all of this log by the closed staged one, in one step that survives a power cut.
 
-        Nothing reads meanwhile. When it fails, this log is as it was. If the process dies in it, the next
-        `open` finds either the one or the other, whole. Counts as a boot.
+        No read runs meanwhile. If it fails, this log is unchanged. If the process dies, the next `open` finds
+        one log or the other, complete. Counts as a boot.
         """
 
     def drop_staged(self) -> None:
-        """Remove what was staged, if there is anything. It is closed."""
+        """Delete the closed staged log, if there is one."""
 
     def receipt(self, key: str) -> AppendReceipt | None:
-        """What an append with this idempotency key was answered."""
+        """The receipt of the append with this idempotency key."""
 
     def forget_receipts(self, before_ms: int) -> None:
-        """Forget the answers given before then."""
+        """Delete the receipts from before this time."""
 
     def close(self) -> None: ...
 
 
 class ILog(Protocol):
-    """The log, as the reactor's thread sees it: what is committed, and the way to add to it.
+    """The log for callers in the reactor's thread.
 
-    Kept streams go to an `IEngine` in group commits; ephemeral ones live in memory.
+    Durable streams go to an `IEngine` in group commits; ephemeral ones live in memory.
     """
 
     @property
@@ -273,36 +273,36 @@ class ILog(Protocol):
 
     @property
     def trimmed_upto(self) -> LogPosition:
-        """Up to where it was trimmed: to whoever stands before that, something is missing."""
+        """The position up to which the log is trimmed: a reader before it misses facts."""
 
     @property
     def epoch_starts(self) -> Sequence[EpochStart]:
-        """Where epochs began."""
+        """The starts of all epochs, in order."""
 
     @property
     def uuid(self) -> str:
-        """This copy's own."""
+        """The uuid of this copy of the log."""
 
     @property
     def history(self) -> str:
-        """That of the log, the same for all copies of it."""
+        """The uuid of the log, the same for all its copies."""
 
     def positions(self, stream: str) -> dict[str, int]:
         """The committed position of each writer of this stream."""
 
     def linear_position(self, stream: str) -> int:
-        """The highest committed token of the stream, whoever wrote it; 0 when there is none."""
+        """The highest committed token of the stream over all writers; 0 if there is none."""
 
     def append(
         self, stream: str, writer: str, facts: Sequence[bytes], *, key: str | None = None
     ) -> Awaitable[Appended]:
-        """Add facts (each the canonical JSON array of its rows); done when they are durable.
+        """Append facts, each the canonical JSON array of its rows. Fires when they are durable.
 
-        Tokens are the next ones of the stream. Fails with `StorageError`, and then nothing of it is stored.
+        They get the next tokens of the stream. Fails with `StorageError`, and nothing is stored then.
         """
 
-    def watch(self, watcher: Callable[[Sequence[Fact]], None]) -> None:
-        """Call `watcher` with each group of facts, in order, right after it is committed."""
+    def subscribe(self, watcher: Callable[[Sequence[Fact]], None]) -> None:
+        """Call `watcher` with each group of facts, in order, right after its commit."""
 
     def read(
         self,
@@ -310,54 +310,53 @@ class ILog(Protocol):
         after: int,
         upto: int,
         limit: int,
-        wanted: Filter = ALL,
+        filter: Filter = ALL,
     ) -> Awaitable[tuple[list[Fact], int]]:
-        """`IEngine.read`, in the reading thread."""
+        """Run `IEngine.read` in the reading thread."""
 
     def digest_at(self, serial: int) -> Awaitable[str | None]:
-        """`IEngine.digest_at`, in the reading thread; None beyond `serial`."""
+        """Run `IEngine.digest_at` in the reading thread; None beyond `serial`."""
 
     def receipts_between(self, after: int, upto: int) -> Awaitable[list[AppendReceipt]]:
-        """`IEngine.receipts_between`, in the reading thread."""
+        """Run `IEngine.receipts_between` in the reading thread."""
 
     def read_tokens(
         self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int
     ) -> Awaitable[tuple[list[Fact], bool]]:
-        """`IEngine.read_tokens`, in the reading thread; ephemeral streams are read from memory."""
+        """Run `IEngine.read_tokens` in the reading thread; ephemeral streams are read from memory."""
 
     def ephemeral_after(self, stream: str, after: int) -> list[Fact]:
-        """What memory holds of an ephemeral stream beyond token `after`, in order."""
+        """The facts of an ephemeral stream beyond token `after` that are in memory, in order of token."""
 
-    def held_ephemeral(self) -> list[Fact]:
-        """All that memory holds of ephemeral streams, and behind that where each writer of them is (a fact
-        without rows)."""
+    def ephemeral_snapshot(self) -> list[Fact]:
+        """The ephemeral facts in memory, then one position marker per writer: a fact without rows."""
 
-    def restarts(self, stream: str) -> int:
-        """How often a writer of this ephemeral stream began anew while the log was open."""
+    def writer_resets(self, stream: str) -> int:
+        """How often writers of this ephemeral stream were reset since the log was opened."""
 
     def forget(self, stream: str, upto: int) -> None:
-        """Let go of an ephemeral stream's facts up to this token: all who read it have them."""
+        """Drop an ephemeral stream's facts up to this token: every reader has them."""
 
 
 class ICaches(Protocol):
-    """What a worker remembers, and must forget in time; `synrepl.ports.caches.Caches` is one."""
+    """A worker's caches, which must drop invalidated entries in time; implemented by `synrepl.Caches`."""
 
     @property
     def streams(self) -> Collection[str]:
-        """The names of all streams that can invalidate something."""
+        """The names of all streams that can invalidate entries."""
 
     def apply(self, stream: str, rows: Sequence[Any], *, token: int = 0) -> None:
-        """Drop what these typed rows, those of one fact, invalidate. Harmless if repeated."""
+        """Drop the entries that these typed rows of one fact invalidate. Idempotent."""
 
     def skipped(self, stream: str) -> None:
-        """Facts of this stream may have been missed for good: drop all that it can invalidate."""
+        """Drop everything this stream can invalidate: facts of it may have been missed."""
 
 
 class IAllocated(Protocol):
-    """Where a follower asks how far a stream can be waited for."""
+    """Source of the highest token that a follower can wait for in a stream."""
 
     async def highest(self, stream: str) -> int | None:
-        """The highest token of this stream that anybody can have been told of; None if that is not known.
+        """The highest token of this stream that any process may have been given; None if unknown.
 
         Any exception counts as None.
         """
@@ -367,13 +366,13 @@ SaveablePosition = dict[str, dict[str, int]]
 
 
 class IPositionStore(Protocol):
-    """Where a follower keeps its positions between runs: ``{stream: {writer: token}}``.
+    """Storage for a follower's positions between runs: ``{stream: {writer: token}}``.
 
-    A worker whose own effects live in a database can keep positions there too and write both in one
-    transaction: then each fact is applied once even through a kill.
+    A worker whose effects live in a database can store the positions there and write both in one
+    transaction: then each fact is applied exactly once, even through a kill.
     """
 
     def load(self) -> SaveablePosition: ...
 
     def save(self, positions: SaveablePosition) -> None:
-        """Called after the facts up to these positions were applied, once for many of them."""
+        """Called after the facts up to these positions were applied, once for many facts."""

@@ -43,16 +43,16 @@ FACT_BYTES: Final = 200
 class IngestLog(Protocol):
     """What is asked of the log."""
 
-    def adopt(self, stream: str, facts: Sequence[tuple[str, int, bytes]]) -> Awaitable[Appended]:
+    def append_assigned(self, stream: str, facts: Sequence[tuple[str, int, bytes]]) -> Awaitable[Appended]:
         """Add facts that have a writer and a token already; those that are known are left out."""
 
-    def restart(self, stream: str, writer: str) -> None:
+    def reset_writer(self, stream: str, writer: str) -> None:
         """The writer of an ephemeral stream began anew."""
 
     def positions(self, stream: str) -> dict[str, int]:
         """The committed position of each writer of this stream."""
 
-    def clock(self) -> SaveablePosition:
+    def positions_by_stream(self) -> SaveablePosition:
         """The positions of every stream that has any facts."""
 
     @property
@@ -64,7 +64,7 @@ class IngestLog(Protocol):
     ) -> Awaitable[tuple[list[Fact], bool]]:
         """Facts of one stream and writer, by token."""
 
-    async def lose(self, stream: str, upto: int) -> None:
+    async def rewind_stream(self, stream: str, upto: int) -> None:
         """The history of this stream beyond `upto` was lost where it came from: a new epoch begins."""
 
 
@@ -81,7 +81,7 @@ class LogPositions:
     def load(self) -> SaveablePosition:
         """Where the log stands."""
         found = {}
-        for stream, writers in self._log.clock().items():
+        for stream, writers in self._log.positions_by_stream().items():
             heard = {writer: at for writer, at in writers.items() if (stream, writer) not in self._own}
             if heard:
                 found[stream] = heard
@@ -211,7 +211,7 @@ class Ingester:
                 waiting = self._waiting.pop(event.stream, [])
                 if left := [fact for fact in waiting if fact[0] != event.writer]:
                     self._waiting[event.stream] = left
-                self._log.restart(event.stream, event.writer)
+                self._log.reset_writer(event.stream, event.writer)
             self._told.pop((event.stream, event.writer), None)
 
     def _positioned(self, stream: str, writer: str, token: int) -> None:
@@ -293,14 +293,14 @@ class Ingester:
                 stream=stream,
                 token=token,
             )
-            await self._log.lose(stream, token)
+            await self._log.rewind_stream(stream, token)
             self._lost(stream)
 
     async def _keep(self, waiting: dict[str, list[tuple[str, int, bytes]]]) -> None:
         """Until all of it is stored: only then comes what came later."""
         attempt = 0
         while waiting:
-            asked = [(stream, self._log.adopt(stream, facts)) for stream, facts in waiting.items()]
+            asked = [(stream, self._log.append_assigned(stream, facts)) for stream, facts in waiting.items()]
             failed: dict[str, list[tuple[str, int, bytes]]] = {}
             for stream, answer in asked:
                 try:

@@ -207,7 +207,7 @@ class Publisher:
         self._pumped_at = -PUMP_SECONDS
         self._pump_timer: Any = None
         self._timer: Any = clock.callLater(MARK_SECONDS, self._mark)
-        log.watch(self._committed)
+        log.subscribe(self._committed)
 
     # -- followers -----------------------------------------------------------------------------------------
 

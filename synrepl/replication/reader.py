@@ -143,13 +143,13 @@ class Reader:
         """Send every row from now on."""
         self._note_place(self._feed.ring.newest, self._feed.ring.serial)
         self._ephemeral_sent = {name: self._feed.linear_position(name) for name in self._ephemeral}
-        self._restarts_sent = {name: self._feed.log.restarts(name) for name in self._ephemeral}
+        self._restarts_sent = {name: self._feed.log.writer_resets(name) for name in self._ephemeral}
         self._live = self._all
 
     def push_since(self, serial: int) -> None:
         """Send every row that came after this place in the log, and all that come."""
         self._note_place(self._feed.ring.newest, self._feed.ring.serial)
-        restarts = {name: self._feed.log.restarts(name) for name in self._ephemeral}
+        restarts = {name: self._feed.log.writer_resets(name) for name in self._ephemeral}
         ephemeral = dict.fromkeys(self._ephemeral, 0)
         self._backlogs.append(Backlog(self._all, serial=serial, ephemeral=ephemeral, restarts=restarts))
         self.pump()
@@ -177,7 +177,7 @@ class Reader:
             frozenset({name}),
             serial=self._feed.ring.serial,
             ephemeral=ephemeral,
-            restarts={name: self._feed.log.restarts(name) for name in ephemeral},
+            restarts={name: self._feed.log.writer_resets(name) for name in ephemeral},
             after_token=after_token,
             last_had=last_had,
             announce=True,
@@ -323,7 +323,7 @@ class Reader:
             return False
         backlog.number = number
         for name in sorted(backlog.ephemeral):
-            restarts = self._feed.log.restarts(name)
+            restarts = self._feed.log.writer_resets(name)
             if backlog.restarts[name] != restarts:
                 backlog.restarts[name] = restarts
                 backlog.ephemeral[name] = 0
@@ -377,7 +377,7 @@ class Reader:
                     after=backlog.serial,
                     upto=self._feed.ring.serial,
                     limit=PAGE_ROWS,
-                    wanted=Filter.of(streams=backlog.streams),
+                    filter=Filter.of(streams=backlog.streams),
                 )
         except Exception:
             self._connection.fail("the log cannot be read just now; come again")
@@ -405,7 +405,7 @@ class Reader:
         self._backlogs.remove(backlog)
         for name, token in backlog.ephemeral.items():
             self._ephemeral_sent[name] = max(token, self._feed.linear_position(name))
-            self._restarts_sent[name] = self._feed.log.restarts(name)
+            self._restarts_sent[name] = self._feed.log.writer_resets(name)
         live = self._live | backlog.streams
         self._live = self._all if live == self._all else live
         if backlog.announce:

@@ -18,7 +18,7 @@ STUCK_SECONDS: Final = 15.0
 class Positions(Protocol):
     """What is asked of the log."""
 
-    def clock(self) -> SaveablePosition:
+    def positions_by_stream(self) -> SaveablePosition:
         """The positions of every stream that has any facts."""
 
 
@@ -60,7 +60,7 @@ class StalledWriters:
         """Who stands still now, the longest first."""
         self._note()
         now = self._clock.seconds()
-        positions = self._log.clock()
+        positions = self._log.positions_by_stream()
         stalled = [
             StalledWriter(
                 stream=stream,
@@ -80,7 +80,7 @@ class StalledWriters:
 
     def _note(self) -> None:
         now = self._clock.seconds()
-        positions = self._log.clock()
+        positions = self._log.positions_by_stream()
         since: dict[tuple[str, str], tuple[int, float]] = {}
         for stream in self._names:
             writers = positions.get(stream, {})

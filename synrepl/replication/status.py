@@ -53,7 +53,7 @@ class StatusLog(ILog, Protocol):
     def head_age(self) -> float:
         """Seconds since a group was last committed, or since the start."""
 
-    def clock(self) -> dict[str, dict[str, int]]:
+    def positions_by_stream(self) -> dict[str, dict[str, int]]:
         """The positions of every stream that has any facts."""
 
 
@@ -248,7 +248,7 @@ def _streams(log: StatusLog, table: StreamTable, held: Filter) -> dict[str, Any]
     writers names no others."""
     positions = {
         name: {writer: token for writer, token in writers.items() if held.passes(name, writer)}
-        for name, writers in log.clock().items()
+        for name, writers in log.positions_by_stream().items()
         if held.streams is None or name in held.streams
     }
     streams = {

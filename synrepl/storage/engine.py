@@ -38,11 +38,11 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
         if self._is_open:
             raise StorageError(op="open", why=f"{self.name} is open already")
         self._kept, self._tried = (0, ""), None
-        with self._telling("open"):
-            self._take()
+        with self._map_errors("open"):
+            self._acquire()
         self._is_open = True
         try:
-            with self._telling("open"):
+            with self._map_errors("open"):
                 database = self._writing("open")
                 with self._transaction(database):
                     self._migrate(database)
@@ -67,7 +67,7 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
 
     def check(self) -> None:
         """Raise `StorageError` unless a restart would find this log, as this process knows it."""
-        with self._telling("check"):
+        with self._map_errors("check"):
             if self._lost is not None:
                 raise self._lost
             database = self._reader("check")
@@ -76,7 +76,7 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
                 raise self._lose(
                     "check",
                     "another process has opened this log",
-                    "find out which other program has the database and stop it, then restart this daemon",
+                    "find out which other program uses the database and stop it, then restart this daemon",
                 )
             self._look(database)
 
@@ -87,7 +87,7 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
         """Let go of the database. Harmless when repeated."""
         self._is_open = False
         self._boots = None
-        self._let_go()
+        self._release()
 
     def _check_head(self, database: Any) -> None:
         """Refuse a log whose end contradicts itself."""
@@ -108,7 +108,7 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None:
         """Keep all of these or none, in one synced transaction."""
-        with self._telling("commit"):
+        with self._map_errors("commit"):
             database = self._writer("commit")
             places: WriterPositions | None = None
             with self._transaction(database):
@@ -162,7 +162,7 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
         """Facts of one stream in order of token, and whether there are more."""
         unless_void, values = self._voids.condition(stream)
         with (
-            self._telling("read", stream),
+            self._map_errors("read", stream),
             self._streamed(
                 self._reader("read"),
                 f"SELECT {COLUMNS} FROM facts WHERE stream = ? AND token > ? AND token <= ? AND serial <= ?"
@@ -174,14 +174,14 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
         ):
             return take_tokens(facts_of(found), limit)
 
-    def held(self, stream: str, token: int) -> list[tuple[str, bytes]]:
+    def rows_at_token(self, stream: str, token: int) -> list[tuple[str, bytes]]:
         """The writer and the rows of every fact of this stream under this token."""
         unless_void, values = self._voids.condition(stream)
-        with self._telling("held", stream):
+        with self._map_errors("rows_at_token", stream):
             return [
                 (writer, rows)
                 for writer, rows in self._execute(
-                    self._writer("held"),
+                    self._writer("rows_at_token"),
                     f"SELECT writer, rows FROM facts WHERE stream = ? AND token = ?{unless_void}"
                     " ORDER BY serial",
                     (stream, token, *values),
@@ -209,7 +209,7 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
     def adopt_staged(self) -> Head:
         """Replace all of this log by the staged one, in one step that survives a power cut."""
         self._writer("adopt_staged")
-        with self._telling("adopt_staged"):
+        with self._map_errors("adopt_staged"):
             if not self._is_staged():
                 raise StorageError(op="adopt_staged", why="nothing is staged")
             boots = max(self._boots or 0, 1)
@@ -226,5 +226,5 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
 
     def _set_boots(self, boots: int) -> None:
         database = self._writer("adopt_staged")
-        with self._telling("adopt_staged"), self._transaction(database):
+        with self._map_errors("adopt_staged"), self._transaction(database):
             self._execute(database, "UPDATE meta SET value = ? WHERE key = 'boots'", (boots,))

@@ -38,7 +38,7 @@ class EphemeralStream:
         self.name = name
         self.epoch = epoch
         self.token = 0
-        self.restarts = 0
+        self.writer_resets = 0
         self.bytes_held = 0
         self.positions: dict[str, int] = {}
         self._key_of = key_of
@@ -61,7 +61,7 @@ class EphemeralStream:
         self._keep_within_bound()
         return made
 
-    def adopt(self, writer: str, token: int, rows: bytes, at_ms: int) -> Fact | None:
+    def append_assigned(self, writer: str, token: int, rows: bytes, at_ms: int) -> Fact | None:
         """Hold a fact that has its token already; None when its writer has reached that token."""
         if token <= self.positions.get(writer, 0):
             return None
@@ -69,13 +69,13 @@ class EphemeralStream:
         self._keep_within_bound()
         return made
 
-    def restart(self, writer: str, at_ms: int) -> Fact:
+    def reset_writer(self, writer: str, at_ms: int) -> Fact:
         """Forget the facts of a writer that began anew; gives the one that says so, at token 0."""
         for number in [number for number, fact in self._facts.items() if fact.writer == writer]:
             self._drop(number)
         self._by_token = [position for position in self._by_token if position[1] in self._facts]
         self.positions[writer] = 0
-        self.restarts += 1
+        self.writer_resets += 1
         self.token = max(self.positions.values())
         return Fact(0, self.epoch, self.name, writer, 0, 0, NO_ROWS, at_ms, "")
 

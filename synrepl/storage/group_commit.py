@@ -1,6 +1,6 @@
-"""One group commit: the appends that go together, and the facts they become.
+"""Group commit: requests that are committed together, and the facts they become.
 
-Nothing here changes where the log stands: that is adopted only when the group is known to be kept.
+Building a group leaves the log's head unchanged. The head advances when the commit has succeeded.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -14,27 +14,27 @@ from synrepl.ports.interfaces import Appended, AppendReceipt, Head
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import NO_ROWS, Fact
 
-__all__ = ["CommitGroup", "AppendRequest", "LogHead", "checksum", "form"]
+__all__ = ["CommitGroup", "AppendRequest", "LogHead", "build_group", "checksum"]
 
 FACT_BYTES = 300
-"""About what a fact costs beside its rows, in memory and on disk."""
+"""The approximate size of a fact besides its rows, in memory and on disk, in bytes."""
 
 
 def checksum(stream: str, writer: str, facts: Sequence[bytes]) -> str:
-    """What was asked, in 64 hex digits. Lengths are part of it: where a fact ends makes a difference."""
-    asked = sha256(f"{stream} {writer} {len(facts)}\n".encode())
+    """Hash a request to 64 hex digits. Lengths are hashed too, so that boundaries between facts matter."""
+    hashed = sha256(f"{stream} {writer} {len(facts)}\n".encode())
     for rows in facts:
-        asked.update(b"%d " % len(rows) + rows)
-    return asked.hexdigest()
+        hashed.update(b"%d " % len(rows) + rows)
+    return hashed.hexdigest()
 
 
 class AppendRequest:
-    """One append that waits to be kept, and who waits for it.
+    """One queued append, with the Deferreds to fire.
 
-    `sharers` asked for the same thing with the same key while it was under way, and get the same answer.
+    `coalesced` are retries of the same request with the same key, which get the same response.
     """
 
-    __slots__ = ("answer", "checksum", "facts", "key", "places", "sharers", "size", "stream", "writer")
+    __slots__ = ("answer", "checksum", "facts", "key", "assigned", "coalesced", "size", "stream", "writer")
 
     def __init__(
         self,
@@ -42,23 +42,23 @@ class AppendRequest:
         writer: str,
         facts: Sequence[bytes],
         key: str | None,
-        asked: str,
-        places: Sequence[tuple[str, int]] | None = None,
+        checksum: str,
+        assigned: Sequence[tuple[str, int]] | None = None,
     ) -> None:
-        self.places = places
-        """The writer and token of each fact, when they were given elsewhere."""
+        self.assigned = assigned
+        """The writer and token of each fact, when they are assigned already."""
         self.stream = stream
         self.writer = writer
         self.facts = facts
         self.key = key
-        self.checksum = asked
+        self.checksum = checksum
         self.size = sum(map(len, facts)) + FACT_BYTES * len(facts)
         self.answer: Deferred[Appended] = Deferred()
-        self.sharers: list[Deferred[Appended]] = []
+        self.coalesced: list[Deferred[Appended]] = []
 
 
 class LogHead:
-    """Where the log stands, as far as it is known to be kept."""
+    """The end of the log after the last commit of known outcome."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -70,8 +70,8 @@ class LogHead:
         self.positions: dict[str, dict[str, int]] = {}
         self.allocated: dict[str, int] = {}
 
-    def take(self, head: Head) -> None:
-        """Stand where the engine says."""
+    def load(self, head: Head) -> None:
+        """Take over the engine's head."""
         self.epoch = head.epoch
         self.serial = head.serial
         self.digest = head.digest
@@ -84,10 +84,10 @@ class LogHead:
             self.positions.setdefault(stream, {})[writer] = token
 
     def advance(self, facts: Iterable[Fact]) -> None:
-        """Stand after these facts, which are kept."""
+        """Advance over these committed facts."""
         fact = None
         for fact in facts:
-            # Not of a late fact, whose token its writer had reached before.
+            # A late fact leaves the position alone: its writer is beyond its token already.
             if fact.prev_token < fact.token or not fact.token:
                 self.positions.setdefault(fact.stream, {})[fact.writer] = fact.token
             if fact.token > self.allocated.get(fact.stream, 0):
@@ -98,9 +98,9 @@ class LogHead:
 
 
 class CommitGroup(msgspec.Struct):
-    """What a batch of appends becomes, and where the log stands once it is kept.
+    """The facts and receipts that a batch of requests becomes, and the digests before and after them.
 
-    `answers` go with the requests, in order; None where a key was used for another request.
+    `answers` go with the requests, in order; None for a key that belongs to another request.
     """
 
     facts: list[Fact]
@@ -110,40 +110,41 @@ class CommitGroup(msgspec.Struct):
     after: str
 
 
-def form(
-    standing: LogHead,
+def build_group(
+    head: LogHead,
     requests: Sequence[AppendRequest],
     at_ms: int,
     receipt: Callable[[str], AppendReceipt | None],
     *,
-    held: Callable[[str, int], list[tuple[str, bytes]]] = lambda stream, token: [],
+    rows_at_token: Callable[[str, int], list[tuple[str, bytes]]] = lambda stream, token: [],
     unordered: Collection[str] = (),
     told_by_all: Collection[str] = (),
 ) -> CommitGroup:
-    """Give serials, tokens and digests to what is new, and find the answers of what is not.
+    """Give serials, tokens and digests to new facts, and look up the receipts of repeated requests.
 
-    A token is the next of its stream, whoever writes, unless it was given elsewhere; of those given,
-    `_AdoptedFilter` says what is news. `prev_token` is the same writer's last one, or of a late fact its own.
+    Unless it is assigned already, a token is the next of its stream over all writers. `_AssignedFilter`
+    decides which assigned facts are stored. `prev_token` is the previous token of the same writer; in a late
+    fact it is the fact's own token.
     """
-    epoch, serial, digest = standing.epoch, standing.serial, standing.digest
+    epoch, serial, digest = head.epoch, head.serial, head.digest
     allocated: dict[str, int] = {}
     previous: dict[tuple[str, str], int] = {}
-    given: dict[str, _AdoptedFilter] = {}
+    filters: dict[str, _AssignedFilter] = {}
     group = CommitGroup([], [], [], before=digest, after=digest)
     for request in requests:
         known = None if request.key is None else receipt(request.key)
         if known is not None:
             group.answers.append(known.appended if known.request == request.checksum else None)
             continue
-        stream, writer, places = request.stream, request.writer, request.places
+        stream, writer, assigned = request.stream, request.writer, request.assigned
         highest = allocated.get(stream)
         if highest is None:
-            highest = standing.allocated.get(stream, 0)
-        of_stream = given.get(stream)
-        if of_stream is None and (stream in unordered or stream in told_by_all):
-            of_stream = given[stream] = _AdoptedFilter(
+            highest = head.allocated.get(stream, 0)
+        stream_filter = filters.get(stream)
+        if stream_filter is None and (stream in unordered or stream in told_by_all):
+            stream_filter = filters[stream] = _AssignedFilter(
                 stream,
-                held,
+                rows_at_token,
                 highest,
                 group.facts,
                 is_unordered=stream in unordered,
@@ -151,26 +152,30 @@ def form(
             )
         first_serial = serial + 1
         tokens: list[int] = []
-        for index, asked in enumerate(request.facts):
-            rows = asked
-            if places is None:
+        for index, submitted in enumerate(request.facts):
+            rows = submitted
+            if assigned is None:
                 token = highest + 1
             else:
-                writer, token = places[index]
+                writer, token = assigned[index]
             prev_token = previous.get((stream, writer))
             if prev_token is None:
-                reached = standing.positions.get(stream, {}).get(writer)
-                # That a writer stands at the very beginning is worth knowing, once.
-                begins = reached is None and token == 0 and asked == NO_ROWS
-                prev_token = reached or 0
+                position = head.positions.get(stream, {}).get(writer)
+                # The first fact without rows at token 0 tells followers that the writer exists.
+                is_initial = position is None and token == 0 and submitted == NO_ROWS
+                prev_token = position or 0
             else:
-                begins = False
-            is_late = token <= prev_token and not begins
-            if is_late or (of_stream is not None and token <= highest):
-                news = None if of_stream is None else of_stream.news(writer, token, asked, is_late=is_late)
-                if news is None:
+                is_initial = False
+            is_late = token <= prev_token and not is_initial
+            if is_late or (stream_filter is not None and token <= highest):
+                stored_rows = (
+                    None
+                    if stream_filter is None
+                    else stream_filter.rows_to_store(writer, token, submitted, is_late=is_late)
+                )
+                if stored_rows is None:
                     continue
-                rows = news
+                rows = stored_rows
             if is_late:
                 prev_token = token
             else:
@@ -199,17 +204,17 @@ def form(
     return group
 
 
-class _AdoptedFilter:
-    """What is news of the facts given to one stream that is unordered, or told by all.
+class _AssignedFilter:
+    """Decides which assigned facts to store in one stream that is unordered or told by all.
 
-    `held` says what was committed under a token, and is asked only up to `highest`, beyond which there is
-    nothing; `formed` is what goes into this group so far.
+    `rows_at_token` reads the committed facts under a token; beyond token `highest` there are none. `formed`
+    are the facts of this group so far.
     """
 
     def __init__(
         self,
         stream: str,
-        held: Callable[[str, int], list[tuple[str, bytes]]],
+        rows_at_token: Callable[[str, int], list[tuple[str, bytes]]],
         highest: int,
         formed: Sequence[Fact],
         *,
@@ -217,34 +222,34 @@ class _AdoptedFilter:
         is_told_by_all: bool,
     ) -> None:
         self._stream = stream
-        self._held = held
+        self._rows_at_token = rows_at_token
         self._highest = highest
         self._formed = formed
         self._is_unordered = is_unordered
         self._is_told_by_all = is_told_by_all
-        # What was formed under each token, as far as it was looked at: most facts need no look.
+        # The facts of this group by token, built only when a lookup needs them: most facts need none.
         self._by_token: dict[int, list[tuple[str, bytes]]] = {}
         self._looked_at = 0
 
-    def news(self, writer: str, token: int, rows: bytes, *, is_late: bool) -> bytes | None:
-        """The rows to keep, or None when this fact is left out.
+    def rows_to_store(self, writer: str, token: int, rows: bytes, *, is_late: bool) -> bytes | None:
+        """The rows to store for this fact; None to skip it.
 
-        Late ones are news where their stream is unordered, unless the same fact is held, or they have no
-        rows, or a token that nobody can read. What another writer has told is kept without its rows.
+        A late fact is stored in an unordered stream, unless it is a duplicate, has no rows, or has a token
+        below 1, which cannot be read. A fact that another writer has reported is stored without its rows.
         """
         if is_late and (not self._is_unordered or rows == NO_ROWS or token < 1):
             return None
         if is_late or (self._is_told_by_all and rows != NO_ROWS):
-            for teller, told in self._under(token):
-                if told == rows and (teller == writer or self._is_told_by_all):
+            for reporter, known in self._known_rows(token):
+                if known == rows and (reporter == writer or self._is_told_by_all):
                     return None if is_late else NO_ROWS
         return rows
 
-    def _under(self, token: int) -> list[tuple[str, bytes]]:
-        """The writer and the rows of every fact under this token: committed, then formed."""
+    def _known_rows(self, token: int) -> list[tuple[str, bytes]]:
+        """The writer and rows of every fact under this token: committed ones, then those of this group."""
         for fact in self._formed[self._looked_at :]:
             if fact.stream == self._stream:
                 self._by_token.setdefault(fact.token, []).append((fact.writer, fact.rows))
         self._looked_at = len(self._formed)
-        committed = self._held(self._stream, token) if token <= self._highest else []
+        committed = self._rows_at_token(self._stream, token) if token <= self._highest else []
         return [*committed, *self._by_token.get(token, ())]

@@ -138,12 +138,12 @@ class MemoryEngine:
         after: int,
         upto: int,
         limit: int,
-        wanted: Filter = ALL,
+        filter: Filter = ALL,
     ) -> tuple[list[Fact], int]:
         """Facts in order of serial, and how far it has looked."""
         self._check("read")
         upto = min(upto, self._place.serial)
-        taken, is_full = take_rows(self._wanted(after, upto, wanted), limit)
+        taken, is_full = take_rows(self._matching(after, upto, filter), limit)
         return taken, taken[-1].serial if is_full else max(after, upto)
 
     def read_text(
@@ -152,12 +152,12 @@ class MemoryEngine:
         after: int,
         upto: int,
         limit: int,
-        wanted: Filter = ALL,
+        filter: Filter = ALL,
     ) -> tuple[bytes, int]:
         """Facts as lines, and how far it has looked."""
         self._check("read")
         upto = min(upto, self._place.serial)
-        taken = list(islice(self._wanted(after, upto, wanted), limit))
+        taken = list(islice(self._matching(after, upto, filter), limit))
         lines = [
             b"\x1f".join(
                 value if isinstance(value, bytes) else str(value).encode()
@@ -173,12 +173,12 @@ class MemoryEngine:
         after: int,
         upto: int,
         limit: int,
-        wanted: Filter = ALL,
+        filter: Filter = ALL,
     ) -> LogRange:
         """How much there is, and how far it has looked."""
         self._check("read")
         upto = min(upto, self._place.serial)
-        taken = list(islice(self._wanted(after, upto, wanted), limit))
+        taken = list(islice(self._matching(after, upto, filter), limit))
         tokens: dict[tuple[str, str], int] = {}
         advance(tokens, taken)
         return LogRange(
@@ -189,9 +189,9 @@ class MemoryEngine:
             at_ms=max((fact.committed_at_ms for fact in taken), default=0),
         )
 
-    def _wanted(self, after: int, upto: int, wanted: Filter) -> Iterator[Fact]:
+    def _matching(self, after: int, upto: int, filter: Filter) -> Iterator[Fact]:
         first, last = (bisect_right(self.facts, serial, key=_serial) for serial in (after, upto))
-        return (fact for fact in self.facts[first:last] if wanted.passes(fact.stream, fact.writer))
+        return (fact for fact in self.facts[first:last] if filter.passes(fact.stream, fact.writer))
 
     def read_tokens(
         self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int
@@ -211,9 +211,9 @@ class MemoryEngine:
             limit,
         )
 
-    def held(self, stream: str, token: int) -> list[tuple[str, bytes]]:
+    def rows_at_token(self, stream: str, token: int) -> list[tuple[str, bytes]]:
         """The writer and the rows of every fact of this stream under this token."""
-        self._check("held")
+        self._check("rows_at_token")
         facts = self._by_stream.get(stream, [])
         first, last = bisect_left(facts, token, key=_token), bisect_right(facts, token, key=_token)
         return [(fact.writer, fact.rows) for fact in facts[first:last] if not self._voids.hold(fact)]

@@ -91,16 +91,16 @@ class PostgresEngine(SQLEngine):
 
     # Connections
 
-    def _take(self) -> None:
+    def _acquire(self) -> None:
         self._lost = None
         self._writes = self._connect("open")
         try:
             self._lock(self._writes, "open", FIRST_PATIENCE)
         except BaseException:
-            self._let_go()
+            self._release()
             raise
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._disconnect()
 
     def _disconnect(self) -> None:
@@ -212,7 +212,7 @@ class PostgresEngine(SQLEngine):
     # No state file: the server keeps the log and all that identifies it together, so that no part can be lost
     # alone. What a new connection finds is compared with what this process knows.
 
-    def _telling(self, op: str, stream: str = "") -> Any:
+    def _map_errors(self, op: str, stream: str = "") -> Any:
         return self._address.telling(op, stream)
 
     def _transaction(self, database: "Connection") -> Any:
@@ -261,7 +261,7 @@ class PostgresEngine(SQLEngine):
     def drop_staged(self) -> None:
         """Remove the tables. The schema stays, since not everyone may make one."""
         database = self._writer("drop_staged")
-        with self._telling("drop_staged"), database.transaction():
+        with self._map_errors("drop_staged"), database.transaction():
             self._set_alone(database)
             for table in TABLES:
                 database.execute(f"DROP TABLE IF EXISTS {STAGED}.{table}".encode())
@@ -299,7 +299,7 @@ class PostgresEngine(SQLEngine):
         # Until this is known, no count of starts is the right one.
         self._boots = None
         try:
-            with self._telling("adopt_staged"):
+            with self._map_errors("adopt_staged"):
                 asked = self._writer("adopt_staged").execute("SELECT value FROM meta WHERE key = 'boots'")
                 found = asked.fetchone()
             why = "" if found in {(boots,), (before,)} else "another process has opened the log"

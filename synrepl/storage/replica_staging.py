@@ -1,4 +1,4 @@
-"""The part of a log that copies and is copied: following another history, being one, and becoming a copy."""
+"""The replication part of a log: following another log, starting epochs, and becoming a copy."""
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -20,33 +20,33 @@ __all__ = ["StagedCopy", "ReplicaStaging", "HistoryMismatch"]
 
 T = TypeVar("T")
 
-COPIED: Final = frozenset({"history", "filter", "joined", "resync"})
-"""Notes that tell of the copy, not of the daemon that has it, or that a new one settles."""
+COPY_NOTES: Final = frozenset({"history", "filter", "joined", "resync"})
+"""Notes that describe the copied log rather than this daemon. A new copy brings or drops them."""
 
 
 class HistoryMismatch(StorageError):
-    """A fact does not follow from those before it: its digest says otherwise. It was not kept."""
+    """A fact's digest does not follow from the fact before it. The fact was not stored."""
 
     def __init__(self, serial: int) -> None:
         super().__init__(
             op="follow",
             why=f"the digest of serial {serial} does not follow from the facts before it",
-            hint="it was changed on the way, or is of another history",
+            hint="it was changed in transit, or belongs to another history",
         )
         self.serial = serial
 
 
 class ReplicaStaging:
-    """What `Log` is made of, as far as replicas are concerned.
+    """The replication part of `Log`.
 
-    All that changes the log does so alone: appends wait meanwhile. What has begun goes on to its end, also
-    when whoever asked for it is cancelled: the log must know where it stands.
+    Each operation that changes the log excludes all other writes: appends wait. An operation that has started
+    runs to its end even if its caller is cancelled, so that the log knows its position.
     """
 
     _engine: IEngine
     _writing: IThread
     _reading: IThread
-    _standing: LogHead
+    _head: LogHead
     _reads: ReadHealth
     _is_writing: bool
     _is_open: bool
@@ -55,37 +55,37 @@ class ReplicaStaging:
     def __init__(self) -> None:
         self._notes: dict[str, str] = {}
         self._leases: dict[str, Lease] = {}
-        self._replaced: list[Callable[[], None]] = []
-        self._turned: list[Callable[[], None]] = []
-        self._swapping: list[Deferred[None]] | None = None
-        # What is true if the engine stands there: nobody could say whether it was kept.
-        self._unsure: tuple[str, Callable[[], None]] | None = None
+        self._replaced_watchers: list[Callable[[], None]] = []
+        self._epoch_watchers: list[Callable[[], None]] = []
+        self._swap_waiters: list[Deferred[None]] | None = None
+        # After a failed `follow` of unknown outcome: the digest it would have reached, and how to apply it.
+        self._uncertain_follow: tuple[str, Callable[[], None]] | None = None
 
-    # -- what `Log` does for it ----------------------------------------------------------------------------
+    # -- provided by `Log` ---------------------------------------------------------------------------------
 
-    def _show(self, facts: Sequence[Fact]) -> None:
+    def _notify(self, facts: Sequence[Fact]) -> None:
         raise NotImplementedError
 
     def _now_ms(self) -> int:
         raise NotImplementedError
 
-    async def _turn_to_write(self) -> None:
-        """Returns when nobody else writes; from then on nobody does until `_end_turn`."""
+    async def _exclusive(self) -> None:
+        """Wait until no write is running, and exclude other writes until `_end_exclusive`."""
         raise NotImplementedError
 
-    def _end_turn(self) -> None:
+    def _end_exclusive(self) -> None:
         raise NotImplementedError
 
     def _read_failed(self, kind: str, error: StorageError, probe: Probe | None) -> None:
-        """The log could not be read; `probe` tries the same again."""
+        """Record a failed read; `probe` repeats it."""
         raise NotImplementedError
 
-    def _begin_life(self, head: Head) -> None:
-        """Stand where the engine says; what is ephemeral begins anew."""
+    def _load_state(self, head: Head) -> None:
+        """Take the engine's head, and start the ephemeral streams empty."""
         raise NotImplementedError
 
     async def _load(self, open_engine: Callable[[], Head]) -> Head:
-        """Begin with the engine so, and know what it keeps beside the facts."""
+        """Open the engine with `open_engine`, and load its notes and leases."""
 
         def work() -> tuple[Head, dict[str, str], list[Lease]]:
             return open_engine(), self._engine.notes(), self._engine.leases()
@@ -94,65 +94,65 @@ class ReplicaStaging:
         self._leases = {lease.uuid: lease for lease in leases}
         return head
 
-    # -- where it stands in its history --------------------------------------------------------------------
+    # -- position and history ------------------------------------------------------------------------------
 
     @property
     def position(self) -> LogPosition:
         """Epoch, serial and digest together."""
-        standing = self._standing
-        return LogPosition(standing.epoch, standing.serial, standing.digest)
+        head = self._head
+        return LogPosition(head.epoch, head.serial, head.digest)
 
     @property
     def trimmed_upto(self) -> LogPosition:
-        """Up to where it was trimmed."""
-        return self._standing.trimmed_upto
+        """The position up to which the log is trimmed."""
+        return self._head.trimmed_upto
 
     @property
     def epoch_starts(self) -> Sequence[EpochStart]:
-        """Where epochs began."""
-        return self._standing.epoch_starts
+        """The starts of all epochs, in order."""
+        return self._head.epoch_starts
 
     @property
     def uuid(self) -> str:
-        """This copy's own."""
+        """The uuid of this copy of the log."""
         return self._notes.get("uuid", "")
 
     @property
     def history(self) -> str:
-        """That of the log, the same for all copies of it."""
+        """The uuid of the log, the same for all its copies."""
         return self._notes.get("history", "")
 
     def digest_at(self, serial: int) -> Awaitable[str | None]:
-        """The digest there, if it is known."""
+        """The digest at this serial; None if it is unknown."""
         return self._read("digest_at", partial(self._engine.digest_at, serial))
 
     def receipts_between(self, after: int, upto: int) -> Awaitable[list[AppendReceipt]]:
-        """The receipts of appends whose first serial is there."""
+        """The receipts of appends whose first serial is in ``after < serial <= upto``."""
         return self._read("receipts_between", partial(self._engine.receipts_between, after, upto))
 
     @property
     def receipts_upto(self) -> int:
-        """No receipt is of an append beyond this serial."""
-        return self._standing.receipts_upto
+        """A serial beyond which no append has a receipt."""
+        return self._head.receipts_upto
 
     def size(self, after: int) -> Awaitable[int]:
-        """About how many bytes the facts beyond this serial take."""
+        """The approximate size in bytes of the facts beyond this serial."""
         return self._checked("size", self._writing, partial(self._engine.size, after))
 
     def snapshot(self) -> Awaitable[LogSnapshot]:
-        """What stands beside the facts, as of one moment between two commits."""
+        """Everything the log has besides facts, as of one moment between two commits."""
         return self._checked("snapshot", self._writing, self._engine.snapshot)
 
-    # -- small things kept beside it -----------------------------------------------------------------------
+    # -- notes and leases ----------------------------------------------------------------------------------
 
     @property
     def notes(self) -> Mapping[str, str]:
-        """Small texts kept beside the log."""
+        """Short texts stored with the log, by name."""
         return self._notes
 
     async def note(self, **notes: str | None) -> None:
-        """Keep these, or forget those that are None."""
-        await _to_its_end(self._note(notes))
+        """Store these notes; None deletes a note."""
+        await _uncancelled(self._note(notes))
 
     async def _note(self, notes: Mapping[str, str | None]) -> None:
         await self._writing.run(partial(self._engine.note, notes))
@@ -168,32 +168,32 @@ class ReplicaStaging:
         return self._leases
 
     async def keep_leases(self, changed: Sequence[Lease], dropped: Sequence[str] = ()) -> None:
-        """Keep these leases as they are now, and forget those dropped."""
+        """Store these leases, and delete the dropped uuids."""
         await self._writing.run(partial(self._engine.keep_leases, changed, dropped))
         self._leases.update((lease.uuid, lease) for lease in changed)
         for uuid in dropped:
             self._leases.pop(uuid, None)
 
-    async def settled(self) -> None:
-        """Returns when everything asked for before is kept, or failed."""
-        await self._turn_to_write()
-        self._end_turn()
+    async def flush(self) -> None:
+        """Wait until every earlier write has succeeded or failed."""
+        await self._exclusive()
+        self._end_exclusive()
 
     async def trim(self, upto: int, keys: KeysOf, limit: int) -> LogPosition:
-        """`IEngine.trim`: a slice. Gives where the log begins now."""
+        """Run `IEngine.trim` on one slice. Gives the new `trimmed_upto`."""
 
         async def work() -> LogPosition:
             try:
                 trimmed_upto = await self._writing.run(partial(self._engine.trim, upto, keys, limit))
             except StorageError as error:
-                # Not to be tried again from here: a lease may need the facts by then.
+                # Without a probe: by the time of a retry a lease may need the facts.
                 self._read_failed("trim", error, None)
                 raise
             self._reads.worked("trim")
-            self._standing.trimmed_upto = trimmed_upto
+            self._head.trimmed_upto = trimmed_upto
             return trimmed_upto
 
-        return await self._alone(work)
+        return await self._run_exclusive(work)
 
     # -- following another log -----------------------------------------------------------------------------
 
@@ -206,51 +206,51 @@ class ReplicaStaging:
     ) -> None:
         """Append facts and receipts of the log that this one is a copy of, unchanged.
 
-        The facts continue this log without a gap, or `upto` says where the log stands afterwards. Raises
+        The facts continue this log without a gap; otherwise `upto` is the log's position after them. Raises
         `HistoryMismatch` if a fact does not continue the log, or another `StorageError`. A failed call stores
         nothing.
         """
 
         async def work() -> None:
-            followed = partial(self._followed, facts, receipts, upto)
+            apply = partial(self._apply_followed, facts, receipts, upto)
             try:
                 await self._writing.run(partial(_follow, self._engine, self.position, facts, receipts, upto))
             except HistoryMismatch:
                 raise
             except StorageError:
-                self._unsure = _reached(facts, upto, self.position).digest, followed
+                self._uncertain_follow = _position_after(facts, upto, self.position).digest, apply
                 raise
-            followed()
+            apply()
 
-        await self._alone(work)
+        await self._run_exclusive(work)
 
-    def _followed(
+    def _apply_followed(
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], upto: LogPosition | None
     ) -> None:
-        """These are kept: stand after them, and show them."""
-        self._standing.advance(facts)
+        """Advance the head over these committed facts, and notify the watchers."""
+        self._head.advance(facts)
         if facts:
-            self._standing.epoch = max(self._standing.epoch, facts[-1].epoch)
+            self._head.epoch = max(self._head.epoch, facts[-1].epoch)
         if upto is not None:
-            self._standing.epoch, self._standing.serial = upto.epoch, upto.serial
-            self._standing.digest = upto.digest
+            self._head.epoch, self._head.serial = upto.epoch, upto.serial
+            self._head.digest = upto.digest
         if receipts:
-            self._standing.receipts_upto = self._standing.serial
+            self._head.receipts_upto = self._head.serial
         if facts:
-            self._show(facts)
+            self._notify(facts)
 
     async def begin_epoch(self, epoch_start: EpochStart) -> None:
-        """Begin a new epoch where the log stands. Readers that have more are beside this history now."""
-        await self._alone(partial(self._turn, epoch_start))
-        self._tell(self._turned)
+        """Begin this epoch at the end of the log. Readers beyond its start have a diverged history."""
+        await self._run_exclusive(partial(self._start_epoch, epoch_start))
+        self._call_all(self._epoch_watchers)
 
-    async def _turn(self, epoch_start: EpochStart) -> EpochStart:
-        self._standing.take(await self._writing.run(partial(self._engine.begin_epoch, epoch_start)))
+    async def _start_epoch(self, epoch_start: EpochStart) -> EpochStart:
+        self._head.load(await self._writing.run(partial(self._engine.begin_epoch, epoch_start)))
         return epoch_start
 
-    def on_turned(self, told: Callable[[], None]) -> None:
-        """Call `told` each time an epoch has begun."""
-        self._turned.append(told)
+    def on_epoch_started(self, callback: Callable[[], None]) -> None:
+        """Call `callback` each time an epoch has begun."""
+        self._epoch_watchers.append(callback)
 
     async def next_epoch(
         self,
@@ -261,7 +261,7 @@ class ReplicaStaging:
         stream: str = "",
         token: int = 0,
     ) -> EpochStart:
-        """Begin the next epoch, or this one, after all that is appended so far; now, unless said."""
+        """Begin the next epoch, or the given one, after all appends so far; now by default."""
 
         async def work() -> EpochStart:
             position = self.position
@@ -274,38 +274,38 @@ class ReplicaStaging:
                 stream=stream,
                 token=token,
             )
-            return await self._turn(epoch_start)
+            return await self._start_epoch(epoch_start)
 
-        epoch_start = await self._alone(work)
-        self._tell(self._turned)
+        epoch_start = await self._run_exclusive(work)
+        self._call_all(self._epoch_watchers)
         return epoch_start
 
-    def _alone(self, work: Callable[[], Coroutine[Any, Any, T]]) -> "Deferred[T]":
-        """Do this while nobody else writes."""
+    def _run_exclusive(self, work: Callable[[], Coroutine[Any, Any, T]]) -> "Deferred[T]":
+        """Run this while no other write runs."""
 
-        async def alone() -> T:
-            await self._turn_to_write()
+        async def run() -> T:
+            await self._exclusive()
             try:
-                if asked.called:
+                if result.called:
                     raise _cancelled()
                 if self._lost is not None:
                     raise self._lost
-                if self._unsure is not None:
+                if self._uncertain_follow is not None:
                     head = await self._writing.run(self._engine.head)
-                    (digest, kept), self._unsure = self._unsure, None
-                    if head.digest == digest != self._standing.digest:
-                        kept()
+                    (digest, apply), self._uncertain_follow = self._uncertain_follow, None
+                    if head.digest == digest != self._head.digest:
+                        apply()
                 return await work()
             finally:
-                self._end_turn()
+                self._end_exclusive()
 
-        asked = Deferred[T]()
-        return _into(alone(), asked)
+        result = Deferred[T]()
+        return _detached(run(), result)
 
     # -- becoming a copy -----------------------------------------------------------------------------------
 
-    async def copy(self) -> "StagedCopy":
-        """What was staged of a copy of another log, opened; it may be empty."""
+    async def open_staged_copy(self) -> "StagedCopy":
+        """Open the staged copy of another log; it may be empty."""
         copy = StagedCopy(self._engine.staging(), self._writing)
         try:
             await copy.open()
@@ -315,46 +315,46 @@ class ReplicaStaging:
         return copy
 
     async def drop_copy(self, copy: "StagedCopy") -> None:
-        """Close it, and remove what was staged."""
+        """Close a staged copy and delete it."""
         await copy.close()
         await self._writing.run(self._engine.drop_staged)
 
-    def on_replaced(self, told: Callable[[], None]) -> None:
-        """Call `told` each time a copy took the place of all that was here."""
-        self._replaced.append(told)
+    def on_replaced(self, callback: Callable[[], None]) -> None:
+        """Call `callback` each time a copy has replaced this log."""
+        self._replaced_watchers.append(callback)
 
     async def adopt_copy(self, copy: "StagedCopy") -> None:
-        """Become what this copy is, in one step; this daemon's own uuid, notes and leases stay."""
+        """Replace this log by a staged copy in one step; this daemon's own uuid, notes and leases stay."""
 
         async def work() -> None:
             waiting: list[Deferred[None]] = []
             try:
-                own = {name: text for name, text in self._notes.items() if name not in COPIED}
+                own = {name: text for name, text in self._notes.items() if name not in COPY_NOTES}
                 await copy.finish(own, list(self._leases.values()))
-                self._swapping = waiting
-                # After the last read, so that nobody closes the file under it.
-                await self._reading.run(_nothing)
-                self._begin_life(await self._load(self._engine.adopt_staged))
+                self._swap_waiters = waiting
+                # Wait for the last read: the file must not be closed under it.
+                await self._reading.run(_do_nothing)
+                self._load_state(await self._load(self._engine.adopt_staged))
             finally:
-                self._swapping = None
+                self._swap_waiters = None
                 for waiter in waiting:
                     waiter.callback(None)
-            # Also if nobody waits any more for this to be done.
-            self._tell(self._replaced)
+            # Here rather than after `_run_exclusive`, so that it happens even if the caller was cancelled.
+            self._call_all(self._replaced_watchers)
 
-        await self._alone(work)
+        await self._run_exclusive(work)
 
     @staticmethod
-    def _tell(whom: Sequence[Callable[[], None]]) -> None:
-        for told in whom:
-            told()
+    def _call_all(callbacks: Sequence[Callable[[], None]]) -> None:
+        for callback in callbacks:
+            callback()
 
     def _read(self, kind: str, work: Callable[[], T]) -> "Deferred[T]":
-        """Do this in the reading thread, once nobody replaces what there is to read."""
+        """Run this in the reading thread, after any replacement of the log in progress."""
         return self._checked(kind, self._reading, work)
 
     def _checked(self, kind: str, thread: IThread, work: Callable[[], T]) -> "Deferred[T]":
-        """Read so, in this thread. A failure makes the log unhealthy until the same read works."""
+        """Run a read in this thread. A failure makes the log unhealthy until the same read works."""
 
         def probe() -> "Deferred[T]":
             return Deferred.fromCoroutine(self._read_now(thread, work))
@@ -371,18 +371,19 @@ class ReplicaStaging:
         return Deferred.fromCoroutine(read())
 
     async def _read_now(self, thread: IThread, work: Callable[[], T]) -> T:
-        while self._swapping is not None and thread is self._reading:
+        while self._swap_waiters is not None and thread is self._reading:
             waiter: Deferred[None] = Deferred()
-            self._swapping.append(waiter)
+            self._swap_waiters.append(waiter)
             await waiter
         return await thread.run(work)
 
 
 class StagedCopy:
-    """A copy of another log in the making, beside the log that it will replace.
+    """A copy of another log under construction, stored next to the log that it will replace.
 
-    First come the facts of a snapshot (`add`), then what stands beside them (`restore`), then what came
-    meanwhile (`follow`, `begin_epoch`). Survives a kill at any point, and then goes on from its `place`.
+    First come the facts of a snapshot (`add`), then the rest of the snapshot (`restore`), then what was
+    committed meanwhile (`follow`, `begin_epoch`). The copy survives a kill at any point and continues from
+    its `position`.
     """
 
     def __init__(self, engine: IEngine, thread: IThread) -> None:
@@ -392,53 +393,53 @@ class StagedCopy:
         self._thread = thread
 
     async def open(self) -> None:
-        """See what is there."""
+        """Open the engine, and load the copy's position and notes."""
         head = await self._thread.run(self._engine.open)
         self.position = head.position
         self.notes = await self._thread.run(self._engine.notes)
 
     async def note(self, **notes: str | None) -> None:
-        """Keep these notes with the copy, or forget those that are None."""
+        """Store these notes with the copy; None deletes a note."""
         await self._thread.run(partial(self._engine.note, notes))
         self.notes.update((name, text) for name, text in notes.items() if text is not None)
 
     async def add(
         self, facts: Sequence[Fact], upto: LogPosition, *, trimmed_upto: LogPosition | None
     ) -> None:
-        """Facts of the snapshot; all of it up to that place that there is, or is wanted, is here then.
+        """Add facts of the snapshot. They complete it up to the position `upto`.
 
-        Beyond `begin` no fact is missing, and each must follow from the one before; where that is None,
-        some are left out anywhere. `HistoryMismatch` where one does not follow.
+        Beyond `trimmed_upto` no fact is missing, and each must follow from the one before it. Facts may be
+        missing anywhere if it is None. Raises `HistoryMismatch` where a fact does not follow.
         """
         await self._thread.run(partial(_add, self._engine, self.position, facts, upto, trimmed_upto))
         self.position = upto
 
     async def restore(self, snapshot: LogSnapshot) -> None:
-        """What stands beside the facts."""
+        """Store everything of the snapshot besides its facts."""
         self.position = (await self._thread.run(partial(self._engine.restore, snapshot))).position
 
     async def follow(
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None:
-        """`Log.follow`, of the copy."""
+        """Append facts as `Log.follow` does, to the copy."""
         await self._thread.run(partial(_follow, self._engine, self.position, facts, receipts, upto))
         if upto is not None:
             self.position = upto
         elif facts:
-            self.position = _place(facts[-1])
+            self.position = _position_of(facts[-1])
 
     async def begin_epoch(self, epoch_start: EpochStart) -> None:
-        """An epoch begins where the copy stands."""
+        """Begin an epoch at the end of the copy."""
         self.position = (await self._thread.run(partial(self._engine.begin_epoch, epoch_start))).position
 
     async def finish(self, notes: Mapping[str, str], leases: Sequence[Lease]) -> None:
-        """Take these along, and close."""
+        """Store these notes and leases, and close the copy."""
         await self.note(**notes)
         await self._thread.run(partial(self._engine.keep_leases, leases))
         await self.close()
 
     async def close(self) -> None:
-        """Let go of it; what is staged stays."""
+        """Close the engine; the staged copy stays."""
         await self._thread.run(self._engine.close)
 
 
@@ -449,7 +450,7 @@ def _add(
     upto: LogPosition,
     trimmed_upto: LogPosition | None,
 ) -> None:
-    """In the writing thread."""
+    """Verify and commit facts of a snapshot, in the writing thread."""
     if trimmed_upto is not None:
         dense = [fact for fact in facts if fact.serial > trimmed_upto.serial]
         before = position if position.serial > trimmed_upto.serial else trimmed_upto
@@ -457,7 +458,7 @@ def _add(
         if wrong is not None:
             raise HistoryMismatch(wrong)
         if facts and len(dense) == len(facts) == upto.serial - position.serial:
-            # Nothing is missing, so that this is a commit like any other, and need not be verified again.
+            # Nothing is missing: this is an ordinary commit, which needs no second verification.
             engine.commit(facts, ())
             return
     engine.commit(facts, (), upto=upto)
@@ -470,7 +471,7 @@ def _follow(
     receipts: Sequence[AppendReceipt],
     upto: LogPosition | None,
 ) -> None:
-    """In the writing thread."""
+    """Verify and commit facts of the followed log, in the writing thread."""
     if upto is None:
         wrong = verify(facts, position.digest)
         if wrong is not None:
@@ -483,39 +484,39 @@ def _follow(
     except StorageError as error:
         if not error.tried:
             raise
-        # It may have been kept although nobody said so.
+        # The outcome is unknown. The head tells whether the commit succeeded.
         if engine.head().digest != upto_digest:
             raise
 
 
-def _reached(facts: Sequence[Fact], upto: LogPosition | None, position: LogPosition) -> LogPosition:
-    """Where a log stands after these, if it stood at `place`."""
-    return upto or (_place(facts[-1]) if facts else position)
+def _position_after(facts: Sequence[Fact], upto: LogPosition | None, position: LogPosition) -> LogPosition:
+    """The position of a log after these facts, from `position`."""
+    return upto or (_position_of(facts[-1]) if facts else position)
 
 
-async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Wait for this, which goes on when nobody waits any more."""
-    return await _into(work, Deferred())
+async def _uncancelled(work: Coroutine[Any, Any, T]) -> T:
+    """Wait for this work, which continues if the caller is cancelled."""
+    return await _detached(work, Deferred())
 
 
-def _into(work: Coroutine[Any, Any, T], asked: "Deferred[T]") -> "Deferred[T]":
-    """Begin this work, which is for whoever waits for `asked`; cancelling that leaves the work alone."""
+def _detached(work: Coroutine[Any, Any, T], result: "Deferred[T]") -> "Deferred[T]":
+    """Start this work and give `result`, which it fires; cancelling `result` does not stop the work."""
 
-    def ended(result: T | Failure) -> None:
-        if not asked.called:
-            asked.callback(result)
+    def ended(outcome: T | Failure) -> None:
+        if not result.called:
+            result.callback(outcome)
 
     Deferred.fromCoroutine(work).addBoth(ended)
-    return asked
+    return result
 
 
 def _cancelled() -> StorageError:
-    return StorageError(op="write", why="nobody waits for it any more", retryable=True)
+    return StorageError(op="write", why="the caller was cancelled", retryable=True)
 
 
-def _place(fact: Fact) -> LogPosition:
+def _position_of(fact: Fact) -> LogPosition:
     return LogPosition(fact.epoch, fact.serial, fact.digest)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass

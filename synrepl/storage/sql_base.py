@@ -65,11 +65,11 @@ class SQLBase(ABC):
     # What a database does in its own way
 
     @abstractmethod
-    def _take(self) -> None:
+    def _acquire(self) -> None:
         """Take the lock and connect; `StorageError` that says who has it, if another process does."""
 
     @abstractmethod
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """End the connections and give the lock back. Harmless when repeated."""
 
     @abstractmethod
@@ -85,7 +85,7 @@ class SQLBase(ABC):
         """The connection that reads."""
 
     @abstractmethod
-    def _telling(self, op: str, stream: str = "") -> AbstractContextManager[None]:
+    def _map_errors(self, op: str, stream: str = "") -> AbstractContextManager[None]:
         """Say `StorageError`, with a hint, where the database says something of its own."""
 
     @abstractmethod
@@ -136,8 +136,9 @@ class SQLBase(ABC):
         if known and self._boots is not None and found not in (self._kept, self._tried):
             raise self._lose(
                 op,
-                f"somebody else writes to this log: it is at serial {serial}, this process left it at {kept}",
-                "find out which other program has the database and stop it, then restart this daemon",
+                f"another process writes to this log: it is at serial {serial},"
+                f" this process left it at {kept}",
+                "find out which other program uses the database and stop it, then restart this daemon",
             )
         self._kept, self._tried = found, None
 

@@ -23,7 +23,7 @@ class SQLHistory(SQLReceipts):
 
     def head(self) -> Head:
         """Where the log stands now."""
-        with self._telling("head"):
+        with self._map_errors("head"):
             database = self._writer("head")
             self._recall(database)
             meta = dict(self._execute(database, "SELECT key, value FROM meta"))
@@ -60,7 +60,7 @@ class SQLHistory(SQLReceipts):
     def begin_epoch(self, epoch_start: EpochStart) -> Head:
         """Begin a new epoch where the log stands, and void what it says was lost."""
         check_turn(epoch_start, self.head().position)
-        with self._telling("begin_epoch", epoch_start.stream):
+        with self._map_errors("begin_epoch", epoch_start.stream):
             database = self._writer("begin_epoch")
             with self._transaction(database):
                 self._execute(database, "UPDATE meta SET value = ? WHERE key = 'epoch'", (epoch_start.epoch,))
@@ -76,7 +76,7 @@ class SQLHistory(SQLReceipts):
 
     def digest_at(self, serial: int) -> str | None:
         """The digest there, if it is known."""
-        with self._telling("digest_at"):
+        with self._map_errors("digest_at"):
             database = self._reader("digest_at")
             return self._digest_at(database, serial)
 
@@ -95,7 +95,7 @@ class SQLHistory(SQLReceipts):
 
     def snapshot(self) -> LogSnapshot:
         """What stands beside the facts, as of now."""
-        with self._telling("snapshot"):
+        with self._map_errors("snapshot"):
             database = self._writer("snapshot")
             with self._transaction(database):
                 head = self.head()
@@ -110,7 +110,7 @@ class SQLHistory(SQLReceipts):
 
     def restore(self, snapshot: LogSnapshot) -> Head:
         """Take all that stands beside the facts from this, in one transaction."""
-        with self._telling("restore"):
+        with self._map_errors("restore"):
             database = self._writer("restore")
             with self._transaction(database):
                 self._check_restorable(database, snapshot)

@@ -27,12 +27,12 @@ class SQLNotes(SQLBase):
 
     def notes(self) -> dict[str, str]:
         """Small texts kept beside the log, by name."""
-        with self._telling("notes"):
+        with self._map_errors("notes"):
             return dict(self._execute(self._writer("notes"), "SELECT name, value FROM notes").fetchall())
 
     def note(self, notes: Mapping[str, str | None]) -> None:
         """Keep these notes, or forget those that are None, in one transaction."""
-        with self._telling("note"):
+        with self._map_errors("note"):
             database = self._writer("note")
             with self._transaction(database):
                 kept = [(name, text) for name, text in notes.items() if text is not None]
@@ -48,7 +48,7 @@ class SQLNotes(SQLBase):
 
     def leases(self) -> list[Lease]:
         """All leases, ended ones included, in order of uuid."""
-        with self._telling("leases"):
+        with self._map_errors("leases"):
             found = self._execute(self._writer("leases"), f"SELECT {', '.join(LEASE)} FROM leases")
             leases = [
                 msgspec.convert(dict(zip(LEASE, row, strict=True)), Lease, strict=False) for row in found
@@ -57,7 +57,7 @@ class SQLNotes(SQLBase):
 
     def keep_leases(self, changed: Sequence[Lease], dropped: Sequence[str] = ()) -> None:
         """Keep these as they are now, and forget those of the `dropped` uuids, in one transaction."""
-        with self._telling("keep_leases"):
+        with self._map_errors("keep_leases"):
             database = self._writer("keep_leases")
             with self._transaction(database):
                 rows = [

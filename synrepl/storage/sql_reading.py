@@ -46,12 +46,12 @@ class SQLReading(SQLBase):
         after: int,
         upto: int,
         limit: int,
-        wanted: Filter = ALL,
+        filter: Filter = ALL,
     ) -> tuple[list[Fact], int]:
         """Facts in order of serial, and how far it has looked."""
-        with self._telling("read"):
+        with self._map_errors("read"):
             database = self._reader("read")
-            upto, where, values = self._range(database, after, upto, wanted)
+            upto, where, values = self._range(database, after, upto, filter)
             with self._streamed(
                 database, f"SELECT {COLUMNS} FROM facts WHERE {where} ORDER BY serial", values
             ) as found:
@@ -64,17 +64,17 @@ class SQLReading(SQLBase):
         after: int,
         upto: int,
         limit: int,
-        wanted: Filter = ALL,
+        filter: Filter = ALL,
     ) -> tuple[bytes, int]:
         """Facts as lines, and how far it has looked."""
-        with self._telling("read"):
+        with self._map_errors("read"):
             database = self._reader("read")
             # Of a few streams or writers there may be little to find.
-            looked = TEXT_SERIALS if wanted.is_open else LOOKED_AT_ONCE
+            looked = TEXT_SERIALS if filter.is_open else LOOKED_AT_ONCE
             limit = min(limit, TEXT_SERIALS)
             upto = min(upto, after + looked)
             while True:
-                upto, where, values = self._range(database, after, upto, wanted)
+                upto, where, values = self._range(database, after, upto, filter)
                 size = self._execute(
                     database, f"SELECT sum({self.TEXT_BYTES}) FROM facts WHERE {where}", values
                 ).fetchone()[0]
@@ -96,13 +96,13 @@ class SQLReading(SQLBase):
         after: int,
         upto: int,
         limit: int,
-        wanted: Filter = ALL,
+        filter: Filter = ALL,
     ) -> LogRange:
         """How much there is, and how far it has looked."""
-        with self._telling("read"):
+        with self._map_errors("read"):
             database = self._reader("read")
             upto = min(upto, after + LOOKED_AT_ONCE)
-            upto, where, values = self._range(database, after, upto, wanted)
+            upto, where, values = self._range(database, after, upto, filter)
             found = self._execute(
                 database,
                 f"SELECT stream, writer, count(*), sum(size), max(token), max(serial), max(committed_at_ms)"
@@ -120,13 +120,13 @@ class SQLReading(SQLBase):
             at_ms=max((row[6] for row in found), default=0),
         )
 
-    def _range(self, database: Any, after: int, upto: int, wanted: Filter) -> Range:
+    def _range(self, database: Any, after: int, upto: int, filter: Filter) -> Range:
         last = self._execute(
             database, "SELECT (SELECT max(serial) FROM facts), (SELECT max(serial) FROM places)"
         ).fetchone()
         upto = min(upto, max(last[0] or 0, last[1] or 0))
         where, values = "serial > ? AND serial <= ?", list[object]()
-        for column, names in ((self.UNINDEXED_STREAM, wanted.streams), ("writer", wanted.writers)):
+        for column, names in ((self.UNINDEXED_STREAM, filter.streams), ("writer", filter.writers)):
             if names is not None:
                 if len(names) > NAMES_AT_ONCE:
                     why = f"{len(names)} names are more than {NAMES_AT_ONCE} in one filter"

@@ -20,7 +20,7 @@ class SQLReceipts(SQLBase):
 
     def receipt(self, key: str) -> AppendReceipt | None:
         """What an append with this key was answered."""
-        with self._telling("receipt"):
+        with self._map_errors("receipt"):
             found = self._execute(
                 self._writer("receipt"), f"SELECT {RECEIPT_COLUMNS} FROM receipts WHERE key = ?", (key,)
             ).fetchone()
@@ -28,7 +28,7 @@ class SQLReceipts(SQLBase):
 
     def receipts_between(self, after: int, upto: int) -> list[AppendReceipt]:
         """The receipts of appends whose first serial is there, in order of it."""
-        with self._telling("receipts_between"):
+        with self._map_errors("receipts_between"):
             return [
                 _receipt(row)
                 for row in self._execute(
@@ -41,7 +41,7 @@ class SQLReceipts(SQLBase):
 
     def forget_receipts(self, before_ms: int) -> None:
         """Forget the answers given before then."""
-        with self._telling("forget_receipts"):
+        with self._map_errors("forget_receipts"):
             database = self._writer("forget_receipts")
             with self._transaction(database):
                 self._execute(database, "DELETE FROM receipts WHERE at_ms < ?", (before_ms,))

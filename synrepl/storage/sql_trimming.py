@@ -41,7 +41,7 @@ class SQLTrimming(SQLBase):
         That is the last place up to there whose digest is known: where a log was filled with holes, it may be
         before `upto`, and stay where it is. Facts that are void replace nothing, and go.
         """
-        with self._telling("trim"):
+        with self._map_errors("trim"):
             database = self._writer("trim")
             with self._transaction(database):
                 upto = min(upto, self._last(database)[0])
@@ -54,7 +54,7 @@ class SQLTrimming(SQLBase):
                     self._store_places(database, places)
             self._places = places
             if places != known:
-                self._release(database)
+                self._return_space(database)
         return places.trimmed_upto
 
     def size(self, after: int) -> int:
@@ -62,7 +62,7 @@ class SQLTrimming(SQLBase):
 
         From some of them, in runs spread evenly over the serials; few facts are all looked at.
         """
-        with self._telling("size"):
+        with self._map_errors("size"):
             database = self._writer("size")
             after = max(0, after)
             span = self._last(database)[0] - after
@@ -81,7 +81,7 @@ class SQLTrimming(SQLBase):
                 ).fetchone()[0]
         return int(found) * span // (runs * seen)
 
-    def _release(self, database: Any) -> None:
+    def _return_space(self, database: Any) -> None:
         """Give some of the room back to the disk, after a slice, where the database does not do so itself."""
 
     def _slice(self, database: Any, after: int, upto: int, limit: int) -> list[Fact]:

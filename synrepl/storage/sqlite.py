@@ -81,7 +81,7 @@ class SQLiteEngine(SQLEngine):
         self._writes: sqlite3.Connection | None = None
         self._reads: sqlite3.Connection | None = None
 
-    def _take(self) -> None:
+    def _acquire(self) -> None:
         self._lost = None
         self._path = self._file.path
         if not self._path.parent.is_dir():
@@ -101,7 +101,7 @@ class SQLiteEngine(SQLEngine):
             file_swap.remove(self._path)
         self._file.acquire()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._disconnect()
         # After SQLite: closing any descriptor of the file takes SQLite's locks away.
         self._file.release()
@@ -119,7 +119,7 @@ class SQLiteEngine(SQLEngine):
         """Let go of the database. Harmless when repeated."""
         if self._is_open and self._boots is not None and self._lost is None:
             # What is noted may lag behind; a log that cannot be read any more is closed all the same.
-            with suppress(StorageError), self._telling("close"):
+            with suppress(StorageError), self._map_errors("close"):
                 self._check_file("close")
                 self._record(self._writing("close"))
         super().close()
@@ -216,7 +216,7 @@ class SQLiteEngine(SQLEngine):
         return self._reads
 
     @contextmanager
-    def _telling(self, op: str, stream: str = "") -> Iterator[None]:
+    def _map_errors(self, op: str, stream: str = "") -> Iterator[None]:
         try:
             yield
         except OverflowError as error:
@@ -266,7 +266,7 @@ class SQLiteEngine(SQLEngine):
         with closing(self._execute(database, statement, values)) as found:
             yield found
 
-    def _release(self, database: sqlite3.Connection) -> None:
+    def _return_space(self, database: sqlite3.Connection) -> None:
         # A full disk must not undo what is done already; the next slice tries again.
         with suppress(sqlite3.OperationalError):
             # As a script: `execute` takes one step, which is one page.

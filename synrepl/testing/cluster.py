@@ -118,7 +118,7 @@ class FakeDaemon:
             ephemeral=[stream.name for stream in self.table if stream.ephemeral],
             unordered=[stream.name for stream in self.table if not stream.ordered] if self.redis else (),
             told_by_all=[stream.name for stream in self.table if stream.told_by_all] if self.redis else (),
-            refuses=self._refuses,
+            append_refusal=self._refuses,
             logger=Logger(),
         )
         await self.log.start()

@@ -115,7 +115,7 @@ class LogScenario(Scenario):
         acknowledge(("epoch", 2))
         self._append(log, acknowledge, "three")
         if log.epoch < 3:
-            done(log.lose("push_rules", log.linear_position("push_rules") - 1))
+            done(log.rewind_stream("push_rules", log.linear_position("push_rules") - 1))
         acknowledge(("epoch", 3))
         self._append(log, acknowledge, "four")
         while log.trimmed_upto.serial < 3:

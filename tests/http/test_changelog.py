@@ -266,7 +266,7 @@ class ChangelogTests(SiteCase):
         with patch.object(self.log, "read", wraps=self.log.read) as read:
             self.serials("writers=a&streams=receipts,caches")
         wanted = Filter.of(streams=("receipts", "caches"), writers=("a",))
-        self.assertEqual(wanted, read.call_args.kwargs["wanted"])
+        self.assertEqual(wanted, read.call_args.kwargs["filter"])
 
     def test_a_long_log_is_looked_through_in_slices(self) -> None:
         """Others read in the same thread."""

@@ -287,7 +287,7 @@ class FollowingTests(FollowCase):
         talks = [self.follow(), self.follow("streams=caches")]
 
         async def replace() -> None:
-            copy = await self.log.copy()
+            copy = await self.log.open_staged_copy()
             await self.log.adopt_copy(copy)
 
         self.wait(replace())

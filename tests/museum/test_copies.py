@@ -140,7 +140,7 @@ class TailTests(LogCase):
         engine = MemoryEngine()
         log = self.started(engine, delay=lambda: 0.1)
         seen: list[Fact] = []
-        log.watch(seen.extend)
+        log.subscribe(seen.extend)
         self.append(log, "events", "w1", rows("a"))
 
         for kept in (False, True):

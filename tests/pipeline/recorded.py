@@ -8,7 +8,7 @@ from typing import Final
 
 from synrepl.cli.recordings import RecordedFacts, read
 from synrepl.storage import SQLiteEngine
-from synrepl.storage.group_commit import AppendRequest, LogHead, form
+from synrepl.storage.group_commit import AppendRequest, LogHead, build_group
 from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
 from tests.pipeline.archives import BEGAN_MS, DAY_MS
@@ -49,13 +49,13 @@ def fill_day(path: Path, count: int, *, began_ms: int = BEGAN_MS, seed: int = 7)
     weights = {"master": 5, "worker1": 4, "worker2": 1}
     engine = SQLiteEngine(path)
     standing = LogHead()
-    standing.take(engine.open())
+    standing.load(engine.open())
     for at_ms, some in _groups(count, began_ms, chance):
         requests = []
         for writer in chance.choices(list(weights), list(weights.values()), k=some):
             fact = next(players[writer])
             requests.append(AppendRequest(fact.stream, writer, [jsontext.join(fact.rows)], None, ""))
-        group = form(standing, requests, at_ms, lambda key: None)
+        group = build_group(standing, requests, at_ms, lambda key: None)
         engine.commit(group.facts, [])
         standing.advance(group.facts)
     engine.close()

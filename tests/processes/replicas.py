@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Self
 import msgspec
 
 from synrepl.storage import SQLiteEngine
-from synrepl.storage.group_commit import AppendRequest, LogHead, form
+from synrepl.storage.group_commit import AppendRequest, LogHead, build_group
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import read_facts
@@ -426,7 +426,7 @@ def fill(path: Path, count: int, *, streams: Sequence[str] = ("events",)) -> Non
     at_ms = int(time.time() * 1000)
     engine = SQLiteEngine(path)
     standing = LogHead()
-    standing.take(engine.open())
+    standing.load(engine.open())
     for first in range(standing.serial + 1, standing.serial + count + 1, GROUP):
         numbers = range(first, min(first + GROUP, standing.serial + count + 1))
         requests = [
@@ -440,7 +440,7 @@ def fill(path: Path, count: int, *, streams: Sequence[str] = ("events",)) -> Non
                 ]
             )
         ]
-        group = form(standing, requests, at_ms, lambda key: None)
+        group = build_group(standing, requests, at_ms, lambda key: None)
         engine.commit(group.facts, [])
         standing.advance(group.facts)
     engine.close()

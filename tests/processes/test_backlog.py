@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from synrepl.storage import SQLiteEngine
-from synrepl.storage.group_commit import AppendRequest, LogHead, form
+from synrepl.storage.group_commit import AppendRequest, LogHead, build_group
 from tests.processes.loading import MIB, PATIENCE_SECONDS, Asker, RawReader, made_rows, memory, report, size
 from tests.service.processes import Daemon
 
@@ -22,11 +22,13 @@ def fill(path: Path, count: int) -> None:
     """A log with so many facts of events, quickly: as groups that no daemon ever was asked for."""
     engine = SQLiteEngine(path)
     standing = LogHead()
-    standing.take(engine.open())
+    standing.load(engine.open())
     for first in range(1, count + 1, GROUP):
         numbers = range(first, min(first + GROUP, count + 1))
         facts = [msgspec.json.encode(made_rows("events", one)[:1]) for one in numbers]
-        group = form(standing, [AppendRequest("events", "master", facts, None, "")], first, lambda key: None)
+        group = build_group(
+            standing, [AppendRequest("events", "master", facts, None, "")], first, lambda key: None
+        )
         engine.commit(group.facts, [])
         standing.advance(group.facts)
     engine.close()

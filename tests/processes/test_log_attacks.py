@@ -125,9 +125,9 @@ def test_a_daemon_that_finds_anothers_facts_in_its_log_writes_no_more(tmp_path: 
         for _ in range(2):
             code, body = refused(lambda: post(daemon, 3))
             assert code == 503
-            assert "somebody else writes to this log: it is at serial 3, this process left it at 2" in body
+            assert "another process writes to this log: it is at serial 3, this process left it at 2" in body
             assert "stop it, then restart this daemon" in body
-        assert "somebody else writes to this log" in wait_until_unready(daemon)
+        assert "another process writes to this log" in wait_until_unready(daemon)
         check_no_traceback(daemon)
 
 
@@ -219,9 +219,9 @@ def test_a_log_of_another_homeserver_is_refused(tmp_path: Path) -> None:
 
     for name in names:
         told = cannot_open(tmp_path / name)
-        assert "this log is of example.org, not of localhost (say --server-name example.org" in told
+        assert "this log belongs to example.org, not to localhost (use --server-name example.org" in told
         told = cannot_open(tmp_path / name, "synrepl.db", "--server-name", "other.org")
-        assert "this log is of example.org, not of other.org (say --server-name example.org" in told
+        assert "this log belongs to example.org, not to other.org (use --server-name example.org" in told
     with Daemon(tmp_path / "primary", options=named) as primary:
         whole(primary, 3)
 

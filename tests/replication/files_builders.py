@@ -29,7 +29,7 @@ class FakeLog:
     def serial(self) -> int:
         return self.facts[-1].serial if self.facts else 0
 
-    def watch(self, watcher: Callable[[Sequence[Fact]], None]) -> None:
+    def subscribe(self, watcher: Callable[[Sequence[Fact]], None]) -> None:
         self._watchers.append(watcher)
 
     def commit(self, *facts: tuple[str, list[list[Any]]]) -> None:
@@ -44,11 +44,11 @@ class FakeLog:
             watcher(told)
 
     async def read(
-        self, *, after: int, upto: int, limit: int, wanted: Filter = ALL
+        self, *, after: int, upto: int, limit: int, filter: Filter = ALL
     ) -> tuple[list[Fact], int]:
         self.reads += 1
         found = [fact for fact in self.facts if after < fact.serial <= upto]
-        found = [fact for fact in found if wanted.passes(fact.stream, fact.writer)]
+        found = [fact for fact in found if filter.passes(fact.stream, fact.writer)]
         return (found[:limit], found[limit - 1].serial) if len(found) >= limit else (found, upto)
 
     async def digest_at(self, serial: int) -> str | None:

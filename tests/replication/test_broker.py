@@ -370,7 +370,7 @@ class TestTelling:
     def test_replicate_is_answered_with_what_it_writes(self) -> None:
         """Whoever asks; and with nothing else, though the log has more."""
         story = Story(writes=[("to_device", "us"), ("caches", "us")])
-        story.log.adopt("events", [("w1", 5, b'[["state-all",["!r"]]]')])
+        story.log.append_assigned("events", [("w1", 5, b'[["state-all",["!r"]]]')])
         story.append("@a:hs")
         story.told()
         story.says(REPLICATE)
@@ -390,7 +390,7 @@ class TestTelling:
         """Also not those of a stream that we write as well."""
         story = Story()
         rows = b'[["@a:hs"]]' if stream == "to_device" else b'[["state-all",["!r"]]]'
-        story.log.adopt(stream, [("w1", 5, rows)])
+        story.log.append_assigned(stream, [("w1", 5, rows)])
         story.wait(1)
         story.says(REPLICATE)
 

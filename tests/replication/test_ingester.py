@@ -324,7 +324,7 @@ class TestRestart:
         assert [("w1", 1), ("w2", 3)] == [
             (fact.writer, fact.token) for fact in story.log.ephemeral_after("typing", 0)
         ]
-        assert 1 == story.log.restarts("typing")
+        assert 1 == story.log.writer_resets("typing")
 
 
 class TestHistory:

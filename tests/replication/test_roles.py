@@ -284,7 +284,7 @@ def test_an_epoch_that_began_with_a_loss_is_another_one(winner: str) -> None:
     world.wrote(a, 5)
     world.pass_(2)
     parted.part(world, "a")
-    world.done(Deferred.fromCoroutine(a.log.lose("to_device", 3)))
+    world.done(Deferred.fromCoroutine(a.log.rewind_stream("to_device", 3)))
     world.promote(b, force=True)
     assert a.log.position == b.log.position
     parted.part(world)
@@ -294,7 +294,7 @@ def test_an_epoch_that_began_with_a_loss_is_another_one(winner: str) -> None:
     assert world.resync(loser)
     world.pass_(5)
 
-    assert a.log.clock() == b.log.clock()
+    assert a.log.positions_by_stream() == b.log.positions_by_stream()
     assert a.log.position == b.log.position
 
 
@@ -404,7 +404,7 @@ def test_a_promoted_daemon_stays_primary_when_facts_are_lost_later() -> None:
     a, b, _ = world.chain()
     world.wrote(a, 5)
     world.promote(b)
-    world.done(Deferred.fromCoroutine(b.log.lose("to_device", 3)))
+    world.done(Deferred.fromCoroutine(b.log.rewind_stream("to_device", 3)))
     restarted(world, b)
 
     assert "primary" == b.roles.role

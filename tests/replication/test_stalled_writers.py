@@ -16,7 +16,7 @@ class Standing:
     def __init__(self) -> None:
         self.positions: dict[str, dict[str, int]] = {}
 
-    def clock(self) -> SaveablePosition:
+    def positions_by_stream(self) -> SaveablePosition:
         return self.positions
 
 

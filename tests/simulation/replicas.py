@@ -270,9 +270,9 @@ class ReplicaSimulation(SeededRun):
         def started(_: None) -> None:
             self._starting.discard(name)
             self._started_at[name] = self.clock.seconds()
-            node.log.watch(lambda facts: self.histories.committed(node, facts))
+            node.log.subscribe(lambda facts: self.histories.committed(node, facts))
             node.log.on_replaced(lambda: self._replaced(node))
-            node.log.on_turned(lambda: self._role_changed(node))
+            node.log.on_epoch_started(lambda: self._role_changed(node))
             self._role_changed(node)
             self.histories.looked_at(node)
 
@@ -313,7 +313,7 @@ class ReplicaSimulation(SeededRun):
             upto = max(0, primary.log.linear_position(stream) - self.chance.randint(0, 5))
             self._note(f"{stream} beyond {upto} is lost")
             self.seen["lost"] += 1
-            self._do(primary.log.lose(stream, upto))
+            self._do(primary.log.rewind_stream(stream, upto))
         if self.trims and self.chance.random() < 0.03:
             node = self._somebody()
             if node is not None and node.roles.role != "fenced":

@@ -223,7 +223,7 @@ class _World:
             ImmediateThread(),
             self.clock,
             ephemeral=[],
-            adopted=["to_device"],
+            assigned=["to_device"],
             logger=QUIET,
         )
         ensureDeferred(self.log.start())

@@ -147,7 +147,7 @@ class Simulation(SeededRun):
     def _daemon_started(self, _: None) -> None:
         ephemeral = [stream.name for stream in self.daemon.table if stream.ephemeral]
         self.truth.begin_life(ephemeral, self.daemon.engine.facts)
-        self.daemon.log.watch(self.truth.committed)
+        self.daemon.log.subscribe(self.truth.committed)
 
     def _start_worker(self, slot: _Slot) -> None:
         self._note(f"{slot.name} starts ({slot.dialect})")

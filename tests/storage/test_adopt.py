@@ -26,9 +26,9 @@ class Asked(MemoryEngine):
         super().__init__()
         self.looked: list[tuple[str, int]] = []
 
-    def held(self, stream: str, token: int) -> list[tuple[str, bytes]]:
+    def rows_at_token(self, stream: str, token: int) -> list[tuple[str, bytes]]:
         self.looked.append((stream, token))
-        return super().held(stream, token)
+        return super().rows_at_token(stream, token)
 
 
 class AdoptCase(LogCase):
@@ -46,7 +46,7 @@ class AdoptCase(LogCase):
 
     def adopt(self, stream: str, *facts: Given) -> list[int]:
         """Adopt these at once, and the tokens that were kept."""
-        answer: Appended = self.wait(self.adopting.adopt(stream, facts))
+        answer: Appended = self.wait(self.adopting.append_assigned(stream, facts))
         return answer.tokens
 
     def kept(self, stream: str) -> list[Kept]:
@@ -75,7 +75,7 @@ class OrderedTests(AdoptCase):
 
     def test_many_in_one_turn_go_into_one_commit(self) -> None:
         """A burst that came in one piece costs one sync of the disk, whatever streams it is of."""
-        answers = [self.adopting.adopt(f"s{n % 3}", [("w1", n + 1, A)]) for n in range(30)]
+        answers = [self.adopting.append_assigned(f"s{n % 3}", [("w1", n + 1, A)]) for n in range(30)]
         self.clock.advance(0)
 
         self.assertTrue(all(self.successResultOf(answer).tokens for answer in answers))
@@ -83,7 +83,7 @@ class OrderedTests(AdoptCase):
 
     def test_a_log_that_ends_keeps_what_it_was_given(self) -> None:
         """Also when it ends in the same turn."""
-        answer = self.adopting.adopt("events", [("w1", 1, A)])
+        answer = self.adopting.append_assigned("events", [("w1", 1, A)])
         self.wait(self.adopting.stop())
 
         self.assertEqual([1], self.successResultOf(answer).tokens)
@@ -91,8 +91,8 @@ class OrderedTests(AdoptCase):
 
     def test_what_was_given_before_a_loss_is_kept_before_it(self) -> None:
         """Or it would count in the new epoch, in which it never was."""
-        self.adopting.adopt("events", [("w1", 5, A)])
-        lost = Deferred.fromCoroutine(self.adopting.lose("events", 3))
+        self.adopting.append_assigned("events", [("w1", 5, A)])
+        lost = Deferred.fromCoroutine(self.adopting.rewind_stream("events", 3))
         self.wait(lost)
 
         self.assertEqual(([(1, 5)], {"w1": 3}), (self.epochs("events"), self.adopting.positions("events")))
@@ -141,22 +141,22 @@ class UnorderedTests(AdoptCase):
         """The last fact is not the highest: a log that takes it for that gives tokens twice."""
         path = self.directory() / "synrepl.db"
         log = self.started(SQLiteEngine(path), unordered=["backfill"])
-        self.wait(log.adopt("backfill", [("w1", 101, A), ("w1", 99, B), ("w2", 100, A)]))
+        self.wait(log.append_assigned("backfill", [("w1", 101, A), ("w1", 99, B), ("w2", 100, A)]))
         self.wait(log.stop())
 
         log = self.started(SQLiteEngine(path), unordered=["backfill"])
         self.assertEqual({"w1": 101, "w2": 100}, log.positions("backfill"))
-        again = self.wait(log.adopt("backfill", [("w1", 99, B), ("w1", 98, C), ("w1", 102, A)]))
+        again = self.wait(log.append_assigned("backfill", [("w1", 99, B), ("w1", 98, C), ("w1", 102, A)]))
         self.assertEqual([98, 102], again.tokens)
         self.assertEqual({"w1": 102, "w2": 100}, log.positions("backfill"))
         self.wait(log.stop())
 
     def test_an_unknown_outcome_repeats_nothing(self) -> None:
-        """Who is told that it may have been kept asks again."""
+        """Who is told that it may have been stored asks again."""
         log = self.adopting
         self.adopt("backfill", ("w1", 5, A))
         self.engine.fail_next(DISK_FULL, kept=True)
-        lost = log.adopt("backfill", [("w1", 4, B), ("w1", 6, C)])
+        lost = log.append_assigned("backfill", [("w1", 4, B), ("w1", 6, C)])
         self.clock.advance(0)
         self.failureResultOf(lost, StorageError)
 
@@ -244,13 +244,13 @@ class EphemeralAdoptTests(AdoptCase):
     def setUp(self) -> None:
         super().setUp()
         self.shown: list[Kept] = []
-        self.adopting.watch(lambda facts: self.shown.extend(_places(facts)))
+        self.adopting.subscribe(lambda facts: self.shown.extend(_places(facts)))
 
     def test_they_are_answered_at_once_and_shown(self) -> None:
         """As appended ones are; what is known is shown to nobody."""
         facts = [("w1", 7, A), ("w1", 7, A), ("w1", 9, NONE), ("w1", 8, B)]
-        answer = self.successResultOf(self.adopting.adopt("typing", facts))
-        self.successResultOf(self.adopting.adopt("typing", facts))
+        answer = self.successResultOf(self.adopting.append_assigned("typing", facts))
+        self.successResultOf(self.adopting.append_assigned("typing", facts))
 
         self.assertEqual(Appended(1, None, [7, 9]), answer)
         self.assertEqual([("w1", 0, 7, A), ("w1", 7, 9, NONE)], self.shown)
@@ -262,10 +262,10 @@ class EphemeralAdoptTests(AdoptCase):
 
     def test_a_writer_that_begins_anew(self) -> None:
         """Its low tokens are news then, and followers are told that it stands at 0."""
-        self.successResultOf(self.adopting.adopt("typing", [("w1", 7, A), ("w2", 5, B)]))
+        self.successResultOf(self.adopting.append_assigned("typing", [("w1", 7, A), ("w2", 5, B)]))
 
-        self.adopting.restart("typing", "w1")
-        self.successResultOf(self.adopting.adopt("typing", [("w1", 1, C)]))
+        self.adopting.reset_writer("typing", "w1")
+        self.successResultOf(self.adopting.append_assigned("typing", [("w1", 1, C)]))
 
         self.assertEqual([("w1", 0, 0, NONE), ("w1", 0, 1, C)], self.shown[2:])
         self.assertEqual([1, 5], [fact.token for fact in self.adopting.ephemeral_after("typing", 0)])
@@ -276,19 +276,19 @@ class EphemeralAdoptTests(AdoptCase):
 
     def test_appending_goes_on_after_the_highest(self) -> None:
         """Whoever wrote it."""
-        self.successResultOf(self.adopting.adopt("typing", [("w1", 7, A)]))
+        self.successResultOf(self.adopting.append_assigned("typing", [("w1", 7, A)]))
 
         self.assertEqual([8], self.append(self.adopting, "typing", "w2", B).tokens)
 
     def test_a_kept_stream_never_goes_back(self) -> None:
         """What is in the log is durable; `lose` is for what was lost."""
         with self.assertRaises(StorageError) as caught:
-            self.adopting.restart("events", "w1")
+            self.adopting.reset_writer("events", "w1")
         self.assertIn("never goes back", str(caught.exception))
 
-        self.assertRaises(StorageError, self.adopting.restart, "typing", "two words")
+        self.assertRaises(StorageError, self.adopting.reset_writer, "typing", "two words")
         self.wait(self.adopting.stop())
-        self.assertRaises(StorageError, self.adopting.restart, "typing", "w1")
+        self.assertRaises(StorageError, self.adopting.reset_writer, "typing", "w1")
 
 
 class RefusedTests(LogCase):
@@ -303,7 +303,7 @@ class RefusedTests(LogCase):
         """A person has to know where to write instead, a program what to do without a person."""
         log = self.started(
             MemoryEngine(),
-            adopted={"caches": FROM_TABLE, "receipts": "its facts come over Redis", "typing": "so do these"},
+            assigned={"caches": FROM_TABLE, "receipts": "its facts come over Redis", "typing": "so do these"},
         )
 
         table, brought, memory = (self.refused(log, stream) for stream in ("caches", "receipts", "typing"))
@@ -316,6 +316,6 @@ class RefusedTests(LogCase):
 
     def test_names_alone_are_tables(self) -> None:
         """What a daemon that follows tables has always said."""
-        log = self.started(MemoryEngine(), adopted=["caches"])
+        log = self.started(MemoryEngine(), assigned=["caches"])
 
         self.assertEqual("table_backed", self.refused(log, "caches").code)

@@ -179,7 +179,7 @@ class Contract(Case):
             self.assertEqual({("events", "w1"): 2, ("events", "w0"): 5}, head.positions)
             self.assertEqual(([facts[1], facts[4]], 7), engine.read(after=0, upto=99, limit=99))
             self.assertEqual(
-                ([], 7), engine.read(after=5, upto=99, limit=99, wanted=Filter.of(streams={"events"}))
+                ([], 7), engine.read(after=5, upto=99, limit=99, filter=Filter.of(streams={"events"}))
             )
             self.assertEqual(
                 [None, facts[4].digest, None, facts[6].digest, None],
@@ -259,11 +259,11 @@ class Contract(Case):
         ):
             with self.subTest((streams, writers)):
                 found, upto = engine.read(
-                    after=0, upto=99, limit=99, wanted=Filter.of(streams=streams, writers=writers)
+                    after=0, upto=99, limit=99, filter=Filter.of(streams=streams, writers=writers)
                 )
                 self.assertEqual((serials, 4), ([fact.serial for fact in found], upto))
         self.assertEqual(
-            ([facts[0]], 1), engine.read(after=0, upto=9, limit=1, wanted=Filter.of(writers={"w1"}))
+            ([facts[0]], 1), engine.read(after=0, upto=9, limit=1, filter=Filter.of(writers={"w1"}))
         )
 
     # Snapshots

@@ -421,7 +421,7 @@ class PostgresTests(OverPostgres, Contract):
         for _ in range(8):
             engine.read(after=0, upto=9, limit=9)
             engine.digest_at(3)
-            engine.held("events", 1)
+            engine.rows_at_token("events", 1)
         self.stage(engine)
 
         engine.adopt_staged()
@@ -429,7 +429,7 @@ class PostgresTests(OverPostgres, Contract):
         for _ in range(8):
             self.assertEqual((NEW[:2], 2), engine.read(after=0, upto=9, limit=2))
             self.assertEqual(NEW[2].digest, engine.digest_at(3))
-            self.assertEqual([("new", NEW[0].rows)], engine.held("caches", 1))
+            self.assertEqual([("new", NEW[0].rows)], engine.rows_at_token("caches", 1))
 
     def test_a_connection_lost_at_any_step_leaves_the_log_as_it_was(self) -> None:
         """And it can be done again at once."""

@@ -170,11 +170,13 @@ class Contract(Case):
         self.trim(engine, 3)
 
         self.assertEqual(
-            (facts[1:], 4), engine.read(after=0, upto=9, limit=9, wanted=Filter.of(streams={"devices"}))
+            (facts[1:], 4), engine.read(after=0, upto=9, limit=9, filter=Filter.of(streams={"devices"}))
         )
         found, more = engine.read_tokens(stream="devices", writer=None, after=0, upto=9, serial=9, limit=9)
         self.assertEqual((facts[1:], False), (found, more))
-        self.assertEqual([[], [("w1", facts[1].rows)]], [engine.held("devices", token) for token in (1, 2)])
+        self.assertEqual(
+            [[], [("w1", facts[1].rows)]], [engine.rows_at_token("devices", token) for token in (1, 2)]
+        )
         self.assertEqual(
             [None, facts[1].digest, facts[2].digest, facts[3].digest],
             [engine.digest_at(serial) for serial in (1, 2, 3, 4)],

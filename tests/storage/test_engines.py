@@ -85,7 +85,7 @@ class Contract(Case):
             (3, 99, None, 9, [], 3),
         ):
             text, looked = engine.read_text(
-                after=after, upto=upto, limit=limit, wanted=Filter.of(streams=streams)
+                after=after, upto=upto, limit=limit, filter=Filter.of(streams=streams)
             )
             found = [int(line.split(b"\x1f")[0]) for line in text.split(b"\n") if line]
             self.assertEqual((serials, reached), (found, looked))
@@ -105,8 +105,8 @@ class Contract(Case):
         size = len(facts[0].rows)
 
         whole = engine.extent(after=0, upto=99, limit=99)
-        some = engine.extent(after=0, upto=99, limit=2, wanted=Filter.of(streams={"events"}))
-        nothing = engine.extent(after=4, upto=99, limit=2, wanted=Filter.of(writers=["w9"]))
+        some = engine.extent(after=0, upto=99, limit=2, filter=Filter.of(streams={"events"}))
+        nothing = engine.extent(after=4, upto=99, limit=2, filter=Filter.of(writers=["w9"]))
 
         self.assertEqual((4, 4, NOW * 1000), (whole.serial, whole.facts, whole.at_ms))
         self.assertEqual(sum(len(fact.rows) for fact in facts), whole.bytes)
@@ -132,12 +132,12 @@ class Contract(Case):
 
         for streams, writers in ((names, None), (None, names)):
             try:
-                engine.read(after=0, upto=9, limit=9, wanted=Filter.of(streams=streams, writers=writers))
+                engine.read(after=0, upto=9, limit=9, filter=Filter.of(streams=streams, writers=writers))
             except StorageError as error:
                 self.assertIsInstance(error, InvalidValue)
                 self.assertIn("70000 names", str(error))
         wanted = Filter.of(streams=names[:10_000], writers=[*names[:9_999], "w1"])
-        self.assertEqual(1, len(engine.read(after=0, upto=9, limit=9, wanted=wanted)[0]))
+        self.assertEqual(1, len(engine.read(after=0, upto=9, limit=9, filter=wanted)[0]))
 
     def test_a_name_that_is_no_text_is_the_callers_mistake(self) -> None:
         """Half a surrogate pair comes out of JSON as easily as any name does."""
@@ -147,8 +147,8 @@ class Contract(Case):
 
         for name in ("\ud800", "a\0b"):
             for read in (
-                lambda name=name: engine.read(after=0, upto=9, limit=9, wanted=Filter.of(streams={name})),
-                lambda name=name: engine.held(name, 1),
+                lambda name=name: engine.read(after=0, upto=9, limit=9, filter=Filter.of(streams={name})),
+                lambda name=name: engine.rows_at_token(name, 1),
             ):
                 try:
                     self.assertIn(read(), ([], ([], 1)))
@@ -168,7 +168,7 @@ class Contract(Case):
                 lambda number=number: engine.read_tokens(  # type: ignore[misc]
                     stream="events", writer=None, after=number, upto=2**70, serial=number, limit=9
                 ),
-                lambda number=number: engine.held("events", number),  # type: ignore[misc]
+                lambda number=number: engine.rows_at_token("events", number),  # type: ignore[misc]
                 lambda number=number: engine.size(number),  # type: ignore[misc]
                 lambda number=number: engine.forget_receipts(number),  # type: ignore[misc]
                 lambda number=number: engine.keep_leases(  # type: ignore[misc]
@@ -242,7 +242,7 @@ class Contract(Case):
 
         self.assertEqual((facts, 2), engine.read(after=0, upto=9, limit=9))
         self.assertEqual(
-            (facts[:1], 2), engine.read(after=0, upto=9, limit=9, wanted=Filter.of(streams={"x';--"}))
+            (facts[:1], 2), engine.read(after=0, upto=9, limit=9, filter=Filter.of(streams={"x';--"}))
         )
         self.assertEqual(key, engine.receipt(key.key))
         self.assertEqual({"x';--": 1, "s\\N\u20ac": 2**53}, dict(engine.head().allocated))
@@ -274,13 +274,13 @@ class Contract(Case):
 
         self.assertEqual(
             ([facts[0], facts[2]], 4),
-            engine.read(after=0, upto=9, limit=9, wanted=Filter.of(streams={"events"})),
+            engine.read(after=0, upto=9, limit=9, filter=Filter.of(streams={"events"})),
         )
         self.assertEqual(
-            ([facts[0]], 1), engine.read(after=0, upto=9, limit=1, wanted=Filter.of(streams={"events"}))
+            ([facts[0]], 1), engine.read(after=0, upto=9, limit=1, filter=Filter.of(streams={"events"}))
         )
-        self.assertEqual(([], 4), engine.read(after=3, upto=4, limit=9, wanted=Filter.of(streams={"events"})))
-        self.assertEqual(([], 4), engine.read(after=0, upto=4, limit=9, wanted=Filter.of(streams=[])))
+        self.assertEqual(([], 4), engine.read(after=3, upto=4, limit=9, filter=Filter.of(streams={"events"})))
+        self.assertEqual(([], 4), engine.read(after=0, upto=4, limit=9, filter=Filter.of(streams=[])))
 
     def test_lost_history_is_in_no_answer_by_token(self) -> None:
         """It stays in the order of serials, which never changes; but nobody who catches up is given it."""
@@ -321,7 +321,7 @@ class Contract(Case):
         engine.commit(facts_after(None, ("events", "w1", 0, 1)), [])
 
         for streams in (None, {"events"}, {"caches"}):
-            self.assertEqual(1, engine.read(after=0, upto=99, limit=99, wanted=Filter.of(streams=streams))[1])
+            self.assertEqual(1, engine.read(after=0, upto=99, limit=99, filter=Filter.of(streams=streams))[1])
 
     def test_tokens_of_one_writer_or_of_all(self) -> None:
         """Catch-up asks per writer; the old protocols know only one sequence for all."""
@@ -424,13 +424,17 @@ class Contract(Case):
         )
         engine.commit(facts, [])
 
-        self.assertEqual([(writer, facts[0].rows) for writer in ("w2", "w1", "w1")], engine.held("s", 5))
-        self.assertEqual(([], []), (engine.held("s", 4), engine.held("never", 5)))
+        self.assertEqual(
+            [(writer, facts[0].rows) for writer in ("w2", "w1", "w1")], engine.rows_at_token("s", 5)
+        )
+        self.assertEqual(([], []), (engine.rows_at_token("s", 4), engine.rows_at_token("never", 5)))
         lose(engine, "s", 4)
         after = facts_after(facts[-1], ("s", "w3", 0, 6), epoch=2)
         engine.commit(after, [])
 
-        self.assertEqual(([], [("w3", after[0].rows)]), (engine.held("s", 5), engine.held("s", 6)))
+        self.assertEqual(
+            ([], [("w3", after[0].rows)]), (engine.rows_at_token("s", 5), engine.rows_at_token("s", 6))
+        )
 
     def test_positions_go_up_again_after_a_loss(self) -> None:
         """From where the loss left them, late facts or not."""
@@ -478,7 +482,7 @@ class Contract(Case):
             engine.head,
             lambda: engine.commit([], []),
             lambda: engine.read(after=0, upto=1, limit=1),
-            lambda: engine.held("events", 1),
+            lambda: engine.rows_at_token("events", 1),
             lambda: engine.receipt("a"),
             lambda: engine.forget_receipts(1),
         ):
@@ -664,7 +668,7 @@ class SQLiteTests(OverSQLite, Contract):
         for streams, writers in (({"caches"}, None), (None, {"w2"}), (None, [])):
             self.assertEqual(
                 ([], 40),
-                engine.read(after=10, upto=99, limit=9, wanted=Filter.of(streams=streams, writers=writers)),
+                engine.read(after=10, upto=99, limit=9, filter=Filter.of(streams=streams, writers=writers)),
             )
         self.assertEqual(89, len(engine.read(after=10, upto=99, limit=99)[0]))
 
@@ -699,7 +703,7 @@ class SQLiteTests(OverSQLite, Contract):
         for streams, writers in (({"caches", "events"}, None), (None, {"w1"}), ({"events"}, {"w1", "w2"})):
             steps = 0
             found, upto = engine.read(
-                after=0, upto=5000, limit=10, wanted=Filter.of(streams=streams, writers=writers)
+                after=0, upto=5000, limit=10, filter=Filter.of(streams=streams, writers=writers)
             )
             self.assertEqual((10, 10), (len(found), upto))
             self.assertLess(steps, 2000)
@@ -726,7 +730,7 @@ class SQLiteTests(OverSQLite, Contract):
         engine.commit(facts, [])
 
         self.assertEqual(
-            (facts, 1), engine.read(after=0, upto=1, limit=9, wanted=Filter.of(streams={"x';--"}))
+            (facts, 1), engine.read(after=0, upto=1, limit=9, filter=Filter.of(streams={"x';--"}))
         )
         self.assertEqual([(1, "x';--", "w%1", 0, 1)], tokens(facts))
         self.assertEqual(NOW * 1000, facts[0].committed_at_ms)

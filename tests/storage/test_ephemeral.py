@@ -106,7 +106,7 @@ class EphemeralTests(SynchronousTestCase):
         stream = self.stream()
 
         made = [
-            stream.adopt(writer, token, rows(f"{writer[1]}{token}"), 0)
+            stream.append_assigned(writer, token, rows(f"{writer[1]}{token}"), 0)
             for writer, token in (("w1", 5), ("w2", 3), ("w2", 5), ("w1", 5), ("w2", 4), ("w1", 9), ("w2", 6))
         ]
 
@@ -126,21 +126,21 @@ class EphemeralTests(SynchronousTestCase):
         """Readers that are behind get it from the position."""
         stream = self.stream()
 
-        made = stream.adopt("w1", 5, b"[]", 7)
+        made = stream.append_assigned("w1", 5, b"[]", 7)
 
         self.assertEqual((0, 5, b"[]"), made and (made.prev_token, made.token, made.rows))
         self.assertEqual(
             ({"w1": 5}, 5, [], 0), (stream.positions, stream.token, self.held(stream), stream.bytes_held)
         )
-        self.assertIsNone(stream.adopt("w1", 5, rows("a"), 7))
+        self.assertIsNone(stream.append_assigned("w1", 5, rows("a"), 7))
 
     def test_a_writer_that_begins_anew_is_forgotten(self) -> None:
         """Its own facts, and nobody else's; its low tokens are news again."""
         stream = self.stream(room=3)
         for writer, token in (("w1", 70), ("w2", 5), ("w1", 71)):
-            stream.adopt(writer, token, rows(f"a{token}"), 0)
+            stream.append_assigned(writer, token, rows(f"a{token}"), 0)
 
-        said = stream.restart("w1", 9)
+        said = stream.reset_writer("w1", 9)
 
         self.assertEqual(
             (0, 3, "w1", 0, 0, b"[]", 9),
@@ -156,19 +156,19 @@ class EphemeralTests(SynchronousTestCase):
         )
         self.assertEqual(([5], {"w1": 0, "w2": 5}, 5), (self.held(stream), stream.positions, stream.token))
         for token in (1, 2, 3):
-            stream.adopt("w1", token, rows(f"a{token}"), 0)
+            stream.append_assigned("w1", token, rows(f"a{token}"), 0)
         self.assertEqual([1, 2, 3], self.held(stream))
-        stream.restart("w2", 9)
-        stream.restart("w1", 9)
+        stream.reset_writer("w2", 9)
+        stream.reset_writer("w1", 9)
         self.assertEqual(([], 0, 0), (self.held(stream), stream.token, stream.bytes_held))
         self.assertEqual([1], [fact.token for fact in stream.append("w3", [rows("a")], 0)])
 
     def test_the_newest_stays_though_its_token_is_low(self) -> None:
         """A restarted writer beside one that is far ahead must be heard, too."""
         stream = self.stream(room=1)
-        stream.adopt("w1", 70, rows("a"), 0)
+        stream.append_assigned("w1", 70, rows("a"), 0)
 
-        stream.adopt("w2", 1, rows("b"), 0)
+        stream.append_assigned("w2", 1, rows("b"), 0)
 
         self.assertEqual([1], self.held(stream))
 

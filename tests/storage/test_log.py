@@ -47,7 +47,7 @@ class AppendTests(LogCase):
             ],
             tokens(engine.facts),
         )
-        self.assertEqual({"events": {"w1": 4, "w2": 3}, "caches": {"w1": 1}}, log.clock())
+        self.assertEqual({"events": {"w1": 4, "w2": 3}, "caches": {"w1": 1}}, log.positions_by_stream())
         self.assertEqual(
             (5, engine.facts[-1].digest, 4), (log.serial, log.digest, log.linear_position("events"))
         )
@@ -138,7 +138,7 @@ class WatchTests(LogCase):
         """Who is answered and asks a follower at once should find it on its way."""
         story: list[object] = []
         log = self.started(MemoryEngine(), delay=lambda: 0.1)
-        log.watch(lambda facts: story.append([fact.serial for fact in facts]))
+        log.subscribe(lambda facts: story.append([fact.serial for fact in facts]))
         for _ in range(3):
             log.append("events", "w1", [A]).addCallback(lambda told: story.append(told.first_serial))
 
@@ -150,7 +150,7 @@ class WatchTests(LogCase):
         """A publisher that answers with positions right now must not answer with old ones."""
         seen: list[tuple[int, int, dict[str, int]]] = []
         log = self.started(MemoryEngine())
-        log.watch(lambda facts: seen.append((facts[-1].serial, log.serial, log.positions("events"))))
+        log.subscribe(lambda facts: seen.append((facts[-1].serial, log.serial, log.positions("events"))))
 
         self.append(log, "events", "w1", A, B)
 
@@ -164,14 +164,14 @@ class WatchTests(LogCase):
         def fails(facts: Sequence[Fact]) -> None:
             raise ZeroDivisionError
 
-        log.watch(fails)
-        log.watch(lambda facts: seen.extend(fact.serial for fact in facts))
+        log.subscribe(fails)
+        log.subscribe(lambda facts: seen.extend(fact.serial for fact in facts))
 
         self.append(log, "events", "w1", A)
         self.append(log, "events", "w1", A)
 
         self.assertEqual([1, 2], seen)
-        self.assertEqual(["a watcher of the log failed"] * 2, [formatEvent(event) for event in self.told])
+        self.assertEqual(["a log subscriber failed"] * 2, [formatEvent(event) for event in self.told])
 
     def test_a_watcher_may_append(self) -> None:
         """Its fact comes after the ones it was told of, and nothing recurses."""
@@ -183,7 +183,7 @@ class WatchTests(LogCase):
             if len(seen) < 2000:
                 log.append("caches", "w1", [A])
 
-        log.watch(watcher)
+        log.subscribe(watcher)
         self.append(log, "events", "w1", A)
 
         self.assertEqual(list(range(1, 2001)), seen)
@@ -302,14 +302,14 @@ class FailureTests(LogCase):
 
     def start(self) -> Log:
         log = self.started(self.engine, delay=lambda: 0.1)
-        log.watch(lambda facts: self.seen.extend(fact.serial for fact in facts))
+        log.subscribe(lambda facts: self.seen.extend(fact.serial for fact in facts))
         return log
 
     def test_a_failed_commit_fails_its_appends_and_changes_nothing(self) -> None:
         """Failed must mean that nothing of it is stored, or clients cannot try again."""
         log = self.start()
         self.append(log, "events", "w1", A)
-        before = (log.serial, log.digest, log.clock(), self.engine.facts[:])
+        before = (log.serial, log.digest, log.positions_by_stream(), self.engine.facts[:])
         failing = [log.append("events", f"w{n}", [A, B]) for n in range(3)]
 
         for _ in range(2):
@@ -318,7 +318,7 @@ class FailureTests(LogCase):
 
         for append in failing:
             self.failureResultOf(append, StorageError)
-        self.assertEqual(before, (log.serial, log.digest, log.clock(), self.engine.facts))
+        self.assertEqual(before, (log.serial, log.digest, log.positions_by_stream(), self.engine.facts))
         self.assertEqual([1], self.seen)
 
     def test_serials_stay_dense_after_a_failure(self) -> None:
@@ -352,7 +352,7 @@ class FailureTests(LogCase):
 
         self.clock.pump([0.1] * 3)
 
-        self.assertIn("it may have been kept", str(self.failureResultOf(lost, StorageError).value))
+        self.assertIn("it may have been stored", str(self.failureResultOf(lost, StorageError).value))
         self.assertEqual(Appended(1, 3, [3]), self.successResultOf(following))
         self.assertEqual([1, 2, 3], self.seen)
         self.assertEqual((3, "events", "w1", 2, 3), tokens(self.engine.facts)[-1])
@@ -427,8 +427,8 @@ class FailureTests(LogCase):
 
         self.clock.pump([0.1] * 30)
 
-        self.assertIn("it may have been kept", str(self.failureResultOf(failed, StorageError).value))
-        self.assertIn("somebody else writes to this log: it is at serial 1", log.healthy[1])
+        self.assertIn("it may have been stored", str(self.failureResultOf(failed, StorageError).value))
+        self.assertIn("another process writes to this log: it is at serial 1", log.healthy[1])
         refused = self.failure_after(log.append("events", "w1", [B]), 0.1)
         self.assertIsInstance(refused, LogLost)
         self.assertEqual(1, len(self.engine.facts))
@@ -506,13 +506,15 @@ class EphemeralLogTests(LogCase):
         engine = MemoryEngine()
         log = self.started(engine, delay=lambda: 0.1)
         seen: list[tuple[int, str, int]] = []
-        log.watch(lambda facts: seen.extend((fact.serial, fact.digest, fact.token) for fact in facts))
+        log.subscribe(lambda facts: seen.extend((fact.serial, fact.digest, fact.token) for fact in facts))
 
         answer = self.successResultOf(log.append("typing", "w1", [A, B]))
 
         self.assertEqual(Appended(1, None, [1, 2]), answer)
         self.assertEqual([(0, "", 1), (0, "", 2)], seen)
-        self.assertEqual(({"typing": {"w1": 2}}, 2), (log.clock(), log.linear_position("typing")))
+        self.assertEqual(
+            ({"typing": {"w1": 2}}, 2), (log.positions_by_stream(), log.linear_position("typing"))
+        )
         self.assertEqual((0, 0), (engine.commits, log.serial))
 
     def test_a_restart_is_visible(self) -> None:
@@ -524,7 +526,7 @@ class EphemeralLogTests(LogCase):
 
         log = self.started(engine)
 
-        self.assertEqual({}, log.clock())
+        self.assertEqual({}, log.positions_by_stream())
         self.assertEqual(Appended(2, None, [1]), self.append(log, "typing", "w1", A))
         self.assertEqual(2, log.boots)
 
@@ -602,8 +604,8 @@ class LifeTests(LogCase):
             log = self.log(engine, server_name=other)
             error = self.failureResultOf(Deferred.fromCoroutine(log.start()), StorageError).value
             self.assertEqual(
-                f"open failed: this log is of example.org, not of {other}"
-                " (say --server-name example.org, or name another database)",
+                f"open failed: this log belongs to example.org, not to {other}"
+                " (use --server-name example.org, or choose another database)",
                 str(error),
             )
             self.failureResultOf(self.thread.run(lambda: None), StorageError)
@@ -617,7 +619,7 @@ class LifeTests(LogCase):
         log = self.started(engine, server_name="example.org")
 
         async def adopt() -> None:
-            await log.adopt_copy(await log.copy())
+            await log.adopt_copy(await log.open_staged_copy())
 
         self.wait(adopt())
 

@@ -210,7 +210,7 @@ class ReadTests(HealthCase):
         self.read(3)
 
         async def adopt() -> None:
-            copy = await self.health.copy()
+            copy = await self.health.open_staged_copy()
             await self.health.adopt_copy(copy)
 
         self.wait(adopt())
@@ -287,7 +287,9 @@ class LostTests(HealthCase):
         commits = self.engine.commits
 
         self.assertIs(LOST, self.failureResultOf(self.health.append("events", "w1", [A])).value)
-        self.assertIs(LOST, self.failureResultOf(self.health.adopt("events", [("w1", 99, A)])).value)
+        self.assertIs(
+            LOST, self.failureResultOf(self.health.append_assigned("events", [("w1", 99, A)])).value
+        )
         turning = Deferred.fromCoroutine(self.health.next_epoch("promoted"))
         self.assertIs(LOST, self.failureResultOf(turning).value)
         self.pass_seconds(60)
@@ -297,7 +299,7 @@ class LostTests(HealthCase):
         self.assertIsNone(self.read(0))
 
     def test_an_append_that_finds_it_lost_says_so(self) -> None:
-        """And not that it may have been kept, with advice to ask again."""
+        """And not that it may have been stored, with advice to ask again."""
         self.engine.fail_next(LOST, kept=True)
 
         error = self.failureResultOf(self.health.append("events", "w1", [A]), LogLost).value
@@ -312,7 +314,7 @@ class LostTests(HealthCase):
         self.engine.commit(facts_after(self.engine.facts[-1], ("events", "w2", 0, 10)), [])
         self.pass_seconds(2)
 
-        self.check_unwell("somebody else writes to this log: it is at serial 10, this process left it at 9")
+        self.check_unwell("another process writes to this log: it is at serial 10, this process left it at 9")
         self.failureResultOf(self.health.append("events", "w1", [A]), LogLost)
         self.assertEqual(10, len(self.engine.facts))
 

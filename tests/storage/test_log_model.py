@@ -60,7 +60,7 @@ class LogMachine(RuleBasedStateMachine):
         assert started.called
         # Followers of the new process begin where it begins.
         self.shown = self.engine.facts[:]
-        self.log.watch(self.shown.extend)
+        self.log.subscribe(self.shown.extend)
 
     @rule(
         stream=st.sampled_from(["events", "caches"]),
@@ -81,7 +81,7 @@ class LogMachine(RuleBasedStateMachine):
                 assert answer.check(StorageError)
                 if answer.check(KeyReused):
                     return
-                if "may have been kept" not in str(answer.value) and key is None:
+                if "may have been stored" not in str(answer.value) and key is None:
                     self.failed.append(asked)
                 return
             if key is not None:
@@ -251,7 +251,7 @@ class AdoptMachine(RuleBasedStateMachine):
             logger=Logger(observer=lambda event: None),  # type: ignore[arg-type]
         )
         self.run(self.log.start())
-        self.log.watch(self.shown)
+        self.log.subscribe(self.shown)
 
     def shown(self, facts: Any) -> None:
         self.typing_shown += [_told(fact) for fact in facts if fact.stream == "typing"]
@@ -272,7 +272,7 @@ class AdoptMachine(RuleBasedStateMachine):
         model = self.kept[stream]
         expected = [token for writer, token, content in facts if model.adopt(writer, token, content)]
         self.is_at_rest = False
-        self.log.adopt(stream, facts).addCallback(self.check_answer, expected)
+        self.log.append_assigned(stream, facts).addCallback(self.check_answer, expected)
 
     def check_answer(self, answer: Appended, expected: list[int]) -> None:
         """The tokens of what was news."""
@@ -293,7 +293,7 @@ class AdoptMachine(RuleBasedStateMachine):
         answers: list[Appended] = []
         self.typing_shown.clear()
 
-        self.log.adopt("typing", facts).addCallback(answers.append)
+        self.log.append_assigned("typing", facts).addCallback(answers.append)
 
         assert [answer.tokens for answer in answers] == [expected]
         assert self.typing_shown == model.told[before:]
@@ -310,7 +310,7 @@ class AdoptMachine(RuleBasedStateMachine):
         self.typing.restart(writer)
         self.typing_shown.clear()
 
-        self.log.restart("typing", writer)
+        self.log.reset_writer("typing", writer)
 
         assert self.typing_shown == [(writer, 0, 0, NO_ROWS)]
 
@@ -318,7 +318,7 @@ class AdoptMachine(RuleBasedStateMachine):
     def lose(self, stream: str, upto: int) -> None:
         """History goes where it came from."""
         self.kept[stream].lose(upto)
-        self.run(self.log.lose(stream, upto))
+        self.run(self.log.rewind_stream(stream, upto))
         self.is_at_rest = True
 
     @rule()
@@ -362,7 +362,7 @@ class AdoptMachine(RuleBasedStateMachine):
             assert highest == head.allocated.get(stream, 0) == self.log.linear_position(stream)
             for token in range(12):
                 under = [(who, what) for who, _, at, what in model.held() if at == token]
-                assert self.engine.held(stream, token) == under
+                assert self.engine.rows_at_token(stream, token) == under
             by_token, _ = self.engine.read_tokens(
                 stream=stream, writer=None, after=0, upto=10**6, serial=10**6, limit=10**6
             )

@@ -261,7 +261,7 @@ class PageTests(PostgresCase):
         engine = self.opened()
 
         for streams in (None, {"events"}):
-            found, upto = engine.read(after=0, upto=1000, limit=3, wanted=Filter.of(streams=streams))
+            found, upto = engine.read(after=0, upto=1000, limit=3, filter=Filter.of(streams=streams))
             self.assertEqual((3, 3), (len(found), upto))
         engine.read_tokens(stream="events", writer=None, after=0, upto=999, serial=999, limit=3)
 
@@ -338,7 +338,7 @@ class LostConnectionTests(PostgresCase):
 
         error = self.failureResultOf(failed, StorageError).value
         self.assertTrue(error.retryable)
-        self.assertNotIn("may have been kept", str(error))
+        self.assertNotIn("may have been stored", str(error))
         self.assertEqual(Appended(1, 2, [2]), self.append(log, "events", "w1", C))
         self.assertEqual((True, ""), log.healthy)
         self.assertEqual([A, C], [fact.rows for fact in self.kept()])
@@ -401,14 +401,14 @@ class LostConnectionTests(PostgresCase):
                 server.start()
                 again = self.append(log, "events", "w1", A, key="k")
 
-                self.assertIn("it may have been kept", str(error))
-                self.assertIn("nobody knows where the log stands", str(refused))
+                self.assertIn("it may have been stored", str(error))
+                self.assertIn("the log's position is unknown", str(refused))
                 self.assertTrue(error.retryable)
                 self.assertTrue(refused.retryable)
                 self.assertEqual(Appended(1, 1, [1]), again)
                 self.assertEqual([A], [fact.rows for fact in self.kept()])
                 self.assertEqual(
-                    count, sum("were kept after all" in event["log_format"] for event in self.told)
+                    count, sum("were stored after all" in event["log_format"] for event in self.told)
                 )
                 self.wait(log.stop())
                 self.told.clear()
@@ -425,7 +425,7 @@ class LostConnectionTests(PostgresCase):
             server.start()
 
             self.assertTrue(error.retryable)
-            self.assertNotIn("may have been kept", str(error))
+            self.assertNotIn("may have been stored", str(error))
             self.assertEqual(Appended(1, 2, [2]), self.append(log, "events", "w1", C))
             self.wait(log.stop())
 

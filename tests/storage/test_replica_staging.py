@@ -44,7 +44,7 @@ class FollowingTests(LogCase):
     def test_facts_are_taken_as_they_are(self) -> None:
         """Serials, digests, and who got which answer."""
         shown: list[Fact] = []
-        self.copy.watch(shown.extend)
+        self.copy.subscribe(shown.extend)
         following = self.follow(FACTS[:3], [RECEIPT])
         self.pass_()
 
@@ -97,7 +97,7 @@ class FollowingTests(LogCase):
     def test_kept_although_nobody_could_say_so(self) -> None:
         """The next one asks first, and shows what was kept."""
         shown: list[Fact] = []
-        self.copy.watch(shown.extend)
+        self.copy.subscribe(shown.extend)
         self.engine.fail_next(DISK_FULL, kept=True)
         following = self.follow(FACTS[:3])
         self.pass_()
@@ -142,7 +142,7 @@ class FollowingTests(LogCase):
         """And not twice."""
         epoch_start = EpochStart(2, 0, "0" * 64, 5, "promoted")
         told: list[int] = []
-        self.copy.on_turned(lambda: told.append(self.copy.epoch))
+        self.copy.on_epoch_started(lambda: told.append(self.copy.epoch))
         turning = Deferred.fromCoroutine(self.copy.begin_epoch(epoch_start))
         self.pass_()
         self.successResultOf(turning)
@@ -154,11 +154,11 @@ class FollowingTests(LogCase):
 
     def test_a_copy_that_nobody_waits_for_is_closed_again(self) -> None:
         """Or the next attempt would find it open."""
-        opening = Deferred.fromCoroutine(self.copy.copy())
+        opening = Deferred.fromCoroutine(self.copy.open_staged_copy())
         opening.cancel()
         self.pass_()
         self.failureResultOf(opening, CancelledError)
-        again = Deferred.fromCoroutine(self.copy.copy())
+        again = Deferred.fromCoroutine(self.copy.open_staged_copy())
         self.pass_()
 
         self.assertEqual(0, self.successResultOf(again).position.serial)
@@ -167,7 +167,7 @@ class FollowingTests(LogCase):
         """Cancelled in the middle, it stands either before or after."""
         replaced: list[int] = []
         self.copy.on_replaced(lambda: replaced.append(self.copy.serial))
-        opening = Deferred.fromCoroutine(self.copy.copy())
+        opening = Deferred.fromCoroutine(self.copy.open_staged_copy())
         self.pass_()
         staged = self.successResultOf(opening)
         adding = Deferred.fromCoroutine(staged.add(FACTS, place(FACTS[-1]), trimmed_upto=BEGINNING))

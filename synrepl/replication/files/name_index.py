@@ -51,7 +51,7 @@ class NameIndex:
             self._saved = seen.serial
         if not self._is_watching:
             self._is_watching = True
-            self._log.watch(self._committed)
+            self._log.subscribe(self._committed)
 
     @property
     def is_complete(self) -> bool:
@@ -104,7 +104,7 @@ class NameIndex:
         upto = self._log.serial
         if self.seen.serial < upto:
             facts, looked = await self._log.read(
-                after=self.seen.serial, upto=upto, limit=PAGE_ROWS, wanted=OF_FILES
+                after=self.seen.serial, upto=upto, limit=PAGE_ROWS, filter=OF_FILES
             )
             digest = await self._log.digest_at(looked)
             await self._note(facts, LogProgress(looked, digest or ""))

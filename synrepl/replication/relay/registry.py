@@ -85,8 +85,8 @@ class ReplicaRegistry:
         self._news: list[Deferred[None]] = []
         self._woken: Any = None
         feeding.on_relayed(self._relayed)
-        log.watch(self._committed)
-        log.on_turned(self.wake_soon)
+        log.subscribe(self._committed)
+        log.on_epoch_started(self.wake_soon)
         log.on_replaced(self.leases.reload)
 
     # -- connections ---------------------------------------------------------------------------------------

@@ -428,7 +428,7 @@ class Relay:
                 after=after,
                 upto=upto,
                 limit=PAGE_ROWS,
-                wanted=self._filter,
+                filter=self._filter,
             )
             if self._log.trimmed_upto != snapshot.trimmed_upto:
                 return False
@@ -554,7 +554,7 @@ class Relay:
             after=after,
             upto=upto,
             limit=PAGE_ROWS,
-            wanted=self._filter,
+            filter=self._filter,
         )
         if facts and facts[-1].serial == reached:
             position = LogPosition(self._turns_told, reached, facts[-1].digest)
@@ -614,7 +614,7 @@ class Relay:
 
     def _say_ephemeral(self) -> None:
         """All that is held of streams that nobody keeps, and where their writers are."""
-        lines = [line(fact) for fact in self._log.held_ephemeral() if self._encoder.passes(fact)]
+        lines = [line(fact) for fact in self._log.ephemeral_snapshot() if self._encoder.passes(fact)]
         # Also if there is nothing: a writer that is not named has begun anew.
         self.connection.write(block("held", len(lines), b"".join(lines)))
 

@@ -99,7 +99,7 @@ class Join:
     async def run(self) -> None:
         """Take over what the upstream has. Whatever goes wrong, what was here before is untouched, and what
         came is kept for the next attempt."""
-        self._copy = await self._log.copy()
+        self._copy = await self._log.open_staged_copy()
         try:
             noted = await self._ask()
             await self._take(noted)
@@ -142,7 +142,7 @@ class Join:
             raise RemoteProtocolError(f"{type(begins).__name__} came where a copy was to begin")
         if not begins.resumed or noted is None:
             await self._log.drop_copy(self._copy)
-            self._copy = await self._log.copy()
+            self._copy = await self._log.open_staged_copy()
             noted = JoinRecord(
                 begins.join,
                 begins.history,

@@ -229,7 +229,7 @@ class Replica:
         log = self._log
         position = log.position
         epoch_start = log.epoch_starts[-1] if log.epoch_starts else None
-        clock = log.clock()
+        clock = log.positions_by_stream()
         for name in self._ephemeral:
             clock.pop(name, None)
         conversation.subscribe(
@@ -321,15 +321,15 @@ class Replica:
             for stream in sorted(self._ephemeral):
                 for writer, token in self._log.positions(stream).items():
                     if token and (stream, writer) not in told:
-                        self._log.restart(stream, writer)
+                        self._log.reset_writer(stream, writer)
         for fact in facts:
             self._restart_below(fact)
             if fact.token:
-                self._log.adopt(fact.stream, [(fact.writer, fact.token, fact.rows)])
+                self._log.append_assigned(fact.stream, [(fact.writer, fact.token, fact.rows)])
 
     def _restart_below(self, fact: Fact) -> None:
         if fact.rows == NO_ROWS and fact.token < self._log.positions(fact.stream).get(fact.writer, 0):
-            self._log.restart(fact.stream, fact.writer)
+            self._log.reset_writer(fact.stream, fact.writer)
 
     # -- refused -------------------------------------------------------------------------------------------
 

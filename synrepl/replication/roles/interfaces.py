@@ -75,7 +75,7 @@ class IPeerClient(Protocol):
 class RoleLog(Protocol):
     """What is asked of the log."""
 
-    sealed: Callable[[str], StorageError] | None
+    write_barrier: Callable[[str], StorageError] | None
 
     @property
     def epoch(self) -> int: ...
@@ -106,7 +106,7 @@ class RoleLog(Protocol):
         self, why: str, *, epoch: int | None = None, at_ms: int | None = None
     ) -> EpochStart: ...
 
-    async def settled(self) -> None: ...
+    async def flush(self) -> None: ...
 
 
 class IHasAddress(Protocol):

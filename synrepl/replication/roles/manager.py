@@ -242,16 +242,16 @@ class RoleManager:
     def _seal_as_primary(self) -> None:
         """Take facts, unless somebody may be primary instead."""
         if self.is_handing_over:
-            self._log.sealed = self._handing_over_refuses
+            self._log.write_barrier = self._handing_over_refuses
         else:
-            self._log.sealed = self._starting_refuses if self._inquiry.is_running else None
+            self._log.write_barrier = self._starting_refuses if self._inquiry.is_running else None
 
     def _be_replica(self, where: Address | None) -> IFollowingReplica:
         if self.replica is not None:
             self.replica.stop()
         self.role, self.why = REPLICA, ""
         self._primary = where or Address()
-        self._log.sealed = self._replica_refuses
+        self._log.write_barrier = self._replica_refuses
         replica = self.replica = self._follow(where)
         if not self._is_stopped:
             replica.start()
@@ -269,7 +269,7 @@ class RoleManager:
         self.since = self._clock.seconds()
         where = str(self.primary) if self.primary else "nobody has said where"
         self.why = f"another daemon is primary since epoch {noted.epoch}: {where}"
-        self._log.sealed = self._fenced_refuses
+        self._log.write_barrier = self._fenced_refuses
         self._logger.warn("fenced: {why}; {ways_out}", why=self.why, ways_out=WAYS_OUT)
         self._changed()
 
@@ -562,7 +562,7 @@ class RoleManager:
         elif self.is_handing_over:
             self._handed_over()
             await self._log.note(handover=None)
-        await self._log.settled()
+        await self._log.flush()
         return self._log.position
 
     def _check_hand_over(self, asked: HandOver) -> None:
@@ -873,7 +873,7 @@ class RoleManager:
                     "primary_unknown", "nobody has said where the primary is; start again with --upstream"
                 )
             # What was taken before it was fenced is among what only this copy has.
-            await self._log.settled()
+            await self._log.flush()
             if noted is not None:
                 await self._note(msgspec.structs.replace(noted, role=REPLICA))
             self._be_replica(where or None).resync()

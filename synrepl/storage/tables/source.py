@@ -211,7 +211,7 @@ class TableSource:
         elif not followed.stream.from_first:
             page: TablePage = await self._ask(partial(followed.reader.page, after=0, rows=1))
             followed.upto = page.limit
-            await self._log.adopt(name, [(writer, page.limit, NO_ROWS) for writer in page.writers])
+            await self._log.append_assigned(name, [(writer, page.limit, NO_ROWS) for writer in page.writers])
         followed.is_begun = True
 
     def _reached(self, followed: _Followed) -> dict[str, int]:
@@ -225,7 +225,7 @@ class TableSource:
         findings: IdProblems = await self._ask(partial(followed.reader.examine, seen=followed.upto))
         for finding in findings.found:
             if finding.is_loss:
-                await self._log.lose(followed.stream.stream, finding.before)
+                await self._log.rewind_stream(followed.stream.stream, finding.before)
                 followed.upto = finding.before
                 self._logger.error(
                     "{stream}: {text}; epoch {epoch} begins, and followers read it again",
@@ -258,7 +258,7 @@ class TableSource:
                 if reached.get(writer, 0) < page.upto
             ]
         if facts:
-            await self._log.adopt(stream.name, facts)
+            await self._log.append_assigned(stream.name, facts)
         followed.upto, followed.limit = page.upto, page.limit
 
     async def _hear_writers(self) -> None:

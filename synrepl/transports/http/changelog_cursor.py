@@ -79,7 +79,7 @@ class ChangelogCursor:
                 after=self.after,
                 upto=looked,
                 limit=PAGE_ROWS if self.left is None else min(PAGE_ROWS, self.left),
-                wanted=chosen,
+                filter=chosen,
             )
             receipts = await self._receipts(looked)
             self.check()
@@ -91,7 +91,7 @@ class ChangelogCursor:
         text = b""
         if self.after < upto and limit > 0:
             text, looked = await self._log.read_text(
-                after=self.after, upto=upto, limit=limit, wanted=self._wanted.chosen
+                after=self.after, upto=upto, limit=limit, filter=self._wanted.chosen
             )
             self.check()
             self.after = looked

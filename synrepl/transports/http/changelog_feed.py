@@ -44,7 +44,7 @@ class ChangelogFeed:
         self._group: Sequence[Fact] | None = None
         self._text = b""
         self._streams: set[_ChangelogStream] = set()
-        log.watch(self._committed)
+        log.subscribe(self._committed)
         publisher.on_relayed(self._relayed)
 
     async def serve(self, request: Any, wanted: ChangelogQuery, valve: Valve) -> None:
@@ -160,7 +160,7 @@ class _ChangelogStream:
         if self._is_ephemeral_stale and self._valve.is_open:
             self._is_ephemeral_stale = False
             passes = self._wanted.chosen.passes
-            held = self._log.held_ephemeral()
+            held = self._log.ephemeral_snapshot()
             self._request.write(held_line(fact for fact in held if passes(fact.stream, fact.writer)))
         self._is_idle = True
         try:

@@ -43,8 +43,8 @@ class LogWaiters:
         self._listeners: dict[Deferred[Sequence[Fact] | None], _Listener] = {}
         self._seen = log.position
         self._timer: Any = None
-        log.watch(self._committed)
-        log.on_turned(self.look)
+        log.subscribe(self._committed)
+        log.on_epoch_started(self.look)
         log.on_replaced(self.look)
 
     @property

@@ -26,7 +26,7 @@ def refresh(
 ) -> None:
     """Set the gauges that show where things stand now: positions, and how far this daemon and its followers
     are."""
-    for stream, positions in log.clock().items():
+    for stream, positions in log.positions_by_stream().items():
         for writer, token in _folded(positions):
             metrics.position.labels(stream, writer).set(token)
     readers = [follower.reader for follower in publisher.followers if follower.reader is not None]

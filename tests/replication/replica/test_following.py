@@ -32,7 +32,7 @@ def test_a_turn_in_the_middle_of_what_it_lacks() -> None:
     world, a, b = pair()
     b.kill()
     world.wrote(a, 10)
-    world.done(Deferred.fromCoroutine(a.log.lose("to_device", 7)))
+    world.done(Deferred.fromCoroutine(a.log.rewind_stream("to_device", 7)))
     world.wrote(a, 10)
     world.start(b)
     world.pass_(2)

@@ -56,7 +56,7 @@ class Sources(IdCase):
             ImmediateThread(),
             self.clock,
             ephemeral=["typing"],
-            adopted=["receipts"],
+            assigned=["receipts"],
             logger=Logger(observer=self.told.append),  # type: ignore[arg-type]
         )
         self.wait(log.start())

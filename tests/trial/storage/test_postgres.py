@@ -55,7 +55,7 @@ class OutageTests(TestCase):
         errors: list[StorageError] = []
         shown: list[int] = []
         is_over = False
-        self.log.watch(lambda facts: shown.extend(fact.serial for fact in facts))
+        self.log.subscribe(lambda facts: shown.extend(fact.serial for fact in facts))
 
         async def insist(writer: str) -> None:
             """With a key, until it is answered."""
