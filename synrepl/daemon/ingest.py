@@ -181,24 +181,24 @@ class IngestServices:
 
     # -- status (`status.StatusIngest`) --------------------------------------------------------------------
 
-    def describe(self, now: float) -> dict[str, Any]:
+    def status(self, now: float) -> dict[str, Any]:
         """The sources' part of the status."""
         status: dict[str, Any] = {"tables": [], "writers": [], "redis": None, "following": [], "stuck": []}
         if self.tables is not None:
-            status |= self.tables.describe(now)
+            status |= self.tables.status(now)
         if self.sources is not None:
-            status |= self.sources.describe()
+            status |= self.sources.status()
         return status
 
-    def troubles(self) -> list[tuple[str, float]]:
+    def problems(self) -> list[tuple[str, float]]:
         """Problems of the sources: text, and since when in Unix seconds."""
-        found = self.tables.troubles() if self.tables is not None else []
-        return found + (self.sources.troubles() if self.sources is not None else [])
+        found = self.tables.problems() if self.tables is not None else []
+        return found + (self.sources.problems() if self.sources is not None else [])
 
-    def reasons(self) -> list[tuple[str, float]]:
+    def not_ready_reasons(self) -> list[tuple[str, float]]:
         """Reasons this daemon may be missing data."""
-        found = self.tables.troubles() if self.tables is not None else []
-        return found + (self.sources.reasons() if self.sources is not None else [])
+        found = self.tables.problems() if self.tables is not None else []
+        return found + (self.sources.not_ready_reasons() if self.sources is not None else [])
 
     def is_followed(self, stream: str) -> bool:
         """Whether the facts of this stream come from a table."""

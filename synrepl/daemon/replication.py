@@ -324,7 +324,7 @@ class ReplicationServices:
 
     # -- status --------------------------------------------------------------------------------------------
 
-    def reasons(self) -> list[tuple[str, float]]:
+    def not_ready_reasons(self) -> list[tuple[str, float]]:
         """Reasons this daemon may be missing data: text, and since when in Unix seconds."""
         replica, roles = self.replica, self.roles
         now = self._reactor.seconds()
@@ -347,7 +347,7 @@ class ReplicationServices:
             return "fenced"
         if self.roles.is_handing_over:
             return "handing over"
-        reasons = self.reasons()
+        reasons = self.not_ready_reasons()
         return reasons[0][0].partition(":")[0] if reasons else ""
 
     def lag_seconds(self) -> float:
@@ -358,7 +358,7 @@ class ReplicationServices:
         """The number of facts that this copy is known to lack."""
         return self.replica.lag_rows() if self.replica is not None else 0
 
-    def describe(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """The replication part of the status: role, upstream, replicas, leases."""
         roles, replica = self.roles, self.replica
         return {
@@ -368,18 +368,18 @@ class ReplicationServices:
             "address": str(self._address()),
             "primary": str(roles.primary),
             "holds": self.holdings.describe(),
-            "upstream": None if replica is None else replica.describe(),
-            "replicas": self.relays.describe(),
+            "upstream": None if replica is None else replica.status(),
+            "replicas": self.relays.status(),
             "leases": self.relays.describe_leases(),
             "epoch_starts": [msgspec.to_builtins(epoch_start) for epoch_start in self._log.epoch_starts],
             "untold": [str(address) for address in roles.untold],
         }
 
-    def troubles(self) -> list[tuple[str, float]]:
-        """Problems that are not among `reasons`: text, and since when in Unix seconds."""
+    def problems(self) -> list[tuple[str, float]]:
+        """Problems that are not among `not_ready_reasons`: text, and since when in Unix seconds."""
         replica = self.replica
         if replica is None or replica.state == "stopped":
-            return self.roles.troubles
+            return self.roles.problems
         if replica.state == "live" and self.roles.primary.is_same(self._address()):
             return [
                 (

@@ -85,10 +85,10 @@ class RedisSource(Source):
             return f"cannot publish to Redis at {state.address}: {state.why}", state.since
         return None
 
-    def troubles(self) -> list[Problem]:
-        """Problems that are not among `reasons`."""
+    def problems(self) -> list[Problem]:
+        """Problems that are not among `not_ready_reasons`."""
         clash = self.peer.clash
-        return ([(str(clash), self.clock.seconds())] if clash is not None else []) + super().troubles()
+        return ([(str(clash), self.clock.seconds())] if clash is not None else []) + super().problems()
 
     def lag_seconds(self) -> float:
         """Seconds since this source was last caught up. A quiet channel that works counts as caught up."""
@@ -98,12 +98,12 @@ class RedisSource(Source):
                 return 0.0  # no other process publishes on the channel
         return super().lag_seconds()
 
-    def describe(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """This source's part of the status."""
         own = sorted(self._write_policy.own)
         return {
             **msgspec.to_builtins(self.link.state()),
-            **super().describe(),
+            **super().status(),
             "writes": [{"stream": stream, "writer": writer} for stream, writer in own],
             "is_writing": self.peer.is_writing,
             "writers": sorted(self.peer.writers),

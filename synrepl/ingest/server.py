@@ -72,14 +72,14 @@ class ServerSource(Source):
             return None
         return f"cannot receive from server {self.endpoint}: {self._why}", self._since
 
-    def describe(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """This source's part of the status."""
         return {
             "endpoint": self.endpoint,
             "connected": self.follower.is_connected,
             "since": round(self._since, 3),
             "why": "" if self.follower.is_connected else self._why,
-            **super().describe(),
+            **super().status(),
         }
 
     def _on_event(self, event: FollowerEvent) -> None:

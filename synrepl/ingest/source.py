@@ -34,8 +34,8 @@ class Source:
         """Why this source is disconnected, if that lasts longer than a restart takes; None otherwise."""
         raise NotImplementedError
 
-    def troubles(self) -> list[Problem]:
-        """Problems that are not among `reasons`."""
+    def problems(self) -> list[Problem]:
+        """Problems that are not among `not_ready_reasons`."""
         now = self.clock.seconds()
         return [
             (f"unrecoverable gap: no source has the missing facts: {gap}", at)
@@ -43,7 +43,7 @@ class Source:
             if now - at < LOST_SECONDS
         ]
 
-    def reasons(self) -> list[Problem]:
+    def not_ready_reasons(self) -> list[Problem]:
         """Reasons this daemon may be missing data."""
         silence = self.silence()
         now = self.clock.seconds()
@@ -54,7 +54,7 @@ class Source:
         since_start: float = self.clock.seconds() - self.began
         return min(self.follower.lag_seconds(), since_start)
 
-    def describe(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """This source's part of the status."""
         return {
             "lag_seconds": round(self.lag_seconds(), 3),

@@ -101,11 +101,11 @@ class SourceManager:
             await self._database.stop()
         await self._http.stop()
 
-    def troubles(self) -> list[Problem]:
+    def problems(self) -> list[Problem]:
         """Problems, the worst first: text, and since when in Unix seconds."""
-        found = self.reasons()
+        found = self.not_ready_reasons()
         for source in self._all:
-            found += source.troubles()
+            found += source.problems()
         now = self._clock.seconds()
         found += [
             (
@@ -116,9 +116,9 @@ class SourceManager:
         ]
         return found
 
-    def reasons(self) -> list[Problem]:
+    def not_ready_reasons(self) -> list[Problem]:
         """Reasons this daemon may be missing data."""
-        found = [reason for source in self._all for reason in source.reasons()]
+        found = [reason for source in self._all for reason in source.not_ready_reasons()]
         if self.ingester.trouble:
             found.append((f"cannot store received facts: {self.ingester.trouble}", self._clock.seconds()))
         return found
@@ -136,11 +136,11 @@ class SourceManager:
         """The number of tokens that are known to be missing."""
         return max(source.follower.lag_rows() for source in self._all)
 
-    def describe(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """The sources' part of the status."""
         return {
-            "redis": None if self.redis is None else self.redis.describe(),
-            "following": [server.describe() for server in self.servers],
+            "redis": None if self.redis is None else self.redis.status(),
+            "following": [server.status() for server in self.servers],
             "stuck": [msgspec.to_builtins(one) for one in self.stalled_writers.found()],
         }
 

@@ -16,7 +16,7 @@ __all__ = [
     "StatusReplication",
     "StatusFiles",
     "StatusLog",
-    "describe",
+    "build_status",
 ]
 
 STATES: Final = {
@@ -60,14 +60,14 @@ class StatusLog(ILog, Protocol):
 class StatusIngest(Protocol):
     """What is asked of all that brings facts in."""
 
-    def describe(self, now: float) -> dict[str, Any]:
+    def status(self, now: float) -> dict[str, Any]:
         """How each is doing: `tables`, `writers`, `redis`, `following`, and who is `stuck`."""
 
-    def troubles(self) -> list[tuple[str, float]]:
-        """What is wrong, in words, and since when, in Unix seconds."""
+    def problems(self) -> list[tuple[str, float]]:
+        """Current problems, each with its start in Unix seconds."""
 
-    def reasons(self) -> list[tuple[str, float]]:
-        """Of these, why what is here is not all there is."""
+    def not_ready_reasons(self) -> list[tuple[str, float]]:
+        """Reasons this daemon may be missing data; each is one of `problems` too."""
 
     def is_followed(self, stream: str) -> bool:
         """Whether the facts of this stream come from a table."""
@@ -82,17 +82,17 @@ class StatusIngest(Protocol):
 class StatusReplication(Protocol):
     """What is asked of what makes a daemon a primary, or a replica."""
 
-    def describe(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """What it is, and how it and its replicas are doing: `role`, `name`, `upstream`, `replicas`,
         `leases`, `turns`."""
 
     def state(self) -> str:
         """A word of `STATES`; empty if nothing is wrong."""
 
-    def reasons(self) -> list[tuple[str, float]]:
-        """Why what is here is not all there is, in words, and since when, in Unix seconds."""
+    def not_ready_reasons(self) -> list[tuple[str, float]]:
+        """Reasons this daemon may be missing data, each with its start in Unix seconds."""
 
-    def troubles(self) -> list[tuple[str, float]]:
+    def problems(self) -> list[tuple[str, float]]:
         """What else is wrong."""
 
     def lag_seconds(self) -> float:
@@ -105,10 +105,10 @@ class StatusReplication(Protocol):
 class StatusFiles(Protocol):
     """What is asked of the files by checksum."""
 
-    def describe(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """How they are doing."""
 
-    def troubles(self) -> list[tuple[str, float]]:
+    def problems(self) -> list[tuple[str, float]]:
         """What is wrong with them, in words, and since when, in Unix seconds."""
 
 
@@ -130,7 +130,7 @@ NO_COPIES: Final[dict[str, Any]] = {
 }
 
 
-def describe(
+def build_status(
     *,
     log: StatusLog,
     publisher: Publisher,
@@ -150,7 +150,7 @@ def describe(
     now = clock.seconds()
     errors = _errors(log)
     state = "failing" if errors else copies.state() if copies is not None else ""
-    for what, since in _troubles(bringing, copies, files):
+    for what, since in _problems(bringing, copies, files):
         errors.append({"what": what, "since": round(since, 3)})
     followers = _followers(publisher, now)
     lagging = [part for part in (bringing, copies) if part is not None]
@@ -170,12 +170,12 @@ def describe(
         "uuid": log.uuid,
         "lag_rows": max(rows, default=0),
         "lag_seconds": round(max(seconds, default=0.0), 3),
-        **_bounded(copies.describe() if copies is not None else NO_COPIES),
-        "files": files.describe() if files is not None else None,
+        **_bounded(copies.status() if copies is not None else NO_COPIES),
+        "files": files.status() if files is not None else None,
         "followers": followers,
         "streams": _streams(log, table, publisher.holdings.filter),
         "recent": _recent(publisher),
-        **(bringing.describe(now) if bringing is not None else NO_SOURCES),
+        **(bringing.status(now) if bringing is not None else NO_SOURCES),
         "version": version,
         "uptime_seconds": round(now - started_at, 3),
     }
@@ -190,15 +190,15 @@ def _bounded(told: Mapping[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def _troubles(
+def _problems(
     bringing: StatusIngest | None, copies: StatusReplication | None, files: StatusFiles | None
 ) -> list[tuple[str, float]]:
     """All that is wrong, but for the log; the worst first."""
-    found = [] if copies is None else [*copies.reasons(), *copies.troubles()]
+    found = [] if copies is None else [*copies.not_ready_reasons(), *copies.problems()]
     if bringing is not None:
-        found += bringing.troubles()
+        found += bringing.problems()
     if files is not None:
-        found += files.troubles()
+        found += files.problems()
     return found
 
 

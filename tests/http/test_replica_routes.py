@@ -57,7 +57,7 @@ class Nobody:
 class Stale:
     """Of what a daemon says of its copies, that it lacks something."""
 
-    def reasons(self) -> list[tuple[str, float]]:
+    def not_ready_reasons(self) -> list[tuple[str, float]]:
         return [("stale: this copy may lack everything of the last 61 seconds", 0.0)]
 
 
@@ -67,19 +67,19 @@ class DescribedRelays(Stale):
     def __init__(self, relays: ReplicaRegistry) -> None:
         self._relays = relays
 
-    def describe(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         return NO_COPIES | {
-            "replicas": self._relays.describe(),
+            "replicas": self._relays.status(),
             "leases": self._relays.describe_leases(),
         }
 
     def state(self) -> str:
         return ""
 
-    def reasons(self) -> list[tuple[str, float]]:
+    def not_ready_reasons(self) -> list[tuple[str, float]]:
         return []
 
-    def troubles(self) -> list[tuple[str, float]]:
+    def problems(self) -> list[tuple[str, float]]:
         return []
 
     def lag_seconds(self) -> float:
@@ -155,7 +155,7 @@ class ReplicaTests(CopiesCase):
         self.receipts(2)
         self.assertEqual(200, self.subscribe().status)
         self.receipts(3)
-        behind = self.relays.describe()[0]
+        behind = self.relays.status()[0]
         acked = self.say("POST", "/v1/replicas/u1/ack", epoch=1, serial=5)
 
         self.assertEqual(("paris", "behind", 2), tuple(behind[key] for key in ("name", "state", "serial")))
@@ -251,7 +251,7 @@ class ReplicaTests(CopiesCase):
             self.relays.asked_over_http(f"u{number}", 60.0)
         began = time.thread_time()
 
-        self.relays.describe()
+        self.relays.status()
         self.relays.describe_leases()
         self.relays.peers(but="u1")
         self.wait(Deferred.fromCoroutine(self.relays.leases.check()))
@@ -417,7 +417,7 @@ class FollowingOverHttpTests(CopiesCase):
         self.assertEqual(self.log.epoch_starts, log.epoch_starts)
         self.assertEqual(["k", "l"], [one.key for one in self.wait(log.receipts_between(0, 99))])
         self.assertEqual(self.log.positions("typing"), log.positions("typing"))
-        self.assertEqual(["live"], [one["state"] for one in self.relays.describe()])
+        self.assertEqual(["live"], [one["state"] for one in self.relays.status()])
 
     def test_a_filtered_one_gets_no_more_than_it_wants(self) -> None:
         """And stands where the primary stands."""
@@ -441,7 +441,7 @@ class FollowingOverHttpTests(CopiesCase):
         replica.start()
         self.pass_(3)
 
-        self.assertEqual(("refused", "other_epoch"), (replica.state, replica.describe()["refusal"]["code"]))
+        self.assertEqual(("refused", "other_epoch"), (replica.state, replica.status()["refusal"]["code"]))
         self.assertEqual(3, log.serial)
         self.assertNotEqual(EMPTY, log.digest)
 

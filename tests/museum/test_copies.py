@@ -169,8 +169,8 @@ def test_an_idle_replica_is_listed() -> None:
     world.wrote(a, 1)
 
     world.pass_(90, step=0.1)
-    idle = [one["state"] for one in a.relays.describe()]
+    idle = [one["state"] for one in a.relays.status()]
     b.kill()
     world.pass_(1)
 
-    assert (["idle"], ["lost"]) == (idle, [one["state"] for one in a.relays.describe()])
+    assert (["idle"], ["lost"]) == (idle, [one["state"] for one in a.relays.status()])

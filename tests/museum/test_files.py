@@ -29,7 +29,7 @@ class PoisonTests(FilesCase):
         self.assertFalse(self.store.has(poison))
         self.clock.advance(2)
         self.clock.advance(2)
-        self.assertEqual(["bad"], [one["name"] for one in files.describe()["failing"]])
+        self.assertEqual(["bad"], [one["name"] for one in files.status()["failing"]])
 
         self.upstream.files[poison] = b"right"
         self.clock.advance(700)

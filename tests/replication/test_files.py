@@ -90,7 +90,7 @@ class NamesTests(FilesCase):
         self.patch(files._desk.queue, "note", fail)
         self.say(("one", A))
         self.say(("two", B))
-        ((text, since),) = files.troubles()
+        ((text, since),) = files.problems()
         self.assertIn("the disk is full", text)
         self.assertEqual(self.clock.seconds(), since)
 
@@ -98,7 +98,7 @@ class NamesTests(FilesCase):
         self.clock.advance(1)
 
         self.assertEqual([("one", A), ("two", B)], self.wait(files.missing()))
-        self.assertEqual([], files.troubles())
+        self.assertEqual([], files.problems())
 
     def test_a_daemon_without_files_makes_no_directory(self) -> None:
         """Not even after days."""
@@ -168,12 +168,12 @@ class PrimaryTests(FilesCase):
         self.assertEqual([("one", A)], self.wait(self.files.missing()))
         self.assertIn("upload them again", "".join(self.texts()))
         self.clock.advance(70)
-        ((text, _),) = self.files.troubles()
+        ((text, _),) = self.files.problems()
         self.assertIn("one", text)
-        self.assertEqual((1, 1), (self.files.describe()["quarantined"], self.files.describe()["missing"]))
+        self.assertEqual((1, 1), (self.files.status()["quarantined"], self.files.status()["missing"]))
         self.bring(b"a", A)
         self.clock.advance(2)
-        self.assertEqual(([], b"a"), (self.files.troubles(), self.served(self.files, A)))
+        self.assertEqual(([], b"a"), (self.files.problems(), self.served(self.files, A)))
 
     def test_the_scrub_finds_damage_that_nobody_asks_for(self) -> None:
         """Slowly, and for ever."""
@@ -208,7 +208,7 @@ class PrimaryTests(FilesCase):
         self.clock.pump([1_800] * 5)
 
         self.assertEqual((False, True), (self.store.has(A), self.store.has(B)))
-        self.assertEqual(1, self.files.describe()["stored"])
+        self.assertEqual(1, self.files.status()["stored"])
 
     def test_files_of_a_log_that_was_replaced_are_garbage_too(self) -> None:
         """In time; those that the new one names as well stay."""
@@ -254,6 +254,6 @@ class PrimaryTests(FilesCase):
         self.clock.advance(3)
 
         self.assertEqual([("one", A)], self.wait(files.missing()))
-        told = files.describe()
+        told = files.status()
         self.assertEqual((2, 2, 1), (told["stored"], told["stored_bytes"], told["missing"]))
         self.assertEqual("none", told["rule"])

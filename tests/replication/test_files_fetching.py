@@ -35,7 +35,7 @@ class EagerTests(FilesCase):
         self.say(("one", sha256))
         self.say(("two", sha256))
         waiting.append(ensureDeferred(files.here(sha256, 10)))
-        self.assertEqual(1, files.describe()["in_flight"])
+        self.assertEqual(1, files.status()["in_flight"])
 
         self.upstream.let_go(sha256)
 
@@ -50,7 +50,7 @@ class EagerTests(FilesCase):
         files = self.started(workers=3)
         for sha256 in names:
             self.say((sha256, sha256))
-        self.assertEqual((3, 10), (files.describe()["in_flight"], len(self.wait(files.missing()))))
+        self.assertEqual((3, 10), (files.status()["in_flight"], len(self.wait(files.missing()))))
 
         for sha256 in names:
             self.upstream.let_go(sha256)
@@ -70,19 +70,19 @@ class EagerTests(FilesCase):
         self.assertFalse(self.store.has(A))
         self.clock.advance(2)
         self.clock.advance(2)
-        (failing,) = files.describe()["failing"]
+        (failing,) = files.status()["failing"]
         self.assertEqual(("bad", A), (failing["name"], failing["sha256"]))
         self.assertIn(checksum(b"poison"), failing["why"])
         self.assertGreater(failing["next_at"], self.clock.seconds())
         self.clock.advance(70)
-        ((text, _),) = files.troubles()
+        ((text, _),) = files.problems()
         self.assertIn("bad cannot be fetched", text)
 
         self.upstream.files[A] = b"a"
         self.clock.advance(600)
         self.clock.advance(2)
 
-        self.assertEqual(([], []), (self.wait(files.missing()), files.troubles()))
+        self.assertEqual(([], []), (self.wait(files.missing()), files.problems()))
         self.assertEqual(b"a", self.served(files, A))
 
     def test_a_download_that_broke_off_is_gone_on_with(self) -> None:
@@ -126,7 +126,7 @@ class EagerTests(FilesCase):
         self.upstream.let_go(sha256)
 
         self.assertTrue(self.successResultOf(waiting))
-        self.assertEqual((DATA, 1), (self.served(files, sha256), files.describe()["quarantined"]))
+        self.assertEqual((DATA, 1), (self.served(files, sha256), files.status()["quarantined"]))
 
     def test_the_scrub_repairs(self) -> None:
         """Before anybody asks."""
@@ -138,7 +138,7 @@ class EagerTests(FilesCase):
         self.clock.pump([600] * 200)
 
         self.assertEqual(DATA, self.path(sha256).read_bytes())
-        self.assertEqual(1, files.describe()["quarantined"])
+        self.assertEqual(1, files.status()["quarantined"])
 
     def test_stopping_leaves_the_queue_as_it_should_be(self) -> None:
         """What was in flight is due again in the next life."""
@@ -165,7 +165,7 @@ class EagerTests(FilesCase):
         self.wait(files.fetch_from(None))
 
         self.assertFalse(files.is_replica)
-        self.assertEqual((0, "none"), (files.describe()["in_flight"], files.describe()["rule"]))
+        self.assertEqual((0, "none"), (files.status()["in_flight"], files.status()["rule"]))
         self.assertEqual([("one", sha256)], self.wait(files.complete(1)))
         self.upstream.held.clear()
         self.wait(files.fetch_from(self.upstream))
@@ -220,7 +220,7 @@ class LazyTests(FilesCase):
 
         self.assertEqual([(sha256, 0)], self.upstream.asked)
         self.clock.advance(2)
-        told = files.describe()
+        told = files.status()
         self.assertEqual(("lazy", 1, 0), (told["rule"], told["missing"], told["wanted"]))
 
     def test_a_file_can_be_asked_for_before_it_is_named(self) -> None:

@@ -349,7 +349,7 @@ def test_a_primary_that_is_superseded_says_so() -> None:
     world.pass_(90)
 
     assert "primary" == c.roles.role
-    assert any("two daemons are primary: a" in text for text, _ in c.roles.troubles)
+    assert any("two daemons are primary: a" in text for text, _ in c.roles.problems)
 
 
 def test_a_claim_of_a_lower_epoch_means_nothing() -> None:
@@ -525,7 +525,7 @@ def test_the_log_of_the_claimed_primary_must_continue_ours() -> None:
     world.pass_(12)
 
     assert ["primary", "primary"] == roles(a, b)
-    ((text, _),) = a.roles.troubles
+    ((text, _),) = a.roles.problems
     assert "two daemons are primary: b - has another fact at serial 5 than this daemon" in text
 
 
@@ -620,15 +620,15 @@ def test_a_replica_of_a_later_epoch_is_a_sign_and_no_fence() -> None:
     world.pass_(1)
 
     assert "primary" == a.roles.role
-    ((text, _),) = a.roles.troubles
+    ((text, _),) = a.roles.problems
     assert text.startswith("replica paris at nowhere - knows epoch 7, this daemon is primary in epoch 1: ")
     a.roles.heard_epoch(8, "paris\x1b[2J", "")
-    assert all(one.isprintable() for one, _ in a.roles.troubles)
+    assert all(one.isprintable() for one, _ in a.roles.problems)
     for number in range(50):
         a.roles.heard_epoch(8, f"r{number}", "")
-    assert 20 == len(a.roles.troubles)
+    assert 20 == len(a.roles.problems)
     world.pass_(301, step=1)
-    assert [] == a.roles.troubles
+    assert [] == a.roles.problems
     world.wrote(a, 1)
 
 
@@ -1082,7 +1082,7 @@ class TestStart:
         world.pass_(4)
 
         assert "primary" == a.roles.role
-        assert any("knows epoch 2" in text for text, _ in a.roles.troubles)
+        assert any("knows epoch 2" in text for text, _ in a.roles.problems)
         assert 2 == c.log.epoch
 
     def test_an_address_that_a_replica_names_is_not_shown_our_secret(self) -> None:

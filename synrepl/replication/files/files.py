@@ -233,7 +233,7 @@ class Files:
 
     # -- for people ----------------------------------------------------------------------------------------
 
-    def describe(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """How it stands, as of a few seconds ago at most."""
         store, figures = self._desk.store, self._figures
         oldest = figures.oldest_since_ms
@@ -258,7 +258,7 @@ class Files:
             "quarantined": store.quarantined,
         }
 
-    def troubles(self) -> list[tuple[str, float]]:
+    def problems(self) -> list[tuple[str, float]]:
         """What is wrong, and since when (Unix time in seconds). Files merely on their way are not."""
         found = [(f"files: {text}", since) for text, since in self._desk.troubles.values()]
         figures, rule = self._figures, self._desk.rule

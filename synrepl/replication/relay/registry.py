@@ -342,7 +342,7 @@ class ReplicaRegistry:
 
     # -- what to know about them ---------------------------------------------------------------------------
 
-    def describe(self) -> list[dict[str, Any]]:
+    def status(self) -> list[dict[str, Any]]:
         """Every replica ever known, those that are worst off first."""
         relays = {relay.uuid: relay for relay in self.connected if relay.is_known}
         present = self.present()

@@ -56,7 +56,7 @@ class Progress(msgspec.Struct):
     began: float
     began_at: int
 
-    def describe(self, now: float) -> dict[str, float | int | None]:
+    def status(self, now: float) -> dict[str, float | int | None]:
         """As the status has it."""
         seconds = now - self.began
         rate = (self.done - self.began_at) / seconds if seconds > 0 else 0.0

@@ -403,7 +403,7 @@ class Replica:
         told = Address.parse(self.welcome.address).http if self.welcome is not None else ""
         return self.upstream.where.http or told
 
-    def describe(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """As the status has it."""
         now = self._clock.seconds()
         welcome = self.welcome
@@ -419,7 +419,7 @@ class Replica:
             "instance": None if welcome is None else printable(welcome.instance),
             "primary": printable(str(self.primary), limit=MAX_ADDRESS),
             "refusal": None if self.refusal is None else msgspec.to_builtins(self.refusal),
-            "join": None if self.progress is None else self.progress.describe(now),
+            "join": None if self.progress is None else self.progress.status(now),
             "only_here": list(self.kept_leftovers),
         }
 

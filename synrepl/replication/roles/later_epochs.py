@@ -44,7 +44,7 @@ class LaterEpochs:
         """This daemon is no longer primary in the epoch that they exceeded."""
         self._seen.clear()
 
-    def troubles(self) -> list[tuple[str, float]]:
+    def problems(self) -> list[tuple[str, float]]:
         """What is reported, each with the time at which it began."""
         self._forget()
         return [(text, began) for began, _, text in self._seen.values()]

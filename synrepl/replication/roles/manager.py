@@ -149,9 +149,9 @@ class RoleManager:
         return self._is_asking_to_hand_over
 
     @property
-    def troubles(self) -> list[tuple[str, float]]:
+    def problems(self) -> list[tuple[str, float]]:
         """Signs, not verified, that another daemon is primary; each with the time at which it began."""
-        return self._later_epochs.troubles() if self.role == PRIMARY else []
+        return self._later_epochs.problems() if self.role == PRIMARY else []
 
     # -- its life ------------------------------------------------------------------------------------------
 

@@ -123,13 +123,13 @@ class TableSource:
             for one in self._followed
         ]
 
-    def troubles(self) -> list[tuple[str, float]]:
+    def problems(self) -> list[tuple[str, float]]:
         """What is wrong, in words, and when it was last right, in Unix seconds."""
         return [
             (f"table of {one.stream}: {one.trouble}", one.right_at) for one in self.states() if one.trouble
         ]
 
-    def describe(self, now: float) -> dict[str, Any]:
+    def status(self, now: float) -> dict[str, Any]:
         """How each stream is doing, and what the writers tell of unfinished ids, as the status has it."""
         return {
             "tables": [msgspec.to_builtins(state) for state in self.states()],

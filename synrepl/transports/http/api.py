@@ -33,7 +33,7 @@ from synrepl.transports.http.authorization import AccessCheck, check_right, chec
 from synrepl.transports.http.content_digest import HEADER, content_digest, is_intact, is_wanted
 from synrepl.transports.http.holdings_check import check_held, check_readable, filtered, say_held
 from synrepl.transports.http.log_waiters import LogWaiters, read_your_writes
-from synrepl.transports.http.metrics_collector import refresh
+from synrepl.transports.http.metrics_collector import collect
 from synrepl.transports.http.origin_check import check_content_type
 from synrepl.transports.http.query import headers, integers, reader_of
 from synrepl.transports.http.row_routes import RowRoutes
@@ -213,7 +213,7 @@ class Api:
 
     def _check_fresh(self) -> None:
         check_readable(self._holdings)
-        if self._refuses_stale and self._copies is not None and (reasons := self._copies.reasons()):
+        if self._refuses_stale and self._copies is not None and (reasons := self._copies.not_ready_reasons()):
             raise ApiError(503, "not_ready", reasons[0][0], retry_after=b"5")
 
     # -- the log out ---------------------------------------------------------------------------------------
@@ -477,7 +477,7 @@ class Api:
         """Every number, for Prometheus."""
 
         async def answer() -> bytes:
-            refresh(
+            collect(
                 self._metrics,
                 self._log,
                 self._publisher,
@@ -495,13 +495,13 @@ class Api:
         reasons = [] if is_healthy else [f"log: {why}"]
         for part in (self._copies, self._bringing):
             if part is not None:
-                reasons += [reason for reason, _ in part.reasons()]
+                reasons += [reason for reason, _ in part.not_ready_reasons()]
         return reasons
 
     def _status(self, access: Access) -> dict[str, Any]:
-        from synrepl.replication.status import describe  # here for the same reason
+        from synrepl.replication.status import build_status  # here for the same reason
 
-        status = describe(
+        status = build_status(
             log=self._log,
             publisher=self._publisher,
             table=self._table,

@@ -13,10 +13,10 @@ from synrepl.storage import Log
 if TYPE_CHECKING:
     from synrepl.replication.status import StatusFiles, StatusIngest, StatusReplication
 
-__all__ = ["refresh"]
+__all__ = ["collect"]
 
 
-def refresh(
+def collect(
     metrics: Metrics,
     log: Log,
     publisher: Publisher,
@@ -40,9 +40,9 @@ def refresh(
     metrics.serial.set(log.serial)
     metrics.begin_serial.set(log.trimmed_upto.serial)
     if copies is not None:
-        _refresh_copies(metrics, copies.describe())
+        _refresh_copies(metrics, copies.status())
     if files is not None:
-        _refresh_files(metrics, files.describe())
+        _refresh_files(metrics, files.status())
     waiting = getattr(publisher, "send_buffer_bytes", None)
     if waiting is not None:
         metrics.send_buffer.set(waiting() if callable(waiting) else waiting)

@@ -89,7 +89,7 @@ def test_other_epoch() -> None:
 
     check(world, a, raw, "other_epoch")
     assert "primary" == a.roles.role
-    assert ["knows epoch 2" in text for text, _ in a.roles.troubles] == [True]
+    assert ["knows epoch 2" in text for text, _ in a.roles.problems] == [True]
 
 
 def test_fork() -> None:

@@ -62,11 +62,11 @@ def test_an_idle_replica_is_listed() -> None:
     world, a, b = pair()
     world.wrote(a, 1)
     world.pass_(90, step=0.1)
-    assert ["idle"] == [one["state"] for one in a.relays.describe()]
+    assert ["idle"] == [one["state"] for one in a.relays.status()]
     b.kill()
     world.pass_(1)
 
-    assert ["lost"] == [one["state"] for one in a.relays.describe()]
+    assert ["lost"] == [one["state"] for one in a.relays.status()]
 
 
 def test_trimmed_away_it_joins_again_by_itself() -> None:

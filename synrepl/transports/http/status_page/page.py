@@ -15,7 +15,7 @@ __all__ = ["page"]
 
 
 def page(status: Mapping[str, Any], now: float) -> bytes:
-    """The page for what `describe` gave, at this time in Unix seconds."""
+    """The page for what `build_status` returned, at this time in Unix seconds."""
     who = f"{status['instance']} of {status['server_name']}"
     who = f"{status['name']} ({who})" if status.get("name") else who
     header = element(
