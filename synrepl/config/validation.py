@@ -107,7 +107,7 @@ def _check_open(built: ValidSettings) -> None:
     """Closed by default: what listens beyond this machine needs a guard, or a word that it has none."""
     if built.insecure:
         return
-    for_replicas = built.dialect is not None and serving(built.dialect).relays
+    for_replicas = built.dialect is not None and serving(built.dialect).is_replica
     is_guarded = for_replicas and (built.secret is not None or built.keys)
     for description in built.listen:
         if not (is_loopback(description) or is_guarded or wants_certificates(description)):

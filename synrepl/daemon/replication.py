@@ -75,13 +75,13 @@ class ReplicationServices:
         self._role_changed = changed
         self._publisher = publisher
         self.commands = CommandForwarder(
-            publisher.upstream,
+            publisher.follower_commands,
             reactor,
             origin=f"{log.uuid}-{secrets.token_hex(4)}",
             is_active=lambda: self.roles.role == REPLICA,
             dropped=lambda name: metrics.commands_dropped.labels(name).inc(),
         )
-        publisher.upstream.carry(self.commands)
+        publisher.follower_commands.add_carrier(self.commands)
         self._files_client: Any = None
         self._files_url = ""
         self._tasks = Tasks(self._logger, "copies")
@@ -234,7 +234,7 @@ class ReplicationServices:
             moved=self.roles.moved,
             changed=self._replica_changed,
             commands=self.commands,
-            told_down=self._publisher.relay,
+            told_down=self._publisher.broadcast,
         )
 
     def _replica_changed(self) -> None:

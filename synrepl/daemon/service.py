@@ -231,7 +231,8 @@ class Daemon(Service):
         """Ingest runs only while this daemon is the primary."""
         if self.publisher is not None and self.replication is not None and self.write_forwarder is not None:
             is_replica = self.replication.roles.role == REPLICA
-            self.publisher.upstream.elsewhere = self.write_forwarder.append if is_replica else None
+            forward = self.write_forwarder.append if is_replica else None
+            self.publisher.follower_commands.forward_append = forward
         self._tasks.start(self._adjust_ingest(), "starting or stopping ingest")
 
     async def _adjust_ingest(self) -> None:
@@ -257,7 +258,7 @@ class Daemon(Service):
 
     def _history_replaced(self) -> None:
         assert self.publisher is not None
-        self.publisher.replaced()
+        self.publisher.log_replaced()
         for factory in self._factories:
             factory.close("this replica has joined again: read its streams again")
 

@@ -34,14 +34,14 @@ class ServerCommands:
     ) -> None:
         self._follower = follower
         self._publisher = publisher
-        self._upstream = publisher.upstream
+        self._upstream = publisher.follower_commands
         self._dialect = dialect
         self._clock = clock
         self._metrics = metrics
         self._names_workers = dialect.release in ClearUserSync.SPAN
         self._waiting: deque[Command] = deque()
         self._timer: Any = None
-        self._upstream.carry(self)
+        self._upstream.add_carrier(self)
         if not self._names_workers:
             self._upstream.syncing.watch(self._changed)
         follower.on_event(self._on_event)
@@ -51,11 +51,11 @@ class ServerCommands:
     def stop(self) -> None:
         """Stop forwarding."""
         self.is_active = False
-        self._upstream.carry_no_more(self)
+        self._upstream.remove_carrier(self)
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
 
-    def tell(self, command: Command) -> bool:
+    def forward(self, command: Command) -> bool:
         """Send this to the server now, or after a reconnect. False if its release has no such command."""
         if not self._names_workers and isinstance(command, (UserSync, ClearUserSync)):
             return True  # `_changed` sends it
@@ -78,7 +78,7 @@ class ServerCommands:
     def _on_server_command(self, command: Command) -> None:
         """Relay a command that the server sends to all processes."""
         if self.is_active:
-            self._publisher.relay(command)
+            self._publisher.broadcast(command)
 
     def _changed(self, change: SyncingUser) -> None:
         if self.is_active and self._follower.is_connected and self._timer is None:
@@ -101,7 +101,7 @@ class ServerCommands:
             if not self._send(command):
                 self._metrics.commands_dropped.labels(command.NAME).inc()
         sent = set()
-        for command in self._upstream.said():
+        for command in self._upstream.syncing_commands():
             if not isinstance(command, UserSync) or (not self._names_workers and command.user_id in sent):
                 continue
             sent.add(command.user_id)

@@ -129,7 +129,7 @@ class BrokerPeer:
         # Where it stood when nothing of it had been told yet: the first to hear of it must hear of all.
         self._untold: tuple[int, dict[tuple[str, str], int]] | None = None
         if publisher is not None:
-            publisher.upstream.on_upward(self.tell)
+            publisher.follower_commands.on_process_command(self.tell)
             reached = {
                 log_position: publisher.log.positions(log_position[0]).get(log_position[1], 0)
                 for log_position in self._writes
@@ -192,11 +192,11 @@ class BrokerPeer:
             elif isinstance(command, Replicate):
                 self._has_come_round = True
                 if self._reader is not None:
-                    self._reader.say_positions()
+                    self._reader.send_positions()
             elif not self._said.take(command):
                 heard.append(command)
                 if self._publisher is not None:
-                    self._publisher.heard(command)
+                    self._publisher.on_channel_command(command)
         if heard and self._follower is not None and self._is_joined:
             self._follower.received(heard)
 
@@ -338,7 +338,7 @@ class BrokerPeer:
             for (stream, writer), token in sorted(reached.items()):
                 self.tell_position(Position(stream=stream, instance=writer, prev_token=token, token=token))
             self._reader.push_since(serial)
-        self._reader.say_positions()
+        self._reader.send_positions()
 
     def _stop_publishing(self) -> None:
         reader, self._reader = self._reader, None

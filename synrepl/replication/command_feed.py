@@ -1,4 +1,4 @@
-"""What followers send up and this daemon cannot act on, for the homeserver to read."""
+"""CommandFeed: followers' commands that this daemon cannot handle, for the homeserver to read."""
 
 import secrets
 from collections import deque
@@ -18,11 +18,11 @@ __all__ = ["MAX_BYTES", "MAX_COMMANDS", "CommandFeed", "FeedEntry"]
 
 MAX_COMMANDS: Final = 10_000
 MAX_BYTES: Final = 16 * 1024 * 1024
-"""Of lines. Beyond either bound the oldest command falls out, and is counted."""
+"""Of lines. Beyond either limit the oldest command is dropped and counted."""
 
 
 class FeedEntry(msgspec.Struct, frozen=True):
-    """A command: its dense number in this life of the daemon, its name and line, and when it came."""
+    """A command: its number in this life of the daemon (without gaps), its name, line and arrival time."""
 
     number: int
     command: str
@@ -31,29 +31,29 @@ class FeedEntry(msgspec.Struct, frozen=True):
 
 
 class CommandFeed:
-    """The newest commands, in memory, until somebody acknowledges them.
+    """A bounded buffer of the newest commands, kept in memory until the homeserver acknowledges them.
 
-    `life` tells one life of the daemon from another: numbers begin at 1 in each. What falls out without being
-    acknowledged is told to `unread`, by name; `fallen` is the number of the last such command.
+    `life` identifies this run of the daemon: numbers start at 1 in each run. `on_dropped` is called with the
+    name of each command that is dropped unacknowledged; `fallen` is the number of the last such command.
     """
 
-    def __init__(self, clock: IClock, unread: Callable[[str], None] = lambda name: None) -> None:
+    def __init__(self, clock: IClock, on_dropped: Callable[[str], None] = lambda name: None) -> None:
         self.life = secrets.token_hex(4)
         self.head = 0
         self.trimmed_upto = 0
         self.fallen = 0
         self._clock = clock
-        self._unread = unread
+        self._on_dropped = on_dropped
         self._entries: deque[FeedEntry] = deque()
         self._bytes = 0
         self._waiters: list[Deferred[None]] = []
 
     def add(self, command: Command) -> None:
-        """Offer this command."""
+        """Append this command."""
         try:
             line = line_of(command).decode()
         except LocalProtocolError:
-            self._unread(command.NAME)
+            self._on_dropped(command.NAME)
             return
         self.head += 1
         at_ms = int(self._clock.seconds() * 1000)
@@ -62,24 +62,24 @@ class CommandFeed:
         while len(self._entries) > MAX_COMMANDS or self._bytes > MAX_BYTES:
             lost = self._drop()
             self.fallen = lost.number
-            self._unread(lost.command)
+            self._on_dropped(lost.command)
         waiting, self._waiters = self._waiters, []
         for waiter in waiting:
             if not waiter.called:
                 waiter.callback(None)
 
     def after(self, number: int, limit: int) -> list[FeedEntry]:
-        """The first commands after this number, so many at most."""
+        """The first commands after this number, at most `limit`."""
         start = max(0, number - self.trimmed_upto)
         return list(islice(self._entries, start, start + limit))
 
     def acknowledge(self, number: int) -> None:
-        """Everything up to this number was acted on: it is not offered any more."""
+        """Remove every command up to this number: the reader has handled them."""
         while self._entries and self._entries[0].number <= number:
             self._drop()
 
-    async def news(self, timeout: float) -> None:
-        """Returns when there is another command, or after so many seconds."""
+    async def wait(self, timeout: float) -> None:
+        """Return when a new command arrives, or after `timeout` seconds."""
         waiter: Deferred[None] = Deferred()
         self._waiters.append(waiter)
         timer = self._clock.callLater(timeout, waiter.callback, None)

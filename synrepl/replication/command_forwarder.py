@@ -1,7 +1,7 @@
-"""Commands that followers of a replica send up, on their way to its upstream.
+"""Forwards commands of a replica's followers to its upstream, each exactly once.
 
-The replica numbers them under a name of its own, its origin. It says each again until the upstream has taken
-it; the upstream drops what it has taken before. So each is acted on once, however often connections break.
+The replica numbers the commands under a name of its own, its origin, and sends each again until the upstream
+acknowledges it. The upstream ignores numbers that it has already received.
 """
 
 from collections import OrderedDict, deque
@@ -55,20 +55,21 @@ FORWARDED: Final = (
     InvalidateCache,
     LockReleased,
 )
-"""What followers say to the homeserver, or to all processes."""
+"""Commands of followers that are meant for the homeserver or for all processes."""
 
-MAX_WAITING: Final = 10_000
-"""Commands that wait for an upstream. Beyond it the oldest is dropped, and counted."""
+MAX_QUEUED: Final = 10_000
+"""Commands that wait for an upstream. Beyond this the oldest is dropped and counted."""
 
 WINDOW: Final = 500
-"""Commands said to an upstream before it has taken any of them."""
+"""Commands sent to an upstream before it acknowledges any of them."""
 
 REMIND_SECONDS: Final = 60.0
-"""An idle replica says so often that it is there, or its users would expire, and which federation senders are
-connected to it, or their acks would."""
+"""How often an idle replica sends a heartbeat, or its users would expire upstream, and the names of its
+connected federation senders, or their acks would.
+"""
 
 EXPIRY_SECONDS: Final = 300.0
-"""An origin that says nothing for so long is gone."""
+"""An origin that is silent for this long is removed."""
 
 MAX_ORIGINS: Final = 1_000
 
@@ -76,17 +77,17 @@ PING: Final = b"PING"
 ACK: Final = b"FEDERATION_ACK "
 
 Numbered = tuple[int, bytes]
-"""A command's number among those of its origin, and its line."""
+"""A command's number within its origin, and its line."""
 
 
 def line_of(command: Command) -> bytes:
-    """The command as a worker of the newest release that knows it says it. Raises LocalProtocolError."""
+    """Format a command for the newest release that knows it. Raises LocalProtocolError."""
     dialect = NEWEST if NEWEST.release in command.SPAN else LEGACY
     return codec_of(dialect, ours=CLIENT, theirs=SERVER).format(command)
 
 
 def command_of(line: bytes) -> Command:
-    """The reverse. Raises RemoteProtocolError for what is no command of a follower."""
+    """Parse a line. Raises RemoteProtocolError if it is not a command that followers send."""
     command = codec_of(NEWEST, ours=SERVER, theirs=CLIENT).parse(line)
     if not isinstance(command, (*FORWARDED, Ping)):
         raise RemoteProtocolError(f"{command.NAME} is not forwarded")
@@ -94,23 +95,23 @@ def command_of(line: bytes) -> Command:
 
 
 class AcceptedCommands(Protocol):
-    """A conversation with an upstream that takes commands."""
+    """A conversation with an upstream that accepts commands."""
 
-    def tell(self, origin: str, said: Sequence[Numbered]) -> None:
-        """Say these, in order. `CommandForwarder.taken` is called with the answer."""
+    def forward(self, origin: str, commands: Sequence[Numbered]) -> None:
+        """Send these commands in order. `CommandForwarder.acknowledged` is called with the response."""
 
 
 class CommandForwarder:
-    """Holds what followers of this daemon send up until its upstream has taken it.
+    """Queues the commands of this daemon's followers until its upstream acknowledges them.
 
-    It does so while `is_active`, that is while this daemon is a replica. An upstream that does not know what
-    was said before, as another primary, is told who is syncing here. `dropped` hears of what had no room, by
-    the command's name.
+    It accepts commands while `is_active`, that is while this daemon is a replica. An upstream that does not
+    know the earlier commands, such as a new primary, is sent the users that are syncing here. `dropped` is
+    called with the name of each command dropped for lack of room.
     """
 
     def __init__(
         self,
-        upstream: "FollowerCommands",
+        follower_commands: "FollowerCommands",
         clock: IClock,
         *,
         origin: str,
@@ -118,30 +119,30 @@ class CommandForwarder:
         dropped: Callable[[str], None],
     ) -> None:
         self.origin = origin
-        self._upstream = upstream
+        self._follower_commands = follower_commands
         self._clock = clock
         self._is_active = is_active
         self._dropped = dropped
         self._conversation: AcceptedCommands | None = None
         self._number = 0
-        self._waiting: deque[Numbered] = deque()
-        self._untaken: deque[Numbered] = deque()
-        """Said in this conversation, and not taken yet."""
+        self._queue: deque[Numbered] = deque()
+        self._unacknowledged: deque[Numbered] = deque()
+        """Sent in this conversation and not acknowledged yet."""
         self._since = 1
-        """From which number on the upstream knows what was said here."""
-        self._state: Iterator[Command] | None = None
-        """Who is syncing, as far as it was not said again yet."""
+        """The number from which on the upstream knows the commands of this origin."""
+        self._unsent_state: Iterator[Command] | None = None
+        """The users that are syncing here, as far as they were not sent again yet."""
         self._timer: Any = None
         self._reminder: Any = None
         self._is_reminder_due = False
 
     @property
     def is_active(self) -> bool:
-        """Whether there is an upstream to tell."""
+        """Whether this daemon has an upstream to forward to."""
         return self._is_active()
 
-    def tell(self, command: Command) -> bool:
-        """Have this said to the upstream. False if it cannot be said."""
+    def forward(self, command: Command) -> bool:
+        """Queue a command for the upstream. Returns False if no release has a form for it."""
         try:
             self._add(line_of(command))
         except LocalProtocolError:
@@ -150,52 +151,52 @@ class CommandForwarder:
         return True
 
     def connected(self, conversation: AcceptedCommands) -> None:
-        """There is an upstream that takes commands."""
+        """Start sending to an upstream: first what the last one left unacknowledged."""
         self._conversation = conversation
-        self._waiting.extendleft(reversed(self._untaken))
-        self._untaken.clear()
-        self._remind()
+        self._queue.extendleft(reversed(self._unacknowledged))
+        self._unacknowledged.clear()
+        self._schedule_reminder()
         self._flush_soon()
 
     def disconnected(self) -> None:
-        """There is none; what is said waits for the next one."""
+        """The conversation ended; commands wait for the next one."""
         self._conversation = None
         if self._reminder is not None and self._reminder.active():
             self._reminder.cancel()
 
-    def taken(self, origin: str, number: int, since: int) -> None:
-        """The upstream has taken what was said up to this number; it knows what was said from `since` on."""
+    def acknowledged(self, origin: str, number: int, since: int) -> None:
+        """The upstream has all commands up to `number`, and knows this origin from the number `since` on."""
         if origin != self.origin or self._conversation is None:
             return
-        while self._untaken and self._untaken[0][0] <= number:
-            self._untaken.popleft()
+        while self._unacknowledged and self._unacknowledged[0][0] <= number:
+            self._unacknowledged.popleft()
         if since != self._since:
             self._since = since
-            self._state = self._upstream.said()
+            self._unsent_state = self._follower_commands.syncing_commands()
         self._flush_soon()
 
     def hand_back(self) -> None:
-        """This daemon is the primary now: what no upstream has taken is offered to the homeserver here."""
-        waiting = [*self._untaken, *self._waiting]
-        self._untaken.clear()
-        self._waiting.clear()
-        self._state = None
+        """This daemon became primary: offer the unacknowledged commands to the homeserver."""
+        waiting = [*self._unacknowledged, *self._queue]
+        self._unacknowledged.clear()
+        self._queue.clear()
+        self._unsent_state = None
         for _, line in waiting:
-            self._upstream.offer(command_of(line))
+            self._follower_commands.offer_to_homeserver(command_of(line))
 
     def stop(self) -> None:
-        """Say nothing more."""
+        """Drop the queue and stop sending."""
         self.disconnected()
-        self._waiting.clear()
+        self._queue.clear()
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
 
     def _add(self, line: bytes) -> None:
-        if len(self._waiting) >= MAX_WAITING:
-            _, oldest = self._waiting.popleft()
+        if len(self._queue) >= MAX_QUEUED:
+            _, oldest = self._queue.popleft()
             self._dropped(oldest.partition(b" ")[0].decode())
         self._number += 1
-        self._waiting.append((self._number, line))
+        self._queue.append((self._number, line))
 
     def _flush_soon(self) -> None:
         if self._timer is None and self._conversation is not None:
@@ -205,44 +206,44 @@ class CommandForwarder:
         self._timer = None
         if self._conversation is None:
             return
-        room = WINDOW - len(self._untaken)
-        while self._state is not None and len(self._waiting) < room:
-            command = next(self._state, None)
+        room = WINDOW - len(self._unacknowledged)
+        while self._unsent_state is not None and len(self._queue) < room:
+            command = next(self._unsent_state, None)
             if command is None:
-                self._state = None
+                self._unsent_state = None
             else:
                 self._add(line_of(command))
-        said = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
-        if said:
-            self._untaken.extend(said)
-            self._conversation.tell(self.origin, said)
-        if self._is_reminder_due and self._number and not self._waiting:
-            # What waits must not be overtaken: these lines have the number of what was said last.
+        batch = [self._queue.popleft() for _ in range(min(room, len(self._queue)))]
+        if batch:
+            self._unacknowledged.extend(batch)
+            self._conversation.forward(self.origin, batch)
+        if self._is_reminder_due and self._number and not self._queue:
+            # The reminder's lines carry the last command's number, so they must not overtake queued commands.
             self._is_reminder_due = False
-            senders = [line_of(command) for command in self._upstream.senders()]
-            self._conversation.tell(self.origin, [(self._number, line) for line in (PING, *senders)])
+            senders = [line_of(command) for command in self._follower_commands.federation_acks()]
+            self._conversation.forward(self.origin, [(self._number, line) for line in (PING, *senders)])
 
-    def _remind(self) -> None:
-        """Say soon that this daemon is there, and which federation senders are connected to it."""
-        self._reminder = self._clock.callLater(REMIND_SECONDS, self._remind)
+    def _schedule_reminder(self) -> None:
+        """Send a heartbeat and the connected federation senders soon, and again after `REMIND_SECONDS`."""
+        self._reminder = self._clock.callLater(REMIND_SECONDS, self._schedule_reminder)
         self._is_reminder_due = True
         self._flush_soon()
 
 
 class CommandOrigin:
-    """A replica from which commands come: `number` is that of the last one that was taken."""
+    """A replica that forwards commands. `number` is that of the last command received from it."""
 
-    __slots__ = ("heard", "name", "number", "since")
+    __slots__ = ("last_active_at", "name", "number", "since")
 
     def __init__(self, name: str, since: int) -> None:
         self.name = name
         self.since = since
         self.number = since - 1
-        self.heard = 0.0
+        self.last_active_at = 0.0
 
 
 class CommandReceiver:
-    """Takes what replicas forward, each command once, as if their followers had said it here."""
+    """Handles forwarded commands, each once, as if the followers of the replica were connected locally."""
 
     _logger = Logger()
 
@@ -251,70 +252,71 @@ class CommandReceiver:
         self._clock = clock
         self._limited = LimitedLogger(self._logger, clock)
         self._origins: OrderedDict[str, CommandOrigin] = OrderedDict()
-        """The one that was silent longest first."""
+        """In order of last activity, the longest silent first."""
         self._timer: Any = None
 
-    def take(
-        self, origin: str, said: Sequence[Numbered], *, source: object = None, access: Access = LOCAL
+    def receive(
+        self, origin: str, commands: Sequence[Numbered], *, source: object = None, access: Access = LOCAL
     ) -> tuple[int, int]:
-        """Take these commands of an origin. Returns the number up to which all were taken, and the one since
-        which they are known here.
+        """Handle commands of an origin. Returns the number up to which all were received, and the number from
+        which on this daemon knows the origin's commands.
 
-        `source` is the connection they came on; commands for others are not sent back there. `access` is that
-        of the replica. Raises RemoteProtocolError if the origin has no name.
+        `source` is the connection they came on: broadcast commands are not sent back there. `access` is the
+        replica's. Raises RemoteProtocolError if the origin's name is not valid.
         """
         if not is_name(origin):
-            raise RemoteProtocolError("the origin of forwarded commands is one printable word")
+            raise RemoteProtocolError("the origin of forwarded commands must be one printable word")
         known = self._origins.get(origin)
-        for number, line in said:
+        for number, line in commands:
             if known is None:
-                # A reminder says that its number was said before, to somebody else.
-                known = self._begin(origin, number + 1 if line == PING else number)
+                # A reminder repeats the number of a command that was sent to another upstream.
+                known = self._add_origin(origin, number + 1 if line == PING else number)
             if number > known.number:
                 known.number = number
-                self._take(known, line, source, access)
+                self._receive(known, line, source, access)
             elif line.startswith(ACK):
-                self._remind(known, line)
+                self._refresh(known, line)
         if known is None:
             return 0, 1
-        known.heard = self._clock.seconds()
+        known.last_active_at = self._clock.seconds()
         self._origins.move_to_end(origin)
-        self._publisher.upstream.syncing.heard_from(known)
+        self._publisher.follower_commands.syncing.mark_active(known)
         return known.number, known.since
 
     def stop(self) -> None:
-        """Stop waiting for anything."""
+        """Stop all timers."""
         self._limited.stop()
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
 
-    def _begin(self, name: str, since: int) -> CommandOrigin:
+    def _add_origin(self, name: str, since: int) -> CommandOrigin:
         if len(self._origins) >= MAX_ORIGINS:
-            self._end(next(iter(self._origins.values())))
+            self._remove_origin(next(iter(self._origins.values())))
         origin = self._origins[name] = CommandOrigin(name, since)
         if self._timer is None:
             self._timer = self._clock.callLater(EXPIRY_SECONDS / 10, self._expire)
         return origin
 
-    def _end(self, origin: CommandOrigin) -> None:
+    def _remove_origin(self, origin: CommandOrigin) -> None:
         del self._origins[origin.name]
-        self._publisher.upstream.connection_lost(origin)
+        self._publisher.follower_commands.connection_lost(origin)
 
     def _expire(self) -> None:
         self._timer = None
         limit = self._clock.seconds() - EXPIRY_SECONDS
-        for origin in [one for one in self._origins.values() if one.heard <= limit]:
-            self._end(origin)
+        for origin in [origin for origin in self._origins.values() if origin.last_active_at <= limit]:
+            self._remove_origin(origin)
         if self._origins:
             self._timer = self._clock.callLater(EXPIRY_SECONDS / 10, self._expire)
 
-    def _remind(self, origin: CommandOrigin, line: bytes) -> None:
-        """A command with a number that was taken before: nothing is done again. But a federation sender that
-        is named is still connected to the replica."""
+    def _refresh(self, origin: CommandOrigin, line: bytes) -> None:
+        """Handle a command that was received before: only a federation sender's ack is refreshed, as the
+        sender is still connected to the replica.
+        """
         with suppress(RemoteProtocolError):
-            self._publisher.upstream.remind(origin, command_of(line))
+            self._publisher.follower_commands.refresh_ack(origin, command_of(line))
 
-    def _take(self, origin: CommandOrigin, line: bytes, source: object, access: Access) -> None:
+    def _receive(self, origin: CommandOrigin, line: bytes, source: object, access: Access) -> None:
         publisher = self._publisher
         name = "?"
         try:
@@ -328,11 +330,11 @@ class CommandReceiver:
                 raise RemoteProtocolError(why)
             publisher.metrics.count_commands([command])
             if isinstance(command, RemoteServerUp):
-                publisher.relay(command, but=source)
-            publisher.upstream.received(origin, command)
+                publisher.broadcast(command, but=source)
+            publisher.follower_commands.received(origin, command)
         except RemoteProtocolError as error:
-            # The replica is not at fault for what its follower said: it is served as before.
+            # Not the replica's fault but its follower's: keep the replica connected.
             publisher.metrics.commands_dropped.labels(name).inc()
             self._limited.warn(
-                "a command forwarded by {origin} was dropped: {why}", origin=origin.name, why=error.why
+                "dropped a command forwarded by {origin}: {why}", origin=origin.name, why=error.why
             )

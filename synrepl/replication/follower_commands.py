@@ -1,4 +1,4 @@
-"""What followers send up."""
+"""FollowerCommands: handles the commands that followers send to the server."""
 
 import random
 import string
@@ -38,29 +38,30 @@ __all__ = ["FollowerCommands"]
 
 C = TypeVar("C", bound=Command)
 
-UPWARD: Final = (UserSync, ClearUserSync, FederationAck, UserIp, RemoteServerUp, LockReleased)
-"""What followers say to all processes."""
+FOR_ALL_PROCESSES: Final = (UserSync, ClearUserSync, FederationAck, UserIp, RemoteServerUp, LockReleased)
+"""Commands that followers send to all processes."""
 
 
 class Carrier(Protocol):
-    """Who passes commands on to the process above this one."""
+    """Forwards commands to the process that this daemon follows."""
 
     @property
     def is_active(self) -> bool:
         """Whether there is such a process."""
 
-    def tell(self, command: Command) -> bool:
-        """Pass this on, or hold it until that can be done. False if it is dropped."""
+    def forward(self, command: Command) -> bool:
+        """Send this command now or queue it. Returns False if it is dropped."""
 
 
 class FollowerCommands:
-    """Does with followers' commands what the daemon itself can, and hands them to who subscribed.
+    """Handles followers' commands: acts on them here, or forwards them, and calls subscribers.
 
-    INVALIDATE_CACHE becomes a fact of ``caches``; FEDERATION_ACK lets memory go; USER_SYNC is kept in
-    `syncing`. REMOTE_SERVER_UP is passed on by the publisher. Where there are processes above this one, on a
-    shared channel, they are told what concerns them (`on_upward`). A primary, or a server, that this daemon
-    follows is told all that followers send up (`carry`). `dropped` hears of what it could not be told. Where
-    nobody is told, the homeserver may read it (`feed`).
+    INVALIDATE_CACHE becomes a fact of ``caches``. FEDERATION_ACK trims the federation stream. USER_SYNC
+    updates `syncing`. The publisher broadcasts REMOTE_SERVER_UP. On a shared channel, commands for all
+    processes go to the listeners of `on_process_command`. A primary or a server that this daemon follows
+    receives all commands through a carrier (`add_carrier`); `dropped` is called with the name of a command
+    that no carrier accepted. Without listeners and carriers, the homeserver can read the commands from
+    `feed`.
     """
 
     _logger = Logger()
@@ -80,63 +81,65 @@ class FollowerCommands:
         self._table = table
         self._clock = clock
         self._instance = instance
-        self.elsewhere: Callable[[str, Sequence[bytes]], Awaitable[None]] | None = None
-        """Where facts go that are not added here just now; None while they are."""
+        self.forward_append: Callable[[str, Sequence[bytes]], Awaitable[None]] | None = None
+        """Sends facts to the daemon that accepts appends, if this one does not; None if it does."""
         self._tasks = Tasks(self._logger)
         self._limited = LimitedLogger(self._logger, clock)
         self._acks = FederationAcks(clock)
-        self._forgotten: int | None = None
-        self._upward: list[Callable[[Command], None]] = []
+        self._trimmed_upto: int | None = None
+        self._process_listeners: list[Callable[[Command], None]] = []
         self._carriers: list[Carrier] = []
         self._dropped = dropped
         self.feed = CommandFeed(clock, unread)
-        self._lives: dict[object, str] = {}
+        self._generated_ids: dict[object, str] = {}
         self._subscribers: defaultdict[type[Command], list[Callable[[Any], None]]] = defaultdict(list)
 
     def on_command(self, command: type[C], subscriber: Callable[[C], None]) -> None:
-        """Call `subscriber` with every command of this type that a follower sends."""
+        """Call `subscriber` with every command of this type from a follower."""
         self._subscribers[command].append(subscriber)
 
-    def on_upward(self, subscriber: Callable[[Command], None]) -> None:
-        """Call `subscriber` with what a follower sends up for all processes, as the newest release says it.
+    def on_process_command(self, subscriber: Callable[[Command], None]) -> None:
+        """Call `subscriber` with each command for all processes, in the newest release's form.
 
-        What a follower's release does not name is given a name here: each connection that does not say which
-        life of a worker it speaks for is one, and ends with the connection.
+        A connection whose release does not name the worker it speaks for is given an instance id, which ends
+        with the connection.
         """
-        self._upward.append(subscriber)
+        self._process_listeners.append(subscriber)
 
-    def carry(self, carrier: Carrier) -> None:
-        """Have this one told what followers send up, named as for `on_upward`. When a connection ends, the
-        workers that it spoke for end there too."""
+    def add_carrier(self, carrier: Carrier) -> None:
+        """Forward commands through this carrier, with instance ids as in `on_process_command`.
+
+        When a connection is lost, the carrier also receives CLEAR_USER_SYNC for its workers.
+        """
         self._carriers.append(carrier)
 
-    def carry_no_more(self, carrier: Carrier) -> None:
-        """The reverse."""
+    def remove_carrier(self, carrier: Carrier) -> None:
+        """Stop forwarding through this carrier."""
         self._carriers.remove(carrier)
 
-    def offer(self, command: Command) -> None:
-        """Let the homeserver read this, which was acted on here before, and was passed on to nobody."""
-        self._carry(command)
+    def offer_to_homeserver(self, command: Command) -> None:
+        """Offer a command that was already handled here but not forwarded to any process."""
+        self._forward(command)
 
-    def said(self) -> Iterator[Command]:
-        """Who is syncing at followers of this daemon, as it would be said up now."""
-        for connection, command in self.syncing.said():
-            named = self._named(connection, command)
-            if connection is not None and named is not None:
-                yield named
+    def syncing_commands(self) -> Iterator[Command]:
+        """USER_SYNC for every user that is syncing at a follower of this daemon."""
+        for connection, command in self.syncing.commands():
+            completed = self._with_instance(connection, command)
+            if connection is not None and completed is not None:
+                yield completed
 
-    def senders(self) -> Iterator[FederationAck]:
-        """What each federation sender said last that is connected, here or to a replica."""
+    def federation_acks(self) -> Iterator[FederationAck]:
+        """The last ack of each federation sender that is connected, to this daemon or to a replica."""
         for name, token in self._acks.present():
             yield FederationAck(instance=name or self._instance, token=token)
 
-    def remind(self, replica: CommandOrigin, command: Command) -> None:
-        """The replica says again what a federation sender, which is still connected to it, said last."""
+    def refresh_ack(self, replica: CommandOrigin, command: Command) -> None:
+        """The replica repeats the last ack of a federation sender that is still connected to it."""
         if isinstance(command, FederationAck):
-            self._acks.remind(replica, command.instance)
+            self._acks.refresh(replica, command.instance)
 
-    def heard(self, command: Command) -> None:
-        """Another process told this to everybody."""
+    def on_channel_command(self, command: Command) -> None:
+        """Handle a command that another process sent to all processes."""
         match command:
             case UserSync():
                 self.syncing.user_sync(None, command)
@@ -146,19 +149,20 @@ class FollowerCommands:
                 pass
 
     def connection_lost(self, connection: object) -> None:
-        """A follower is gone."""
+        """Remove a follower's users and acks."""
         for instance in self.syncing.instances_of(connection):
-            self._carry(ClearUserSync(instance_id=instance))
+            self._forward(ClearUserSync(instance_id=instance))
         self.syncing.connection_lost(connection)
         self._acks.connection_lost(connection)
-        life = self._lives.pop(connection, None)
-        if life is not None:
-            self._tell_upward(ClearUserSync(instance_id=life))
-            self._carry(ClearUserSync(instance_id=life))
+        instance_id = self._generated_ids.pop(connection, None)
+        if instance_id is not None:
+            self._send_to_processes(ClearUserSync(instance_id=instance_id))
+            self._forward(ClearUserSync(instance_id=instance_id))
 
     def received(self, connection: object, command: Command) -> None:
-        """A follower sent this. Raises RemoteProtocolError if it makes no sense, or if it is more than one
-        connection may say.
+        """Handle a follower's command.
+
+        Raises RemoteProtocolError if it is not valid or exceeds what one connection may claim.
         """
         match command:
             case UserSync():
@@ -177,50 +181,57 @@ class FollowerCommands:
             case Name() | Ping() | Sync() | UserIp() | RemovePusher() | RemoteServerUp() | LockReleased():
                 pass
             case _:
-                raise AssertionError(f"nobody takes {command.NAME}")
+                raise AssertionError(f"no handler for {command.NAME}")
         for subscriber in self._subscribers[type(command)]:
             try:
                 subscriber(command)
             except Exception:
-                self._logger.failure("a subscriber to {name} failed", name=command.NAME)
-        if self._upward and isinstance(command, UPWARD):
-            named = self._named(connection, command)
-            if named is not None:
-                self._tell_upward(named)
+                self._logger.failure("a subscriber to the command {name} failed", name=command.NAME)
+        if self._process_listeners and isinstance(command, FOR_ALL_PROCESSES):
+            completed = self._with_instance(connection, command)
+            if completed is not None:
+                self._send_to_processes(completed)
         if isinstance(command, FORWARDED) and not isinstance(command, InvalidateCache):
-            named = self._named(connection, command)
-            if named is None:
-                named = msgspec.structs.replace(command, instance=self._instance)
-            self._carry(named)
+            completed = self._with_instance(connection, command)
+            if completed is None:
+                completed = msgspec.structs.replace(command, instance=self._instance)
+            self._forward(completed)
 
-    def _named(self, connection: object, command: Command) -> Command | None:
-        """The command with the names that its release lacks; None if nobody could make sense of it."""
+    def _with_instance(self, connection: object, command: Command) -> Command | None:
+        """The command with the instance id that its release lacks; None if the other processes could not use
+        it.
+        """
         if isinstance(command, UserSync) and not command.instance_id:
-            life = self._lives.get(connection)
-            if life is None:
-                life = self._lives[connection] = "".join(random.choices(string.ascii_letters, k=10))
-            return msgspec.structs.replace(command, instance_id=life)
+            instance_id = self._generated_ids.get(connection)
+            if instance_id is None:
+                instance_id = self._generated_ids[connection] = "".join(
+                    random.choices(string.ascii_letters, k=10)
+                )
+            return msgspec.structs.replace(command, instance_id=instance_id)
         if isinstance(command, FederationAck) and not command.instance:
             return None
         return command
 
-    def _tell_upward(self, command: Command) -> None:
-        for subscriber in self._upward:
+    def _send_to_processes(self, command: Command) -> None:
+        for subscriber in self._process_listeners:
             subscriber(command)
 
-    def _carry(self, command: Command) -> bool:
-        """Whether somebody passes this on. What nobody does, who should, is counted. Where there is no
-        process above this one, the homeserver may read it."""
+    def _forward(self, command: Command) -> bool:
+        """Forward a command; return whether a carrier accepted it.
+
+        A command that every active carrier rejects is counted as dropped. If there is no process to forward
+        to, the homeserver can read it from `feed`.
+        """
         carriers = [carrier for carrier in self._carriers if carrier.is_active]
-        if not carriers and not (self._upward and isinstance(command, UPWARD)):
+        if not carriers and not (self._process_listeners and isinstance(command, FOR_ALL_PROCESSES)):
             self.feed.add(command)
-        told = [carrier.tell(command) for carrier in carriers]
-        if carriers and not any(told):
+        accepted = [carrier.forward(command) for carrier in carriers]
+        if carriers and not any(accepted):
             self._dropped(command.NAME)
-        return any(told)
+        return any(accepted)
 
     def stop(self) -> None:
-        """Forget what is under way."""
+        """Stop all timers and tasks."""
         self.syncing.stop()
         self._limited.stop()
         self._tasks.cancel_all()
@@ -235,19 +246,19 @@ class FollowerCommands:
 
     async def _append(self, command: InvalidateCache, fact: bytes) -> None:
         try:
-            if self.elsewhere is not None:
-                await self.elsewhere("caches", [fact])
+            if self.forward_append is not None:
+                await self.forward_append("caches", [fact])
             else:
                 await self._log.append("caches", self._instance, [fact])
         except ReplicationError as error:
-            if self._carry(command):
-                return  # facts of this stream come from there
-            self._limited.warn("a follower's INVALIDATE_CACHE was not kept: {why}", why=str(error))
+            if self._forward(command):
+                return  # the upstream appends it
+            self._limited.warn("cannot store a follower's INVALIDATE_CACHE: {why}", why=str(error))
 
     def _acknowledge(self, connection: object, command: FederationAck) -> None:
-        """All federation senders have the stream up to the lowest token that any of them has."""
+        """Trim the federation stream up to the lowest token that any sender has acknowledged."""
         self._acks.acknowledge(connection, command.instance, command.token)
         lowest = self._acks.lowest()
-        if lowest is not None and lowest != self._forgotten and "federation" in self._table:
-            self._forgotten = lowest
+        if lowest is not None and lowest != self._trimmed_upto and "federation" in self._table:
+            self._trimmed_upto = lowest
             self._log.forget("federation", lowest)

@@ -1,4 +1,4 @@
-"""What a daemon's copy of the log holds, and whether it can be read."""
+"""Holdings: the part of the log that a daemon holds, and whether it can be read."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
@@ -11,20 +11,20 @@ from synrepl.wire.filter import ALL, Filter
 __all__ = ["Holdings", "held"]
 
 MAX_NAMED: Final = 10
-"""Names in a message; the others are counted."""
+"""Names listed in a message; the rest are counted."""
 
 
 def held(notes: Mapping[str, str]) -> Filter:
-    """The filter of a log with these notes: everything, unless it is a copy that wanted only some."""
+    """The filter of a log with these notes: everything, unless it is a filtered copy."""
     noted = notes.get("filter")
     return ALL if noted is None else msgspec.json.decode(noted, type=Filter)
 
 
 class Holdings:
-    """What this daemon can answer for. Every transport asks it before it serves a reader.
+    """The streams and writers that this daemon can serve. Every transport checks it before serving a reader.
 
-    `notes` are those of the log. `joining` says whether there is no whole copy yet. `primary` is where the
-    primary is, as far as that is known.
+    `notes` returns the log's notes. `joining` says whether this daemon has no complete copy yet. `primary`
+    returns the primary's address, as far as it is known.
     """
 
     def __init__(
@@ -40,34 +40,38 @@ class Holdings:
 
     @property
     def filter(self) -> Filter:
-        """The streams and writers of which facts are held."""
+        """The streams and writers whose facts are held."""
         return held(self._notes())
 
     @property
-    def elsewhere(self) -> str:
-        """Where the primary is, as ``NATIVE HTTP``; empty if that is not known."""
+    def primary_address(self) -> str:
+        """The primary's address as ``NATIVE HTTP``; empty if unknown."""
         where = self._primary()
         return str(where) if where else ""
 
     def unreadable(self) -> str:
-        """Why nobody can be answered, and whom to ask; empty if readers are answered."""
+        """Why no reader is served, with the address to use instead; empty if readers are served."""
         if not self._joining():
             return ""
         return f"this replica has no whole copy yet (joining): {self._ask_instead() or 'try again later'}"
 
     def lacks(self, streams: Iterable[str] = (), writers: Iterable[str] = ()) -> str:
-        """Which of these streams and writers are not held, what is, and whom to ask; empty if all are."""
+        """A message for the first of these streams and writers that is not held: its name, what is held and
+        the address to use instead. Empty if all are held.
+        """
         has = self.filter
         for kind, names, known in (("stream", streams, has.streams), ("writer", writers, has.writers)):
             missing = [] if known is None else sorted(set(names) - known)
             if missing:
-                asked = self._ask_instead()
-                told = f"; {asked}" if asked else ""
-                return f"the {kind} {missing[0]} is not here: {self.describe()}{told}"
+                advice = self._ask_instead()
+                hint = f"; {advice}" if advice else ""
+                return f"the {kind} {missing[0]} is not here: {self.describe()}{hint}"
         return ""
 
     def describe(self, seen: Collection[str] | None = None) -> str:
-        """What is held, in words, of the streams that may be `seen` (None: all); empty if it is all."""
+        """A description of what is held, limited to the streams that may be `seen` (None: all). Empty if
+        everything is held.
+        """
         has = self.filter
         if has.is_open:
             return ""
@@ -77,7 +81,7 @@ class Holdings:
         return f"this copy holds only {what}{by}{_listed(has.writers or ())}"
 
     def _ask_instead(self) -> str:
-        where = ", ".join(part for part in self.elsewhere.split() if part != "-")
+        where = ", ".join(part for part in self.primary_address.split() if part != "-")
         return f"ask {where}" if where else ""
 
 

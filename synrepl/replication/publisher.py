@@ -1,4 +1,4 @@
-"""From the log to the followers."""
+"""Publisher: sends committed facts from the log to followers."""
 
 import bisect
 from collections.abc import Callable, Collection, Coroutine, Sequence
@@ -32,21 +32,21 @@ __all__ = ["FollowerSession", "Publisher"]
 
 CACHES: Final = "caches"
 
-MARK_SECONDS: Final = 1.0
-"""How often the log's head is noted, to tell lag in seconds: that is its precision."""
+HEAD_SAMPLE_SECONDS: Final = 1.0
+"""How often the log's head is sampled. This is the precision of lag in seconds."""
 
 PUMP_SECONDS: Final = 0.002
-"""After a write to all followers, what comes within this time goes together in the next one."""
+"""Facts committed within this time after a write to all followers go together in the next write."""
 
-MAX_MARKS: Final = 7_200
+MAX_HEAD_SAMPLES: Final = 7_200
 
 
 class FollowerSession:
     """One connected follower.
 
-    A repeated REPLICATE is answered once in a turn of the reactor, and not before the transport has room:
-    an answer can be ten thousand times longer than the question. While one waits for room, the connection is
-    not read.
+    The session answers a repeated REPLICATE for the same stream once per reactor turn, and only while the
+    transport has room: an answer can be ten thousand times longer than the request. While a request waits for
+    room, the session stops reading the connection.
     """
 
     def __init__(self, publisher: "Publisher", connection: ReaderConnection, access: Access) -> None:
@@ -57,78 +57,80 @@ class FollowerSession:
         self.reader: Reader | None = None
         self._publisher = publisher
         self._connection = connection
-        self._way: ServeStrategy | None = None
+        self._strategy: ServeStrategy | None = None
         self._paused = False
-        self._answered: set[str | None] = set()
-        """The streams of REPLICATE that were answered in this turn."""
-        self._asked: dict[str | None, Replicate] = {}
-        """The newest REPLICATE of each stream, of those that wait for an answer."""
-        self._turn: Any = None
+        self._answered_streams: set[str | None] = set()
+        """Streams whose REPLICATE was answered in this reactor turn."""
+        self._pending: dict[str | None, Replicate] = {}
+        """The newest unanswered REPLICATE of each stream."""
+        self._next_turn_call: Any = None
         self._has_stopped_reading = False
 
     def dialect_known(self, dialect: Dialect) -> None:
-        """The follower's dialect has become known: what it may be sent is decided."""
+        """Start serving: the dialect decides what the follower can be sent."""
         self.dialect = dialect
-        self._way = serving(dialect)
-        self.reader = self._publisher.reader(self._connection, dialect, self._way, self.access.streams)
+        self._strategy = serving(dialect)
+        self.reader = self._publisher.make_reader(
+            self._connection, dialect, self._strategy, self.access.streams
+        )
         if self._paused:
             self.reader.pause()
-        self._way.start(self.reader)
+        self._strategy.start(self.reader)
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
-        """The follower sent these."""
-        upstream = self._publisher.upstream
-        upstream.syncing.heard_from(self._connection)
+        """Handle commands from the follower."""
+        follower_commands = self._publisher.follower_commands
+        follower_commands.syncing.mark_active(self._connection)
         for command in commands:
             match command:
                 case Name():
                     self.name = command.name
-                    upstream.received(self._connection, command)
+                    follower_commands.received(self._connection, command)
                 case Replicate():
-                    self._replicate(command)
+                    self._on_replicate(command)
                 case RemoteServerUp():
-                    self._publisher.relay(command, but=self)
-                    upstream.received(self._connection, command)
+                    self._publisher.broadcast(command, but=self)
+                    follower_commands.received(self._connection, command)
                 case InvalidateCache():
                     if why := self.access.lacks(Right.WRITE) or self.access.hides([CACHES]):
                         raise RemoteProtocolError(why)
-                    upstream.received(self._connection, command)
+                    follower_commands.received(self._connection, command)
                 case RdataRun():
-                    raise AssertionError("a follower cannot send rows")
+                    raise AssertionError("a follower cannot send RDATA")
                 case _:
-                    upstream.received(self._connection, command)
-        self._read_on_if_answered()
+                    follower_commands.received(self._connection, command)
+        self._update_reading()
 
-    def _replicate(self, command: Replicate) -> None:
-        if self._paused or command.stream in self._answered:
-            self._asked[command.stream] = command
+    def _on_replicate(self, command: Replicate) -> None:
+        if self._paused or command.stream in self._answered_streams:
+            self._pending[command.stream] = command
         else:
             self._answer(command)
 
     def _answer(self, command: Replicate) -> None:
-        assert self._way is not None
+        assert self._strategy is not None
         assert self.reader is not None
-        self._answered.add(command.stream)
-        if self._turn is None:
-            self._turn = self._publisher.clock.callLater(0, self._next_turn)
-        self._way.replicate(self.reader, command)
+        self._answered_streams.add(command.stream)
+        if self._next_turn_call is None:
+            self._next_turn_call = self._publisher.clock.callLater(0, self._next_turn)
+        self._strategy.replicate(self.reader, command)
 
     def _next_turn(self) -> None:
-        self._turn = None
-        self._answered.clear()
+        self._next_turn_call = None
+        self._answered_streams.clear()
         self._answer_waiting()
 
     def _answer_waiting(self) -> None:
-        while self._asked and not self._paused:
-            stream = next(iter(self._asked))
-            if stream in self._answered:
+        while self._pending and not self._paused:
+            stream = next(iter(self._pending))
+            if stream in self._answered_streams:
                 break  # the next turn will come
-            self._answer(self._asked.pop(stream))
-        self._read_on_if_answered()
+            self._answer(self._pending.pop(stream))
+        self._update_reading()
 
-    def _read_on_if_answered(self) -> None:
-        """Read the connection unless a REPLICATE waits for room."""
-        stops = self._paused and bool(self._asked)
+    def _update_reading(self) -> None:
+        """Stop reading the connection while a REPLICATE waits for room; resume afterwards."""
+        stops = self._paused and bool(self._pending)
         if stops is not self._has_stopped_reading:
             self._has_stopped_reading = stops
             if stops:
@@ -137,36 +139,40 @@ class FollowerSession:
                 self._connection.resume_reading()
 
     def pause(self) -> None:
-        """The transport has enough for now."""
+        """The transport's buffer is full."""
         self._paused = True
         if self.reader is not None:
             self.reader.pause()
 
     def resume(self) -> None:
-        """The transport can take more."""
+        """The transport's buffer has room again."""
         self._paused = False
-        # First: a reader that is behind fills the transport again at once.
+        # Requests first: a reader that is behind fills the transport again at once.
         self._answer_waiting()
         if self.reader is not None:
             self.reader.resume()
 
     def lost(self, why: str) -> None:
-        """It is gone."""
+        """The connection was lost."""
         self._publisher.detach(self)
-        self._publisher.upstream.connection_lost(self._connection)
-        self._asked.clear()
-        if self._turn is not None and self._turn.active():
-            self._turn.cancel()
+        self._publisher.follower_commands.connection_lost(self._connection)
+        self._pending.clear()
+        if self._next_turn_call is not None and self._next_turn_call.active():
+            self._next_turn_call.cancel()
         if self.reader is not None:
             self.reader.stop()
 
 
 class Publisher:
-    """Sends every committed fact to every follower that wants it.
+    """Sends every committed fact to every follower that subscribes to its stream.
 
-    A fact is encoded once for all followers of a release. What the newest followers share is held in a ring
-    of `ring_bytes` bytes; who is further behind reads from the log. Nobody is told of what the `holdings` of
-    this daemon lack.
+    The library's server side: give it a log, and pass it to `synrepl.serve`, which accepts followers over
+    TCP. A fact is encoded once for all followers of one release. A ring of `ring_bytes` bytes holds the
+    newest facts; followers that are further behind read from the log. Streams and writers that this daemon's
+    `holdings` do not include are not announced.
+
+    `instance` is the writer name of this process, `table` the streams it knows. Runs in the reactor's thread;
+    call `stop` at shutdown.
     """
 
     _logger = Logger()
@@ -189,7 +195,7 @@ class Publisher:
         self.holdings = Holdings()
         self._ring_bytes = ring_bytes
         self.ring = Ring(ring_bytes, serial=log.serial)
-        self.upstream = FollowerCommands(
+        self.follower_commands = FollowerCommands(
             log,
             table,
             clock,
@@ -197,54 +203,57 @@ class Publisher:
             dropped=lambda name: metrics.commands_dropped.labels(name).inc(),
             unread=lambda name: metrics.commands_unread.labels(name).inc(),
         )
-        self.forwarded = CommandReceiver(self, clock)
-        self._relayed: list[Callable[[Command, object], None]] = []
+        self.command_receiver = CommandReceiver(self, clock)
+        self._broadcast_watchers: list[Callable[[Command, object], None]] = []
         self.followers: list[FollowerSession] = []
-        self._brokers: list[Reader] = []
+        self._broker_readers: list[Reader] = []
         self._encoders: dict[tuple[Dialect, Filter], Encoder] = {}
         self._tasks = Tasks(self._logger)
-        self._marks: list[tuple[int, float]] = [(log.serial, clock.seconds())]
+        self._head_samples: list[tuple[int, float]] = [(log.serial, clock.seconds())]
         self._pumped_at = -PUMP_SECONDS
         self._pump_timer: Any = None
-        self._timer: Any = clock.callLater(MARK_SECONDS, self._mark)
+        self._timer: Any = clock.callLater(HEAD_SAMPLE_SECONDS, self._sample_head)
         log.subscribe(self._committed)
 
     # -- followers -----------------------------------------------------------------------------------------
 
     def attach(self, connection: ReaderConnection, access: Access = LOCAL) -> FollowerSession:
-        """Register a connected follower. `FollowerSession.dialect_known` tells its dialect later."""
+        """Register a connected follower. Its transport calls `FollowerSession.dialect_known` later."""
         follower = FollowerSession(self, connection, access)
         self.followers.append(follower)
         return follower
 
     def detach(self, follower: FollowerSession) -> None:
-        """It has gone."""
+        """Remove a follower whose connection was lost."""
         if follower in self.followers:
             self.followers.remove(follower)
 
-    def reader(
+    def make_reader(
         self,
         connection: ReaderConnection,
         dialect: Dialect,
-        way: ServeStrategy,
+        strategy: ServeStrategy,
         streams: frozenset[str] | None = None,
     ) -> Reader:
-        """A reader for a follower that speaks this dialect, and may see these streams (None: all).
+        """Make a reader for a follower with this dialect that may read these streams (None: all).
 
-        It is told of those of them that are held here. Where the release cannot tell writers apart, that is
-        none of a copy that lacks some writers.
+        The reader announces only streams that this daemon holds. A daemon that lacks some writers announces
+        nothing to a release that cannot tell writers apart.
         """
-        held, what = self.holdings.filter, self.holdings.describe(streams)
-        wanted = Filter(_both(held.streams, streams), held.writers)
-        if held.writers is not None and not way.pulls:
-            wanted = Filter(frozenset())
-            what = f"{what}, and this release cannot tell writers apart"
-        return Reader(self, connection, self._encoder(dialect, way, wanted), linear=not way.pulls, held=what)
+        held, scope = self.holdings.filter, self.holdings.describe(streams)
+        served = Filter(_intersection(held.streams, streams), held.writers)
+        if held.writers is not None and not strategy.pulls:
+            served = Filter(frozenset())
+            scope = f"{scope}, and this release cannot tell writers apart"
+        encoder = self._encoder(dialect, strategy, served)
+        return Reader(self, connection, encoder, linear=not strategy.pulls, scope=scope)
 
     def join_broker(
         self, connection: ReaderConnection, writes: Collection[tuple[str, str]], dialect: Dialect
     ) -> Reader:
-        """A reader that tells the facts of these streams and writers, and no others, on a shared channel."""
+        """Make a reader that publishes facts of these streams and writers, and no others, on a shared
+        channel.
+        """
         encoder = Encoder(
             self.table,
             codec_of(dialect, ours=BROKER, theirs=BROKER),
@@ -254,78 +263,83 @@ class Publisher:
             writes=writes,
         )
         reader = Reader(OwnWritesFeed(self, writes), connection, encoder, linear=False)
-        self._brokers.append(reader)
+        self._broker_readers.append(reader)
         return reader
 
     def leave_broker(self, reader: Reader) -> None:
-        """It is told nothing more."""
-        self._brokers.remove(reader)
+        """Remove the reader of a shared channel."""
+        self._broker_readers.remove(reader)
 
-    def heard(self, command: Command) -> None:
-        """Another process said this on a shared channel."""
-        self.upstream.heard(command)
+    def on_channel_command(self, command: Command) -> None:
+        """Handle another process's command from a shared channel."""
+        self.follower_commands.on_channel_command(command)
         if SERVER in command.SENT_BY and not isinstance(command, Error):
-            self.relay(command)
+            self.broadcast(command)
 
-    def on_relayed(self, watcher: Callable[[Command, object], None]) -> None:
-        """Tell `watcher` of each command that is passed on, and of the connection that it came from."""
-        self._relayed.append(watcher)
+    def on_broadcast(self, watcher: Callable[[Command, object], None]) -> None:
+        """Call `watcher` with each broadcast command and the connection it came from."""
+        self._broadcast_watchers.append(watcher)
 
-    def relay(self, command: Command, *, but: object = None) -> None:
-        """Pass a command on to the followers, but to the one it is from, where their release knows it, and to
-        replicas for theirs."""
-        for watcher in self._relayed:
+    def broadcast(self, command: Command, *, but: object = None) -> None:
+        """Send a command to all followers whose release knows it, and to replicas for their followers.
+
+        `but` is the connection that the command came from: it is skipped.
+        """
+        for watcher in self._broadcast_watchers:
             watcher(command, but)
         for follower in list(self.followers):
             dialect = follower.dialect
             if follower is but or follower.reader is None or dialect is None:
                 continue
             if dialect.release in command.SPAN:
-                follower.reader.relay(command)
+                follower.reader.send_command(command)
 
-    def _encoder(self, dialect: Dialect, way: ServeStrategy, wanted: Filter) -> Encoder:
-        encoder = self._encoders.get((dialect, wanted))
+    def _encoder(self, dialect: Dialect, strategy: ServeStrategy, served: Filter) -> Encoder:
+        encoder = self._encoders.get((dialect, served))
         if encoder is None:
-            encoder = self._encoders[dialect, wanted] = Encoder(
+            encoder = self._encoders[dialect, served] = Encoder(
                 self.table,
                 codec_of(dialect, ours=SERVER, theirs=BOTH & ~SERVER),
-                pulls=way.pulls,
-                certifies=way.certifies,
+                pulls=strategy.pulls,
+                certifies=strategy.certifies,
                 withheld=self._note_withheld,
-                streams=wanted.streams,
-                writers=wanted.writers,
+                streams=served.streams,
+                writers=served.writers,
             )
         return encoder
 
     # -- facts (`reader.Feed`) -----------------------------------------------------------------------------
 
     def positions(self, stream: str) -> dict[str, int]:
-        """What was published of this stream, by writer; this instance always among them, and none that is not
-        held here.
+        """The published position of each writer of this stream that is held here.
+
+        A daemon that holds all writers always includes its own instance.
         """
-        reached = {self.instance: 0} | self.log.positions(stream)
+        positions = {self.instance: 0} | self.log.positions(stream)
         writers = self.holdings.filter.writers
         if writers is None:
-            return reached
-        return {writer: token for writer, token in reached.items() if writer in writers}
+            return positions
+        return {writer: token for writer, token in positions.items() if writer in writers}
 
     def linear_position(self, stream: str) -> int:
-        """What was published of this stream, whoever wrote it."""
+        """The highest published token of this stream, of any writer."""
         return self.log.linear_position(stream)
 
     def start(self, work: Coroutine[Any, Any, None], what: str) -> None:
-        """Own a coroutine, and report if it fails."""
+        """Run a coroutine and log its failure."""
         self._tasks.start(work, what)
 
-    def replaced(self) -> None:
-        """The log is another copy now. Followers are to be closed: what they were told may not be true."""
+    def log_replaced(self) -> None:
+        """Reset after the log was replaced by another copy. The caller closes followers: their facts may be
+        invalid.
+        """
         self._encoders.clear()
         self.ring = Ring(self._ring_bytes, serial=self.log.serial)
-        self._marks = [(self.log.serial, self.clock.seconds())]
+        self._head_samples = [(self.log.serial, self.clock.seconds())]
 
     def _committed(self, facts: Sequence[Fact]) -> None:
         self.ring.add(facts)
-        for name, rows in _count_rows(facts).items():
+        for name, rows in _rows_by_stream(facts).items():
             self.metrics.rows.labels(name, "in").inc(rows)
         self.metrics.facts_appended.inc(len(facts))
         if self._pump_timer is not None:
@@ -342,64 +356,64 @@ class Publisher:
         for follower in list(self.followers):
             if follower.reader is not None:
                 follower.reader.pump()
-        for reader in list(self._brokers):
+        for reader in list(self._broker_readers):
             reader.pump()
 
-    # -- what to know about it -----------------------------------------------------------------------------
+    # -- lag and metrics -----------------------------------------------------------------------------------
 
     def lag_rows(self, reader: Reader) -> int:
-        """Facts that this reader was not sent yet."""
+        """Facts not yet sent to this reader."""
         return max(0, self.log.serial - reader.serial)
 
     def lag_seconds(self, reader: Reader) -> float:
-        """How long ago this reader had everything, to a second; 0.0 when it has."""
+        """Seconds since this reader was up to date, to a second; 0.0 if it is."""
         return self.lag_seconds_at(reader.serial)
 
     def lag_seconds_at(self, serial: int) -> float:
-        """How long ago the log had nothing beyond this serial, to a second; 0.0 when it still has not."""
+        """Seconds since this serial was the log's head, to a second; 0.0 if it still is."""
         if serial >= self.log.serial:
             return 0.0
-        position = bisect.bisect_right(self._marks, serial, key=lambda mark: mark[0])
-        return self.clock.seconds() - self._marks[min(position, len(self._marks) - 1)][1]
+        position = bisect.bisect_right(self._head_samples, serial, key=lambda sample: sample[0])
+        return self.clock.seconds() - self._head_samples[min(position, len(self._head_samples) - 1)][1]
 
     def note_demoted(self) -> None:
-        """A reader fell out of the ring and reads from the log now."""
+        """Count a reader that fell out of the ring and reads from the log now."""
         self.metrics.readers_demoted.inc()
 
     def note_promoted(self) -> None:
-        """It is back."""
+        """Count a reader that returned to the ring."""
         self.metrics.readers_promoted.inc()
 
     def _note_withheld(self, fact: Fact, why: str) -> None:
         self.metrics.facts_withheld.labels(fact.stream).inc()
         self._logger.warn(
-            "fact {stream} {token} of {writer} cannot be sent to a follower: {why}",
+            "cannot send fact {token} of {writer} in stream {stream} to a follower: {why}",
             stream=fact.stream,
             token=fact.token,
             writer=fact.writer,
             why=why,
         )
 
-    def _mark(self) -> None:
-        """Note the head, so that lag can be told in seconds."""
+    def _sample_head(self) -> None:
+        """Record the log's head with its time, for lag in seconds."""
         serial = self.log.serial
-        if serial > self._marks[-1][0]:
-            self._marks.append((serial, self.clock.seconds()))
-            del self._marks[:-MAX_MARKS]
-        self._timer = self.clock.callLater(MARK_SECONDS, self._mark)
+        if serial > self._head_samples[-1][0]:
+            self._head_samples.append((serial, self.clock.seconds()))
+            del self._head_samples[:-MAX_HEAD_SAMPLES]
+        self._timer = self.clock.callLater(HEAD_SAMPLE_SECONDS, self._sample_head)
 
     def stop(self) -> None:
-        """Stop all that is under way; connections are closed by who opened them."""
+        """Stop all timers and tasks. Connections are closed by the services that opened them."""
         for timer in (self._timer, self._pump_timer):
             if timer is not None and timer.active():
                 timer.cancel()
         self._tasks.cancel_all()
-        self.forwarded.stop()
-        self.upstream.stop()
+        self.command_receiver.stop()
+        self.follower_commands.stop()
 
 
 class OwnWritesFeed:
-    """What is told on a shared channel: the publisher's feed, of these streams and writers alone."""
+    """The feed of a shared channel: only this process's streams and writers."""
 
     def __init__(self, publisher: Publisher, writes: Collection[tuple[str, str]]) -> None:
         self.log = publisher.log
@@ -411,20 +425,20 @@ class OwnWritesFeed:
         self._writes = frozenset(writes)
 
     def positions(self, stream: str) -> dict[str, int]:
-        """What was published of this stream by those who write it here."""
-        reached = self.log.positions(stream)
-        return {writer: reached.get(writer, 0) for name, writer in self._writes if name == stream}
+        """The published positions of this process's writers of this stream."""
+        positions = self.log.positions(stream)
+        return {writer: positions.get(writer, 0) for name, writer in self._writes if name == stream}
 
 
-def _both(one: frozenset[str] | None, other: frozenset[str] | None) -> frozenset[str] | None:
-    """The names in both; None stands for all names."""
+def _intersection(one: frozenset[str] | None, other: frozenset[str] | None) -> frozenset[str] | None:
+    """Names in both sets; None means all names."""
     if one is None or other is None:
         return other if one is None else one
     return one & other
 
 
-def _count_rows(facts: Sequence[Fact]) -> dict[str, int]:
-    """How many rows each stream has in these facts."""
+def _rows_by_stream(facts: Sequence[Fact]) -> dict[str, int]:
+    """The number of rows of each stream in these facts."""
     counts: dict[str, int] = {}
     for fact in facts:
         counts[fact.stream] = counts.get(fact.stream, 0) + len(jsontext.split(fact.rows))

@@ -1,4 +1,4 @@
-"""The newest facts, in memory once for all readers."""
+"""Ring: the newest facts, shared in memory by all readers."""
 
 import bisect
 from collections import deque
@@ -10,11 +10,11 @@ from synrepl.streams.facts import Fact
 __all__ = ["RingGroup", "IEncoder", "Ring"]
 
 WRITE_BYTES: Final = 256 * 1024
-"""Groups are written together up to so many bytes; one large group alone may be larger."""
+"""Groups are combined into writes of up to this size. A single larger group is written whole."""
 
 
 class IEncoder(Protocol):
-    """Who writes facts as bytes; told from another by identity."""
+    """Encodes facts for one release. Encoders are compared by identity."""
 
     def lines(self, facts: Iterable[Fact]) -> bytes:
         """All lines of these facts."""
@@ -23,10 +23,10 @@ class IEncoder(Protocol):
 class RingGroup:
     """Facts that were committed together.
 
-    `number` counts groups from 1. `ephemeral` holds the last token of each ephemeral stream in it,
-    `restarted` the streams that a writer began anew (a fact at token 0), once for each time.
-    `serial_before` and `serial` are the log's serial before and after it (equal when it holds ephemeral
-    facts only).
+    `number` counts groups from 1. `ephemeral` holds the last token of each ephemeral stream in the group.
+    `restarted` lists the streams that a writer restarted (a fact at token 0), once per restart.
+    `serial_before` and `serial` are the log's serial before and after the group; they are equal if it holds
+    only ephemeral facts.
     """
 
     def __init__(self, number: int, facts: Sequence[Fact], serial_before: int) -> None:
@@ -40,9 +40,9 @@ class RingGroup:
 
 
 class Ring:
-    """The newest groups, up to so many bytes (the newest always). Older ones must be read from the log.
+    """A bounded buffer of the newest groups, at least one. Older groups must be read from the log.
 
-    Readers do not hold queues of their own: each has a place in here, so that a slow one costs nothing.
+    Readers share the ring and keep only a cursor in it, so a slow reader costs no memory.
     """
 
     def __init__(self, max_bytes: int, *, serial: int) -> None:
@@ -54,7 +54,7 @@ class Ring:
         self.serial = serial
 
     def add(self, facts: Sequence[Fact]) -> RingGroup:
-        """Take in facts that were just committed."""
+        """Append facts that were just committed."""
         self.newest += 1
         group = RingGroup(self.newest, facts, self.serial)
         self.serial = group.serial
@@ -66,7 +66,7 @@ class Ring:
         return group
 
     def recent(self, count: int) -> list[Fact]:
-        """The newest facts, the newest first."""
+        """The newest `count` facts, newest first."""
         found: list[Fact] = []
         for group in reversed(self._groups):
             found += reversed(group.facts)
@@ -75,16 +75,18 @@ class Ring:
         return found[:count]
 
     def get(self, number: int) -> RingGroup | None:
-        """The group of this number; None if it is no longer, or not yet, here."""
+        """The group with this number; None if it left the ring or does not exist yet."""
         position = number - self._first
         return self._groups[position] if 0 <= position < len(self._groups) else None
 
     def lines(
         self, first: RingGroup, encoder: IEncoder, streams: frozenset[str] | None
     ) -> tuple[bytes, RingGroup]:
-        """The lines of this group and those after it, as many as make one good write; and the last of them.
+        """Encode this group and the following ones up to the size of one write. Returns the bytes and the
+        last group.
 
-        `streams` None takes all. Readers at one place share the bytes: only the first of them causes work.
+        `streams` None means all. The bytes are cached until the next commit: readers at the same group share
+        them.
         """
         key = (first.number, encoder, streams)
         if key not in self._shared:
@@ -103,9 +105,9 @@ class Ring:
         return self._shared[key]
 
     def first_after(self, serial: int) -> int | None:
-        """The number of the first group with facts beyond this serial, or of the next one to come.
+        """The number of the first group with facts after this serial, or of the next group to come.
 
-        None if facts beyond it are no longer here.
+        None if facts after this serial have left the ring.
         """
         if serial < (self._groups[0].serial_before if self._groups else self.serial):
             return None

@@ -1,8 +1,9 @@
-"""How a server serves, by release: the one table that decides it.
+"""Serving strategies: what a server sends to followers of each release.
 
-Before 1.13 a follower asks for each stream by name and token, and the server pushes what it missed, then
-POSITION. From 1.13 on it gets every row from the moment it is connected, REPLICATE only asks for positions,
-and what it missed it pulls over HTTP; from 1.22 on POSITION says where it continues from.
+Before 1.13 a follower requests each stream by name and token. The server pushes the missed facts, then
+POSITION. From 1.13 on a follower receives every row from the moment it connects; REPLICATE only requests
+positions, and the follower fetches missed facts over HTTP. From 1.22 on POSITION also says where it continues
+from.
 """
 
 from typing import Any, Final, Protocol
@@ -17,45 +18,45 @@ __all__ = ["ServedReader", "ServeStrategy", "serving"]
 
 
 class ServedReader(Protocol):
-    """What a way of serving can do with one reader."""
+    """The operations on a reader that a strategy uses."""
 
     def known_streams(self) -> list[Stream[Any]]:
-        """The streams that the reader's release knows, and that are held here."""
+        """The streams that the reader's release knows and this daemon holds."""
 
     def push_from(self, stream: Stream[Any], token: int | None) -> None:
-        """Send what this stream has after `token` (None: nothing), then its POSITION, then what comes."""
+        """Send this stream's facts after `token` (None: none), then its POSITION, then new facts."""
 
     def push_everything(self) -> None:
-        """From now on send every row of every stream."""
+        """Send every row of every stream from now on."""
 
-    def say_positions(self) -> None:
-        """Send the position of every stream and writer, once all that lies before it is sent."""
+    def send_positions(self) -> None:
+        """Send the position of every stream and writer after the facts that come before it."""
 
     def refuse_stream(self, name: str) -> None:
-        """Send ERROR, as this stream is none of `known_streams`, and close."""
+        """Send ERROR for a stream that is not in `known_streams`, and close."""
 
 
 class ServeStrategy(msgspec.Struct, frozen=True):
-    """One way of serving.
+    """How followers of some releases are served.
 
-    `pulls`: the follower fetches what it missed by itself, over HTTP. `certifies`: POSITION says from where
-    on, so it can move a position over facts that hold nothing for this follower. `relays`: it is no follower
-    but a replica.
+    `pulls`: the follower fetches missed facts over HTTP. `certifies`: POSITION says where it continues from,
+    so it can advance over facts that hold nothing for this follower. `is_replica`: the peer is a replica, not
+    a follower.
     """
 
     pulls: bool
     certifies: bool
-    relays: bool = False
+    is_replica: bool = False
 
     def start(self, reader: ServedReader) -> None:
-        """The reader's dialect has become known."""
+        """Start serving a reader whose dialect is known."""
         if self.pulls:
             reader.push_everything()
 
     def replicate(self, reader: ServedReader, command: Replicate) -> None:
-        """The reader sent REPLICATE."""
+        """Answer REPLICATE."""
         if self.pulls:
-            reader.say_positions()
+            reader.send_positions()
             return
         streams = {stream.name: stream for stream in reader.known_streams()}
         if command.stream == "ALL" and streams:
@@ -71,10 +72,10 @@ _TABLE: Final[tuple[tuple[Span, ServeStrategy], ...]] = (
     (span(until="1.13"), ServeStrategy(pulls=False, certifies=False)),
     (span(since="1.13", until="1.22"), ServeStrategy(pulls=True, certifies=False)),
     (span(since="1.22", until="999.0"), ServeStrategy(pulls=True, certifies=True)),
-    (span(since="999.0"), ServeStrategy(pulls=True, certifies=True, relays=True)),
+    (span(since="999.0"), ServeStrategy(pulls=True, certifies=True, is_replica=True)),
 )
 
 
 def serving(dialect: Dialect) -> ServeStrategy:
-    """How this release is served."""
-    return next(way for releases, way in _TABLE if dialect.release in releases)
+    """The strategy for this dialect."""
+    return next(strategy for releases, strategy in _TABLE if dialect.release in releases)

@@ -141,16 +141,16 @@ class FakeNode:
             joining=lambda: bool(self._not_ready()),
             primary=lambda: self.roles.primary,
         )
-        self.log.on_replaced(self.publisher.replaced)
+        self.log.on_replaced(self.publisher.log_replaced)
         self._lives += 1
         self.commands = CommandForwarder(
-            self.publisher.upstream,
+            self.publisher.follower_commands,
             clock,
             origin=f"{self.name}-{self._lives}",
             is_active=lambda: self.roles.role == REPLICA,
             dropped=lambda name: self.metrics.commands_dropped.labels(name).inc(),
         )
-        self.publisher.upstream.carry(self.commands)
+        self.publisher.follower_commands.add_carrier(self.commands)
         self.relays = ReplicaRegistry(
             self.log,
             self.publisher,
@@ -216,7 +216,7 @@ class FakeNode:
             moved=self.roles.moved,
             changed=self._replica_changed,
             commands=self.commands,
-            told_down=self.publisher.relay,
+            told_down=self.publisher.broadcast,
         )
 
     def _replica_changed(self) -> None:

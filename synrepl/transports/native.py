@@ -318,12 +318,12 @@ class UpstreamConnection(Protocol):
         if not self.session.closed:
             self.send(native.Ack(epoch=position.epoch, serial=position.serial, at_ms=at_ms))
 
-    def tell(self, origin: str, said: Sequence[Numbered]) -> None:
+    def forward(self, origin: str, commands: Sequence[Numbered]) -> None:
         """Say what followers sent up; what does not fit into a line is left out."""
         if self.session.closed:
             return
         lines: list[bytes] = []
-        for number, line in said:
+        for number, line in commands:
             try:
                 lines.append(
                     self.session.lines([native.Up(origin=origin, number=number, line=line.decode())])

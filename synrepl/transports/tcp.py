@@ -293,7 +293,7 @@ class _ServerSide:
         self._end: FollowerSession | Relay = publisher.attach(protocol, protocol.access or LOCAL)
 
     def dialect_known(self, dialect: Dialect) -> None:
-        if not serving(dialect).relays:
+        if not serving(dialect).is_replica:
             assert isinstance(self._end, FollowerSession)
             if why := self._refusal():
                 self._protocol.fail(why)

@@ -48,7 +48,7 @@ def test_what_no_attempt_can_mend_is_permanent(reason: str) -> None:
         "DNS lookup failed: no results for hostname lookup: log.example.",
         "server shutting down",
         "ping timeout",
-        "the log cannot be read just now; come again",
+        "the log cannot be read at the moment; reconnect later",
         "TLS: the connection was lost during the handshake",
         "TLS: unexpected eof while reading",
     ],

@@ -421,7 +421,7 @@ class CommandsDownTests(FollowCase):
 
     def up(self, server: str, source: object = None) -> None:
         """A server is up, says this source."""
-        self.publisher.relay(RemoteServerUp(server=server), but=source)
+        self.publisher.broadcast(RemoteServerUp(server=server), but=source)
 
     def lines(self, talk: Talk) -> list[str]:
         """The commands heard."""

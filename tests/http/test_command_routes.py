@@ -15,7 +15,7 @@ class CommandFeedTests(SiteCase):
     def say(self, *commands: Any, connection: object = "c") -> None:
         """A worker sends these up."""
         for command in commands:
-            self.publisher.upstream.received(connection, command)
+            self.publisher.follower_commands.received(connection, command)
 
     def read(self, query: str = "") -> list[Any]:
         """The lines of an answer, without the first."""
@@ -25,7 +25,7 @@ class CommandFeedTests(SiteCase):
 
     def acknowledge(self, number: int, life: str | None = None) -> Answer:
         """Everything up to this was acted on."""
-        life = self.publisher.upstream.feed.life if life is None else life
+        life = self.publisher.follower_commands.feed.life if life is None else life
         return self.ask("POST", "/v1/commands/ack", b'{"life":"%s","number":%d}' % (life.encode(), number))
 
     def test_what_a_worker_says_can_be_read(self) -> None:
@@ -92,11 +92,11 @@ class CommandFeedTests(SiteCase):
         for one in (talk, gone):
             one.say(self.request("GET", "/v1/commands?wait=30"))
         gone.leave()
-        self.assertEqual(1, self.publisher.upstream.feed.waiting)
+        self.assertEqual(1, self.publisher.follower_commands.feed.waiting)
         self.clock.advance(30)
 
         self.assertEqual([], talk.answer().lines()[1:])
-        self.assertEqual(0, self.publisher.upstream.feed.waiting)
+        self.assertEqual(0, self.publisher.follower_commands.feed.waiting)
 
     def test_who_is_syncing_is_told(self) -> None:
         """The set was kept in memory, and nobody could see it."""
@@ -112,7 +112,7 @@ class CommandFeedTests(SiteCase):
     def test_a_legacy_worker_is_named_by_its_connection(self) -> None:
         """And its end is told as that of a worker is."""
         self.say(UserSync(user_id="@ada:hs", is_syncing=True, last_sync_ms=1))
-        self.publisher.upstream.connection_lost("c")
+        self.publisher.follower_commands.connection_lost("c")
 
         said, cleared = self.read("since=0")
         life = said["line"].split(" ")[1]

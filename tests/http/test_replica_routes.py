@@ -448,7 +448,7 @@ class FollowingOverHttpTests(CopiesCase):
     def test_what_followers_send_up_reaches_the_primary_once(self) -> None:
         """In order, through proxies; a request that failed is made again."""
         heard: list[Any] = []
-        self.publisher.upstream.on_command(FederationAck, heard.append)
+        self.publisher.follower_commands.on_command(FederationAck, heard.append)
         upstream = FollowerCommands(self.log, self.table, self.clock, instance="copy")
         self.addCleanup(upstream.stop)
         dropped: list[str] = []
@@ -457,10 +457,10 @@ class FollowingOverHttpTests(CopiesCase):
         )
         self.addCleanup(commands.stop)
         for number in range(3):
-            commands.tell(FederationAck(instance="sender1", token=number))
+            commands.forward(FederationAck(instance="sender1", token=number))
         self.replica(commands=commands)
         for number in range(3, 1200):
-            commands.tell(FederationAck(instance="sender1", token=number))
+            commands.forward(FederationAck(instance="sender1", token=number))
         self.pass_(5)
 
         self.assertEqual(list(range(1200)), [one.token for one in heard])
@@ -482,15 +482,15 @@ class FollowingOverHttpTests(CopiesCase):
         commands = self.forwarder()
         self.receipts(2)
         replica, _ = self.replica(commands=commands, told_down=told.append)
-        self.publisher.relay(RemoteServerUp(server="one"))
-        commands.tell(RemoteServerUp(server="mine"))
+        self.publisher.broadcast(RemoteServerUp(server="one"))
+        commands.forward(RemoteServerUp(server="mine"))
         self.pass_(2)
         replica.stop()
-        self.publisher.relay(RemoteServerUp(server="missed"))
+        self.publisher.broadcast(RemoteServerUp(server="missed"))
         self.pass_(1)
         replica.start()
         self.pass_(3)
-        self.publisher.relay(RemoteServerUp(server="two"))
+        self.publisher.broadcast(RemoteServerUp(server="two"))
         self.pass_(1)
 
         self.assertEqual(["one", "two"], [one.server for one in told])
@@ -543,7 +543,7 @@ class CommandsTests(CopiesCase):
     def test_a_command_is_taken_once(self) -> None:
         """Whoever lost the answer may ask again."""
         heard: list[Any] = []
-        self.publisher.upstream.on_command(FederationAck, heard.append)
+        self.publisher.follower_commands.on_command(FederationAck, heard.append)
         said = [[7, "FEDERATION_ACK sender1 17"], [8, "FEDERATION_ACK sender1 18"]]
         answers = [self.say("POST", "/v1/commands", origin="copy-1", commands=said) for _ in range(2)]
 

@@ -641,23 +641,23 @@ class TestCommands:
         told = story.told()
         life = told[0].split(" ")[1]
         assert [f"USER_SYNC {life} @a:hs None start 5"] == told
-        assert {"@a:hs"} == story.publisher.upstream.syncing.users()
+        assert {"@a:hs"} == story.publisher.follower_commands.syncing.users()
 
         worker.drop()
         story.wait(0.2)
 
         assert [f"CLEAR_USER_SYNC {life}"] == story.told()
-        assert set() == story.publisher.upstream.syncing.users()
+        assert set() == story.publisher.follower_commands.syncing.users()
 
     def test_users_of_other_processes_are_known(self) -> None:
         """And end with them."""
         story = Story()
         story.says("USER_SYNC life @b:hs None start 5")
-        assert {"@b:hs"} == story.publisher.upstream.syncing.users()
+        assert {"@b:hs"} == story.publisher.follower_commands.syncing.users()
 
         story.says("CLEAR_USER_SYNC life")
 
-        assert set() == story.publisher.upstream.syncing.users()
+        assert set() == story.publisher.follower_commands.syncing.users()
 
     def test_while_mute_it_is_lost(self) -> None:
         """Fire and forget, as between Synapse's own processes; no echo is waited for."""

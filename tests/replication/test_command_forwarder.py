@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.replication.command_forwarder import MAX_WAITING, WINDOW, command_of, line_of
+from synrepl.replication.command_forwarder import MAX_QUEUED, WINDOW, command_of, line_of
 from synrepl.replication.federation_acks import PRESENT_SECONDS
 from synrepl.testing.replicas import FakeNode
 from synrepl.wire.commands import (
@@ -28,7 +28,7 @@ def heard_at(node: FakeNode) -> list[Any]:
     """Every command that a follower, or a replica for one, says there from now on."""
     heard: list[Any] = []
     for kind in KINDS:
-        node.publisher.upstream.on_command(kind, heard.append)
+        node.publisher.follower_commands.on_command(kind, heard.append)
     return heard
 
 
@@ -96,7 +96,7 @@ def test_what_a_replica_without_room_misses_is_counted() -> None:
     world.pass_(3)
     [relay] = a.relays.connected
     relay.pause()
-    a.publisher.relay(RemoteServerUp(server="far.example.org"))
+    a.publisher.broadcast(RemoteServerUp(server="far.example.org"))
 
     assert 1 == a.metrics.commands_dropped.labels("REMOTE_SERVER_UP")._value.get()
 
@@ -109,13 +109,13 @@ def test_the_end_of_a_workers_connection_is_the_end_of_its_users() -> None:
     legacy = world.raw("b")
     legacy.say("REPLICATE to_device NOW", "USER_SYNC @bob:hs start 18")
     world.pass_(1)
-    assert {"@ada:hs", "@bob:hs"} == a.publisher.upstream.syncing.users()
+    assert {"@ada:hs", "@bob:hs"} == a.publisher.follower_commands.syncing.users()
 
     current.transport.loseConnection()
     legacy.transport.loseConnection()
     world.pass_(1)
 
-    assert set() == a.publisher.upstream.syncing.users()
+    assert set() == a.publisher.follower_commands.syncing.users()
 
 
 def test_who_is_syncing_stays_so_while_the_replica_is_there() -> None:
@@ -126,12 +126,12 @@ def test_who_is_syncing_stays_so_while_the_replica_is_there() -> None:
     for _ in range(500):
         staying.say("PING")
         world.pass_(2, step=0.5)
-    assert {"@ada:hs"} == a.publisher.upstream.syncing.users()
+    assert {"@ada:hs"} == a.publisher.follower_commands.syncing.users()
 
     b.kill()
     world.pass_(400, step=0.5)
 
-    assert set() == a.publisher.upstream.syncing.users()
+    assert set() == a.publisher.follower_commands.syncing.users()
 
 
 def federation(world: World, node: FakeNode) -> None:
@@ -207,7 +207,7 @@ def test_what_was_said_while_the_primary_was_away_is_told_when_it_is_back() -> N
     heard = heard_at(a)
     world.pass_(20)
 
-    assert {"@ada:hs", "@bob:hs"} == a.publisher.upstream.syncing.users()
+    assert {"@ada:hs", "@bob:hs"} == a.publisher.follower_commands.syncing.users()
     assert 1 == heard.count(ClearUserSync(instance_id="xyzzy")) + sum(
         one.user_id == "@ada:hs" for one in heard if isinstance(one, UserSync)
     )
@@ -237,16 +237,16 @@ def test_what_has_no_room_is_dropped_and_counted() -> None:
     a, b, _ = world.chain()
     a.kill()
     world.pass_(10)
-    for number in range(MAX_WAITING + 5):
-        b.commands.tell(FederationAck(instance="sender1", token=number))
+    for number in range(MAX_QUEUED + 5):
+        b.commands.forward(FederationAck(instance="sender1", token=number))
     world.start(a)
     heard = heard_at(a)
     world.pass_(40)
 
     assert 5 == b.metrics.commands_dropped.labels("FEDERATION_ACK")._value.get()
-    assert MAX_WAITING == len(heard)
+    assert MAX_QUEUED == len(heard)
     assert 5 == heard[0].token
-    assert MAX_WAITING > 4 * WINDOW
+    assert MAX_QUEUED > 4 * WINDOW
 
 
 def test_a_primary_keeps_what_is_said_to_it() -> None:
@@ -272,7 +272,7 @@ def test_a_promoted_replica_is_told_by_the_others_who_is_syncing() -> None:
     c.roles.moved("b")
     world.pass_(30)
 
-    assert {"@ada:hs"} == b.publisher.upstream.syncing.users()
+    assert {"@ada:hs"} == b.publisher.follower_commands.syncing.users()
 
 
 def test_a_promoted_replica_offers_what_its_upstream_has_not_taken() -> None:
@@ -283,10 +283,10 @@ def test_a_promoted_replica_offers_what_its_upstream_has_not_taken() -> None:
     a.kill()
     world.pass_(10)
     worker(world, b, "REMOVE_PUSHER app.id push key @ada:hs")
-    assert 0 == b.publisher.upstream.feed.head
+    assert 0 == b.publisher.follower_commands.feed.head
     world.promote(b, force=True)
 
-    assert ["REMOVE_PUSHER"] == [one.command for one in b.publisher.upstream.feed.after(0, 10)]
+    assert ["REMOVE_PUSHER"] == [one.command for one in b.publisher.follower_commands.feed.after(0, 10)]
 
 
 def test_an_upstream_that_takes_no_commands_is_not_sent_any() -> None:
@@ -297,7 +297,7 @@ def test_an_upstream_that_takes_no_commands_is_not_sent_any() -> None:
     old = world.raw("a")
     old.tell("HELLO", Greeting(uuid="u", name="old", nonce="n"))
     world.pass_(1)
-    a.publisher.relay(RemoteServerUp(server="far.example.org"))
+    a.publisher.broadcast(RemoteServerUp(server="far.example.org"))
     world.pass_(1)
 
     assert [] == old.lines("DOWN")
@@ -318,7 +318,7 @@ def test_a_bad_command_of_a_replica_is_dropped_and_counted() -> None:
     a, b, _ = world.chain()
     heard = heard_at(a)
     b.commands._add(b"RDATA to_device x 1 []")
-    b.commands.tell(FederationAck(instance="sender1", token=7))
+    b.commands.forward(FederationAck(instance="sender1", token=7))
     world.pass_(1)
 
     assert [FederationAck(instance="sender1", token=7)] == heard

@@ -119,20 +119,20 @@ def test_the_senders_of_one_connection_are_bounded() -> None:
     for number in range(MAX_SENDERS):
         acks.acknowledge("c", f"fs{number}", number)
 
-    with pytest.raises(RemoteProtocolError, match="one connection speaks for up to 100 senders"):
+    with pytest.raises(RemoteProtocolError, match="names more than 100 senders on one connection"):
         acks.acknowledge("c", "another", 1)
     assert 400 == acks.lowest()
 
 
 def test_a_name_is_bounded() -> None:
     """A line holds 16 kB, and every name is kept."""
-    with pytest.raises(RemoteProtocolError, match=f"holds up to {MAX_NAME} characters"):
+    with pytest.raises(RemoteProtocolError, match=f"exceeds {MAX_NAME} characters"):
         FederationAcks(Clock()).acknowledge("c", "x" * (MAX_NAME + 1), 1)
 
 
 def test_what_lost_connections_leave_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that connects again and again leaves no more than that; the oldest go first."""
-    monkeypatch.setattr(acks_module, "MAX_WAITING", 10)
+    monkeypatch.setattr(acks_module, "MAX_DETACHED", 10)
     acks = FederationAcks(Clock())
     for number in range(50):
         acks.acknowledge(number, f"fs{number}", number)
@@ -151,13 +151,13 @@ def test_a_sender_counts_while_its_replica_names_it() -> None:
     acks.acknowledge("c", "s2", 9)
     for _ in range(100):
         clock.advance(REMIND_SECONDS)
-        acks.remind(paris, "s1")
-        acks.remind(oslo, "s1")
-        acks.remind(oslo, "unknown")
+        acks.refresh(paris, "s1")
+        acks.refresh(oslo, "s1")
+        acks.refresh(oslo, "unknown")
     assert (3, {"s1": 3, "s2": 9}) == (acks.lowest(), dict(acks.present()))
 
     clock.advance(PRESENT_SECONDS)
-    acks.remind(oslo, "s1")
+    acks.refresh(oslo, "s1")
     assert (3, {"s2": 9}) == (acks.lowest(), dict(acks.present()))
     clock.advance(REMINDED_SECONDS - PRESENT_SECONDS)
 

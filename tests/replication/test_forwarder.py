@@ -23,13 +23,13 @@ class Upstream:
     def __init__(self) -> None:
         self.told: list[Numbered] = []
 
-    def tell(self, origin: str, said: Sequence[Numbered]) -> None:
-        self.told += [one for one in said if not one[1].startswith(b"PING")]
+    def forward(self, origin: str, commands: Sequence[Numbered]) -> None:
+        self.told += [one for one in commands if not one[1].startswith(b"PING")]
 
-    def said(self) -> Iterator[Command]:
+    def syncing_commands(self) -> Iterator[Command]:
         yield SYNC
 
-    def senders(self) -> Iterator[Command]:
+    def federation_acks(self) -> Iterator[Command]:
         yield from ()
 
 
@@ -54,11 +54,11 @@ def test_what_was_not_taken_is_said_again_in_order() -> None:
     made = forwarder(clock)
     made.connected(first)
     for number in range(4):
-        made.tell(remove(number))
+        made.forward(remove(number))
     clock.advance(0)
-    made.taken("b", 1, 1)
+    made.acknowledged("b", 1, 1)
     made.disconnected()
-    made.tell(remove(4))
+    made.forward(remove(4))
 
     made.connected(second)
     clock.advance(0)
@@ -73,13 +73,13 @@ def test_another_primary_is_told_who_is_syncing() -> None:
     clock, there = Clock(), Upstream()
     made = forwarder(clock)
     made.connected(there)
-    made.tell(remove(1))
+    made.forward(remove(1))
     clock.advance(0)
 
-    made.taken("b", 1, 1)
+    made.acknowledged("b", 1, 1)
     clock.advance(0)
     assert 1 == len(there.told)
-    made.taken("b", 1, 9)
+    made.acknowledged("b", 1, 9)
     clock.advance(0)
 
     assert [b"USER_SYNC i @ada:hs"] == [b" ".join(line.split()[:3]) for line in lines(there.told)[1:]]
@@ -92,14 +92,14 @@ class Primary:
         self.heard: list[Command] = []
         self.lost: list[str] = []
         self.metrics = Metrics(CollectorRegistry())
-        self.upstream = SimpleNamespace(
+        self.follower_commands = SimpleNamespace(
             received=lambda origin, command: self.heard.append(command),
             connection_lost=lambda origin: self.lost.append(origin.name),
-            syncing=SimpleNamespace(heard_from=lambda origin: None),
+            syncing=SimpleNamespace(mark_active=lambda origin: None),
         )
 
-    def relay(self, command: Command, *, but: object) -> None:
-        """Nobody else is there."""
+    def broadcast(self, command: Command, *, but: object) -> None:
+        """There are no other followers."""
 
     def receiver(self, clock: Clock) -> CommandReceiver:
         publisher: Any = self
@@ -111,8 +111,8 @@ def test_a_command_is_taken_once() -> None:
     primary = Primary()
     receiver = primary.receiver(Clock())
 
-    assert (2, 1) == receiver.take("b", [(1, REMOVE % 1), (2, REMOVE % 2)])
-    assert (3, 1) == receiver.take("b", [(1, REMOVE % 1), (2, REMOVE % 2), (3, REMOVE % 3)])
+    assert (2, 1) == receiver.receive("b", [(1, REMOVE % 1), (2, REMOVE % 2)])
+    assert (3, 1) == receiver.receive("b", [(1, REMOVE % 1), (2, REMOVE % 2), (3, REMOVE % 3)])
 
     assert [remove(1), remove(2), remove(3)] == primary.heard
 
@@ -127,7 +127,7 @@ def test_a_replica_without_the_right_to_write_invalidates_nothing() -> None:
     ):
         primary = Primary()
 
-        told = primary.receiver(Clock()).take("b", [(1, line), (2, REMOVE % 2)], access=access)
+        told = primary.receiver(Clock()).receive("b", [(1, line), (2, REMOVE % 2)], access=access)
 
         assert (2, 1) == told
         assert count == len(primary.heard)
@@ -137,10 +137,10 @@ def test_a_replica_that_is_silent_is_gone_with_its_users() -> None:
     """It has died; one that lives says so each minute."""
     clock, primary = Clock(), Primary()
     receiver = primary.receiver(clock)
-    receiver.take("dead", [(1, b"PING")])
-    receiver.take("alive", [(1, b"PING")])
+    receiver.receive("dead", [(1, b"PING")])
+    receiver.receive("alive", [(1, b"PING")])
     for _ in range(12):
         clock.advance(EXPIRY_SECONDS / 10)
-        receiver.take("alive", [(1, b"PING")])
+        receiver.receive("alive", [(1, b"PING")])
 
     assert ["dead"] == primary.lost

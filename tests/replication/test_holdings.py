@@ -135,7 +135,7 @@ def test_a_reader_knows_no_stream_that_it_may_not_see() -> None:
     seen = frozenset({"to_device", "push_rules"})
 
     def names(node: FakeNode, dialect: Dialect) -> set[str]:
-        reader = node.publisher.reader(Mock(), dialect, serving(dialect), seen)
+        reader = node.publisher.make_reader(Mock(), dialect, serving(dialect), seen)
         return {stream.name for stream in reader.known_streams()}
 
     for dialect in (LEGACY, CURRENT):

@@ -47,7 +47,7 @@ def test_made_up_names_cost_the_same_each() -> None:
     started = time.process_time()
     for number in range(80_000):
         connection = connections[number // 800]
-        watched.users.heard_from(connection)
+        watched.users.mark_active(connection)
         watched.users.user_sync(connection, said(f"@u{number}:x", instance=f"i{number}", device="dev"))
 
     assert time.process_time() - started < 5
@@ -72,7 +72,7 @@ def test_an_instance_belongs_to_the_connection_that_spoke_for_it_last() -> None:
     watched.users.connection_lost("old")
     for _ in range(60):
         watched.clock.advance(EXPIRY_SECONDS / 30)
-        watched.users.heard_from("new")
+        watched.users.mark_active("new")
 
     assert {"@a:hs", "@b:hs"} == watched.users.users()
 
@@ -83,7 +83,7 @@ def test_an_instance_waits_from_the_last_sign_of_life_of_its_connection() -> Non
     watched.users.user_sync("c", said("@a:hs", instance="w1"))
     for _ in range(60):
         watched.clock.advance(EXPIRY_SECONDS / 30)
-        watched.users.heard_from("c")
+        watched.users.mark_active("c")
     watched.users.connection_lost("c")
     watched.clock.pump([EXPIRY_SECONDS / 30] * 29)
     assert {"@a:hs"} == watched.users.users()
@@ -110,22 +110,22 @@ def test_a_process_on_the_shared_channel_is_not_kept_by_the_others() -> None:
         (
             "MAX_INSTANCES",
             [said("@a:x", instance=f"i{n}") for n in range(4)],
-            "one connection speaks for up to 3 instances in USER_SYNC",
+            "USER_SYNC names more than 3 instances on one connection",
         ),
         (
             "MAX_USERS",
             [said(f"@u{n}:x", instance="i") for n in range(4)],
-            "one connection holds up to 3 users in USER_SYNC",
+            "USER_SYNC names more than 3 users on one connection",
         ),
         (
             "MAX_USERS",
             [said("@a:x", instance=f"i{n // 2}", device=f"d{n}") for n in range(4)],
-            "one connection holds up to 3 users in USER_SYNC",
+            "USER_SYNC names more than 3 users on one connection",
         ),
         (
             "MAX_USERS",
             [said(f"@u{n}:x") for n in range(4)],
-            "one connection holds up to 3 users in USER_SYNC",
+            "USER_SYNC names more than 3 users on one connection",
         ),
     ],
 )
@@ -173,7 +173,7 @@ def test_taking_over_an_instance_takes_its_users_into_account(monkeypatch: pytes
 def test_a_name_is_bounded(field: str) -> None:
     """A line holds 16 kB, and every name is kept."""
     names = {"instance": "i", "user": "@a:hs", "device": "d"} | {field: "x" * (MAX_NAME + 1)}
-    with pytest.raises(RemoteProtocolError, match=f"holds up to {MAX_NAME} characters"):
+    with pytest.raises(RemoteProtocolError, match=f"exceeds {MAX_NAME} characters"):
         Watched().users.user_sync(
             "c", said(names["user"], instance=names["instance"], device=names["device"])
         )
@@ -181,7 +181,7 @@ def test_a_name_is_bounded(field: str) -> None:
 
 def test_users_who_wait_for_lost_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that connects again and again leaves no more than that; the oldest go first."""
-    monkeypatch.setattr(syncing_module, "MAX_WAITING", 5)
+    monkeypatch.setattr(syncing_module, "MAX_DETACHED_USERS", 5)
     watched = Watched()
     for number in range(4):
         for user in range(2):
@@ -276,8 +276,8 @@ class _Model(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.watched.users.stop()
         assert all(worker.users for worker in self.watched.users._workers.values())
-        held = sum(speaker.held for speaker in self.watched.users._speakers.values())
-        waiting = self.watched.users._waiting_users
+        held = sum(one.user_count for one in self.watched.users._connections.values())
+        waiting = self.watched.users._detached_users
         assert held + waiting == sum(len(one.users) for one in self.watched.users._workers.values())
 
 

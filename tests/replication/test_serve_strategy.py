@@ -309,8 +309,8 @@ class TestUpstream:
         """The homeserver's own code hangs here."""
         one = cluster()
         got: list[Any] = []
-        one.daemon.publisher.upstream.on_command(UserIp, got.append)
-        one.daemon.publisher.upstream.on_command(LockReleased, got.append)
+        one.daemon.publisher.follower_commands.on_command(UserIp, got.append)
+        one.daemon.publisher.follower_commands.on_command(LockReleased, got.append)
 
         client(one, 'USER_IP @a:hs ["t","ip","ua",null,1]', 'LOCK_RELEASED ["i","n","k"]')
 
@@ -322,7 +322,7 @@ class TestUpstream:
     def test_a_subscriber_that_fails_costs_the_connection_nothing(self) -> None:
         """A bug in one place must not cut off workers."""
         one = cluster()
-        one.daemon.publisher.upstream.on_command(UserIp, lambda command: 1 / 0)  # type: ignore[arg-type]
+        one.daemon.publisher.follower_commands.on_command(UserIp, lambda command: 1 / 0)  # type: ignore[arg-type]
 
         peer = client(one, 'USER_IP @a:hs ["t","ip","ua",null,1]', "REPLICATE")
 
@@ -430,7 +430,7 @@ class TestSyncing:
         def note(change: SyncingUser) -> None:
             seen.append((change.user_id, change.is_syncing))
 
-        one.daemon.publisher.upstream.syncing.watch(note)
+        one.daemon.publisher.follower_commands.syncing.watch(note)
         return one, seen
 
     def test_a_user_on_two_workers_stops_with_the_last(self) -> None:
@@ -467,7 +467,7 @@ class TestSyncing:
             one.clock.advance(1)
 
         assert seen == [("@a:hs", True), ("@a:hs", False)]
-        assert one.daemon.publisher.upstream.syncing.users() == set()
+        assert one.daemon.publisher.follower_commands.syncing.users() == set()
 
     def test_a_connected_worker_keeps_its_users_by_its_pings(self) -> None:
         """USER_SYNC is said once; a long sync is not a dead one."""

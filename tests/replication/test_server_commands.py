@@ -108,7 +108,7 @@ def test_a_server_that_comes_back_is_told_who_is_syncing(dialect: Dialect) -> No
     pair.world.pass_(15)
 
     # The follower may be back before a subscriber could be: so what the server knows is looked at.
-    upstream = pair.server.publisher.upstream
+    upstream = pair.server.publisher.follower_commands
     assert {"@ada:hs", "@bob:hs"} == upstream.syncing.users()
     assert 3 == upstream._acks.lowest()
 
@@ -117,7 +117,7 @@ def test_what_the_server_tells_all_comes_down() -> None:
     """To the followers of the daemon; not back to the one that said it."""
     pair = Pair(CURRENT)
     one, other = worker(pair.world, pair.daemon), worker(pair.world, pair.daemon)
-    pair.server.publisher.relay(RemoteServerUp(server="far.example.org"))
+    pair.server.publisher.broadcast(RemoteServerUp(server="far.example.org"))
     one.say("REMOTE_SERVER_UP near.example.org")
     pair.world.pass_(1)
 
@@ -129,12 +129,12 @@ def test_an_invalidation_goes_to_the_server_whose_stream_it_is() -> None:
     """Facts of ``caches`` are not added here: they come from the server, this one too."""
     pair = Pair(LEGACY)
     invalidations: list[InvalidateCache] = []
-    pair.server.publisher.upstream.on_command(InvalidateCache, invalidations.append)
+    pair.server.publisher.follower_commands.on_command(InvalidateCache, invalidations.append)
 
     async def refuse(stream: str, facts: Any) -> None:
         raise NotConnected("its facts are heard from others")
 
-    pair.daemon.publisher.upstream.elsewhere = refuse
+    pair.daemon.publisher.follower_commands.forward_append = refuse
     worker(pair.world, pair.daemon).say('INVALIDATE_CACHE get_user_by_id ["@ada:hs"]')
     pair.world.pass_(1)
 
@@ -154,7 +154,7 @@ def test_what_the_server_has_no_word_for_is_counted() -> None:
     pair.server.kill()
     pair.world.pass_(1)
     for number in range(MAX_WAITING + 3):
-        pair.commands.tell(FederationAck(instance="sender1", token=number))
+        pair.commands.forward(FederationAck(instance="sender1", token=number))
 
     assert (1, 3) == (pair.dropped("REMOVE_PUSHER"), pair.dropped("FEDERATION_ACK"))
 

@@ -47,9 +47,9 @@ class RelayFeed(Protocol):
 
     ring: Ring
     metrics: Metrics
-    forwarded: CommandReceiver
+    command_receiver: CommandReceiver
 
-    def on_relayed(self, watcher: Callable[[Command, object], None]) -> None:
+    def on_broadcast(self, watcher: Callable[[Command, object], None]) -> None:
         """Tell `watcher` of each command for all processes."""
 
     def lag_seconds_at(self, serial: int) -> float:

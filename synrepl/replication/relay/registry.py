@@ -84,7 +84,7 @@ class ReplicaRegistry:
         self.leases = Leases(log, clock, terms or LeaseTerms(), present=self.present)
         self._news: list[Deferred[None]] = []
         self._woken: Any = None
-        feeding.on_relayed(self._relayed)
+        feeding.on_broadcast(self._relayed)
         log.subscribe(self._committed)
         log.on_epoch_started(self.wake_soon)
         log.on_replaced(self.leases.reload)

@@ -499,7 +499,7 @@ class Relay:
         """A follower of the replica sent this up."""
         if not self.is_known:
             raise RemoteProtocolError("UP is not said before WELCOME")
-        number, since = self._relays.feeding.forwarded.take(
+        number, since = self._relays.feeding.command_receiver.receive(
             command.origin,
             [(command.number, command.line.encode())],
             source=self,

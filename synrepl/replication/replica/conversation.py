@@ -169,7 +169,7 @@ class IConversation(Protocol):
     def acknowledge(self, position: LogPosition, at_ms: int) -> None:
         """Everything up to there is held here, durably."""
 
-    def tell(self, origin: str, said: Sequence[Numbered]) -> None:
+    def forward(self, origin: str, commands: Sequence[Numbered]) -> None:
         """Say what followers sent up, if the welcome says that it is taken: `TakenUpTo` follows."""
 
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:

@@ -262,7 +262,7 @@ class Replica:
                         self._tasks.start(self._note_peers(addresses), "remembering peers")
                     case TakenUpTo(origin, number, since):
                         if self._commands is not None:
-                            self._commands.taken(origin, number, since)
+                            self._commands.acknowledged(origin, number, since)
                     case DownstreamCommand(line):
                         self._told_down(command_of(line))
                     case SubscriptionStarted(at):

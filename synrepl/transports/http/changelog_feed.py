@@ -45,7 +45,7 @@ class ChangelogFeed:
         self._text = b""
         self._streams: set[_ChangelogStream] = set()
         log.subscribe(self._committed)
-        publisher.on_relayed(self._relayed)
+        publisher.on_broadcast(self._relayed)
 
     async def serve(self, request: Any, wanted: ChangelogQuery, valve: Valve) -> None:
         """Write to this request, whose head was written, for as long as it is read, or until all is there."""

@@ -54,7 +54,7 @@ class CommandRoutes:
         """``POST /v1/commands``: each command is acted on as if it had been said here, once."""
         said = read_said(ForwardedCommands, request, MAX_BODY)
         try:
-            number, since = self._publisher.forwarded.take(
+            number, since = self._publisher.command_receiver.receive(
                 said.origin,
                 [(number, line.encode(errors="replace")) for number, line in said.commands],
                 source=said.origin,
@@ -69,14 +69,14 @@ class CommandRoutes:
         users = [
             {"user_id": user_id, "device_id": device_id, "workers": workers}
             for user_id, device_id, workers in sorted(
-                self._publisher.upstream.syncing.now(), key=lambda one: (one[0], one[1] or "")
+                self._publisher.follower_commands.syncing.current(), key=lambda one: (one[0], one[1] or "")
             )
         ]
         return msgspec.json.encode({"users": users})
 
     async def read(self, request: Any) -> bytes:
         """``GET /v1/commands``: the commands after a number, once there are any, a line of JSON each."""
-        feed = self._publisher.upstream.feed
+        feed = self._publisher.follower_commands.feed
         since = integer(request, "since", feed.trimmed_upto)
         limit = integer(request, "limit", MAX_LINES, lowest=1, highest=MAX_LINES)
         wait = seconds(request, "wait", highest=MAX_WAIT_SECONDS, default=0.0)
@@ -87,7 +87,7 @@ class CommandRoutes:
             if feed.waiting >= MAX_READERS:
                 why = f"{MAX_READERS} requests wait for commands already"
                 raise ApiError(503, "too_many_waiting", why, retry_after=b"1")
-            await feed.news(wait)
+            await feed.wait(wait)
         lines: list[Any] = [
             {"feed": {"life": feed.life, "trimmed_upto": feed.trimmed_upto, "head": feed.head}}
         ]
@@ -98,7 +98,7 @@ class CommandRoutes:
 
     async def acknowledge(self, request: Any) -> bytes:
         """``POST /v1/commands/ack``: what was acted on is not offered again."""
-        feed = self._publisher.upstream.feed
+        feed = self._publisher.follower_commands.feed
         said = read_said(AcknowledgedCommands, request, MAX_ACK_BODY)
         if said.life != feed.life or said.number > feed.head:
             why = f"this daemon is in its life {feed.life}, and has offered {feed.head} commands"

@@ -14,7 +14,7 @@ NOT_READY_SECONDS: Final = b"5"
 def check_readable(holdings: Holdings) -> None:
     """Raises `ApiError` while there is no whole copy here."""
     if why := holdings.unreadable():
-        more = {"retryable": True, "moved_to": holdings.elsewhere}
+        more = {"retryable": True, "moved_to": holdings.primary_address}
         raise ApiError(503, "not_ready", why, more=more, retry_after=NOT_READY_SECONDS)
 
 
@@ -26,7 +26,7 @@ def check_held(holdings: Holdings, streams: Iterable[str] = (), writers: Iterabl
 
 def filtered(holdings: Holdings, why: str) -> ApiError:
     """A refusal of what the filter of this copy has left out."""
-    more = {"retryable": False, "moved_to": holdings.elsewhere}
+    more = {"retryable": False, "moved_to": holdings.primary_address}
     return ApiError(409, "filtered", why, more=more)
 
 

@@ -360,9 +360,9 @@ class HttpConversation:
 
     # -- what followers send up ----------------------------------------------------------------------------
 
-    def tell(self, origin: str, said: Sequence[Numbered]) -> None:
+    def forward(self, origin: str, commands: Sequence[Numbered]) -> None:
         """Say what followers sent up: one request at a time, as the order matters."""
-        self._to_tell.extend(said)
+        self._to_tell.extend(commands)
         if not self._is_telling and self._to_tell:
             self._is_telling = True
             self._tasks.start(self._guarded(self._tell(origin)), "passing commands up")
