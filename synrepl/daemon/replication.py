@@ -96,11 +96,11 @@ class ReplicationServices:
             has_upstream=settings.upstream is not None,
             address=address,
             follow=self._follow,
-            tell=self._peer_client,
-            others=self._others,
+            peers=self._peer_client,
+            known_daemons=self._others,
             is_leased=self._is_leased,
-            missing=self.files.complete,
-            changed=self._changed,
+            missing_files=self.files.complete,
+            on_change=self._changed,
             count_refused=lambda code: metrics.claims_refused.labels(code).inc(),
             count_later_epoch=metrics.later_epochs.inc,
         )
@@ -119,7 +119,7 @@ class ReplicationServices:
             primary=lambda: str(self.roles.primary),
             moved_to=lambda: "" if self.roles.role == "primary" else str(self.roles.primary),
             promoting=lambda: self.roles.is_promoting,
-            heard_epoch=self.roles.heard_epoch,
+            on_higher_epoch=self.roles.on_higher_epoch,
         )
         self.holdings = publisher.holdings = Holdings(
             lambda: log.notes,
@@ -183,7 +183,7 @@ class ReplicationServices:
             self._reactor,
             fetch=None,
             rule="lazy" if settings.fetch_files == "lazy" else "eager",
-            refuses=lambda: self.roles.refuses_file(),  # noqa: PLW0108  # roles are created later
+            refuses=lambda: self.roles.file_refusal(),  # noqa: PLW0108  # roles are created later
             logger=Logger(namespace="synrepl.files"),
         )
 
@@ -231,7 +231,7 @@ class ReplicationServices:
             resync_on_fork=settings.resync_on_fork,
             leftovers=self._diverged_facts.keep,
             jitter=_jitter,
-            moved=self.roles.moved,
+            moved=self.roles.on_primary_moved,
             changed=self._replica_changed,
             commands=self.commands,
             told_down=self._publisher.broadcast,
@@ -372,7 +372,7 @@ class ReplicationServices:
             "replicas": self.relays.status(),
             "leases": self.relays.describe_leases(),
             "epoch_starts": [msgspec.to_builtins(epoch_start) for epoch_start in self._log.epoch_starts],
-            "untold": [str(address) for address in roles.untold],
+            "untold": [str(address) for address in roles.unnotified],
         }
 
     def problems(self) -> list[tuple[str, float]]:

@@ -54,7 +54,7 @@ class LazyWriteForwarder:
             raise NotConnected(str(error)) from error
 
     def _check(self, stream: str) -> None:
-        if (stopped := self._replication.roles.refuses_passing(stream)) is not None:
+        if (stopped := self._replication.roles.forwarding_refusal(stream)) is not None:
             raise stopped
 
     async def stop(self) -> None:

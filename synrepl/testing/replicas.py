@@ -165,7 +165,7 @@ class FakeNode:
             primary=lambda: str(self.roles.primary),
             moved_to=lambda: str(self.roles.primary) if self.roles.role != "primary" else "",
             promoting=lambda: self.roles.is_promoting,
-            heard_epoch=lambda *heard: self.roles.heard_epoch(*heard),  # noqa: PLW0108  # made below
+            on_higher_epoch=lambda *heard: self.roles.on_higher_epoch(*heard),  # noqa: PLW0108  # made below
         )
         self._factory = PublisherFactory(
             self.publisher,
@@ -183,10 +183,10 @@ class FakeNode:
             has_upstream=self.upstream is not None,
             address=lambda: Address(self.name),
             follow=self._follow,
-            tell=_PeerClient(self),
-            others=self._known,
+            peers=_PeerClient(self),
+            known_daemons=self._known,
             is_leased=self._is_leased,
-            changed=self._changed,
+            on_change=self._changed,
         )
         self.log.on_replaced(self._drop_readers)
         self._network.listen(self.name, self._factory)
@@ -213,7 +213,7 @@ class FakeNode:
             resync_on_fork=self._resync_on_fork,
             leftovers=self._keep_leftovers,
             jitter=self._jitter,
-            moved=self.roles.moved,
+            moved=self.roles.on_primary_moved,
             changed=self._replica_changed,
             commands=self.commands,
             told_down=self.publisher.broadcast,
@@ -338,7 +338,7 @@ class _PeerClient:
 
     async def claim(self, address: Address, claim: Claim) -> None:
         other = await self._reach(address)
-        await self._answer(Deferred.fromCoroutine(other.roles.heard(claim)))
+        await self._answer(Deferred.fromCoroutine(other.roles.on_claim(claim)))
 
     async def describe(self, address: Address, *, trusted: bool) -> PeerStatus:
         stranger = self._node._strangers.get(address.native)

@@ -113,7 +113,7 @@ class CopiesCase(SiteCase):
             has_upstream=False,
             address=lambda: HERE,
             follow=lambda where: Nobody(),  # type: ignore[arg-type, return-value]
-            tell=self.network,
+            peers=self.network,
             is_leased=lambda uuid: self.relays.leases[uuid] is not None,
         )
         self.addCleanup(self.roles.stop)

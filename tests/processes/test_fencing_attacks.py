@@ -199,7 +199,7 @@ def test_a_claim_without_a_history_is_refused(pair: tuple[Member, Member]) -> No
     primary, _ = pair
     made = claim(primary, epoch=LATER, uuid="z", history="")
 
-    assert refused(primary, "/v1/claim", made) == (400, "bad_request", "a claim names the history of its log")
+    assert refused(primary, "/v1/claim", made) == (400, "bad_request", "a claim needs the history of its log")
     del made["history"]
     assert refused(primary, "/v1/claim", made)[:2] == (400, "bad_request")
     assert refused(primary, "/v1/claim", claim(primary, history="x"))[:2] == (409, "other_history")
@@ -213,22 +213,22 @@ def test_a_claim_that_names_no_address_is_refused(pair: tuple[Member, Member], e
     status, word, message = refused(primary, "/v1/claim", claim(primary, epoch=epoch))
 
     if epoch in (0, HUGE):
-        assert (status, word, message) == (409, "epoch_too_far", "an epoch is a number from 1 to 2**53")
+        assert (status, word, message) == (409, "epoch_too_far", "an epoch must be from 1 to 2**53")
     else:
         assert (status, word) == (409, "not_verified")
-        assert message == "the claim does not say where the primary is, so that it cannot be asked"
+        assert message == "cannot verify the claim: it has no address of the primary"
     assert_primary(primary, 10)
 
 
 LIES: dict[str, tuple[Callable[[dict[str, Any]], Any], int, str, str]] = {
     "another uuid": (lambda said: said.update(uuid="x"), 2, "not_verified", "is the daemon x, not stranger"),
-    "another history": (lambda said: said.update(history="x"), 2, "other_history", "holds another log"),
+    "another history": (lambda said: said.update(history="x"), 2, "other_history", "has another log"),
     "a replica": (lambda said: said.update(role="replica"), 2, "not_verified", "is replica, not primary"),
     "no turn": (
         lambda said: said.update(epoch_starts=[]),
         2,
         "not_verified",
-        "does not tell where epoch 2 began",
+        "does not report the start of epoch 2",
     ),
     "another digest": (
         lambda said: [one.update(digest="ff" * 32) for one in (said["epoch_starts"][0], said["position"])],
@@ -240,13 +240,13 @@ LIES: dict[str, tuple[Callable[[dict[str, Any]], Any], int, str, str]] = {
         lambda said: said["epoch_starts"][0].update(digest="ff" * 32),
         2,
         "not_verified",
-        "does not fit the end of its log",
+        "do not fit the end of its log",
     ),
     "an epoch of later": (
         lambda said: said["epoch_starts"][0].update(serial=6),
         2,
         "not_verified",
-        "does not fit the end of its log",
+        "do not fit the end of its log",
     ),
     "a shorter log": (
         lambda said: said["epoch_starts"][0].update(serial=3, digest="ff" * 32),

@@ -269,7 +269,7 @@ def test_a_promoted_replica_is_told_by_the_others_who_is_syncing() -> None:
     worker(world, c, "USER_SYNC xyzzy @ada:hs start 17")
     a.kill()
     world.promote(b, force=True)
-    c.roles.moved("b")
+    c.roles.on_primary_moved("b")
     world.pass_(30)
 
     assert {"@ada:hs"} == b.publisher.follower_commands.syncing.users()

@@ -24,7 +24,7 @@ from synrepl.replication.roles import (
 )
 from synrepl.replication.roles.interfaces import PeerStatus
 from synrepl.replication.roles.record import RoleRecord
-from synrepl.replication.roles.verification import checked_address, common_serial
+from synrepl.replication.roles.verification import common_serial, parse_peer_address
 from synrepl.testing.replicas import FakeNode
 from synrepl.wire.filter import Filter
 from tests.replication.worlds import World
@@ -34,7 +34,7 @@ from tests.simulation.replicas import copied
 def claim(world: World, node: FakeNode, of: FakeNode, epoch: int, *, uuid: str | None = None) -> None:
     """Tell a node that another one is primary."""
     said = Claim(epoch=epoch, uuid=uuid or of.log.uuid, address=f"{of.name} -", history=of.log.history)
-    world.done(Deferred.fromCoroutine(node.roles.heard(said)))
+    world.done(Deferred.fromCoroutine(node.roles.on_claim(said)))
 
 
 async def nothing(*_: Any, **__: Any) -> None:
@@ -231,7 +231,7 @@ def test_a_replica_of_a_fenced_daemon_goes_where_the_primary_is() -> None:
     a.leases.drop("d")
     world.promote(b)
     world.pass_(1)
-    b.roles.untold.clear()
+    b.roles.unnotified.clear()
     world.start(d)
     a.leases.reload()
     world.pass_(5)
@@ -298,7 +298,7 @@ def test_an_epoch_that_began_with_a_loss_is_another_one(winner: str) -> None:
     assert a.log.position == b.log.position
 
 
-@pytest.mark.parametrize("without", ["", "_answer", "_ask_who_superseded"])
+@pytest.mark.parametrize("without", ["", "_contest_claim", "_ask_superseding_peer"])
 def test_a_replica_that_knows_a_later_primary_brings_both_together(
     without: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,8 +320,8 @@ def test_a_replica_that_knows_a_later_primary_brings_both_together(
     world.pass_(5)
     assert ["primary", "primary", "replica"] == roles(b, c, d)
     assert "b -" == str(d.roles.primary)
-    b.roles.untold.clear()
-    c.roles.untold[:] = [Address("d")]
+    b.roles.unnotified.clear()
+    c.roles.unnotified[:] = [Address("d")]
     if without:
         monkeypatch.setattr(RoleManager, without, nothing)
     parted.part(world)
@@ -345,7 +345,7 @@ def test_a_primary_that_is_superseded_says_so() -> None:
     b.kill()
     world.promote(c, force=True)
     noted = RoleRecord("replica", 4, "zz", "b -", (), ())
-    world.done(Deferred.fromCoroutine(a.roles._note(noted)))
+    world.done(Deferred.fromCoroutine(a.roles._save_record(noted)))
     world.pass_(90)
 
     assert "primary" == c.roles.role
@@ -498,7 +498,7 @@ def test_who_is_believed_unasked(trusted: bool, epoch: int, uuid: str) -> None:
     made = Claim(epoch=epoch, uuid=said, address="away -", history=a.log.history)
     code = ""
     try:
-        world.done(Deferred.fromCoroutine(a.roles.heard(made, trusted=trusted)))
+        world.done(Deferred.fromCoroutine(a.roles.on_claim(made, trusted=trusted)))
     except ClaimRefused as error:
         code = error.code
 
@@ -573,10 +573,10 @@ def test_where_two_histories_part(
 def test_addresses_of_peers_are_checked(text: str, is_good: bool) -> None:
     """Before anything is done with them."""
     if is_good:
-        assert Address.parse(text) == checked_address(text)
+        assert Address.parse(text) == parse_peer_address(text)
     else:
         with pytest.raises(ClaimRefused) as caught:
-            checked_address(text)
+            parse_peer_address(text)
         assert "bad_request" == caught.value.code
 
 
@@ -600,7 +600,9 @@ def test_strangers_do_not_hold_up_a_claim_of_a_known_daemon() -> None:
     waiting: list[Any] = []
     for number in range(12):
         made = Claim(epoch=2, uuid="stranger", address=f"s{number} -", history=a.log.history)
-        Deferred.fromCoroutine(a.roles.heard(made)).addErrback(lambda failure: waiting.append(failure.value))
+        Deferred.fromCoroutine(a.roles.on_claim(made)).addErrback(
+            lambda failure: waiting.append(failure.value)
+        )
 
     assert ["busy"] * 4 == [error.code for error in waiting]
     world.pass_(0.1)
@@ -616,16 +618,16 @@ def test_a_replica_of_a_later_epoch_is_a_sign_and_no_fence() -> None:
     """It is reported for some minutes, and forgotten at the next promotion."""
     world = World()
     a = world.node("a")
-    a.roles.heard_epoch(7, "paris", "nowhere -")
+    a.roles.on_higher_epoch(7, "paris", "nowhere -")
     world.pass_(1)
 
     assert "primary" == a.roles.role
     ((text, _),) = a.roles.problems
     assert text.startswith("replica paris at nowhere - knows epoch 7, this daemon is primary in epoch 1: ")
-    a.roles.heard_epoch(8, "paris\x1b[2J", "")
+    a.roles.on_higher_epoch(8, "paris\x1b[2J", "")
     assert all(one.isprintable() for one, _ in a.roles.problems)
     for number in range(50):
-        a.roles.heard_epoch(8, f"r{number}", "")
+        a.roles.on_higher_epoch(8, f"r{number}", "")
     assert 20 == len(a.roles.problems)
     world.pass_(301, step=1)
     assert [] == a.roles.problems
@@ -638,17 +640,17 @@ def test_a_replica_of_a_later_epoch_leads_to_the_primary() -> None:
     a, b, _ = world.chain()
     a.kill()
     world.promote(b, force=True)
-    b.roles.untold.clear()
+    b.roles.unnotified.clear()
     world.pass_(1)
     b.kill()
     world.start(a)
-    a.roles.heard_epoch(2, "c", "c -")
+    a.roles.on_higher_epoch(2, "c", "c -")
     world.pass_(1)
     assert "primary" == a.roles.role
     world.start(b)
-    b.roles.untold.clear()
+    b.roles.unnotified.clear()
     world.pass_(2)
-    a.roles.heard_epoch(2, "c", "c -")
+    a.roles.on_higher_epoch(2, "c", "c -")
     world.pass_(1)
 
     assert "fenced" == a.roles.role
@@ -686,7 +688,7 @@ def test_a_fenced_daemon_that_should_not_be_is_promoted_by_force(noted: int, epo
     restarted(world, a)
     assert "primary" == a.roles.role
     world.wrote(a)
-    with pytest.raises(CannotPromote, match="only a replica is promoted"):
+    with pytest.raises(CannotPromote, match="only a replica can be promoted"):
         world.promote(a, force=True)
 
 
@@ -740,7 +742,7 @@ def test_only_a_replica_that_is_being_promoted_stops_the_writes() -> None:
             hand_over(world, a, node, 15)
         assert "not_verified" == caught.value.code
         world.wrote(a)
-    b.roles._is_asking_to_hand_over = True
+    b.roles._is_requesting_handover = True
     assert a.log.position == hand_over(world, a, b, 15)
     with pytest.raises(StorageError, match="about to become primary"):
         world.wrote(a)
@@ -799,12 +801,12 @@ def test_facts_that_the_primary_took_at_the_last_moment_are_waited_for() -> None
     async def missing(serial: int) -> list[Any]:
         if not forgot:
             forgot.append(serial)
-            a.roles._handed_over()
+            a.roles._end_handover()
             a.roles._budget._not_before = 0.0  # as after a restart
             await world.append(a, 2)
         return []
 
-    b.roles._missing = missing
+    b.roles._missing_files = missing
     world.promote(b, seconds=30)
 
     assert [5] == forgot
@@ -828,7 +830,7 @@ def test_only_the_replica_itself_ends_a_hand_over() -> None:
     """To take facts while it begins its epoch would lose them. One that was killed may end it later."""
     world = World()
     a, b, _ = world.chain()
-    b.roles._is_asking_to_hand_over = True
+    b.roles._is_requesting_handover = True
     hand_over(world, a, b, 15)
     with pytest.raises(ClaimRefused, match="still being promoted"):
         hand_over(world, a, b, 0)
@@ -874,7 +876,7 @@ def test_hand_overs_stop_writes_for_a_quarter_of_the_time_at_most() -> None:
     """A replica that is promoted for ever must not stop the writes for ever."""
     world = World()
     a, b, _ = world.chain()
-    b.roles._is_asking_to_hand_over = True
+    b.roles._is_requesting_handover = True
     sealed = 0
     for _ in range(300):
         with suppress(CannotPromote):
@@ -883,7 +885,7 @@ def test_hand_overs_stop_writes_for_a_quarter_of_the_time_at_most() -> None:
         sealed += a.roles.is_handing_over
 
     assert 60 <= sealed <= 150
-    b.roles._is_asking_to_hand_over = False
+    b.roles._is_requesting_handover = False
     world.pass_(200, step=0.5)
     world.promote(b)
     assert "primary" == b.roles.role
@@ -895,7 +897,7 @@ def test_a_second_promotion_waits_for_the_first() -> None:
     a = world.node("a")
     b, d = world.node("b", "a"), world.node("d", "a")
     world.pass_(3)
-    b.roles._is_asking_to_hand_over = True
+    b.roles._is_requesting_handover = True
     hand_over(world, a, b, 15)
 
     with pytest.raises(CannotPromote) as caught:
@@ -910,7 +912,7 @@ def test_replicas_are_led_by_verified_claims_only() -> None:
     for address in ("stranger -", "b -", ""):
         made = Claim(epoch=9, uuid="stranger", address=address, history=a.log.history)
         with pytest.raises(ClaimRefused):
-            world.done(Deferred.fromCoroutine(c.roles.heard(made)))
+            world.done(Deferred.fromCoroutine(c.roles.on_claim(made)))
 
     assert c.replica is not None
     assert Address("b") == c.replica.upstream.where
@@ -928,7 +930,7 @@ def test_refused_claims_are_counted_and_seldom_logged() -> None:
 
     def observe(event: Any) -> None:
         text = formatEvent(event)
-        if text is not None and "claim is refused" in text:
+        if text is not None and "claim refused" in text:
             texts.append(text)
 
     globalLogPublisher.addObserver(observe)  # type: ignore[arg-type]
@@ -938,7 +940,7 @@ def test_refused_claims_are_counted_and_seldom_logged() -> None:
                 made = Claim(epoch=2, uuid="z", address="", history=history)
                 for _ in range(5):
                     with pytest.raises(ClaimRefused):
-                        world.done(Deferred.fromCoroutine(a.roles.heard(made)))
+                        world.done(Deferred.fromCoroutine(a.roles.on_claim(made)))
             world.pass_(61, step=1)
     finally:
         globalLogPublisher.removeObserver(observe)  # type: ignore[arg-type]
@@ -985,7 +987,7 @@ def test_an_old_primary_that_has_stopped_names_the_command_that_mends_it() -> No
     assert ("stopped", False, "b -") == (caught.value.code, caught.value.retryable, caught.value.moved_to)
     assert world.resync(a)
     world.pass_(3)
-    assert a.roles.refuses_passing("to_device") is None
+    assert a.roles.forwarding_refusal("to_device") is None
     assert 3 == len(a.only_here)
 
 
@@ -1099,14 +1101,14 @@ class TestStart:
         a._strangers = {"x": told}
         a._known = lambda: [Address("x")]  # type: ignore[method-assign]
         world.start(a)
-        asked = a.roles._tell.describe
+        asked = a.roles._peers.describe
 
         async def describe(address: Address, *, trusted: bool) -> PeerStatus:
             shown.append((address.native, trusted))
             return await asked(address, trusted=trusted)
 
-        a.roles._tell.describe = describe  # type: ignore[method-assign]
-        world.done(Deferred.fromCoroutine(a.roles._heard_at_start(Address("x"), told)))
+        a.roles._peers.describe = describe  # type: ignore[method-assign]
+        world.done(Deferred.fromCoroutine(a.roles._on_inquiry_response(Address("x"), told)))
 
         assert [("x", True), ("stranger", False)] == shown
         assert "primary" == a.roles.role
@@ -1135,12 +1137,12 @@ def test_a_daemon_of_which_half_the_address_is_known_is_told_once(is_known_later
     known: list[Address] = []
     whole = [Address("a", "http://a:9093"), Address("c", "http://c:9093")]
     known += [] if is_known_later else whole
-    b.roles._others = lambda: known
-    b.roles._tell = OverHttp(b.roles._tell)
+    b.roles._known_daemons = lambda: known
+    b.roles._peers = OverHttp(b.roles._peers)
     world.promote(b)
     world.pass_(1)
     known[:] = whole
     world.pass_(60, step=0.1)
 
     assert "fenced" == a.roles.role
-    assert [] == b.roles.untold
+    assert [] == b.roles.unnotified

@@ -38,8 +38,8 @@ class ReplicaRegistry:
 
     `role` says ``primary``, ``replica`` or ``fenced``, `address` where this daemon is, `primary` where the
     primary is, `moved_to` where it went if this one is fenced, `ready` why no copy can be given, if that is
-    so. `promoting` says whether this daemon asks its primary to hand over. `heard_epoch` is called with the
-    epoch, the name and the address of a replica that stands in a later epoch than this log, and with whether
+    so. `promoting` says whether this daemon asks its primary to hand over. `on_higher_epoch` is called with
+    the epoch, name and address of a replica that stands in a later epoch than this log, and with whether
     it proved a key that may administer.
     """
 
@@ -62,7 +62,7 @@ class ReplicaRegistry:
         primary: Callable[[], str] = lambda: "",
         moved_to: Callable[[], str] = lambda: "",
         promoting: Callable[[], bool] = lambda: False,
-        heard_epoch: Callable[[int, str, str, bool], None] = lambda epoch, name, address, trusted: None,
+        on_higher_epoch: Callable[[int, str, str, bool], None] = lambda epoch, name, address, trusted: None,
     ) -> None:
         self.log = log
         self.feeding = feeding
@@ -77,7 +77,7 @@ class ReplicaRegistry:
         self.primary = primary
         self.moved_to = moved_to
         self.promoting = promoting
-        self.heard_epoch = heard_epoch
+        self.on_higher_epoch = on_higher_epoch
         self.connected: list[Relay] = []
         self.tasks = Tasks(self._logger, "relays")
         self._http_readers: dict[str, float] = {}
@@ -220,7 +220,7 @@ class ReplicaRegistry:
             return refusal("other_history", why)
         if position.epoch > log.epoch:
             may_administer = access.is_proven and not access.lacks(Right.ADMINISTER)
-            self.heard_epoch(position.epoch, name, address, may_administer)
+            self.on_higher_epoch(position.epoch, name, address, may_administer)
             return self._refuse(
                 "other_epoch", f"{name} is in epoch {position.epoch}, this daemon in {log.epoch}"
             )

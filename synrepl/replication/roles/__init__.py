@@ -1,4 +1,4 @@
-"""Primary, replica or fenced: what a daemon is, and how it becomes another thing."""
+"""Roles of a daemon: primary, replica or fenced, and the transitions between them."""
 
 from synrepl.replication.roles.errors import CannotPromote, ClaimRefused, Fenced, HandingOver, ReadOnlyHere
 from synrepl.replication.roles.interfaces import Claim, HandOver, IPeerClient, PeerStatus

@@ -1,4 +1,4 @@
-"""Why a daemon takes no facts, or cannot become primary."""
+"""Reasons why a daemon refuses writes, claims or promotion."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ __all__ = ["CannotPromote", "ClaimRefused", "Fenced", "HandingOver", "ReadOnlyHe
 
 
 class CannotPromote(ReplicationError):
-    """This daemon cannot become primary as things are; `code` says why, for programs."""
+    """This daemon cannot become primary in its current state; `code` gives the reason for programs."""
 
     def __init__(self, code: str, why: str, *, retryable: bool = False, missing: Sequence[Any] = ()) -> None:
         super().__init__(why)
@@ -19,7 +19,7 @@ class CannotPromote(ReplicationError):
 
 
 class ClaimRefused(ReplicationError):
-    """A claim, or another word of a peer about roles, does not count; it changed nothing.
+    """A claim, or another message of a peer about roles, is refused; it changed nothing.
 
     `code` is ``bad_request``, ``busy``, ``not_whole``, ``other_history``, ``epoch_too_far``,
     ``not_verified``, ``digest_differs``, ``superseded`` (a later primary is known) or ``unknown_replica``.
@@ -32,7 +32,8 @@ class ClaimRefused(ReplicationError):
 
 
 class ReadOnlyHere(StorageError):
-    """Nothing is added here: `code` says why, for programs; `moved_to` where to."""
+    """This daemon refuses writes: `code` gives the reason for programs, `moved_to` the address to write
+    to."""
 
     def __init__(
         self, code: str, why: str, *, stream: str, moved_to: str = "", retryable: bool = True
@@ -43,8 +44,8 @@ class ReadOnlyHere(StorageError):
 
 
 class Fenced(ReadOnlyHere):
-    """Another daemon is primary: this one takes no facts."""
+    """Another daemon is primary: this one refuses writes."""
 
 
 class HandingOver(ReadOnlyHere):
-    """Another daemon is about to become primary."""
+    """Another daemon is about to become primary: this one refuses writes."""

@@ -1,4 +1,4 @@
-"""What a primary asks as it starts: whether another daemon was promoted while it was away."""
+"""Inquiry of a primary at startup: was another daemon promoted while this one was down?"""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
@@ -14,57 +14,57 @@ from synrepl.replication.roles.interfaces import IPeerClient, PeerStatus
 __all__ = ["INQUIRY_SECONDS", "MAX_ASKED", "Inquiry"]
 
 INQUIRY_SECONDS: Final = 3.0
-"""How long a primary that starts takes no facts while daemons that it knows have not answered."""
+"""How long a starting primary refuses facts while daemons that it knows have not responded."""
 
 MAX_ASKED: Final = 20
 """How many daemons are asked."""
 
 
 class Inquiry:
-    """Asks daemons what they are, all at once. Each that answers is handed to `answered`.
+    """Asks daemons for their status, all at once, and hands each response to `on_response`.
 
-    It ends when all of that is done for each of them, or after `INQUIRY_SECONDS`; `ended` is called then. An
-    answer that comes later is handed on all the same.
+    It ends when all responses are handled, or after `INQUIRY_SECONDS`, and then calls `on_end`. Later
+    responses are handled all the same.
     """
 
     def __init__(
         self,
         clock: IClock,
-        tell: IPeerClient,
+        peers: IPeerClient,
         tasks: Tasks,
         *,
-        answered: Callable[[Address, PeerStatus], Awaitable[None]],
-        ended: Callable[[], None],
+        on_response: Callable[[Address, PeerStatus], Awaitable[None]],
+        on_end: Callable[[], None],
     ) -> None:
         self.is_running = False
         self._clock = clock
-        self._tell = tell
+        self._peers = peers
         self._tasks = tasks
-        self._answered = answered
-        self._ended = ended
-        self._asked: set[Address] = set()
+        self._on_response = on_response
+        self._on_end = on_end
+        self._pending: set[Address] = set()
         self._timer: Any = None
         self._waiting: list[Deferred[None]] = []
 
     def start(self, addresses: Sequence[Address]) -> None:
-        """Ask these daemons; it does not run if there is none."""
-        self._asked = set(addresses[:MAX_ASKED])
-        if not self._asked:
+        """Ask these daemons. With no addresses the inquiry does not run."""
+        self._pending = set(addresses[:MAX_ASKED])
+        if not self._pending:
             return
         self.is_running = True
         self._timer = self._clock.callLater(INQUIRY_SECONDS, self._end)
         for address in addresses[:MAX_ASKED]:
-            asking = self._tasks.start(self._ask(address), "asking who is primary")
-            asking.addBoth(self._done, address)
+            question = self._tasks.start(self._ask(address), "asking for the primary")
+            question.addBoth(self._on_response_handled, address)
 
     def stop(self) -> None:
-        """Wait for nobody any more."""
+        """Stop waiting for responses."""
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
         self.is_running = False
 
-    async def over(self) -> None:
-        """Returns once it does not run."""
+    async def ended(self) -> None:
+        """Return once the inquiry does not run."""
         if self.is_running:
             waiter: Deferred[None] = Deferred()
             self._waiting.append(waiter)
@@ -72,21 +72,21 @@ class Inquiry:
 
     async def _ask(self, address: Address) -> None:
         try:
-            told = await self._tell.describe(address, trusted=True)
+            status = await self._peers.describe(address, trusted=True)
         except ReplicationError:
-            return  # it is away, and can tell nothing
-        await self._answered(address, told)
+            return  # unreachable
+        await self._on_response(address, status)
 
-    def _done(self, _: object, address: Address) -> None:
-        self._asked.discard(address)
-        if not self._asked:
+    def _on_response_handled(self, _: object, address: Address) -> None:
+        self._pending.discard(address)
+        if not self._pending:
             self._end()
 
     def _end(self) -> None:
         if not self.is_running:
             return
         self.stop()
-        self._ended()
+        self._on_end()
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             waiter.callback(None)

@@ -1,4 +1,4 @@
-"""What is asked of those around a daemon's role: its log, its replica, the other daemons."""
+"""Interfaces that roles need: the log, the replica and the other daemons."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
@@ -13,8 +13,7 @@ __all__ = ["Claim", "PeerStatus", "IFollowingReplica", "HandOver", "IHasAddress"
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A daemon became primary in this epoch; `uuid` is its own, `address` where it is, and `place` where the
-    epoch began."""
+    """A daemon became primary in this epoch; `uuid` and `address` are its own."""
 
     epoch: int
     uuid: str
@@ -24,9 +23,9 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class HandOver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A replica asks its primary to take no facts for so many seconds; 0 ends it.
+    """A replica's request to its primary to refuse facts for `seconds`; 0 ends the hand-over.
 
-    `uuid` and `address` are those of the replica.
+    `uuid` and `address` are the replica's.
     """
 
     seconds: float
@@ -35,10 +34,10 @@ class HandOver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a daemon says of itself when it is asked (``GET /v1/replication``).
+    """A daemon's status, the response to ``GET /v1/replication``.
 
-    `turns` says where each of its epochs began, `begin` is the serial up to which it was trimmed. It is
-    `promoting` while it asks its primary to hand over.
+    `epoch_starts` tells where each of its epochs began, `trimmed_upto` the serial up to which its log was
+    trimmed. It is `promoting` while it requests a hand-over from its primary.
     """
 
     history: str
@@ -53,27 +52,27 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IPeerClient(Protocol):
-    """How other daemons are told and asked.
+    """Sends requests to other daemons.
 
-    All of these raise a `ReplicationError` when one cannot be reached, or refuses. Our
-    secret is shown to the other daemon only if `trusted` says so.
+    All methods raise a `ReplicationError` when the daemon cannot be reached or refuses. This daemon's secret
+    is shown to the other one only if `trusted`.
     """
 
-    async def hand_over(self, address: Address, asked: HandOver) -> LogPosition:
-        """Ask a primary to take no more facts for a while; gives where it stands."""
+    async def hand_over(self, address: Address, request: HandOver) -> LogPosition:
+        """Request a hand-over from a primary; returns its position."""
 
     async def claim(self, address: Address, claim: Claim) -> None:
-        """Tell a daemon who is primary now."""
+        """Notify a daemon of the current primary."""
 
     async def describe(self, address: Address, *, trusted: bool) -> PeerStatus:
-        """Ask a daemon what it is."""
+        """Request a daemon's status."""
 
     async def digest(self, address: Address, serial: int, *, trusted: bool) -> str | None:
-        """Ask a daemon for the digest at this serial; None if it does not have it any more."""
+        """Request the digest at this serial; None if the daemon no longer has it."""
 
 
 class RoleLog(Protocol):
-    """What is asked of the log."""
+    """The part of the log that roles use."""
 
     write_barrier: Callable[[str], StorageError] | None
 
@@ -110,13 +109,13 @@ class RoleLog(Protocol):
 
 
 class IHasAddress(Protocol):
-    """What is asked of an upstream."""
+    """The part of an upstream that roles use."""
 
     where: Address
 
 
 class IFollowingReplica(Protocol):
-    """What is asked of a replica."""
+    """The part of a replica that roles use."""
 
     state: str
     why: str
@@ -129,12 +128,13 @@ class IFollowingReplica(Protocol):
     def stop(self) -> None: ...
 
     def resync(self) -> bool:
-        """Give up what only this copy has: now if that is asked, or as soon as it is."""
+        """Give up the facts that only this copy has: now if the replica stopped for them, else as soon as it
+        does."""
 
     @property
     def upstream(self) -> IHasAddress:
-        """Whom it follows."""
+        """The upstream that it follows."""
 
     @property
     def primary(self) -> Address:
-        """Where the primary at the other end is, as far as it is known."""
+        """The primary's address, as far as the upstream reported it."""

@@ -1,4 +1,4 @@
-"""Later epochs that were heard of and not verified: another daemon may have been promoted."""
+"""Reports of later epochs, not verified: another daemon may have been promoted."""
 
 from typing import Final
 
@@ -11,18 +11,18 @@ REPORTED_SECONDS: Final = 300.0
 """How long a sighting is reported."""
 
 MAX_REPORTED: Final = 20
-"""How many daemons are reported; the oldest make room."""
+"""How many daemons are reported; the oldest reports are dropped first."""
 
 
 class LaterEpochs:
-    """Daemons that know a later epoch than this primary, for its status."""
+    """The daemons that know a later epoch than this primary, for its status."""
 
     def __init__(self, clock: IClock) -> None:
         self._clock = clock
         self._seen: dict[str, tuple[float, float, str]] = {}
 
     def add(self, name: str, text: str) -> None:
-        """Report this of a daemon for a while."""
+        """Report this text for a daemon, for `REPORTED_SECONDS`."""
         self._forget()
         before = self._seen.pop(name, None)
         now = self._clock.seconds()
@@ -31,21 +31,21 @@ class LaterEpochs:
             del self._seen[next(iter(self._seen))]
 
     def add_replica(self, name: str, address: str, epoch: int, ours: int) -> str:
-        """A replica knows `epoch`, this primary is in `ours`. Returns what is reported."""
+        """Report that a replica knows `epoch` while this primary is in epoch `ours`. Returns the text."""
         at = f" at {printable(address)}" if address else ""
         text = (
             f"replica {printable(name)}{at} knows epoch {epoch}, this daemon is primary in epoch {ours}: if"
-            " another daemon was promoted, this one must not take facts; ask that replica: synrepl status"
+            " another daemon was promoted, this one must not accept facts; run synrepl status at that replica"
         )
         self.add(name, text)
         return text
 
     def clear(self) -> None:
-        """This daemon is no longer primary in the epoch that they exceeded."""
+        """Drop all reports: this daemon is no longer primary in the epoch that they exceeded."""
         self._seen.clear()
 
     def problems(self) -> list[tuple[str, float]]:
-        """What is reported, each with the time at which it began."""
+        """The reports, each with the time at which it began."""
         self._forget()
         return [(text, began) for began, _, text in self._seen.values()]
 

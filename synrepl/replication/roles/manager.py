@@ -1,4 +1,4 @@
-"""Primary, replica or fenced: what a daemon is, and how it becomes another thing."""
+"""Roles of a daemon: primary, replica or fenced, and the transitions between them."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -27,7 +27,12 @@ from synrepl.replication.roles.interfaces import (
 )
 from synrepl.replication.roles.later_epochs import LaterEpochs
 from synrepl.replication.roles.record import PromotionRecord, RoleRecord
-from synrepl.replication.roles.verification import MAX_EPOCH, ClaimVerifier, believable, checked_address
+from synrepl.replication.roles.verification import (
+    MAX_EPOCH,
+    ClaimVerifier,
+    parse_peer_address,
+    plausible_epoch,
+)
 from synrepl.wire.text import printable
 
 __all__ = ["FENCED", "HANDOVER_SECONDS", "MAX_HANDOVER_SECONDS", "PRIMARY", "REPLICA", "RoleManager"]
@@ -37,29 +42,30 @@ REPLICA: Final = "replica"
 FENCED: Final = "fenced"
 
 HANDOVER_SECONDS: Final = 15.0
-"""How long a primary that is asked to hand over takes no writes, unless it is asked again or another one
-takes over: so long nobody can write if who asked has died."""
+"""How long a primary refuses writes for one hand-over request. The candidate renews the request; if the
+candidate dies, writes are refused for this long."""
 
 MAX_HANDOVER_SECONDS: Final = 30.0
-"""The longest hand-over that can be asked for at once."""
+"""The longest hand-over that one request can ask for."""
 
-AGAIN_SECONDS: Final = 5.0
-"""After so long it is asked again; the rest is the time for beginning the epoch."""
+RENEW_SECONDS: Final = 5.0
+"""A candidate renews its hand-over request after this long. The rest of `HANDOVER_SECONDS` is for starting
+the epoch."""
 
 CATCH_UP_SECONDS: Final = 30.0
-"""How long a promotion waits for the last facts of the primary that hands over."""
+"""How long a promotion waits for the last facts of the old primary."""
 
-TELL_SECONDS: Final = 5.0
-"""How soon somebody who could not be reached is told of a new epoch again; later and later."""
+NOTIFY_RETRY_SECONDS: Final = 5.0
+"""First delay before an unreachable daemon is notified of a new epoch again; it grows with each retry."""
 
-MAX_TELL_SECONDS: Final = 60.0
+MAX_NOTIFY_RETRY_SECONDS: Final = 60.0
 
 
 MAX_KNOWN: Final = 20
 MAX_UUID: Final = 200
 
 LOG_SECONDS: Final = 60.0
-"""A refused claim is logged once in so many seconds for each reason."""
+"""A refused claim is logged at most once in this many seconds for each reason."""
 
 WAYS_OUT: Final = (
     "synrepl resync makes this daemon a replica of that one; if that one is not primary,"
@@ -69,13 +75,13 @@ WAYS_OUT: Final = (
 
 
 class RoleManager:
-    """What this daemon is.
+    """The role of this daemon, and its transitions: promotion, hand-over, fencing.
 
-    `follow` makes a replica of whoever is at an address (None: of the upstream that was configured).
-    `others` are the addresses of all daemons known here, who are told when this one becomes primary.
-    `is_leased` says whether the replica with a uuid is connected, or has a lease. `missing` gives the files
-    that are not here. `changed` is called after every change, `count_refused` with the code of each claim
-    that is refused, `count_later_epoch` for each replica that knows a later epoch.
+    `follow` makes a replica of the upstream at an address (None: the configured upstream). `known_daemons`
+    returns the addresses of all daemons known locally; they are notified when this daemon becomes primary.
+    `is_leased` tells whether the replica with a uuid is connected or has a lease. `missing_files` returns the
+    files that this daemon lacks. `on_change` is called after every change, `count_refused` with the code of
+    each refused claim, `count_later_epoch` for each replica that knows a later epoch.
     """
 
     _logger = Logger()
@@ -89,11 +95,11 @@ class RoleManager:
         has_upstream: bool,
         address: Callable[[], Address],
         follow: Callable[[Address | None], IFollowingReplica],
-        tell: IPeerClient,
-        others: Callable[[], Sequence[Address]] = lambda: (),
+        peers: IPeerClient,
+        known_daemons: Callable[[], Sequence[Address]] = lambda: (),
         is_leased: Callable[[str], bool] = lambda uuid: False,
-        missing: Callable[[int], Awaitable[Sequence[Any]]] | None = None,
-        changed: Callable[[], None] = lambda: None,
+        missing_files: Callable[[int], Awaitable[Sequence[Any]]] | None = None,
+        on_change: Callable[[], None] = lambda: None,
         count_refused: Callable[[str], None] = lambda code: None,
         count_later_epoch: Callable[[], None] = lambda: None,
     ) -> None:
@@ -102,100 +108,102 @@ class RoleManager:
         self.since = clock.seconds()
         self.replica: IFollowingReplica | None = None
         self._primary = Address()
-        self.untold: list[Address] = []
+        self.unnotified: list[Address] = []
         self._log = log
         self._clock = clock
         self._name = name
         self._has_upstream = has_upstream
         self._address = address
         self._follow = follow
-        self._tell = tell
-        self._others = others
+        self._peers = peers
+        self._known_daemons = known_daemons
         self._is_leased = is_leased
-        self._missing = missing
-        self._changed = changed
+        self._missing_files = missing_files
+        self._on_change = on_change
         self._count_refused = count_refused
         self._count_later_epoch = count_later_epoch
-        self._verifier = ClaimVerifier(log, clock, tell, is_known=self._is_known)
+        self._verifier = ClaimVerifier(log, clock, peers, is_known=self._is_known)
         self._tasks = Tasks(self._logger, "roles")
         self._inquiry = Inquiry(
-            clock, tell, self._tasks, answered=self._heard_at_start, ended=self._inquiry_ended
+            clock, peers, self._tasks, on_response=self._on_inquiry_response, on_end=self._on_inquiry_end
         )
         self._later_epochs = LaterEpochs(clock)
         self._logged: dict[str, float] = {}
         self._handover_timer: Any = None
         self._handover_to = ""
         self._budget = HandOverBudget(clock)
-        self._is_asking_to_hand_over = False
-        self._asking_about_epoch: set[bool] = set()
+        self._is_requesting_handover = False
+        self._epoch_questions: set[bool] = set()
         self._is_stopped = False
         self._is_promoting = False
         self._changing = DeferredLock()
-        self._is_telling = False
-        self._tell_seconds = TELL_SECONDS
-        self._news: Deferred[None] | None = None
+        self._is_notifying = False
+        self._retry_seconds = NOTIFY_RETRY_SECONDS
+        self._retry_waiter: Deferred[None] | None = None
 
     @property
     def primary(self) -> Address:
-        """Where the primary is, as far as that is known."""
+        """The primary's address, as far as this daemon knows it."""
         if self.role == PRIMARY:
             return self._address()
-        told = self.replica.primary if self.replica is not None else None
-        return told or self._primary
+        upstream_primary = self.replica.primary if self.replica is not None else None
+        return upstream_primary or self._primary
 
     @property
     def is_promoting(self) -> bool:
-        """Whether this daemon needs its primary to hand over, and to go on doing so."""
-        return self._is_asking_to_hand_over
+        """Whether this daemon is requesting a hand-over from its primary, and needs it to continue."""
+        return self._is_requesting_handover
 
     @property
     def problems(self) -> list[tuple[str, float]]:
-        """Signs, not verified, that another daemon is primary; each with the time at which it began."""
+        """Unverified signs that another daemon is primary, each with the time at which it began."""
         return self._later_epochs.problems() if self.role == PRIMARY else []
 
-    # -- its life ------------------------------------------------------------------------------------------
+    # -- start and stop ------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Be what the settings say, or what happened since they were written.
+        """Assume the role from the settings, or a later one that the log remembers.
 
-        A primary takes no facts before the daemons that it knows had time to say that another one is
+        A primary refuses facts until the daemons that it knows had time to report another primary
         (`started`).
         """
-        noted = self._noted()
+        record = self._record()
         epoch = self._log.epoch
-        if self._has_upstream and noted is not None and noted.role == PRIMARY:
+        if self._has_upstream and record is not None and record.role == PRIMARY:
             self._logger.warn(
                 "this daemon was promoted in epoch {epoch}, and stays primary: the upstream in its settings"
                 " is not followed",
-                epoch=noted.epoch,
+                epoch=record.epoch,
             )
-            self._be_primary()
-        elif noted is not None and noted.role == FENCED and noted.epoch >= epoch and not self._has_upstream:
-            # In the same epoch too: of two the one with the higher uuid stayed.
-            self._be_fenced(noted)
-        elif self._has_upstream or (noted is not None and noted.role == REPLICA and noted.address):
-            self._be_replica(self._moved_to())
+            self._become_primary()
+        elif (
+            record is not None and record.role == FENCED and record.epoch >= epoch and not self._has_upstream
+        ):
+            # Also in the same epoch: of two primaries the one with the higher uuid stayed primary.
+            self._become_fenced(record)
+        elif self._has_upstream or (record is not None and record.role == REPLICA and record.address):
+            self._become_replica(self._remembered_primary())
         else:
-            self._be_primary()
+            self._become_primary()
         until, _, uuid = self._log.notes.get("handover", "0").partition(" ")
         left = float(until) - self._clock.seconds()
         if self.role == PRIMARY and 0 < left <= MAX_HANDOVER_SECONDS:
-            self._seal_for(left, uuid)
-        told = [Address.parse(text) for text in noted.told] if noted is not None else []
+            self._begin_handover(left, uuid)
+        unnotified = [Address.parse(text) for text in record.told] if record is not None else []
         if self.role == PRIMARY:
-            known = self._to_tell([*told, *self._known(), *self._others()])
+            known = self._to_notify([*unnotified, *self._remembered_addresses(), *self._known_daemons()])
             if known:
-                self._logger.info("asking {count} known daemons who is primary", count=len(known))
+                self._logger.info("asking {count} known daemons which one is primary", count=len(known))
             self._inquiry.start(known)
-            self._seal_as_primary()
-        self._must_tell(self._to_tell(told))
+            self._update_write_barrier()
+        self._notify(self._to_notify(unnotified))
 
     async def started(self) -> None:
-        """Returns once the daemons that this primary knows have answered, or had time to."""
-        await self._inquiry.over()
+        """Return once the daemons that this primary knows have responded, or had time to."""
+        await self._inquiry.ended()
 
     def stop(self) -> None:
-        """Follow nobody, tell nobody."""
+        """Stop following, notifying and asking."""
         self._is_stopped = True
         self._inquiry.stop()
         self._tasks.cancel_all()
@@ -205,78 +213,78 @@ class RoleManager:
             self.replica.stop()
             self.replica = None
 
-    def _moved_to(self) -> Address | None:
-        """Where the upstream went, as far as it is remembered; None for the one in the settings."""
-        noted = self._noted()
-        known = noted is not None and noted.role != PRIMARY
-        return (Address.parse(noted.address) or None) if noted is not None and known else None
+    def _remembered_primary(self) -> Address | None:
+        """The remembered address of the primary; None for the upstream in the settings."""
+        record = self._record()
+        known = record is not None and record.role != PRIMARY
+        return (Address.parse(record.address) or None) if record is not None and known else None
 
-    def _noted(self) -> RoleRecord | None:
-        begun = self._begun()
-        if begun is not None:
-            return begun
+    def _record(self) -> RoleRecord | None:
+        unfinished = self._unfinished_promotion()
+        if unfinished is not None:
+            return unfinished
         text = self._log.notes.get("role")
         return None if text is None else msgspec.json.decode(text, type=RoleRecord)
 
-    def _begun(self) -> RoleRecord | None:
-        """What this daemon had just become when it was killed: its epoch had begun, and that was all."""
+    def _unfinished_promotion(self) -> RoleRecord | None:
+        """The promotion that a kill interrupted after its epoch began and before its record was saved."""
         text = self._log.notes.get("promoting")
         if text is None or not self._log.epoch_starts:
             return None
-        meant, epoch_start = msgspec.json.decode(text, type=PromotionRecord), self._log.epoch_starts[-1]
-        is_ours = (epoch_start.epoch, epoch_start.at_ms) == (meant.noted.epoch, meant.at_ms)
-        return meant.noted if is_ours and self._log.epoch == epoch_start.epoch else None
+        promotion, epoch_start = msgspec.json.decode(text, type=PromotionRecord), self._log.epoch_starts[-1]
+        is_ours = (epoch_start.epoch, epoch_start.at_ms) == (promotion.noted.epoch, promotion.at_ms)
+        return promotion.noted if is_ours and self._log.epoch == epoch_start.epoch else None
 
-    async def _note(self, noted: RoleRecord) -> None:
-        await self._log.note(role=msgspec.json.encode(noted).decode(), promoting=None)
+    async def _save_record(self, record: RoleRecord) -> None:
+        await self._log.note(role=msgspec.json.encode(record).decode(), promoting=None)
 
-    def _be_primary(self) -> None:
+    def _become_primary(self) -> None:
         if self.replica is not None:
             self.replica.stop()
             self.replica = None
         self.role, self.why = PRIMARY, ""
         self._later_epochs.clear()
-        self._seal_as_primary()
-        self._changed()
+        self._update_write_barrier()
+        self._on_change()
 
-    def _seal_as_primary(self) -> None:
-        """Take facts, unless somebody may be primary instead."""
+    def _update_write_barrier(self) -> None:
+        """Accept facts, unless another daemon may be primary."""
         if self.is_handing_over:
-            self._log.write_barrier = self._handing_over_refuses
+            self._log.write_barrier = self._handing_over_refusal
         else:
-            self._log.write_barrier = self._starting_refuses if self._inquiry.is_running else None
+            self._log.write_barrier = self._starting_refusal if self._inquiry.is_running else None
 
-    def _be_replica(self, where: Address | None) -> IFollowingReplica:
+    def _become_replica(self, where: Address | None) -> IFollowingReplica:
         if self.replica is not None:
             self.replica.stop()
         self.role, self.why = REPLICA, ""
         self._primary = where or Address()
-        self._log.write_barrier = self._replica_refuses
+        self._log.write_barrier = self._replica_refusal
         replica = self.replica = self._follow(where)
         if not self._is_stopped:
             replica.start()
-        self._changed()
+        self._on_change()
         return replica
 
-    def _be_fenced(self, noted: RoleRecord) -> None:
+    def _become_fenced(self, record: RoleRecord) -> None:
         if self.replica is not None:
             self.replica.stop()
             self.replica = None
         self._stop_handover_timer()
         self._budget.end()
         self.role = FENCED
-        self._primary = Address.parse(noted.address)
+        self._primary = Address.parse(record.address)
         self.since = self._clock.seconds()
-        where = str(self.primary) if self.primary else "nobody has said where"
-        self.why = f"another daemon is primary since epoch {noted.epoch}: {where}"
-        self._log.write_barrier = self._fenced_refuses
+        where = str(self.primary) if self.primary else "its address is unknown"
+        self.why = f"another daemon is primary since epoch {record.epoch}: {where}"
+        self._log.write_barrier = self._fenced_refusal
         self._logger.warn("fenced: {why}; {ways_out}", why=self.why, ways_out=WAYS_OUT)
-        self._changed()
+        self._on_change()
 
-    def refuses_passing(self, stream: str) -> ReadOnlyHere | None:
-        """Why this replica passes no facts of this stream on to its primary; None if it does.
+    def forwarding_refusal(self, stream: str) -> ReadOnlyHere | None:
+        """Return why this replica forwards no facts of this stream to its primary; None if it does.
 
-        One that has stopped does not know whose primary that is, and would never see what became of them.
+        A stopped replica may follow the wrong primary, and would never receive the facts that it forwarded.
         """
         replica = self.replica
         if replica is None or replica.state != "stopped":
@@ -284,424 +292,437 @@ class RoleManager:
         why = f"nothing was stored: this replica has stopped: {replica.why}"
         return ReadOnlyHere("stopped", why, stream=stream, moved_to=str(self.primary), retryable=False)
 
-    def refuses_file(self) -> ReadOnlyHere | None:
-        """Why no file may be brought here; None if it is kept, by a replica for its primary too."""
-        return self._fenced_refuses("files") if self.role == FENCED else self.refuses_passing("files")
+    def file_refusal(self) -> ReadOnlyHere | None:
+        """Return why this daemon accepts no file upload; None if it does. A replica forwards uploads to its
+        primary."""
+        return self._fenced_refusal("files") if self.role == FENCED else self.forwarding_refusal("files")
 
-    def _replica_refuses(self, stream: str) -> StorageError:
-        if (stopped := self.refuses_passing(stream)) is not None:
+    def _replica_refusal(self, stream: str) -> StorageError:
+        if (stopped := self.forwarding_refusal(stream)) is not None:
             return stopped
-        why = "this daemon is a replica: facts are added at the primary"
+        why = "this daemon is a replica: write to the primary"
         return ReadOnlyHere("replica", why, stream=stream, moved_to=str(self.primary))
 
-    def _fenced_refuses(self, stream: str) -> Fenced:
+    def _fenced_refusal(self, stream: str) -> Fenced:
         return Fenced(
             "fenced", f"{self.why}; {WAYS_OUT}", stream=stream, moved_to=str(self.primary), retryable=False
         )
 
-    def _starting_refuses(self, stream: str) -> StorageError:
+    def _starting_refusal(self, stream: str) -> StorageError:
         why = (
-            "this primary has just started, and asks the daemons that it knows who is primary;"
+            "this primary has just started, and asks the daemons that it knows which one is primary;"
             f" that takes {INQUIRY_SECONDS:g} seconds at most: try again"
         )
         return ReadOnlyHere("starting", why, stream=stream)
 
-    def _handing_over_refuses(self, stream: str) -> StorageError:
+    def _handing_over_refusal(self, stream: str) -> StorageError:
         return HandingOver("handing_over", "another daemon is about to become primary", stream=stream)
 
-    # -- becoming primary ----------------------------------------------------------------------------------
+    # -- promotion -----------------------------------------------------------------------------------------
 
     async def promote(self, *, force: bool = False) -> EpochStart:
         """Become primary, in a new epoch. Raises `CannotPromote`.
 
-        In order, the primary first takes no more facts, and all it has must be here, files included. With
-        `force` nobody is asked, and what is not here is left behind; it is named when the other one comes
-        back (its tail is written to a file there). With `force` a fenced daemon becomes primary as well: the
-        operator says that no other one is.
+        Without `force`, the old primary first stops accepting facts, and this daemon must have all its facts
+        and files. With `force` no daemon is asked, and facts and files that are missing here are left behind;
+        when the old primary returns, it writes its own tail to a file. With `force` a fenced daemon becomes
+        primary too: the operator asserts that there is no other primary.
         """
         if self.role == FENCED:
             return await self._promote_fenced(force=force)
         replica = self.replica
         if self.role != REPLICA or replica is None:
-            raise CannotPromote("not_a_replica", f"this daemon is {self.role}; only a replica is promoted")
+            raise CannotPromote(
+                "not_a_replica", f"this daemon is {self.role}; only a replica can be promoted"
+            )
         if self._is_promoting:
-            raise CannotPromote("promoting", "it is under way", retryable=True)
+            raise CannotPromote("promoting", "a promotion is in progress", retryable=True)
         if self._log.notes.get("filter") is not None:
             raise CannotPromote("filtered", "this copy has only some streams or writers")
         if not replica.is_whole:
-            raise CannotPromote("not_whole", "this copy was never whole", retryable=True)
+            raise CannotPromote("not_whole", "this copy was never complete", retryable=True)
         self._is_promoting = True
         try:
             old, followed = replica.primary, replica.upstream.where
             if not force:
-                await self._take_over(old)
+                await self._obtain_handover(old)
             async with self._changing:
                 if self.replica is not replica and not force:
                     raise CannotPromote("moved", "another daemon became primary", retryable=True)
                 return await self._begin_as_primary([old, followed])
         finally:
-            # Not before: the old primary ends the hand-over for a replica that is no longer being promoted.
-            self._is_promoting = self._is_asking_to_hand_over = False
+            # Only now: the old primary ends the hand-over once this replica is no longer being promoted.
+            self._is_promoting = self._is_requesting_handover = False
 
     async def _promote_fenced(self, *, force: bool) -> EpochStart:
         if not force:
             raise CannotPromote("fenced", f"{self.why}; {WAYS_OUT}")
         async with self._changing:
             if self.role != FENCED:
-                raise CannotPromote("promoting", f"this daemon is {self.role} meanwhile", retryable=True)
+                raise CannotPromote("promoting", f"this daemon has become {self.role}", retryable=True)
             return await self._begin_as_primary([self._primary])
 
     async def _begin_as_primary(self, before: Sequence[Address]) -> EpochStart:
-        # From here on nothing more of the old history is taken.
-        noted, was_fenced = self._noted(), self.role == FENCED
+        # From here on no fact of the old history is accepted.
+        record, was_fenced = self._record(), self.role == FENCED
         if self.replica is not None:
             self.replica.stop()
         self.replica = None
         try:
-            if noted is not None and not believable(noted.epoch):
-                self._logger.warn("the noted epoch {epoch} cannot be; it is ignored", epoch=noted.epoch)
+            if record is not None and not plausible_epoch(record.epoch):
+                self._logger.warn("the remembered epoch {epoch} is impossible; ignored", epoch=record.epoch)
             epoch = self._seen_epoch + 1
-            others = self._to_tell([*before, *self.untold, *self._known(), *self._others()])
-            told = tuple(map(str, others))
-            meant = RoleRecord(PRIMARY, epoch, self._log.uuid, "", told, self._knowing(others))
+            others = self._to_notify(
+                [*before, *self.unnotified, *self._remembered_addresses(), *self._known_daemons()]
+            )
+            unnotified = tuple(map(str, others))
+            knows = self._addresses_to_remember(others)
+            new_record = RoleRecord(PRIMARY, epoch, self._log.uuid, "", unnotified, knows)
             at_ms = int(self._clock.seconds() * 1000)
-            # First, or a kill between the two steps would leave an epoch that nobody is primary of.
-            promoting = msgspec.json.encode(PromotionRecord(at_ms, meant)).decode()
+            # First: a kill between the two steps would leave an epoch without a primary.
+            promoting = msgspec.json.encode(PromotionRecord(at_ms, new_record)).decode()
             await self._log.note(promoting=promoting, handover=None)
             epoch_start = await self._log.next_epoch("promoted", epoch=epoch, at_ms=at_ms)
-            await self._note(meant)
+            await self._save_record(new_record)
         except Exception:
             if not was_fenced:
-                self._be_replica(self._moved_to())
+                self._become_replica(self._remembered_primary())
             raise
         self._logger.info(
             "promoted: primary in epoch {epoch} from serial {serial}",
             epoch=epoch_start.epoch,
             serial=epoch_start.serial,
         )
-        self._be_primary()
-        self._must_tell(others)
+        self._become_primary()
+        self._notify(others)
         return epoch_start
 
-    async def _take_over(self, old: Address) -> None:
+    async def _obtain_handover(self, old: Address) -> None:
         if not old:
             raise CannotPromote(
                 "upstream_away",
-                "where the primary is is not known; say force to do without it",
+                "the primary's address is unknown; say force to promote without it",
                 retryable=True,
             )
         until = self._clock.seconds() + CATCH_UP_SECONDS
-        self._is_asking_to_hand_over = True
+        self._is_requesting_handover = True
         try:
-            while not await self._has_all_of(old, until):
+            while not await self._has_caught_up(old, until):
                 pass
         except ReplicationError as error:
-            # The primary checks that this daemon has given up.
-            self._is_asking_to_hand_over = False
-            # Not to keep it waiting for nothing; it may have heard also what it could not answer.
+            # The primary checks that this daemon no longer promotes.
+            self._is_requesting_handover = False
+            # End the hand-over: the primary may have received the request even if its response was lost.
             with suppress(ReplicationError):
-                await self._ask_to_hand_over(old, 0)
+                await self._request_handover(old, 0)
             if isinstance(error, CannotPromote):
                 raise
             raise CannotPromote(
-                "upstream_away", f"the primary cannot be asked: {error}; say force to do without it"
+                "upstream_away", f"cannot reach the primary: {error}; say force to promote without it"
             ) from error
 
-    async def _ask_to_hand_over(self, old: Address, seconds: float) -> LogPosition:
-        asked = HandOver(seconds=seconds, uuid=self._log.uuid, address=str(self._address()))
-        return await self._tell.hand_over(old, asked)
+    async def _request_handover(self, old: Address, seconds: float) -> LogPosition:
+        request = HandOver(seconds=seconds, uuid=self._log.uuid, address=str(self._address()))
+        return await self._peers.hand_over(old, request)
 
-    async def _has_all_of(self, old: Address, until: float) -> bool:
-        """Whether all that the old primary has is here, and it waits long enough for that to stay so; if not,
-        it is to be asked again."""
-        asked = self._clock.seconds()
-        position = await self._ask_to_hand_over(old, HANDOVER_SECONDS)
+    async def _has_caught_up(self, old: Address, until: float) -> bool:
+        """Whether this log equals the old primary's, which refuses facts long enough for that to stay true.
+
+        If not, the hand-over request must be renewed.
+        """
+        requested_at = self._clock.seconds()
+        position = await self._request_handover(old, HANDOVER_SECONDS)
         while self._log.position != position:
             now = self._clock.seconds()
             if now >= until:
-                why = f"the primary stands at serial {position.serial}, this copy at {self._log.serial}"
+                why = f"the primary is at serial {position.serial}, this copy at {self._log.serial}"
                 raise CannotPromote("behind", why, retryable=True)
-            if now - asked >= AGAIN_SECONDS:
+            if now - requested_at >= RENEW_SECONDS:
                 return False
             await deferLater(self._clock, 0.05)  # type: ignore[arg-type]
-        missing = [] if self._missing is None else await self._missing(self._log.serial)
+        missing = [] if self._missing_files is None else await self._missing_files(self._log.serial)
         if missing:
-            why = f"{len(missing)} files are not here; say force to leave them behind"
+            why = f"{len(missing)} files are missing here; say force to leave them behind"
             raise CannotPromote("files_missing", why, missing=missing)
         now = self._clock.seconds()
         if now >= until:
-            raise CannotPromote("behind", "it took too long to look for the files", retryable=True)
-        # It may have begun anew meanwhile, and taken facts: that it hands over is not written down.
-        return await self._ask_to_hand_over(old, HANDOVER_SECONDS) == self._log.position
+            raise CannotPromote("behind", "checking the files took too long", retryable=True)
+        # The old primary may have restarted and accepted facts: it may not have saved the hand-over.
+        return await self._request_handover(old, HANDOVER_SECONDS) == self._log.position
 
-    async def _tell_all(self) -> None:
-        """Tell everybody who is primary now, until each has heard it."""
-        while self.untold and (claim := self._claim()) is not None:
-            # One of which only half of the address was known may have come meanwhile, and said the other.
-            self.untold = self._to_tell_of(self.untold)
-            for address in list(self.untold):
+    async def _notify_all(self) -> None:
+        """Notify all peers of the current primary; retry until each has acknowledged it."""
+        while self.unnotified and (claim := self._current_claim()) is not None:
+            # A peer of which only half of the address was known may have connected and sent the other half.
+            self.unnotified = self._with_known_http(self.unnotified)
+            for address in list(self.unnotified):
                 try:
-                    await self._tell.claim(address, claim)
+                    await self._peers.claim(address, claim)
                 except ReplicationError as error:
                     code = getattr(error, "code", "")
                     if code == "other_history" or (code == "superseded" and self.role != PRIMARY):
-                        # It holds another log by now, so that it cannot be primary of this one; or it knows
-                        # a later primary than this daemon does.
-                        self._forget_untold(address)
+                        # The peer has another log by now, and cannot be primary of this one; or it knows a
+                        # later primary than this daemon does.
+                        self._remove_unnotified(address)
                     self._logger.info(
-                        "{address} is not told of epoch {epoch} yet: {why}",
+                        "cannot notify {address} of epoch {epoch} yet: {why}; will retry",
                         address=str(address),
                         epoch=claim.epoch,
                         why=str(error),
                     )
                     if code == "superseded" and self.role == PRIMARY:
-                        await self._ask_who_superseded(address, str(error))
+                        await self._ask_superseding_peer(address, str(error))
                 else:
-                    if claim == self._claim():
-                        self._forget_untold(address)
-            left = tuple(map(str, self.untold))
-            noted = self._noted() or RoleRecord(PRIMARY, claim.epoch, claim.uuid)
+                    if claim == self._current_claim():
+                        self._remove_unnotified(address)
+            left = tuple(map(str, self.unnotified))
+            record = self._record() or RoleRecord(PRIMARY, claim.epoch, claim.uuid)
             try:
-                await self._note(msgspec.structs.replace(noted, told=left))
+                await self._save_record(msgspec.structs.replace(record, told=left))
             except StorageError as error:
-                # After a restart those are told again who were told already.
-                self._logger.warn("who was told is not written down: {why}", why=str(error))
-            self._changed()
-            if self.untold:
-                await self._pause_telling()
+                # After a restart peers that were notified are notified again.
+                self._logger.warn("cannot save which peers were notified: {why}", why=str(error))
+            self._on_change()
+            if self.unnotified:
+                await self._wait_before_retry()
 
-    async def _pause_telling(self) -> None:
-        """Wait until it is time to tell again, or until there is news."""
-        waiter = self._news = Deferred()
-        timer = self._clock.callLater(self._tell_seconds, waiter.callback, None)
-        self._tell_seconds = min(self._tell_seconds * 1.5, MAX_TELL_SECONDS)
+    async def _wait_before_retry(self) -> None:
+        """Wait for the retry delay, or until there is a new claim to send."""
+        waiter = self._retry_waiter = Deferred()
+        timer = self._clock.callLater(self._retry_seconds, waiter.callback, None)
+        self._retry_seconds = min(self._retry_seconds * 1.5, MAX_NOTIFY_RETRY_SECONDS)
         try:
             await waiter
         finally:
-            self._news = None
+            self._retry_waiter = None
             if timer.active():
                 timer.cancel()
 
-    def _forget_untold(self, address: Address) -> None:
-        if address in self.untold:
-            self.untold.remove(address)
+    def _remove_unnotified(self, address: Address) -> None:
+        if address in self.unnotified:
+            self.unnotified.remove(address)
 
-    def _claim(self) -> Claim | None:
-        """Who is primary, as far as it is known; None if nobody can be told where."""
+    def _current_claim(self) -> Claim | None:
+        """The claim of the primary that this daemon knows; None if its address is unknown."""
         if self.role == PRIMARY:
             epoch, uuid, address = self._log.epoch, self._log.uuid, str(self._address())
-        elif (noted := self._noted()) is not None and noted.role != PRIMARY and noted.uuid and noted.address:
-            epoch, uuid, address = noted.epoch, noted.uuid, noted.address
+        elif (
+            (record := self._record()) is not None
+            and record.role != PRIMARY
+            and record.uuid
+            and record.address
+        ):
+            epoch, uuid, address = record.epoch, record.uuid, record.address
         else:
             return None
         return Claim(epoch=epoch, uuid=uuid, address=address, history=self._log.history, name=self._name)
 
-    def _to_tell(self, others: Sequence[Address], *, primary: Address | None = None) -> list[Address]:
-        """These, but for this daemon and the primary, which know."""
+    def _to_notify(self, others: Sequence[Address], *, primary: Address | None = None) -> list[Address]:
+        """These addresses, without this daemon's and the primary's."""
         known = [self._address(), *([primary] if primary is not None else [])]
-        fresh = dict.fromkeys(self._whole(address, others) for address in others if address)
+        fresh = dict.fromkeys(self._with_http(address, others) for address in others if address)
         return [address for address in fresh if not any(address.is_same(one) for one in known)]
 
     @staticmethod
-    def _whole(address: Address, known: Sequence[Address]) -> Address:
-        """The address with its HTTP part, if that of the same daemon is among those known: daemons are told
+    def _with_http(address: Address, known: Sequence[Address]) -> Address:
+        """The address with its HTTP part, if that of the same daemon is among those known: claims are sent
         over HTTP."""
         if address.http:
             return address
         same = (one for one in known if one.http and one.native == address.native)
         return next(same, address)
 
-    def _to_tell_of(self, others: Sequence[Address]) -> list[Address]:
-        """These, each as it is known here by now."""
-        known = [*others, *self._known(), *self._others()]
-        return list(dict.fromkeys(self._whole(address, known) for address in others))
+    def _with_known_http(self, others: Sequence[Address]) -> list[Address]:
+        """These addresses, each with the HTTP part that is known by now."""
+        known = [*others, *self._remembered_addresses(), *self._known_daemons()]
+        return list(dict.fromkeys(self._with_http(address, known) for address in others))
 
-    def _known(self) -> list[Address]:
-        noted = self._noted()
-        return [] if noted is None else [Address.parse(text) for text in noted.knows]
+    def _remembered_addresses(self) -> list[Address]:
+        record = self._record()
+        return [] if record is None else [Address.parse(text) for text in record.knows]
 
-    def _knowing(self, others: Sequence[Address]) -> tuple[str, ...]:
-        """Everybody ever known, the newest first, within reason."""
-        return tuple(map(str, self._to_tell([*others, *self._known()])))[:MAX_KNOWN]
+    def _addresses_to_remember(self, others: Sequence[Address]) -> tuple[str, ...]:
+        """All addresses ever known, newest first, at most `MAX_KNOWN`."""
+        return tuple(map(str, self._to_notify([*others, *self._remembered_addresses()])))[:MAX_KNOWN]
 
-    def _must_tell(self, others: Sequence[Address]) -> None:
-        self.untold = list(others)
-        self._tell_seconds = TELL_SECONDS
-        if self._news is not None and not self._news.called:
-            # What it waits with is old news by now.
-            self._news.callback(None)
-        if self.untold and not self._is_telling:
-            self._is_telling = True
-            self._tasks.start(self._tell_all(), "telling of the new epoch").addBoth(self._told)
+    def _notify(self, others: Sequence[Address]) -> None:
+        self.unnotified = list(others)
+        self._retry_seconds = NOTIFY_RETRY_SECONDS
+        if self._retry_waiter is not None and not self._retry_waiter.called:
+            # The claim that waits for its retry is outdated.
+            self._retry_waiter.callback(None)
+        if self.unnotified and not self._is_notifying:
+            self._is_notifying = True
+            self._tasks.start(self._notify_all(), "notifying of the new epoch").addBoth(self._on_notify_end)
 
-    def _told(self, _: object) -> None:
-        self._is_telling = False
+    def _on_notify_end(self, _: object) -> None:
+        self._is_notifying = False
 
-    # -- hearing of another primary ------------------------------------------------------------------------
+    # -- requests and claims of peers ----------------------------------------------------------------------
 
-    def hand_over(self, asked: HandOver, *, trusted: bool = False) -> "Deferred[LogPosition]":
-        """A replica is about to become primary: take no facts for a while, and say where this daemon stands
-        once all that was taken is kept.
+    def hand_over(self, request: HandOver, *, trusted: bool = False) -> "Deferred[LogPosition]":
+        """Refuse facts for a while, as a replica is about to become primary; fires with this log's position
+        once all accepted facts are durable.
 
-        Unless the peer that asks is `trusted`, the replica itself must answer that it is being promoted.
+        Unless the requesting peer is `trusted`, the replica itself must confirm that it is being promoted.
         Raises `CannotPromote` and `ClaimRefused`.
         """
-        return Deferred.fromCoroutine(self._hand_over(asked, trusted=trusted))
+        return Deferred.fromCoroutine(self._hand_over(request, trusted=trusted))
 
-    async def _hand_over(self, asked: HandOver, *, trusted: bool) -> LogPosition:
-        self._check_hand_over(asked)
-        if not trusted and (asked.seconds > 0 or self.is_handing_over):
-            await self._verify_hand_over(asked)
-            self._check_hand_over(asked)
-        if asked.seconds > 0:
+    async def _hand_over(self, request: HandOver, *, trusted: bool) -> LogPosition:
+        self._check_hand_over(request)
+        if not trusted and (request.seconds > 0 or self.is_handing_over):
+            await self._verify_hand_over(request)
+            self._check_hand_over(request)
+        if request.seconds > 0:
             if not trusted:
-                self._budget.extend(asked.seconds)
-            self._seal_for(asked.seconds, asked.uuid)
-            # A restart is no reason to take facts: the other one may have begun its epoch already.
-            await self._log.note(handover=f"{self._clock.seconds() + asked.seconds:.3f} {asked.uuid}")
+                self._budget.extend(request.seconds)
+            self._begin_handover(request.seconds, request.uuid)
+            # Saved, as after a restart facts stay refused: the candidate may have started its epoch.
+            await self._log.note(handover=f"{self._clock.seconds() + request.seconds:.3f} {request.uuid}")
         elif self.is_handing_over:
-            self._handed_over()
+            self._end_handover()
             await self._log.note(handover=None)
         await self._log.flush()
         return self._log.position
 
-    def _check_hand_over(self, asked: HandOver) -> None:
+    def _check_hand_over(self, request: HandOver) -> None:
         if self.role != PRIMARY:
             raise CannotPromote("not_primary", f"this daemon is {self.role}")
-        if self.is_handing_over and self._handover_to and asked.uuid and self._handover_to != asked.uuid:
+        if self.is_handing_over and self._handover_to and request.uuid and self._handover_to != request.uuid:
             why = f"this daemon hands over to {printable(self._handover_to)} already"
             raise CannotPromote("handing_over", why, retryable=True)
 
-    async def _verify_hand_over(self, asked: HandOver) -> None:
-        """Raises `ClaimRefused` unless one of our replicas says that it is being promoted, or, if this is to
-        end the hand-over, that it is not."""
-        address = checked_address(asked.address)
-        if not asked.uuid or not address:
-            raise ClaimRefused("bad_request", "a hand-over names the uuid and the address of the replica")
-        told = await self._verifier.describe(address, trusted=False)
-        where = printable(asked.address)
-        if told.uuid != asked.uuid:
-            why = f"{where} is the daemon {printable(told.uuid)}, not {printable(asked.uuid)}"
-        elif told.role != REPLICA:
-            why = f"{where} is {printable(told.role)}, not a replica"
-        elif told.promoting != (asked.seconds > 0):
-            why = f"{where} is {'still' if told.promoting else 'not'} being promoted"
-        elif self._is_leased(asked.uuid) or await self._holds(told.position):
+    async def _verify_hand_over(self, request: HandOver) -> None:
+        """Raise `ClaimRefused` unless one of our replicas confirms that it is being promoted (or, to end the
+        hand-over, that it is not)."""
+        address = parse_peer_address(request.address)
+        if not request.uuid or not address:
+            raise ClaimRefused("bad_request", "a hand-over needs the uuid and the address of the replica")
+        status = await self._verifier.describe(address, trusted=False)
+        where = printable(request.address)
+        if status.uuid != request.uuid:
+            why = f"{where} is the daemon {printable(status.uuid)}, not {printable(request.uuid)}"
+        elif status.role != REPLICA:
+            why = f"{where} is {printable(status.role)}, not a replica"
+        elif status.promoting != (request.seconds > 0):
+            why = f"{where} is {'still' if status.promoting else 'not'} being promoted"
+        elif self._is_leased(request.uuid) or await self._is_in_this_log(status.position):
             return
         else:
-            # A replica of a replica has no lease here.
-            raise ClaimRefused("unknown_replica", f"{where} holds no copy of this log")
+            # A replica of a replica has no lease at this daemon.
+            raise ClaimRefused("unknown_replica", f"{where} has no copy of this log")
         raise ClaimRefused("not_verified", why, retryable=True)
 
-    async def _holds(self, position: LogPosition) -> bool:
-        """Whether a daemon that stands there has a copy of this log."""
+    async def _is_in_this_log(self, position: LogPosition) -> bool:
+        """Whether a daemon at this position has a copy of this log."""
         mine = self._log.position
-        here = mine.digest if position.serial == mine.serial else await self._log.digest_at(position.serial)
-        return position.epoch <= mine.epoch and here is not None and here == position.digest
+        digest = mine.digest if position.serial == mine.serial else await self._log.digest_at(position.serial)
+        return position.epoch <= mine.epoch and digest is not None and digest == position.digest
 
-    def _seal_for(self, seconds: float, uuid: str) -> None:
+    def _begin_handover(self, seconds: float, uuid: str) -> None:
         self._handover_to = uuid
         self._stop_handover_timer()
-        self._handover_timer = self._clock.callLater(seconds, self._handed_over)
-        self._seal_as_primary()
-        self._changed()
+        self._handover_timer = self._clock.callLater(seconds, self._end_handover)
+        self._update_write_barrier()
+        self._on_change()
 
     def _stop_handover_timer(self) -> None:
         if self._handover_timer is not None and self._handover_timer.active():
             self._handover_timer.cancel()
 
-    def _handed_over(self) -> None:
+    def _end_handover(self) -> None:
         self._stop_handover_timer()
         self._budget.end()
         if self.role == PRIMARY:
-            self._logger.warn("nobody took over; facts are taken again")
-            self._seal_as_primary()
-            self._changed()
+            self._logger.warn("hand-over ended: no daemon took over; this primary accepts facts again")
+            self._update_write_barrier()
+            self._on_change()
 
     @property
     def is_handing_over(self) -> bool:
-        """Whether facts are refused since another daemon may take over."""
+        """Whether this primary refuses facts because another daemon may take over."""
         timer = self._handover_timer
         return self.role == PRIMARY and timer is not None and bool(timer.active())
 
-    async def heard(self, claim: Claim, *, trusted: bool = False) -> None:
-        """A peer says who is primary. A lower epoch means nothing; of two in the same epoch the one with the
-        higher uuid stays.
+    async def on_claim(self, claim: Claim, *, trusted: bool = False) -> None:
+        """Handle a peer's claim that a daemon is primary. A lower epoch changes nothing; of two primaries in
+        the same epoch the one with the higher uuid stays.
 
         `trusted` says that the peer proved a key that may administer. Raises `ClaimRefused` if the claim does
         not count.
         """
         try:
-            await self._hear(claim, trusted=trusted)
+            await self._check_claim(claim, trusted=trusted)
         except ClaimRefused as error:
-            self._refused(claim, error)
+            self._report_refused(claim, error)
             raise
 
-    async def _hear(self, claim: Claim, *, trusted: bool) -> None:
+    async def _check_claim(self, claim: Claim, *, trusted: bool) -> None:
         if not claim.history:
-            raise ClaimRefused("bad_request", "a claim names the history of its log")
+            raise ClaimRefused("bad_request", "a claim needs the history of its log")
         if not (0 < len(claim.uuid) <= MAX_UUID and claim.uuid.isprintable()):
             raise ClaimRefused("bad_request", f"a uuid has 1 to {MAX_UUID} printable characters")
         if claim.uuid == self._log.uuid:
             return
         if claim.history != self._log.history:
             if self.replica is not None and not self.replica.is_whole:
-                # The claimant asks again: this may be a copy of that history by then.
-                raise ClaimRefused("not_whole", "there is no whole copy here yet", retryable=True)
-            why = f"the claim is about the log {printable(claim.history)}, this daemon has another"
+                # The claimant retries: this log may be a copy of that history by then.
+                raise ClaimRefused("not_whole", "this daemon has no complete copy yet", retryable=True)
+            why = f"the claim is about the log {printable(claim.history)}, this daemon has another log"
             raise ClaimRefused("other_history", why)
-        if not believable(claim.epoch):
-            raise ClaimRefused("epoch_too_far", "an epoch is a number from 1 to 2**53")
-        address = checked_address(claim.address)
+        if not plausible_epoch(claim.epoch):
+            raise ClaimRefused("epoch_too_far", "an epoch must be from 1 to 2**53")
+        address = parse_peer_address(claim.address)
         is_far = claim.epoch > self._seen_epoch + 1
         is_known = self._is_leased(claim.uuid) or self._is_known(address)
         if is_far or not (trusted and is_known):
-            claim = await self._verified(claim, address, trusted=trusted, is_far=is_far)
-        # A daemon of this deployment that proved its key is believed unasked: an old primary must be fenced
-        # also where it cannot reach the new one, as behind a NAT.
+            claim = await self._verify_claim(claim, address, trusted=trusted, is_far=is_far)
+        # A claim of a known daemon that proved its key counts without verification: an old primary must be
+        # fenced even if it cannot reach the new one (NAT).
         async with self._changing:
-            await self._judge(claim)
+            await self._apply_claim(claim)
 
-    async def _verified(self, claim: Claim, address: Address, *, trusted: bool, is_far: bool) -> Claim:
-        """The claim, as the daemon that it names confirms it."""
+    async def _verify_claim(self, claim: Claim, address: Address, *, trusted: bool, is_far: bool) -> Claim:
+        """Return the claim as the claimed primary confirms it."""
         if not address:
-            why = "the claim does not say where the primary is, so that it cannot be asked"
+            why = "cannot verify the claim: it has no address of the primary"
             raise ClaimRefused("not_verified", why, retryable=True)
-        told = await self._verifier.verify(
+        status = await self._verifier.verify(
             address, trusted=trusted, epoch=claim.epoch, uuid=claim.uuid, is_far=is_far
         )
-        return msgspec.structs.replace(claim, epoch=told.position.epoch)
+        return msgspec.structs.replace(claim, epoch=status.position.epoch)
 
     @property
     def _seen_epoch(self) -> int:
-        """The highest epoch that was seen here and can be."""
-        noted = self._noted()
-        return max(self._log.epoch, 0 if noted is None else believable(noted.epoch))
+        """The highest plausible epoch that this daemon has seen."""
+        record = self._record()
+        return max(self._log.epoch, 0 if record is None else plausible_epoch(record.epoch))
 
     def _is_known(self, address: Address) -> bool:
-        """Whether this is the address of a daemon of this deployment, as far as it is known here."""
-        # By the part that is asked: the other one may be true, and this one a stranger's.
-        known = [*self._known(), *self.untold, self.primary, *self._others()]
+        """Whether this is the address of a daemon of this deployment, as far as this daemon knows."""
+        # Compare the part that would be connected to: in a forged address the other part may be genuine.
+        known = [*self._remembered_addresses(), *self.unnotified, self.primary, *self._known_daemons()]
         if address.http:
             return any(address.http == one.http for one in known)
         return bool(address) and any(address.native == one.native for one in known)
 
-    def _refused(self, claim: Claim, error: ClaimRefused) -> None:
+    def _report_refused(self, claim: Claim, error: ClaimRefused) -> None:
         self._count_refused(error.code)
         if error.code == "digest_differs" and self.role == PRIMARY:
             self._later_epochs.add(claim.uuid, f"two daemons are primary: {error}")
-        self._warn_seldom(error.code, f"a claim is refused: {error.code}: {error}")
+        self._warn_rate_limited(error.code, f"claim refused: {error.code}: {error}")
 
-    def _warn_seldom(self, reason: str, text: str) -> None:
-        """Log this, once a minute for each reason: strangers can cause it at will."""
+    def _warn_rate_limited(self, reason: str, text: str) -> None:
+        """Log this at most once a minute for each reason: unauthenticated peers can cause it at will."""
         now = self._clock.seconds()
         if now - self._logged.get(reason, -LOG_SECONDS) >= LOG_SECONDS:
             self._logged[reason] = now
             self._logger.warn("{text}", text=text)
 
-    async def _judge(self, claim: Claim) -> None:
-        before = self._noted()
-        if before is not None and not believable(before.epoch):
+    async def _apply_claim(self, claim: Claim) -> None:
+        before = self._record()
+        if before is not None and not plausible_epoch(before.epoch):
             before = msgspec.structs.replace(before, epoch=0, uuid="")
         mine = (self._log.epoch, self._log.uuid if self.role == PRIMARY else "")
         if self.role != PRIMARY and before is not None and before.role != PRIMARY:
@@ -709,53 +730,48 @@ class RoleManager:
         if claim.uuid == self._log.uuid:
             return
         if (claim.epoch, claim.uuid) < mine:
-            await self._answer(claim)
+            await self._contest_claim(claim)
             if self.role != PRIMARY:
-                why = (
-                    f"this daemon is {self.role}; the primary it knows is {self.primary}, of epoch {mine[0]}"
-                )
+                why = f"this daemon is {self.role}; its primary is {self.primary}, of epoch {mine[0]}"
                 raise ClaimRefused("superseded", why, retryable=True)
             return
-        # Whoever was primary before, as far as this daemon knew, may be out of reach of the new one.
+        # The new primary may not reach the previous ones that this daemon knows: notify them too.
         followed = [] if self.replica is None else [self.replica.upstream.where]
-        known = [*self.untold, self.primary, *followed, *self._known()]
-        others = self._to_tell(known, primary=Address.parse(claim.address))
-        told, knows = tuple(map(str, others)), self._knowing([*others, Address.parse(claim.address)])
-        noted = RoleRecord(FENCED, claim.epoch, claim.uuid, claim.address, told, knows)
+        known = [*self.unnotified, self.primary, *followed, *self._remembered_addresses()]
+        others = self._to_notify(known, primary=Address.parse(claim.address))
+        unnotified = tuple(map(str, others))
+        knows = self._addresses_to_remember([*others, Address.parse(claim.address)])
+        record = RoleRecord(FENCED, claim.epoch, claim.uuid, claim.address, unnotified, knows)
         if self.role == REPLICA:
             where = Address.parse(claim.address)
             if where and where != self.primary:
                 self._logger.info(
                     "the primary is {where} since epoch {epoch}", where=str(where), epoch=claim.epoch
                 )
-                await self._note(msgspec.structs.replace(noted, role=REPLICA))
-                self._be_replica(where)
-                self._must_tell(others)
+                await self._save_record(msgspec.structs.replace(record, role=REPLICA))
+                self._become_replica(where)
+                self._notify(others)
             return
         if (
             self.role == FENCED
             and before is not None
-            and (before.epoch, before.uuid)
-            >= (
-                claim.epoch,
-                claim.uuid,
-            )
+            and (before.epoch, before.uuid) >= (claim.epoch, claim.uuid)
         ):
             if not before.address and claim.address:
-                await self._note(noted)
-                self._be_fenced(noted)
+                await self._save_record(record)
+                self._become_fenced(record)
             return
-        # Sealed first: not one more fact may be taken while this is written down.
-        self._be_fenced(noted)
-        await self._note(noted)
-        self._must_tell(others)
+        # Fence first: no fact may be accepted while the record is being saved.
+        self._become_fenced(record)
+        await self._save_record(record)
+        self._notify(others)
 
-    async def _answer(self, claim: Claim) -> None:
-        """Another daemon takes itself for primary: it is told of the one that is, until it has heard it."""
-        where, ours = Address.parse(claim.address), self._claim()
+    async def _contest_claim(self, claim: Claim) -> None:
+        """Notify the claimant of the real primary, until it acknowledges that."""
+        where, ours = Address.parse(claim.address), self._current_claim()
         if (
             not where
-            or where in self.untold
+            or where in self.unnotified
             or ours is None
             or (ours.epoch, ours.uuid) < (claim.epoch, claim.uuid)
         ):
@@ -766,116 +782,119 @@ class RoleManager:
             epoch=claim.epoch,
             primary=ours.address,
         )
-        # Written down first: the other one takes a claim that was heard for one that holds.
-        others = [*self.untold, where]
-        noted = self._noted() or RoleRecord(PRIMARY, self._log.epoch, self._log.uuid)
-        await self._note(msgspec.structs.replace(noted, told=tuple(map(str, others))))
-        self._must_tell(others)
+        # Saved first: the claimant treats a claim without an objection as accepted.
+        others = [*self.unnotified, where]
+        record = self._record() or RoleRecord(PRIMARY, self._log.epoch, self._log.uuid)
+        await self._save_record(msgspec.structs.replace(record, told=tuple(map(str, others))))
+        self._notify(others)
 
-    def heard_epoch(self, epoch: int, name: str, address: str, trusted: bool = False) -> None:
-        """A replica that asked to be served knows a later epoch, and names its own address.
+    def on_higher_epoch(self, epoch: int, name: str, address: str, trusted: bool = False) -> None:
+        """Handle a replica that knows a later epoch, and gives its own address.
 
-        That proves nothing: it is reported, and the replica is asked who is primary. It is shown our secret
-        only if it is `trusted`: if it proved a key that may administer.
+        That proves nothing: it is reported, and the replica is asked for the primary. The replica is shown
+        this daemon's secret only if it is `trusted`: it proved a key that may administer.
         """
         if self.role != PRIMARY or epoch <= self._log.epoch:
             return
         self._count_later_epoch()
         if epoch > MAX_EPOCH:
             return
-        self._warn_seldom(
+        self._warn_rate_limited(
             "later_epoch", self._later_epochs.add_replica(name, address, epoch, self._log.epoch)
         )
         with suppress(ClaimRefused):
-            self._ask_about_epoch(checked_address(address), trusted=trusted)
+            self._start_epoch_question(parse_peer_address(address), trusted=trusted)
 
-    async def _ask_who_superseded(self, address: Address, why: str) -> None:
-        """A daemon that was told of this primary knows a later one: ask it which, then ask that one."""
-        text = f"two daemons are primary: {address} refuses this one: {why}; ask it: synrepl status"
+    async def _ask_superseding_peer(self, address: Address, why: str) -> None:
+        """Ask a daemon that knows a later primary for its address, then ask that primary."""
+        text = f"two daemons are primary: {address} refuses this one: {why}; run synrepl status there"
         self._later_epochs.add(str(address), text)
-        self._warn_seldom("superseded", text)
-        await self._ask_who_is_primary(address, trusted=True, may_name_strangers=False)
+        self._warn_rate_limited("superseded", text)
+        await self._ask_for_primary(address, trusted=True, may_name_strangers=False)
 
-    def _ask_about_epoch(self, address: Address, *, trusted: bool) -> None:
-        """Ask one replica that is known here, and one that is not, at a time."""
+    def _start_epoch_question(self, address: Address, *, trusted: bool) -> None:
+        """Ask a replica for the primary: one known replica and one unknown replica at a time."""
         is_known = self._is_known(address)
-        if address and is_known not in self._asking_about_epoch:
-            self._asking_about_epoch.add(is_known)
-            asking = self._tasks.start(
-                self._ask_who_is_primary(address, trusted=trusted), "asking who is primary"
+        if address and is_known not in self._epoch_questions:
+            self._epoch_questions.add(is_known)
+            question = self._tasks.start(
+                self._ask_for_primary(address, trusted=trusted), "asking for the primary"
             )
-            asking.addBoth(lambda _: self._asking_about_epoch.discard(is_known))
+            question.addBoth(lambda _: self._epoch_questions.discard(is_known))
 
-    async def _ask_who_is_primary(
+    async def _ask_for_primary(
         self, address: Address, *, trusted: bool, may_name_strangers: bool = True
     ) -> None:
-        """Ask a replica where the primary is, then that daemon whether it is; fence this one if so.
+        """Ask a replica for the primary's address, then ask that daemon whether it is primary; if so, fence
+        this one.
 
-        Unless it `may_name_strangers`, an address that is not known here is not shown our secret.
+        Unless it `may_name_strangers`, an address unknown to this daemon is not shown the secret.
         """
         claim = Claim(epoch=0, uuid="", address="", history=self._log.history)
         try:
-            told = await self._verifier.describe(address, trusted=trusted)
-            where = address if told.role == PRIMARY else checked_address(told.primary)
+            status = await self._verifier.describe(address, trusted=trusted)
+            where = address if status.role == PRIMARY else parse_peer_address(status.primary)
             if not where or where.is_same(self._address()):
                 return
-            claim = msgspec.structs.replace(claim, uuid=told.uuid if told.role == PRIMARY else "")
+            claim = msgspec.structs.replace(claim, uuid=status.uuid if status.role == PRIMARY else "")
             trusted = trusted and (may_name_strangers or self._is_known(where))
-            told = await self._verifier.verify(where, trusted=trusted)
+            status = await self._verifier.verify(where, trusted=trusted)
         except ClaimRefused as error:
-            self._refused(claim, error)
+            self._report_refused(claim, error)
             return
-        claim = Claim(epoch=told.position.epoch, uuid=told.uuid, address=str(where), history=told.history)
+        claim = Claim(
+            epoch=status.position.epoch, uuid=status.uuid, address=str(where), history=status.history
+        )
         async with self._changing:
             if self.role == PRIMARY and (claim.epoch, claim.uuid) > (self._log.epoch, self._log.uuid):
-                await self._judge(claim)
+                await self._apply_claim(claim)
 
-    async def _heard_at_start(self, address: Address, told: PeerStatus) -> None:
-        """A daemon that this primary knows says what it is. If it knows a later epoch, its primary is asked,
-        as after a claim."""
+    async def _on_inquiry_response(self, address: Address, status: PeerStatus) -> None:
+        """Handle the status of a known daemon. If it knows a later epoch, ask its primary, as after a
+        claim."""
         ours = self._log.epoch
         if (
-            told.history != self._log.history
-            or believable(told.position.epoch) <= ours
+            status.history != self._log.history
+            or plausible_epoch(status.position.epoch) <= ours
             or self.role != PRIMARY
         ):
             return
-        text = self._later_epochs.add_replica(told.uuid, str(address), told.position.epoch, ours)
-        self._warn_seldom("later_epoch", text)
-        await self._ask_who_is_primary(address, trusted=True, may_name_strangers=False)
+        text = self._later_epochs.add_replica(status.uuid, str(address), status.position.epoch, ours)
+        self._warn_rate_limited("later_epoch", text)
+        await self._ask_for_primary(address, trusted=True, may_name_strangers=False)
 
-    def _inquiry_ended(self) -> None:
+    def _on_inquiry_end(self) -> None:
         if self.role == PRIMARY:
-            self._seal_as_primary()
-            self._changed()
+            self._update_write_barrier()
+            self._on_change()
 
-    def moved(self, address: str) -> None:
-        """An upstream says that the primary is elsewhere."""
+    def on_primary_moved(self, address: str) -> None:
+        """Follow the primary to this address, which an upstream sent."""
         where = Address.parse(address)
         if self.role == REPLICA and where and not where.is_same(self._address()):
-            self._tasks.start(self._move(where), "following the primary")
+            self._tasks.start(self._follow_primary(where), "following the primary")
 
-    async def _move(self, where: Address) -> None:
+    async def _follow_primary(self, where: Address) -> None:
         await deferLater(self._clock, 0)  # type: ignore[arg-type]
         replica = self.replica
         if self.role == REPLICA and replica is not None and not where.is_same(replica.upstream.where):
-            self._logger.info("the upstream says that the primary is {where}", where=str(where))
-            self._be_replica(where)
+            self._logger.info("the upstream reports that the primary is {where}", where=str(where))
+            self._become_replica(where)
 
     async def resync(self) -> bool:
-        """An operator gives up what only this copy has. A fenced daemon becomes a replica of the primary that
-        it knows. False if there is nothing to give up."""
+        """Give up the facts that only this copy has, on an operator's request. A fenced daemon becomes a
+        replica of the primary that it knows. False if there is nothing to give up."""
         if self.role == FENCED:
-            noted = self._noted()
+            record = self._record()
             where = self.primary
             if not where and not self._has_upstream:
                 raise CannotPromote(
-                    "primary_unknown", "nobody has said where the primary is; start again with --upstream"
+                    "primary_unknown", "the primary's address is unknown; restart with --upstream"
                 )
-            # What was taken before it was fenced is among what only this copy has.
+            # Facts accepted before the fencing may exist only in this copy.
             await self._log.flush()
-            if noted is not None:
-                await self._note(msgspec.structs.replace(noted, role=REPLICA))
-            self._be_replica(where or None).resync()
+            if record is not None:
+                await self._save_record(msgspec.structs.replace(record, role=REPLICA))
+            self._become_replica(where or None).resync()
             return True
         return self.replica.resync() if self.replica is not None else False

@@ -1,4 +1,4 @@
-"""What a daemon remembers of its role through a restart."""
+"""A daemon's role as it is stored through a restart."""
 
 import msgspec
 
@@ -6,8 +6,8 @@ __all__ = ["RoleRecord", "PromotionRecord"]
 
 
 class RoleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is remembered through a restart: the role, who is primary in which epoch, who must still be `told`
-    so, and everybody whom this daemon `knows`."""
+    """The role, the primary and its epoch, the addresses still to be notified of it (`told`) and all known
+    addresses (`knows`)."""
 
     role: str
     epoch: int
@@ -18,7 +18,7 @@ class RoleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PromotionRecord(msgspec.Struct, frozen=True):
-    """An epoch that is about to begin, when, and what is to be remembered then."""
+    """An epoch that is about to begin, its time, and the role record to save then."""
 
     at_ms: int
     noted: RoleRecord

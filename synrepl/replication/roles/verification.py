@@ -1,4 +1,4 @@
-"""Verification of claims: whether the daemon at an address is the primary that somebody says it is."""
+"""Verification of claims: is the daemon at an address the primary that a peer claims it is?"""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
@@ -16,35 +16,35 @@ from synrepl.replication.roles.interfaces import IPeerClient, PeerStatus, RoleLo
 from synrepl.wire.peer_names import MAX_ADDRESS
 from synrepl.wire.text import printable
 
-__all__ = ["MAX_EPOCH", "ClaimVerifier", "believable", "checked_address", "common_serial"]
+__all__ = ["MAX_EPOCH", "ClaimVerifier", "common_serial", "parse_peer_address", "plausible_epoch"]
 
 T = TypeVar("T")
 
 MAX_EPOCH: Final = 2**53
-"""A daemon counts promotions: no honest epoch comes near it."""
+"""The largest plausible epoch: a daemon counts promotions."""
 
 VERIFY_SECONDS: Final = 5.0
-"""How long one verification may take."""
+"""Timeout of one verification."""
 
 MAX_QUEUED: Final = 8
-"""How many verifications may wait or be under way; more are refused as busy."""
+"""How many verifications may wait or run; more are refused as busy."""
 
 REST_SECONDS: Final = 0.5
-"""How long no other unknown address is asked after one that failed, so that nobody scans ports through us."""
+"""Pause after a failed verification of an unknown address, so that claims cannot be used to scan ports."""
 
 
-def believable(epoch: int) -> int:
-    """This epoch, or 0 if no daemon can have reached it."""
+def plausible_epoch(epoch: int) -> int:
+    """Return this epoch, or 0 if no daemon can have reached it."""
     return epoch if 1 <= epoch <= MAX_EPOCH else 0
 
 
-def checked_address(text: str) -> Address:
-    """The address that a peer gave.
+def parse_peer_address(text: str) -> Address:
+    """Return the address that a peer sent.
 
-    Raises `ClaimRefused` unless it is short, printable, and its URL, if any, is one of HTTP.
+    Raises `ClaimRefused` unless it is short and printable, and its URL, if any, is an HTTP URL.
     """
     if len(text) > MAX_ADDRESS:
-        raise ClaimRefused("bad_request", f"an address has {MAX_ADDRESS} characters at most")
+        raise ClaimRefused("bad_request", f"an address may have at most {MAX_ADDRESS} characters")
     address = Address.parse(text)
     if not text.isprintable() or not (address.http == "" or _is_http(address.http)):
         raise ClaimRefused("bad_request", f"{printable(text)} is not an address of a daemon")
@@ -64,8 +64,8 @@ def _is_http(url: str) -> bool:
 def common_serial(
     ours: Sequence[EpochStart], upto: int, theirs: Sequence[EpochStart], their_upto: int
 ) -> int:
-    """The last serial that two histories share, as far as their turns tell. One ends at `upto`, the other at
-    `their_upto`."""
+    """Return the last serial that two histories share, as far as their epoch starts show. One ends at `upto`,
+    the other at `their_upto`."""
     shared = 0
     for one, other in zip(ours, theirs, strict=False):
         if one != other:
@@ -76,17 +76,17 @@ def common_serial(
 
 
 class ClaimVerifier:
-    """Asks the daemon at an address what it is, and compares its history with that of `log`.
+    """Requests the status of the daemon at an address, and compares its history with `log`.
 
-    One address is asked at a time, within `VERIFY_SECONDS`. Addresses that `is_known` have a queue of their
-    own, so that strangers cannot hold up a daemon of this deployment.
+    Addresses are asked one at a time, each within `VERIFY_SECONDS`. Known addresses (`is_known`) have a queue
+    of their own, so that unknown peers cannot delay daemons of this deployment.
     """
 
     def __init__(
-        self, log: RoleLog, clock: IClock, tell: IPeerClient, *, is_known: Callable[[Address], bool]
+        self, log: RoleLog, clock: IClock, peers: IPeerClient, *, is_known: Callable[[Address], bool]
     ) -> None:
         self._log = log
-        self._tell = tell
+        self._peers = peers
         self._is_known = is_known
         self._known = _Queue(clock, rest_seconds=0)
         self._unknown = _Queue(clock, rest_seconds=REST_SECONDS)
@@ -96,30 +96,30 @@ class ClaimVerifier:
         self._unknown.stop()
 
     async def describe(self, address: Address, *, trusted: bool) -> PeerStatus:
-        """What the daemon there says of itself. Raises `ClaimRefused`."""
+        """Return the status of the daemon there. Raises `ClaimRefused`."""
         return await self._queue(address).run(address, lambda: self._describe(address, trusted=trusted))
 
     async def verify(
         self, address: Address, *, trusted: bool, epoch: int = 0, uuid: str = "", is_far: bool = False
     ) -> PeerStatus:
-        """What the daemon there says of itself, if it is primary of our history in `epoch` or a later one.
+        """Return the status of the daemon there, if it is primary of this history in `epoch` or a later one.
 
         It must have this `uuid`, unless that is empty. `is_far` says that the epoch is more than one step
-        beyond all that were seen here. Raises `ClaimRefused`.
+        beyond all that this daemon has seen. Raises `ClaimRefused`.
         """
 
         async def work() -> PeerStatus:
-            told = await self._describe(address, trusted=trusted)
+            status = await self._describe(address, trusted=trusted)
             where = printable(str(address))
-            if uuid and told.uuid != uuid:
-                raise _unverified(f"{where} is the daemon {printable(told.uuid)}, not {printable(uuid)}")
-            if told.role != "primary":
-                raise _unverified(f"{where} is {printable(told.role)}, not primary")
-            if told.position.epoch < epoch:
-                why = f"{where} is in epoch {told.position.epoch}, not {epoch}"
+            if uuid and status.uuid != uuid:
+                raise _unverified(f"{where} is the daemon {printable(status.uuid)}, not {printable(uuid)}")
+            if status.role != "primary":
+                raise _unverified(f"{where} is {printable(status.role)}, not primary")
+            if status.position.epoch < epoch:
+                why = f"{where} is in epoch {status.position.epoch}, not {epoch}"
                 raise ClaimRefused("epoch_too_far", why) if is_far else _unverified(why)
-            await self._compare(address, told, trusted=trusted)
-            return told
+            await self._compare_histories(address, status, trusted=trusted)
+            return status
 
         return await self._queue(address).run(address, work)
 
@@ -127,46 +127,47 @@ class ClaimVerifier:
         return self._known if self._is_known(address) else self._unknown
 
     async def _describe(self, address: Address, *, trusted: bool) -> PeerStatus:
-        told = await self._tell.describe(address, trusted=trusted)
+        status = await self._peers.describe(address, trusted=trusted)
         where = printable(str(address))
-        if told.history != self._log.history:
+        if status.history != self._log.history:
             raise ClaimRefused(
-                "other_history", f"{where} holds another log, {printable(told.history)}, than this daemon"
+                "other_history", f"{where} has another log, {printable(status.history)}, than this daemon"
             )
-        if not believable(told.position.epoch):
-            raise ClaimRefused("epoch_too_far", f"{where} is in an epoch that cannot be")
-        return told
+        if not plausible_epoch(status.position.epoch):
+            raise ClaimRefused("epoch_too_far", f"{where} reports an impossible epoch")
+        return status
 
-    async def _compare(self, address: Address, told: PeerStatus, *, trusted: bool) -> None:
-        """Raises `ClaimRefused` if both histories differ where they should be one, as far as it is known."""
-        where, position, ours = printable(str(address)), told.position, self._log.position
-        if position.epoch != (told.epoch_starts[-1].epoch if told.epoch_starts else 1):
-            raise _unverified(f"{where} does not tell where epoch {position.epoch} began")
-        if not _is_coherent(told):
-            raise _unverified(f"what {where} tells of its epochs does not fit the end of its log")
-        serial = common_serial(self._log.epoch_starts, ours.serial, told.epoch_starts, position.serial)
-        known = {epoch_start.serial: epoch_start.digest for epoch_start in told.epoch_starts} | {
+    async def _compare_histories(self, address: Address, status: PeerStatus, *, trusted: bool) -> None:
+        """Raise `ClaimRefused` if both histories differ where they should be equal, as far as that is
+        known."""
+        where, position, ours = printable(str(address)), status.position, self._log.position
+        if position.epoch != (status.epoch_starts[-1].epoch if status.epoch_starts else 1):
+            raise _unverified(f"{where} does not report the start of epoch {position.epoch}")
+        if not _is_coherent(status):
+            raise _unverified(f"the epochs that {where} reports do not fit the end of its log")
+        serial = common_serial(self._log.epoch_starts, ours.serial, status.epoch_starts, position.serial)
+        known = {epoch_start.serial: epoch_start.digest for epoch_start in status.epoch_starts} | {
             position.serial: position.digest,
             0: EMPTY,
         }
         theirs = known.get(serial)
-        if theirs is None and serial >= told.trimmed_upto:
-            theirs = await self._tell.digest(address, serial, trusted=trusted)
-        here = ours.digest if serial == ours.serial else await self._log.digest_at(serial)
-        if here is not None and theirs is not None and here != theirs:
+        if theirs is None and serial >= status.trimmed_upto:
+            theirs = await self._peers.digest(address, serial, trusted=trusted)
+        digest = ours.digest if serial == ours.serial else await self._log.digest_at(serial)
+        if digest is not None and theirs is not None and digest != theirs:
             raise ClaimRefused(
                 "digest_differs",
-                f"{where} has another fact at serial {serial} than this daemon; nothing is changed",
+                f"{where} has another fact at serial {serial} than this daemon; nothing was changed",
             )
 
 
-def _is_coherent(told: PeerStatus) -> bool:
-    """Whether no epoch began behind the end of the log, or there with another digest."""
-    position = told.position
+def _is_coherent(status: PeerStatus) -> bool:
+    """Whether each epoch began within the log, or at its end with the same digest."""
+    position = status.position
     return position.serial >= 0 and all(
         0 <= epoch_start.serial < position.serial
         or (epoch_start.serial, epoch_start.digest) == (position.serial, position.digest)
-        for epoch_start in told.epoch_starts
+        for epoch_start in status.epoch_starts
     )
 
 
@@ -175,7 +176,7 @@ def _unverified(why: str) -> ClaimRefused:
 
 
 class _Queue:
-    """Verifications that wait for each other. After one that failed the next waits `rest_seconds`."""
+    """Runs verifications one at a time, and pauses for `rest_seconds` after a failed one."""
 
     def __init__(self, clock: IClock, *, rest_seconds: float) -> None:
         self._clock: Any = clock
@@ -213,12 +214,12 @@ class _Queue:
         self._lock.release()
 
     async def _within(self, address: Address, work: Callable[[], Awaitable[T]]) -> T:
-        asked: Deferred[T] = Deferred.fromCoroutine(work())  # type: ignore[arg-type]
+        response: Deferred[T] = Deferred.fromCoroutine(work())  # type: ignore[arg-type]
         try:
-            return await asked.addTimeout(VERIFY_SECONDS, self._clock)
+            return await response.addTimeout(VERIFY_SECONDS, self._clock)
         except TimedOut:
             where = printable(str(address))
-            raise _unverified(f"{where} has not answered within {VERIFY_SECONDS:g} seconds") from None
+            raise _unverified(f"{where} did not respond within {VERIFY_SECONDS:g} seconds") from None
         except ClaimRefused:
             raise
         except ReplicationError as error:

@@ -76,7 +76,7 @@ class AdminRoutes:
     async def claim(self, request: Any) -> bytes:
         """``POST /v1/claim``: another daemon says that it is primary, and since which epoch."""
         try:
-            await self._roles.heard(read_said(Claim, request, MAX_BODY), trusted=_is_trusted(request))
+            await self._roles.on_claim(read_said(Claim, request, MAX_BODY), trusted=_is_trusted(request))
         except ClaimRefused as error:
             raise _refused(error) from error
         return jsontext.dumps({"role": self._roles.role, "primary": str(self._roles.primary)})

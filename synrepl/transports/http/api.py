@@ -166,7 +166,7 @@ class Api:
             from synrepl.transports.http.batch_append import append_all
 
             if self._relaying is not None and self._relaying.is_active:
-                if self._roles is not None and (stopped := self._roles.refuses_passing("")) is not None:
+                if self._roles is not None and (stopped := self._roles.forwarding_refusal("")) is not None:
                     raise stopped
                 why = "this is a replica: post these to the primary, or each stream by itself"
                 raise ApiError(409, "not_primary", why)
