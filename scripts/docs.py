@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 from scripts.lib.museum import cases  # noqa: E402  # after the path
 from synrepl.cli.errors import EXIT_CODES  # noqa: E402
 from synrepl.cli.main import main as synrepl_command  # noqa: E402
-from synrepl.config import table_for_the_manual  # noqa: E402
+from synrepl.config import render_table  # noqa: E402
 from synrepl.ports.metrics import Metrics  # noqa: E402
 from synrepl.streams.stream import Stream  # noqa: E402
 from synrepl.streams.table import StreamTable  # noqa: E402
@@ -219,7 +219,7 @@ def settings() -> str:
             "",
             SETTINGS,
             "",
-            table_for_the_manual().rstrip(),
+            render_table().rstrip(),
         ]
     )
 

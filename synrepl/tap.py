@@ -15,7 +15,7 @@ from twisted.python import usage
 from twisted.python.logfile import BaseLogFile
 from zope.interface import implementer
 
-from synrepl.config import Settings, settings, suggestion
+from synrepl.config import Settings, settings, suggest
 from synrepl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -200,4 +200,4 @@ def _with_nearest(message: str) -> str:
     given = next((word.lstrip("-") for word in words if word.startswith("--")), "")
     if "not recognized" not in message or not given:
         return message
-    return message + suggestion(given, [one.flag for one in settings() if one.kind != "file"])
+    return message + suggest(given, [one.flag for one in settings() if one.kind != "file"])

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from synrepl import http_client
-from synrepl.config import suggestion
+from synrepl.config import suggest
 from synrepl.errors import ConfigError
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.text import printable, printable_values
@@ -80,7 +80,7 @@ class _DialectType(click.ParamType[Dialect]):
         try:
             return Dialect.parse(value)
         except ConfigError as error:
-            self.fail(f"{error}{suggestion(value, ('legacy', 'middle', 'current'))}", param, ctx)
+            self.fail(f"{error}{suggest(value, ('legacy', 'middle', 'current'))}", param, ctx)
 
 
 def dialect_option(*, default: str | None, help: str) -> Callable[[Command], Command]:

@@ -1,12 +1,13 @@
-"""Everything an operator can choose, declared once.
+"""Settings of the daemon, each declared once.
 
-Flags, keys of the file, help and the manual's table derive from it. The order is default, file, flag: a later
-one wins. What makes no sense is a `ConfigError` of one line that says which setting, and what would.
+Flags, file keys, help and the manual's table derive from the declaration. A flag overrides the file, the file
+overrides the default. An invalid setting raises a one-line `ConfigError` that names the setting and a valid
+value.
 """
 
 from synrepl.config.setting import Setting
-from synrepl.config.settings import Settings, settings, table_for_the_manual
-from synrepl.config.suggestion import suggestion
+from synrepl.config.settings import Settings, render_table, settings
+from synrepl.config.suggestion import suggest
 from synrepl.config.validation import is_loopback
 
-__all__ = ["Setting", "Settings", "is_loopback", "settings", "suggestion", "table_for_the_manual"]
+__all__ = ["Setting", "Settings", "is_loopback", "render_table", "settings", "suggest"]

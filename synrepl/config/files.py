@@ -1,11 +1,11 @@
-"""What is read from files: settings, and secrets."""
+"""Readers of the configuration file, the secret file and the keys file."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from synrepl import http_client
-from synrepl.config.suggestion import suggestion
+from synrepl.config.suggestion import suggest
 from synrepl.errors import ConfigError
 from synrepl.ports.access import ALL_RIGHTS, Key, Right
 
@@ -13,12 +13,12 @@ __all__ = ["read_file", "read_keys", "read_secret"]
 
 
 CERTIFICATE: Final = "certificate"
-"""In place of a secret: the peer proves itself by a TLS certificate with its name."""
+"""Stands in place of a secret: the peer authenticates by a TLS certificate with its name."""
 
 
 def read_file(path: Path, known: Sequence[str]) -> dict[str, Any]:
-    """What a YAML file sets. Unknown keys are refused, with the nearest known one."""
-    import yaml  # here, for it is large, and who has no file does not need it
+    """Read the settings of a YAML file. Raises `ConfigError`, also for an unknown key."""
+    import yaml  # Imported late: large, and needed only with a file.
 
     try:
         found = yaml.safe_load(path.read_bytes())
@@ -39,28 +39,29 @@ def read_file(path: Path, known: Sequence[str]) -> dict[str, Any]:
     for key in found:
         if key not in known:
             raise ConfigError(
-                f"{path}: there is no setting {key}{suggestion(str(key).replace('-', '_'), known)}"
+                f"{path}: there is no setting {key}{suggest(str(key).replace('-', '_'), known)}"
             )
     return found
 
 
 def read_secret(path: Path, warnings: list[str]) -> str:
+    """Read the shared secret. Raises `ConfigError`; warns if every user can read the file."""
     secret = http_client.read_secret(path)
     _warn_if_public(path, warnings)
     return secret
 
 
 def read_keys(path: Path, warnings: list[str]) -> tuple[Key, ...]:
-    """The keys of a file with a line ``name secret [rights [streams]]`` for each peer. Raises `ConfigError`.
+    """Read a file with a line ``name secret [rights [streams]]`` for each peer. Raises `ConfigError`.
 
-    No message shows what stands in a line: it may be a secret.
+    No message quotes a line: any word of it may be a secret.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read the keys file {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"the keys file {path} is not text") from error
+        raise ConfigError(f"the keys file {path} is not UTF-8 text") from error
     _warn_if_public(path, warnings)
     keys: dict[str, Key] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -69,14 +70,14 @@ def read_keys(path: Path, warnings: list[str]) -> tuple[Key, ...]:
             continue
         where = f"{path}, line {number}"
         if not 2 <= len(words) <= 4:
-            raise ConfigError(f"{where}: expected a name, a secret, and perhaps rights and streams")
+            raise ConfigError(f"{where}: expected a name, a secret, and optionally rights and streams")
         name, secret, rights, streams = [*words, "", ""][:4]
         if name in keys:
-            raise ConfigError(f"{where}: a second key for the same name")
+            raise ConfigError(f"{where}: this name already has a key; remove one of them")
         if not (name.isprintable() and secret.isascii() and secret.isprintable()):
-            raise ConfigError(f"{where}: a name and a secret are made of plain characters")
+            raise ConfigError(f"{where}: a name must be printable, and a secret printable ASCII")
         if any(secret == one.secret != CERTIFICATE for one in keys.values()):
-            raise ConfigError(f"{where}: another key has the same secret; each needs its own")
+            raise ConfigError(f"{where}: another key has the same secret; give each peer its own")
         keys[name] = Key(
             name=name,
             secret=None if secret == CERTIFICATE else secret,
@@ -95,7 +96,7 @@ def _rights(text: str, where: str) -> frozenset[Right]:
     for word in text.split(","):
         if word not in list(Right):
             known = ", ".join(Right)
-            raise ConfigError(f"{where}: the third word is all, or rights with commas between: {known}")
+            raise ConfigError(f"{where}: the third word must be all, or comma-separated rights of: {known}")
         found.add(Right(word))
     if Right.REPLICATE in found:
         found.add(Right.READ)
@@ -107,10 +108,10 @@ def _streams(text: str, where: str) -> frozenset[str] | None:
         return None
     names = text.split(",")
     if not all(names):
-        raise ConfigError(f"{where}: the fourth word is names of streams with commas between")
+        raise ConfigError(f"{where}: the fourth word must be comma-separated names of streams")
     return frozenset(names)
 
 
 def _warn_if_public(path: Path, warnings: list[str]) -> None:
     if path.stat().st_mode & 0o004:
-        warnings.append(f"everyone on this machine can read the secret file {path}; say chmod 600 {path}")
+        warnings.append(f"every user of this machine can read the secret file {path}; run chmod 600 {path}")

@@ -1,4 +1,4 @@
-"""How a setting is declared: once, and flags, keys of the file, help and the manual derive from it."""
+"""Declaration of a setting. Flags, file keys, help and the manual derive from it."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,23 +9,23 @@ __all__ = ["Setting", "setting"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One line of `Settings`: `parse` takes the text of a flag as well as the value in a file."""
+    """A setting of `Settings`. `parse` accepts the text of a flag and the value of a file."""
 
     name: str
     default: Any
     help: str
     parse: Callable[[Any], Any]
     metavar: str
-    kind: str  # "value", "switch", "list" (a flag that may be repeated) or "file" (not a flag at all)
+    kind: str  # "value", "switch", "list" (a repeatable flag) or "file" (a file key without a flag)
 
     @property
     def flag(self) -> str:
-        """The name on the command line, without its dashes."""
+        """The name on the command line, without leading dashes."""
         return self.name.replace("_", "-")
 
     @property
     def default_text(self) -> str:
-        """The default, for people."""
+        """The default as shown in help."""
         if self.default in (None, {}, ()):
             return "none"
         if isinstance(self.default, tuple):
@@ -38,7 +38,7 @@ class Setting:
 def setting(
     default: Any, help: str, *, parse: Callable[[Any], Any], metavar: str = "TEXT", kind: str = "value"
 ) -> Any:
-    """Declares a line of `Settings`. The default is written as it would be in the file."""
+    """Declare a field of `Settings`. The default is written as in the file."""
     return dataclasses.field(
         metadata={
             "setting": {"default": default, "help": help, "parse": parse, "metavar": metavar, "kind": kind}

@@ -1,4 +1,4 @@
-"""Everything an operator can choose, declared once."""
+"""The settings of a daemon, each declared once."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ import msgspec
 from synrepl.config import values
 from synrepl.config.files import read_file, read_keys, read_secret
 from synrepl.config.setting import Setting, setting
-from synrepl.config.suggestion import suggestion
-from synrepl.config.validation import check
+from synrepl.config.suggestion import suggest
+from synrepl.config.validation import validate
 from synrepl.errors import ConfigError
 from synrepl.ports.access import Key, Keyring
 from synrepl.transports.credentials import Credentials
@@ -23,55 +23,61 @@ if TYPE_CHECKING:
     from synrepl.storage.tables.layout import TableStream
     from synrepl.transports.redis.address import RedisAddress
 
-__all__ = ["Settings", "settings", "table_for_the_manual"]
+__all__ = ["Settings", "render_table", "settings"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything an operator can choose, in the order in which the manual lists it."""
+    """The settings of a daemon, in the order of the manual."""
 
     server_name: str = setting(
         "localhost",
-        "The server_name of the homeserver; followers check it.",
+        "The server_name of the homeserver, which followers check.",
         parse=values.word,
         metavar="NAME",
     )
-    instance_name: str = setting("master", "The name of this writer.", parse=values.word, metavar="NAME")
+    instance_name: str = setting(
+        "master",
+        "The instance name of this writer.",
+        parse=values.word,
+        metavar="NAME",
+    )
     listen: tuple[str, ...] = setting(
         ("tcp:9092:interface=127.0.0.1",),
-        "Where followers connect: a Twisted server endpoint string. May be repeated.",
+        "The replication listener for followers, as a Twisted server endpoint string. May be repeated.",
         parse=values.endpoints,
         metavar="ENDPOINT",
         kind="list",
     )
     http: str = setting(
         "tcp:9093:interface=127.0.0.1",
-        "Where the HTTP API, the status page and the metrics are.",
+        "The listener of the HTTP API, the status page and the metrics, as a Twisted server endpoint string.",
         parse=values.endpoint,
         metavar="ENDPOINT",
     )
     database: str = setting(
         "sqlite:synrepl.db",
-        "Where the log is kept: sqlite:relative.db, sqlite:/absolute/path.db or postgresql://user@host/database.",
+        "The database of the log: sqlite:relative.db, sqlite:/absolute/path.db or postgresql://user@host/database.",
         parse=values.database,
         metavar="URL",
     )
     redis: "RedisAddress | None" = setting(  # noqa: RUF009  # gives a field
         None,
-        "The Redis of the deployment, whose channel is followed: redis://host:6379, rediss://host,"
-        " redis+unix:///path or redis+sentinel://host1,host2/service; ?password_file=, ?ca_file= ...",
+        "The Redis of the deployment, whose replication channel this daemon follows: redis://host:6379,"
+        " rediss://host, redis+unix:///path or redis+sentinel://host1,host2/service. Options follow in the"
+        " query: ?password_file=, ?ca_file= ...",
         parse=values.redis,
         metavar="URL",
     )
     redis_writes: "tuple[StreamWrite, ...]" = setting(  # noqa: RUF009  # gives a field
         (),
-        "The streams that this process writes on Redis, with commas between, or all. None: it only listens.",
+        "The streams that this daemon publishes to Redis: comma-separated, or all. None: it only subscribes.",
         parse=values.redis_writes,
         metavar="STREAMS",
     )
     follow: tuple[str, ...] = setting(
         (),
-        "A server of replication to take streams from, as a worker does: a Twisted client endpoint string."
+        "A replication server to follow, as a worker does, as a Twisted client endpoint string."
         " May be repeated.",
         parse=values.client_endpoints,
         metavar="ENDPOINT",
@@ -79,183 +85,194 @@ class Settings:
     )
     upstream: str | None = setting(
         None,
-        "Makes this daemon a replica: http://host:9093 (all over HTTP) or a Twisted client endpoint string"
-        " such as tcp:host:9092 (native).",
+        "Makes this daemon a replica of the daemon at this address: http://host:9093 (all over HTTP) or"
+        " a Twisted client endpoint string such as tcp:host:9092 (native).",
         parse=values.upstream,
         metavar="URL",
     )
     snapshot: str | None = setting(
         None,
-        "A folder, or an URI, with a snapshot (synrepl pipeline compact): a log that is empty begins with it."
-        " A replica goes on from there; a primary begins a new epoch.",
+        "A directory or URI with a snapshot (synrepl pipeline compact) that an empty log is loaded from."
+        " A replica then follows its upstream from that position; a primary begins a new epoch.",
         parse=values.maybe_text,
         metavar="DIR",
     )
     upstream_streams: tuple[str, ...] | None = setting(
         None,
-        "The streams that a replica takes, with commas between. None: all.",
+        "The streams that a replica copies, comma-separated. None: all.",
         parse=values.names,
         metavar="STREAMS",
     )
     upstream_writers: tuple[str, ...] | None = setting(
         None,
-        "The writers whose facts a replica takes, with commas between. None: all.",
+        "The writers whose facts a replica copies, comma-separated. None: all.",
         parse=values.names,
         metavar="WRITERS",
     )
     replica_name: str | None = setting(
         None,
-        "What a replica is called at its upstream; unless set, its instance name and the start of its uuid.",
+        "The name under which a replica registers at its upstream. None: its instance name and the start of"
+        " its uuid.",
         parse=values.maybe_word,
         metavar="NAME",
     )
     anonymous: bool = setting(
         False,
-        "A replica that is not registered: the log is kept for it for an hour only.",
+        "Do not register this replica: its upstream retains the log for it for an hour only.",
         parse=values.switch,
         kind="switch",
     )
     resync_on_fork: bool = setting(
         False,
-        "A replica whose history has parted from its upstream's joins again by itself; what only it had is"
+        "After a fork, let this replica join its upstream again by itself. The facts that only it has are"
         " written to a file first.",
         parse=values.switch,
         kind="switch",
     )
     stale_seconds: float = setting(
         60,
-        "A replica that had everything longer ago than this is stale: not ready (/readyz).",
+        "A replica that was last up to date longer ago than this is stale, hence not ready (/readyz).",
         parse=values.positive,
         metavar="SECONDS",
     )
     refuse_stale_reads: bool = setting(
         False,
-        "A replica that is not ready answers reads with 503 and Retry-After.",
+        "Let a replica that is not ready answer reads with 503 and Retry-After.",
         parse=values.switch,
         kind="switch",
     )
     advertise: str | None = setting(
         None,
-        "The host name by which replicas and other daemons reach this one; unless set, where it listens.",
+        "The host name that other daemons connect to this one by. None: that of its listeners.",
         parse=values.maybe_word,
         metavar="HOST",
     )
     heartbeat_seconds: float = setting(
-        1, "How often replicas hear that all is well.", parse=values.positive, metavar="SECONDS"
+        1, "The time between two heartbeats to replicas.", parse=values.positive, metavar="SECONDS"
     )
     max_file_bytes: int = setting(
-        16 * 1024 * values.MIB, "The largest file by checksum.", parse=values.size, metavar="BYTES"
+        16 * 1024 * values.MIB, "The size limit of a file by checksum.", parse=values.size, metavar="BYTES"
     )
     files: Path | None = setting(  # noqa: RUF009  # gives a field
         None,
-        "The directory for files by checksum; unless set, the path of the database with .files behind it.",
+        "The directory for files by checksum. None: the path of the database with .files appended.",
         parse=values.file_name,
         metavar="DIR",
     )
     fetch_files: str = setting(
         "eager",
-        "When a replica fetches files: eager, or lazy (when somebody wants one).",
+        "When a replica fetches a file: eager (at once) or lazy (when a client requests it).",
         parse=values.fetching,
         metavar="RULE",
     )
     lease_seconds: float | None = setting(
         None,
-        "How long a reader who has gone keeps the log from being trimmed;"
-        " unless set, an hour for anonymous readers and 7 days for registered ones.",
+        "How long the lease of a disconnected reader keeps the log from being trimmed."
+        " None: an hour for anonymous readers, 7 days for registered ones.",
         parse=values.maybe_positive,
         metavar="SECONDS",
     )
     lease_bytes: int = setting(
-        1024 * values.MIB, "How much of the log a reader may hold back.", parse=values.size, metavar="BYTES"
+        1024 * values.MIB,
+        "How much of the log a lease may retain.",
+        parse=values.size,
+        metavar="BYTES",
     )
     retain_seconds: float = setting(
         604_800,
-        "How long the log is kept although nobody needs it.",
+        "How long the log retains facts that no lease needs.",
         parse=values.positive,
         metavar="SECONDS",
     )
     secret_file: Path | None = setting(  # noqa: RUF009  # gives a field
         None,
-        "A file with the shared secret, asked for and sent as Authorization: Bearer on HTTP.",
+        "A file with the shared secret: required of clients and sent to other daemons, over HTTP as"
+        " Authorization: Bearer.",
         parse=values.file_name,
         metavar="PATH",
     )
     keys_file: Path | None = setting(  # noqa: RUF009  # gives a field
         None,
-        "A file with a line `name secret [rights [streams]]` for each peer that has a key of its own; the"
-        " others show the shared secret. Rights: read, write, replicate, administer.",
+        "A file with a line `name secret [rights [streams]]` for each peer with a key of its own. Other peers"
+        " use the shared secret. Rights: read, write, replicate, administer.",
         parse=values.file_name,
         metavar="PATH",
     )
     ca_file: Path | None = setting(  # noqa: RUF009  # gives a field
         None,
-        "Certificates, in PEM, of the CAs that https:// peers must be signed by; unless set, those of the"
+        "A PEM file with the CA certificates that https:// peers are verified against. None: those of the"
         " system.",
         parse=values.file_name,
         metavar="PATH",
     )
     certificate_file: Path | None = setting(  # noqa: RUF009  # gives a field
         None,
-        "A certificate, in PEM, to show to https:// peers that want one.",
+        "A PEM file with the client certificate for https:// peers that require one.",
         parse=values.file_name,
         metavar="PATH",
     )
     private_key_file: Path | None = setting(  # noqa: RUF009  # gives a field
-        None, "The key of that certificate, in PEM.", parse=values.file_name, metavar="PATH"
+        None, "A PEM file with the private key of that certificate.", parse=values.file_name, metavar="PATH"
     )
     allowed_hosts: tuple[str, ...] | None = setting(
         None,
-        "Names with dots under which clients reach the HTTP API, with commas between; needed only without any"
-        " secret: requests for other names are refused (DNS rebinding).",
+        "Host names with dots that HTTP clients use for this daemon, comma-separated. Needed only without a"
+        " secret: requests for other host names are refused, against DNS rebinding.",
         parse=values.names,
         metavar="NAMES",
     )
     instance_map: Mapping[str, str] = setting(
         MappingProxyType({}),
-        "Where to pull missed rows of writers that are not us: instance name to HTTP address, as a URL, or as"
-        " `host`, `port` and `tls`, as Synapse has it. The daemon's own name is ignored.",
+        "The HTTP addresses to fetch the missing rows of other writers from, by instance name: each a URL, or"
+        " `host`, `port` and `tls` as in Synapse. The daemon's own name is ignored.",
         parse=values.instance_map,
         metavar="TABLE",
         kind="file",
     )
     table_streams: "tuple[TableStream, ...]" = setting(  # noqa: RUF009  # gives a field
         (),
-        "Streams whose facts are rows of the homeserver's tables: a list of `stream`, `table`, `row` ...",
+        "The streams whose facts are rows of the homeserver's tables: a list of `stream`, `table`, `row` ...",
         parse=values.tables,
         metavar="LIST",
         kind="file",
     )
     tables_database: str | None = setting(
         None,
-        "The database that has these tables, if it is not the one of the log.",
+        "The database with these tables. None: the database of the log.",
         parse=values.maybe_database,
         metavar="URL",
     )
     dialect: Dialect | None = setting(  # noqa: RUF009  # gives a field
         "auto",
-        "How connections speak: auto, legacy, middle, current, native (replicas only) or a release."
-        " Auto cannot tell middle from current.",
+        "The dialect of connections: auto, legacy, middle, current, native (replicas only) or a release."
+        " auto cannot tell middle from current.",
         parse=values.dialect,
         metavar="DIALECT",
     )
     insecure: bool = setting(
-        False, "Listen beyond loopback without any guard.", parse=values.switch, kind="switch"
+        False, "Allow listeners beyond loopback without authentication.", parse=values.switch, kind="switch"
     )
     ping_seconds: float = setting(
-        5, "How often a quiet connection says PING.", parse=values.positive, metavar="SECONDS"
+        5,
+        "The time after which an idle connection sends PING.",
+        parse=values.positive,
+        metavar="SECONDS",
     )
     timeout_seconds: float = setting(
-        25, "How long a peer may be silent.", parse=values.positive, metavar="SECONDS"
+        25,
+        "The time after which a silent connection is closed.",
+        parse=values.positive,
+        metavar="SECONDS",
     )
     reader_bytes: int = setting(
         8 * values.MIB,
-        "How many bytes of the newest facts followers share in memory;"
-        " who is further behind reads from the log.",
+        "The buffer of the newest facts that followers share in memory."
+        " Followers further behind read from the log.",
         parse=values.size,
         metavar="BYTES",
     )
     max_body_bytes: int = setting(
-        64 * values.MIB, "The longest body of an HTTP request.", parse=values.size, metavar="BYTES"
+        64 * values.MIB, "The size limit of the body of an HTTP request.", parse=values.size, metavar="BYTES"
     )
     secret: str | None = dataclasses.field(default=None, repr=False)
     keys: tuple[Key, ...] = dataclasses.field(default=(), repr=False)
@@ -265,7 +282,10 @@ class Settings:
     def build(
         cls, flags: Mapping[str, Any] = MappingProxyType({}), *, file: Path | None = None
     ) -> "Settings":
-        """The settings, checked: defaults, what `file` says, what `flags` (by names of fields) say."""
+        """Build checked settings from the defaults, `file` and `flags` (by field name); a later one wins.
+
+        Raises `ConfigError`.
+        """
         given = {**(read_file(file, [one.name for one in settings()]) if file is not None else {}), **flags}
         origin = f" in {file}" if file is not None else ""
         found: dict[str, Any] = {}
@@ -277,11 +297,11 @@ class Settings:
             except ConfigError as error:
                 raise ConfigError(f"{where} {error}") from error
             except (OverflowError, ValueError) as error:
-                # Numbers of YAML have no bound; as a float or a text they have.
+                # YAML numbers are unbounded; conversion to a float or a string is not.
                 raise ConfigError(f"{where} cannot be used: {' '.join(str(error).split())}") from error
         for unknown in given:
             raise ConfigError(
-                f"there is no setting {unknown}{suggestion(unknown, [one.name for one in settings()])}"
+                f"there is no setting {unknown}{suggest(unknown, [one.name for one in settings()])}"
             )
         warnings: list[str] = []
         if found["secret_file"] is not None:
@@ -297,23 +317,23 @@ class Settings:
                 for one in built.table_streams
             ),
         )
-        check(built)
+        validate(built)
         return built
 
     def without_own_name(self) -> Mapping[str, str]:
-        """The map of instances without this one: a map that all workers share has it too.
+        """Return the instance map without the name of this daemon, which a shared map contains too.
 
-        By default this daemon has the name of Synapse's main process, which is another one.
+        `master` and `main` stay: they name Synapse's main process, even if this daemon has the default name.
         """
         own = {self.instance_name} - {"master", "main"}
         return MappingProxyType({name: url for name, url in self.instance_map.items() if name not in own})
 
     def keyring(self) -> Keyring:
-        """The secrets that peers may show to this daemon."""
+        """Return the secrets that this daemon accepts from peers."""
         return Keyring(self.secret, self.keys)
 
     def credentials(self) -> Credentials:
-        """What this daemon shows to other daemons."""
+        """Return the credentials that this daemon sends to other daemons."""
         if not (self.ca_file or self.certificate_file):
             return Credentials(self.secret)
         from synrepl.transports.tls import TlsFiles
@@ -325,7 +345,7 @@ class Settings:
 
     @property
     def database_path(self) -> Path:
-        """Where the SQLite file is; what files beside the log are named after, wherever that is."""
+        """The path of the SQLite file. With PostgreSQL: the stem of the names of local files."""
         is_sqlite = self.database.startswith("sqlite:")
         return Path(self.database.removeprefix("sqlite:")) if is_sqlite else Path("synrepl")
 
@@ -337,7 +357,7 @@ class Settings:
 
 
 def settings() -> list[Setting]:
-    """Every setting, in the order of the manual."""
+    """Return every setting, in the order of the manual."""
     return [
         Setting(name=field.name, **field.metadata["setting"])
         for field in dataclasses.fields(Settings)
@@ -345,8 +365,8 @@ def settings() -> list[Setting]:
     ]
 
 
-def table_for_the_manual() -> str:
-    """The table of settings, in Markdown."""
+def render_table() -> str:
+    """Return the Markdown table of settings for the manual."""
     lines = ["| flag | key in the file | default | |", "|---|---|---|---|"]
     for one in settings():
         flag = {"file": "", "switch": f"`--{one.flag}`"}.get(one.kind, f"`--{one.flag} {one.metavar}`")

@@ -1,13 +1,13 @@
-"""The nearest known name, for who mistyped one."""
+"""Suggestion of the nearest known name for a mistyped one."""
 
 from collections.abc import Sequence
 
-__all__ = ["suggestion"]
+__all__ = ["suggest"]
 
 
-def suggestion(given: str, known: Sequence[str]) -> str:
-    """``; did you mean ...?`` if a known name is near."""
-    import difflib  # Here, for it is large, and seldom needed.
+def suggest(given: str, known: Sequence[str]) -> str:
+    """Return ``; did you mean ...?`` if a known name is near, otherwise an empty text."""
+    import difflib  # Imported late: large and rarely needed.
 
     near = difflib.get_close_matches(given, known, n=1)
     return f"; did you mean {near[0]}?" if near else ""

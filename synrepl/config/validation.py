@@ -1,4 +1,4 @@
-"""What settings must not be together. Closed by default: what can be reached from elsewhere needs a guard."""
+"""Validation of settings that depend on each other. A listener for other machines needs a guard."""
 
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
@@ -12,11 +12,11 @@ from synrepl.transports.endpoints import split
 if TYPE_CHECKING:
     from synrepl.wire.dialect import Dialect
 
-__all__ = ["ValidSettings", "check", "is_loopback"]
+__all__ = ["ValidSettings", "is_loopback", "validate"]
 
 
 class ValidSettings(Protocol):
-    """The settings that must fit together; `settings.Settings` has them."""
+    """The settings that depend on each other; `settings.Settings` implements it."""
 
     @property
     def certificate_file(self) -> Path | None: ...
@@ -58,28 +58,29 @@ class ValidSettings(Protocol):
     def upstream_writers(self) -> Sequence[str] | None: ...
 
 
-def check(built: ValidSettings) -> None:
-    """Raises `ConfigError`."""
+def validate(built: ValidSettings) -> None:
+    """Raise `ConfigError` if the settings contradict each other."""
     _check_open(built)
     _check_name(built)
     _check_upstream(built)
     if any(one.for_catch_up for one in built.table_streams) and not (built.redis or built.follow):
         raise ConfigError(
-            "table_streams: with `catch_up: true` the facts of a stream are heard from others: say from"
-            " whom, by --redis or --follow"
+            "table_streams: a stream with `catch_up: true` receives its facts from other writers: set"
+            " --redis or --follow"
         )
     if (built.certificate_file is None) != (built.private_key_file is None):
-        raise ConfigError("--certificate-file and --private-key-file go together: name both")
+        raise ConfigError("--certificate-file and --private-key-file go together: set both")
     if built.timeout_seconds <= built.ping_seconds:
         raise ConfigError(
-            f"--timeout-seconds is longer than --ping-seconds ({built.ping_seconds:g}) or peers time out"
+            f"--timeout-seconds must be longer than --ping-seconds ({built.ping_seconds:g}),"
+            " or peers time out"
         )
 
 
 def is_loopback(description: str) -> bool:
     """Whether only this machine can connect to such an endpoint.
 
-    Sockets that someone else opened (``systemd:``) count as open, since nothing here says how far they reach.
+    An inherited socket (``systemd:``) counts as open, since its address is not known.
     """
     kind, words, named = split(description)
     if kind == "haproxy" and words:
@@ -87,8 +88,8 @@ def is_loopback(description: str) -> bool:
     if kind == "unix":
         return True
     # The third positional argument of ssl, unlike that of tcp and tcp6, is not the interface.
-    places = words[1:2] if kind in ("tcp", "tcp6") else []
-    interface = named.get("interface", places[0] if places else "").partition("%")[0]
+    positional = words[1:2] if kind in ("tcp", "tcp6") else []
+    interface = named.get("interface", positional[0] if positional else "").partition("%")[0]
     if interface == "localhost":
         return True
     try:
@@ -97,56 +98,56 @@ def is_loopback(description: str) -> bool:
         return False
 
 
-def wants_certificates(description: str) -> bool:
+def requires_certificates(description: str) -> bool:
     """Whether clients of such an endpoint must show a certificate."""
     kind, _, named = split(description)
     return kind == "tls" and "trustRoots" in named
 
 
 def _check_open(built: ValidSettings) -> None:
-    """Closed by default: what listens beyond this machine needs a guard, or a word that it has none."""
+    """Refuse a listener beyond this machine without a guard, unless `insecure` allows it."""
     if built.insecure:
         return
     for_replicas = built.dialect is not None and serving(built.dialect).is_replica
     is_guarded = for_replicas and (built.secret is not None or built.keys)
     for description in built.listen:
-        if not (is_loopback(description) or is_guarded or wants_certificates(description)):
+        if not (is_loopback(description) or is_guarded or requires_certificates(description)):
             raise ConfigError(
-                f"--listen {description} can be reached from other machines, and the line"
-                f" protocol has no guard: {_fix(description)}, or say --insecure; clients can prove"
-                " themselves by certificates (tls: with trustRoots=), replicas also by a --secret-file with"
-                " --dialect native"
+                f"--listen {description} is reachable from other machines, and the line protocol has no"
+                f" authentication: use {_fix(description)}, or set --insecure. To authenticate clients,"
+                " require certificates (tls: with trustRoots=). For replicas, --secret-file with"
+                " --dialect native is enough"
             )
-    if not (built.secret or built.keys or is_loopback(built.http) or wants_certificates(built.http)):
+    if not (built.secret or built.keys or is_loopback(built.http) or requires_certificates(built.http)):
         raise ConfigError(
-            f"--http {built.http} can be reached from other machines without a secret:"
-            f" {_fix(built.http)}, name a --secret-file, or say --insecure"
+            f"--http {built.http} is reachable from other machines without a secret:"
+            f" use {_fix(built.http)}, set a --secret-file, or set --insecure"
         )
 
 
 def _check_upstream(built: ValidSettings) -> None:
-    """What only a replica has."""
+    """Refuse settings of a replica without an upstream."""
     if built.upstream is None and (built.upstream_streams or built.upstream_writers):
-        raise ConfigError("--upstream-streams and --upstream-writers need --upstream: say of whom")
+        raise ConfigError("--upstream-streams and --upstream-writers need --upstream: set it, or remove them")
 
 
 def _check_name(built: ValidSettings) -> None:
-    """A writer's name is its own: two that share one make the others drop facts of both."""
+    """Refuse the name of another writer on Redis: readers would drop facts of both."""
     if not built.redis_writes:
         return
     if built.redis is None:
-        raise ConfigError("--redis-writes needs --redis: there is no channel to write on")
-    taken = {"master", "main", *built.instance_map}
+        raise ConfigError("--redis-writes needs --redis: set the Redis to publish to")
+    other_writers = {"master", "main", *built.instance_map}
     for name in {one.writer or built.instance_name for one in built.redis_writes}:
-        if name in taken:
+        if name in other_writers:
             raise ConfigError(
-                f"--instance-name {name} is the name of another writer on Redis: give this process its own,"
-                " such as synrepl1, if it is to write there"
+                f"--instance-name {name} is the name of another writer on Redis: give this daemon a name of"
+                " its own, such as synrepl1"
             )
 
 
 def _fix(description: str) -> str:
     kind, words, named = split(description)
     if kind in ("tcp", "ssl", "tls") and words and "interface" not in named:
-        return f"say {description}:interface=127.0.0.1"
-    return "listen on 127.0.0.1"
+        return f"{description}:interface=127.0.0.1"
+    return "an endpoint on 127.0.0.1"

@@ -122,5 +122,5 @@ def test_a_command_says_that_this_is_no_url(url: str) -> None:
 )
 def test_an_upstream_that_is_no_url_is_refused_at_the_start(url: str) -> None:
     """A daemon that starts would look for it for ever."""
-    with pytest.raises(ConfigError, match="is no URL"):
+    with pytest.raises(ConfigError, match="must be a URL"):
         upstream(url)

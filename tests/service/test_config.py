@@ -7,7 +7,7 @@ import pytest
 import yaml
 from twisted.python.usage import UsageError
 
-from synrepl.config import Settings, settings, table_for_the_manual
+from synrepl.config import Settings, render_table, settings
 from synrepl.errors import ConfigError
 from synrepl.ports.access import Key, Right
 from synrepl.replication.write_policy import StreamWrite
@@ -138,12 +138,12 @@ def test_replicas_have_secrets_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("r1 hush", "a second key for the same name"),
+        ("r1 hush", "this name already has a key"),
         ("r2 abc", "another key has the same secret"),
         ("hush", "expected a name, a secret"),
         ("r2 hush read a extra", "expected a name, a secret"),
-        ("r2 hush reed", "rights with commas between: read, write, replicate, administer"),
-        ("r2 hush read a,,b", "names of streams with commas between"),
+        ("r2 hush reed", "comma-separated rights of: read, write, replicate, administer"),
+        ("r2 hush read a,,b", "comma-separated names of streams"),
     ],
 )
 def test_a_file_of_secrets_that_makes_no_sense(tmp_path: Path, line: str, why: str) -> None:
@@ -239,22 +239,22 @@ def test_unknown_names_are_told_with_the_nearest_known_one(tmp_path: Path) -> No
         ),
         (["--follow", "9092"], "is a Twisted client endpoint string"),
         (["--upstream", "primary"], "--upstream is a Twisted client endpoint string"),
-        (["--upstream", "http://ada:secret@primary:9093"], "--upstream has a user in it"),
+        (["--upstream", "http://ada:secret@primary:9093"], "--upstream contains a user name"),
         (["--upstream-streams", "events"], "need --upstream"),
-        (["--fetch-files", "never"], "--fetch-files is eager or lazy"),
-        (["--database", "postgresql://ada:hush@a/b"], "pgpass file, and name that with ?passfile=/path"),
-        (["--database", "postgresql://:hush@a/b"], "has a password in it"),
-        (["--database", "postgresql://ada:hu/sh@a/b"], "has a password in it"),
-        (["--database", "postgresql://a/b?sslmode=require&password=hush"], "has a password in it"),
+        (["--fetch-files", "never"], "--fetch-files must be eager or lazy"),
+        (["--database", "postgresql://ada:hush@a/b"], "pgpass file, and set ?passfile=/path"),
+        (["--database", "postgresql://:hush@a/b"], "contains a password"),
+        (["--database", "postgresql://ada:hu/sh@a/b"], "contains a password"),
+        (["--database", "postgresql://a/b?sslmode=require&password=hush"], "contains a password"),
         (["--database", "postgresql:hush"], "with // after the colon"),
-        (["--database", "postgresql://[hush/b"], "is no URL such as"),
-        (["--database", "postgresql://a/b?hush"], "is no URL such as"),
+        (["--database", "postgresql://[hush/b"], "must be a URL such as"),
+        (["--database", "postgresql://a/b?hush"], "must be a URL such as"),
         (["--database", "postgresql://a/b#hush"], "without spaces and #"),
-        (["--database", "mysql://ada:hush@a/b"], "is sqlite:PATH"),
-        (["--database", "sqlite:///a.db"], "perhaps sqlite:/a.db, or sqlite:a.db"),
-        (["--database", "a.db"], "is sqlite:PATH"),
+        (["--database", "mysql://ada:hush@a/b"], "must be sqlite:PATH"),
+        (["--database", "sqlite:///a.db"], "did you mean sqlite:/a.db or sqlite:a.db?"),
+        (["--database", "a.db"], "must be sqlite:PATH"),
         (["--database", "sqlite:"], "needs the path"),
-        (["--listen", "9092"], "say tcp:9092:interface=127.0.0.1"),
+        (["--listen", "9092"], "use tcp:9092:interface=127.0.0.1"),
         (["--listen", "tpc:9092"], "is a Twisted server endpoint string"),
         (["--http", "tcp:lots"], "is a Twisted server endpoint string"),
         (["--retain-seconds", "0"], "number of seconds above 0"),
@@ -288,14 +288,20 @@ def test_what_makes_no_sense_is_told_in_one_line(arguments: list[str], said: str
     [
         ("listen: [", "line 1: not YAML"),
         ("- a\n", "expected `key: value` lines"),
-        ("insecure: 'yes'\n", "insecure in .* is true or false"),
-        ("instance_map: {w1: nonsense}\n", "no HTTP address"),
+        ("insecure: 'yes'\n", "insecure in .* must be true or false"),
+        ("instance_map: {w1: nonsense}\n", "neither an HTTP address"),
         ("instance_map: {w1: {path: /run/w1.sock}}\n", "Unix socket '/run/w1.sock' for w1.* HTTP over TCP"),
-        ("instance_map: {w1: {host: localhost}}\n", "for w1, which is no table of host, port"),
-        ("instance_map: {w1: {host: localhost, port: 70000}}\n", "for w1, which is no table of host, port"),
-        ("instance_map: {w1: {host: h, port: 1, tls: maybe}}\n", "for w1, which is no table of host, port"),
-        ("instance_map: {w1: {host: h/x, port: 1}}\n", "for w1, which is no table of host, port"),
-        ("instance_map: {w1: {host: h, port: 1, ssl: true}}\n", "for w1, which is no table of host, port"),
+        ("instance_map: {w1: {host: localhost}}\n", "w1, which is not a table of host, port"),
+        (
+            "instance_map: {w1: {host: localhost, port: 70000}}\n",
+            "w1, which is not a table of host, port",
+        ),
+        (
+            "instance_map: {w1: {host: h, port: 1, tls: maybe}}\n",
+            "w1, which is not a table of host, port",
+        ),
+        ("instance_map: {w1: {host: h/x, port: 1}}\n", "w1, which is not a table of host, port"),
+        ("instance_map: {w1: {host: h, port: 1, ssl: true}}\n", "w1, which is not a table of host, port"),
         ("listen: []\n", "or a list of them"),
         ("listen: {a: b}\n", "or a list of them"),
     ],
@@ -474,7 +480,7 @@ def test_closed_by_default(
 
 def test_the_refusal_says_how_to_mend_it() -> None:
     """The operator most likely wanted loopback."""
-    with pytest.raises(ConfigError, match=r"say tcp:9092:interface=127.0.0.1, or say --insecure"):
+    with pytest.raises(ConfigError, match=r"use tcp:9092:interface=127.0.0.1, or set --insecure"):
         Settings.build({"listen": OPEN})
 
 
@@ -488,7 +494,7 @@ def test_a_secret_is_never_shown(tmp_path: Path) -> None:
 
     assert built.secret == "hush-hush"
     assert "hush" not in repr(built)
-    assert ["everyone on this machine can read"] == [warning[:33] for warning in built.warnings]
+    assert ["every user of this machine can read"] == [warning[:35] for warning in built.warnings]
 
 
 @pytest.mark.parametrize("content", [b"", b" \n", b"two\nlines", b"\xff\xfe"])
@@ -503,7 +509,7 @@ def test_a_secret_file_holds_a_secret(content: bytes, tmp_path: Path) -> None:
 
 def test_the_table_of_the_manual_has_every_setting() -> None:
     """It is printed from the class."""
-    table = table_for_the_manual()
+    table = render_table()
 
     for one in settings():
         assert f"`{one.name}`" in table
