@@ -1,8 +1,21 @@
 """The public surface: what is there, and that nothing slips in or out by accident."""
 
+import doctest
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
 import synrepl
 import synrepl.errors
 import synrepl.testing
+
+PACKAGE = Path(synrepl.__file__).parent
+WITH_EXAMPLES = sorted(
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    for path in PACKAGE.rglob("*.py")
+    if ">>> " in path.read_text("utf-8")
+)
 
 
 def test_every_public_name_is_there() -> None:
@@ -34,3 +47,12 @@ def test_the_test_kit_is_public() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     """As in any module."""
     assert not hasattr(synrepl, "NoSuchThing")
+
+
+@pytest.mark.parametrize("module", WITH_EXAMPLES)
+def test_the_examples_in_docstrings_run(module: str) -> None:
+    """An example that fails is worse than none."""
+    result = doctest.testmod(import_module(module))
+
+    assert result.attempted
+    assert not result.failed

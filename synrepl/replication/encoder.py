@@ -74,7 +74,7 @@ class Encoder:
     def _fact(self, stream: Stream[Any], fact: Fact, out: list[bytes]) -> None:
         if self._writers is not None and fact.writer not in self._writers:
             return
-        rows = stream.cut_fact(fact.rows, self.dialect)
+        rows = stream.project_fact(fact.rows, self.dialect)
         if not rows:
             if self._certifies:
                 out.append(self._position(fact, fact.prev_token))

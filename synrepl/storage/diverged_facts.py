@@ -10,7 +10,7 @@ from synrepl.errors import StorageError
 from synrepl.ports.interfaces import IThread
 from synrepl.storage.private_files import create_private, sync_directory
 from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import lines
+from synrepl.streams.ndjson import encode_facts
 
 __all__ = ["DivergedFacts"]
 
@@ -41,7 +41,7 @@ class DivergedFacts:
                     continue
                 if file is None:
                     file = await self._thread.run(partial(_open, fresh))
-                await self._thread.run(partial(_write, file, lines(facts), fresh))
+                await self._thread.run(partial(_write, file, encode_facts(facts), fresh))
                 first, last = first or facts[0], facts[-1]
             if file is None or first is None or last is None:
                 return None

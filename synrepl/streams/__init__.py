@@ -1,4 +1,4 @@
-"""Streams: what they are called, what their rows look like in each release, and how they are told apart.
+"""Streams: their declarations, the shapes of their rows in each release, facts and positions.
 
 Pure: no network, no clock, no reactor.
 """

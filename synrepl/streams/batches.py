@@ -1,8 +1,8 @@
-"""Rows that share a token, joined again on the receiving side.
+"""Batches: rows that share a token, reassembled on the receiving side.
 
-On the wire the rows of one fact come as ``batch``, ``batch``, N. Nobody promises that the N ever comes: a
-row too long for the wire is skipped by real masters, and then what was begun must not grow for ever, nor
-be joined to the next fact after a reconnect.
+On the wire the rows of one fact have the tokens ``batch``, ``batch``, N. The N may never come: real masters
+skip a row that is too long for the wire. Unfinished batches must not grow without bound, nor be joined to the
+next fact after a reconnect.
 """
 
 from typing import Generic, TypeVar
@@ -18,7 +18,7 @@ MAX_PENDING_BYTES = 64 * 1024 * 1024
 
 
 def split(rows: int, token: int) -> list[int | None]:
-    """The tokens to send with the rows of one fact: None (``batch``) for all but the last.
+    """Return the tokens to send with the rows of one fact: None (``batch``) for all but the last.
 
     >>> split(3, 54)
     [None, None, 54]
@@ -29,7 +29,7 @@ def split(rows: int, token: int) -> list[int | None]:
 
 
 class Batches(Generic[T]):
-    """Facts that have begun to arrive, by stream and writer. Bounded over all of them together."""
+    """Unfinished facts by stream and writer. The bounds apply to all of them together."""
 
     def __init__(self, *, max_rows: int = MAX_PENDING_ROWS, max_bytes: int = MAX_PENDING_BYTES) -> None:
         self.max_rows = max_rows
@@ -41,19 +41,19 @@ class Batches(Generic[T]):
 
     @property
     def pending_rows(self) -> int:
-        """How many rows wait for the end of their fact."""
+        """Number of rows in unfinished facts."""
         return self._rows
 
     @property
     def pending_bytes(self) -> int:
-        """How large these are together."""
+        """Bytes of rows in unfinished facts."""
         return self._bytes
 
     def add(self, stream: str, writer: str, token: int | None, row: T, size: int) -> list[T] | None:
-        """Takes a row; gives all rows of its fact once that is complete, else None.
+        """Add a row. Returns all rows of its fact once that is complete, else None.
 
-        `token` is None for every row but the last. Raises RemoteProtocolError beyond the bounds, and
-        forgets everything: the connection is over then.
+        `token` is None for every row but the last. Beyond the bounds it drops everything and raises
+        RemoteProtocolError, which ends the connection.
         """
         if token is not None:
             if not self._pending:
@@ -81,13 +81,13 @@ class Batches(Generic[T]):
         return None
 
     def clear(self, stream: str, writer: str | None = None) -> None:
-        """Forgets what was begun of a stream (of one writer, if given): after a POSITION it never ends."""
+        """Drop unfinished facts of a stream, or of one writer: after a POSITION their end never comes."""
         for key in [key for key in self._pending if key[0] == stream and writer in (None, key[1])]:
             self._rows -= len(self._pending.pop(key))
             self._bytes -= self._sizes.pop(key)
 
     def clear_all(self) -> None:
-        """Forgets everything that was begun: after a reconnect none of it ever ends."""
+        """Drop all unfinished facts: after a reconnect their end never comes."""
         self._pending.clear()
         self._sizes.clear()
         self._rows = self._bytes = 0

@@ -1,8 +1,8 @@
-"""The running digest: one short text that stands for the whole log up to a serial.
+"""The running digest: a hash chain that identifies the whole log up to a serial.
 
-The digest of serial 0, of the empty log, is 64 zeros. The digest of serial n is the lowercase hex SHA-256
-of this UTF-8 text, whose parts are parted by single spaces (names of streams and writers hold none, and the
-rows come last, so that it can be read in one way only)::
+The digest of serial 0, the empty log, is 64 zeros. The digest of serial n is the lowercase hex SHA-256 of
+this UTF-8 text. Its parts are separated by single spaces. It is unambiguous, as names of streams and writers
+hold no spaces and the rows come last::
 
     <digest of n-1> <serial> <epoch> <stream> <writer> <prev_token> <token> <committed_at_ms> <rows>
 
@@ -38,14 +38,16 @@ def chain(
     committed_at_ms: int,
     rows: bytes,
 ) -> str:
-    """The digest of the log once this fact follows the one whose digest is `previous`."""
+    """Return the digest of the log after this fact, which follows the digest `previous`."""
     head = f"{previous} {serial} {epoch} {stream} {writer} {prev_token} {token} {committed_at_ms} "
     return sha256(head.encode() + rows).hexdigest()
 
 
 def checksum(fact: Fact) -> str:
-    """What proves one fact by itself, where those before it are not at hand: the SHA-256, in hex, of the text
-    of the digest without the digest before it."""
+    """Return the checksum of one fact, for use without the facts before it.
+
+    It is the SHA-256, in hex, of the text of the digest without the previous digest.
+    """
     head = (
         f"{fact.serial} {fact.epoch} {fact.stream} {fact.writer} {fact.prev_token} {fact.token}"
         f" {fact.committed_at_ms} "
@@ -54,12 +56,12 @@ def checksum(fact: Fact) -> str:
 
 
 def verify(facts: Iterable[Fact], previous: str) -> int | None:
-    """The serial of the first fact that does not follow from those before it; None when all do.
+    """Return the serial of the first fact that breaks the chain; None if the chain is intact.
 
-    `previous` is the digest before the first of them. A missing fact breaks the chain as a changed one does.
+    `previous` is the digest before the first fact. A missing fact breaks the chain as a changed one does.
     """
     for fact in facts:
-        # As `chain`, which costs half as much again when it is called: this is done for every fact of a copy.
+        # `chain`, inlined: this runs for every fact of a copy, and a call costs half as much again.
         head = (
             f"{previous} {fact.serial} {fact.epoch} {fact.stream} {fact.writer} {fact.prev_token}"
             f" {fact.token} {fact.committed_at_ms} "

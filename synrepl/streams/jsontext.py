@@ -1,7 +1,7 @@
-"""JSON as the wire has it, down to the byte.
+"""JSON text of rows, byte for byte as Synapse writes it.
 
-Synapse writes rows with Python's json module: ASCII only, everything else escaped, and since 1.19 without
-spaces. The log keeps that newer, unspaced form; it is called canonical.
+Synapse writes rows with Python's json module: escaped to ASCII, and since 1.19 without spaces. The log keeps
+the form without spaces, called canonical.
 """
 
 from collections.abc import Iterable
@@ -17,9 +17,9 @@ _rows: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def split(rows: bytes) -> list[bytes]:
-    """The texts of the items of a JSON array, each as it stands there.
+    """Split a JSON array into the unchanged texts of its items, without decoding them.
 
-    Looks no further into them than it must to find their ends. Raises ValueError if it is no array.
+    Raises ValueError if the text is not an array.
     """
     try:
         return [bytes(raw) for raw in _rows.decode(rows)]
@@ -28,5 +28,5 @@ def split(rows: bytes) -> list[bytes]:
 
 
 def join(rows: Iterable[bytes]) -> bytes:
-    """One JSON array of these texts; the reverse of `split`."""
+    """Join texts to one JSON array; the reverse of `split`."""
     return b"[" + b",".join(rows) + b"]"

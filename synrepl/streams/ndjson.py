@@ -1,7 +1,4 @@
-"""Facts, and what stands beside them, as lines of JSON: how a log travels.
-
-A fact is written so in the changelog over HTTP, in blocks between daemons and in files.
-"""
+"""NDJSON: facts as lines of JSON, in the HTTP changelog, in blocks between daemons and in files."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -12,7 +9,7 @@ import msgspec
 from synrepl.errors import RemoteProtocolError
 from synrepl.streams.facts import Fact
 
-__all__ = ["line", "lines", "read_facts"]
+__all__ = ["decode_facts", "encode_fact", "encode_facts"]
 
 
 class _Line(msgspec.Struct):
@@ -35,8 +32,8 @@ def _quoted(name: str) -> bytes:
     return msgspec.json.encode(name)
 
 
-def line(fact: Fact) -> bytes:
-    """A fact as a line of JSON."""
+def encode_fact(fact: Fact) -> bytes:
+    """Encode a fact as one line of JSON, with its line end."""
     return (
         b'{"serial":%d,"epoch":%d,"stream":%b,"writer":%b,"prev_token":%d,"token":%d,"rows":%b,'
         b'"committed_at_ms":%d,"digest":"%b"}\n'
@@ -53,27 +50,27 @@ def line(fact: Fact) -> bytes:
     )
 
 
-def lines(facts: Iterable[Fact]) -> bytes:
-    """Facts as lines of JSON."""
-    return b"".join(map(line, facts))
+def encode_facts(facts: Iterable[Fact]) -> bytes:
+    """Encode facts as lines of JSON."""
+    return b"".join(map(encode_fact, facts))
 
 
-def read_facts(data: bytes) -> list[Fact]:
-    """The facts that these lines are. Raises RemoteProtocolError where one is none."""
+def decode_facts(data: bytes) -> list[Fact]:
+    """Decode lines of JSON to facts. Raises RemoteProtocolError if a line is not a fact."""
     try:
         return [
             Fact(
-                one.serial,
-                one.epoch,
-                one.stream,
-                one.writer,
-                one.prev_token,
-                one.token,
-                bytes(one.rows),
-                one.committed_at_ms,
-                one.digest,
+                line.serial,
+                line.epoch,
+                line.stream,
+                line.writer,
+                line.prev_token,
+                line.token,
+                bytes(line.rows),
+                line.committed_at_ms,
+                line.digest,
             )
-            for one in _decoder.decode_lines(data)
+            for line in _decoder.decode_lines(data)
         ]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RemoteProtocolError(f"a line is no fact: {error}") from error
+        raise RemoteProtocolError(f"a line is not a fact: {error}") from error

@@ -1,4 +1,4 @@
-"""How far everybody has got: positions by stream and writer."""
+"""Vector clocks: positions by stream and writer."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,12 +7,19 @@ __all__ = ["VClock"]
 
 
 class VClock:
-    """The last token of each writer of each stream. A value: whatever changes it makes a new one."""
+    """A vector clock: the last token of each writer of each stream. Immutable; changes return a new clock.
+
+    >>> clock = VClock({"receipts": {"master": 54}})
+    >>> clock.advanced("receipts", "worker1", 3).to_json()
+    {'receipts': {'master': 54, 'worker1': 3}}
+    >>> clock.covers(VClock({"receipts": {"master": 50}}))
+    True
+    """
 
     __slots__ = ("_tokens",)
 
     def __init__(self, tokens: Mapping[str, Mapping[str, int]] | None = None) -> None:
-        # A stream without writers says nothing; leaving it out keeps equal clocks equal.
+        # Streams without writers are left out, so that equal clocks compare equal.
         self._tokens = {stream: dict(writers) for stream, writers in (tokens or {}).items() if writers}
 
     @classmethod
@@ -22,23 +29,23 @@ class VClock:
         return clock
 
     def get(self, stream: str, writer: str) -> int | None:
-        """The position of a writer, or None if nothing is known of it."""
+        """The position of a writer, or None if it is unknown."""
         writers = self._tokens.get(stream)
         return None if writers is None else writers.get(writer)
 
     def advanced(self, stream: str, writer: str, token: int) -> "VClock":
-        """This clock, with one writer at `token` at least. Never goes back; `placed` does."""
+        """Return a clock with one writer at `token` or later. Never moves back, unlike `placed`."""
         known = self.get(stream, writer)
         if known is not None and known >= token:
             return self
         return self.placed(stream, writer, token)
 
     def placed(self, stream: str, writer: str, token: int) -> "VClock":
-        """This clock, with one writer at exactly `token`: for streams that may go back."""
+        """Return a clock with one writer at exactly `token`, for streams whose tokens may go back."""
         return self._of({**self._tokens, stream: {**self._tokens.get(stream, {}), writer: token}})
 
     def merge(self, other: "VClock") -> "VClock":
-        """The later position of each writer."""
+        """Return a clock with the later position of each writer."""
         tokens = {stream: dict(writers) for stream, writers in self._tokens.items()}
         for stream, writer, token in other:
             writers = tokens.setdefault(stream, {})
@@ -46,7 +53,7 @@ class VClock:
         return self._of(tokens)
 
     def covers(self, other: "VClock") -> bool:
-        """Whether nobody in `other` is further than here; a writer unknown here is."""
+        """Whether no writer is further in `other`. A writer that only `other` has counts as further."""
         for stream, writer, token in other:
             known = self.get(stream, writer)
             if known is None or known < token:
@@ -77,7 +84,7 @@ class VClock:
 
     @classmethod
     def from_json(cls, value: Any) -> "VClock":
-        """The reverse of `to_json`. Raises ValueError, in words, for anything else."""
+        """Parse the result of `to_json`. Raises ValueError with a readable message."""
         if not isinstance(value, dict):
             raise ValueError(f"positions are an object of streams, not {type(value).__name__}")
         for stream, writers in value.items():
@@ -90,7 +97,7 @@ class VClock:
             for writer, token in writers.items():
                 if not isinstance(writer, str) or not writer:
                     raise ValueError(f"{writer!r} is not the name of a writer of {stream}")
-                # bool is an int to Python, but true is no token.
+                # bool is a subclass of int, but true is not a token.
                 if not isinstance(token, int) or isinstance(token, bool):
                     raise ValueError(f"the position of {writer} in {stream} is a whole number, not {token!r}")
                 if not -(2**63) <= token < 2**63:

@@ -1,12 +1,12 @@
-"""The shapes that one kind of row had over the releases, and how to get from one to another.
+"""Row shapes: how one kind of row looked in each release, and conversion between shapes.
 
-A row is a JSON array without names, so its shape is the order of its fields in some release. Coming in,
-any known shape is lifted to the newest one (`Shapes.read`); going out, the newest is cut to what a
-release knows (`RowKind.cut_for`). The newest shape is the release-less truth that everything else here holds.
+A row is a JSON array without names, so its shape is the order of its fields in some release. Received rows
+of any known shape are upgraded to the newest one (`Shapes.read`). Sent rows are projected from the newest
+shape to the fields that a release knows (`RowKind.project`). All other code sees the newest shape only.
 
-Newer releases dropped some fields that older followers need. Where such a field is `kept` and a row has
-another value than the default, the row holds it behind the fields of the newest shape. That longer shape is
-read like any other one. Only releases that have the field are sent it.
+Newer releases dropped some fields that older followers need. If such a field is `kept` and its value is not
+the default, the row carries it after the fields of the newest shape. That longer shape is read like any
+other. Only releases that have the field receive it.
 """
 
 import re
@@ -23,7 +23,7 @@ from synrepl.wire.dialect import ALWAYS, Dialect, Release, Span
 
 __all__ = ["Projection", "ShapeField", "RowKind", "Shapes", "BoolSpelling", "is_open", "undecodable"]
 
-# What the decoder may raise on hostile text: bad JSON, bad UTF-8, absurd numbers, deep nesting.
+# Exceptions of the decoder on hostile text: bad JSON, bad UTF-8, huge numbers, deep nesting.
 undecodable = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
 
 _FLOAT = re.compile(rb"[0-9][.eE]")
@@ -31,18 +31,18 @@ _NO_DEFAULT: Any = object()
 
 
 class BoolSpelling(msgspec.Struct, frozen=True):
-    """Marks a boolean that some masters write in other words: which (`accepts`), and how they read."""
+    """Marks a boolean that some masters write differently: the type to accept, and how to convert it."""
 
     accepts: Any
     read: Callable[[Any], bool]
 
 
 class ShapeField(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One place in a row, and the releases that have it.
+    """One item of a row, and the releases that have it.
 
-    `type` is what a row holds; `truth` what else may come in. A field that is `gone` is in some older
-    shape but not in the newest one. `default` fills it where one side has it and the other has not. What came
-    in a `kept` field stays with the row.
+    `type` is the type in the newest shape; `truth` lists other accepted spellings of a boolean. A `gone`
+    field is in some older shape but not in the newest one. `default` fills the field where only one side has
+    it. The value of a `kept` field stays with the row.
     """
 
     name: str
@@ -58,9 +58,9 @@ Shape = tuple[ShapeField, ...]
 
 
 def is_open(annotation: Any) -> bool:
-    """Whether values of this type can hold a float, or anything at all.
+    """Whether values of this type can hold a float, or any value.
 
-    The text of other values does not depend on who writes it. Raises ConfigError for what JSON has not.
+    All JSON encoders write the other values alike. Raises ConfigError for types that JSON lacks.
     """
     if annotation in (str, int, bool, None, types.NoneType):
         return False
@@ -74,7 +74,7 @@ def is_open(annotation: Any) -> bool:
         raise ConfigError(f"{annotation} cannot be in a row: the keys of JSON objects are strings")
     if origin in (list, dict, typing.Union, types.UnionType, typing.Annotated):
         inner = arguments[:1] if origin is typing.Annotated else arguments
-        answers = [is_open(argument) for argument in inner]  # All of them: each may be refused.
+        answers = [is_open(argument) for argument in inner]  # Check all: each may raise.
         return any(answers)
     raise ConfigError(
         f"{annotation} cannot be in a row: use what JSON has, such as str, int, list[str] or None"
@@ -82,9 +82,9 @@ def is_open(annotation: Any) -> bool:
 
 
 class _Reader:
-    """Decodes one shape, written by one habit of booleans, and lifts it to the newest shape."""
+    """Decodes one shape with one spelling of booleans, and upgrades its rows to the newest shape."""
 
-    __slots__ = ("decode", "extras", "is_newest", "items", "places", "strict", "truths", "wider")
+    __slots__ = ("decode", "extras", "is_newest", "items", "positions", "strict", "truths", "wider")
 
     def __init__(
         self,
@@ -97,18 +97,18 @@ class _Reader:
     ) -> None:
         self.items = len(shape)
         self.strict = strict
-        # The fields that rows of this shape may have besides those of the newest one.
+        # Kept fields that rows of this shape may have, besides those of the newest shape.
         fields = kept.fields if kept is not None and set(kept.fields) & set(shape) else ()
         self.wider = kept.row if kept is not None and fields else newest
         self.extras = tuple((shape.index(one) if one in shape else -1, one.default) for one in fields)
-        # The places of booleans whose text may be something else, and how to read it.
+        # Converters of booleans that may be spelled differently, by position.
         self.truths = {
             position: field.truth.read
             for position, field in enumerate(shape)
             if strict is not None and field.truth is not None
         }
         self.is_newest = shape == final and not self.truths
-        self.places = tuple(
+        self.positions = tuple(
             (shape.index(field), None) if field in shape else (-1, field.default) for field in final
         )
         struct: Any = newest
@@ -125,8 +125,8 @@ class _Reader:
             )
         self.decode: Callable[[bytes], Any] = msgspec.json.Decoder(struct).decode
 
-    def lift(self, row: Any, newest: type[Any]) -> tuple[Any, bool]:
-        """The row in its newest shape, and whether its booleans were plain ones after all."""
+    def upgrade(self, row: Any, newest: type[Any]) -> tuple[Any, bool]:
+        """Return the row in its newest shape, and whether all its booleans were plain ones."""
         values = list(msgspec.structs.astuple(row))
         plain = True
         for position, read in self.truths.items():
@@ -134,7 +134,7 @@ class _Reader:
             if value is not True and value is not False:
                 plain = False
                 values[position] = read(value)
-        fields = [default if at < 0 else values[at] for at, default in self.places]
+        fields = [default if at < 0 else values[at] for at, default in self.positions]
         if any(at >= 0 and values[at] != default for at, default in self.extras):
             extras = [default if at < 0 else values[at] for at, default in self.extras]
             return self.wider(*fields, *extras), plain
@@ -142,7 +142,7 @@ class _Reader:
 
 
 class KeptFields:
-    """The fields of older releases that rows keep, and rows with them: the newest shape, then these."""
+    """The kept fields of older releases, and a row type that has them after the newest shape."""
 
     def __init__(self, newest: type[Any], fields: Shape) -> None:
         self.fields = fields
@@ -158,11 +158,10 @@ class KeptFields:
 
 
 class Shapes:
-    """Reads rows in any of some shapes, the likeliest first.
+    """Reads rows of any known shape, the likeliest first.
 
-    What worked last for a release is tried first the next time, so that a peer with a habit costs one
-    decode a row. A shape that could be mistaken for another one (as many items) is never preferred to the
-    one that the release has by right.
+    The shape that matched last for a release is tried first, so a consistent peer costs one decode per row.
+    If two shapes have the same number of items, the declared shape of the release always comes first.
     """
 
     def __init__(
@@ -189,23 +188,23 @@ class Shapes:
         self._last: dict[Release, _Reader] = {}
 
     def read(self, text: bytes, release: Release) -> Any:
-        """The row that `text` holds, in the newest shape, or None if it has no known shape."""
+        """The row in `text`, in the newest shape; None if it has no known shape."""
         reader = self._last.get(release)
         if reader is not None:
             try:
                 row = reader.decode(text)
             except undecodable:
                 return self._search(text, release)
-            return row if reader.is_newest else self._lift(row, reader, release)
+            return row if reader.is_newest else self._upgrade(row, reader, release)
         return self._search(text, release)
 
     def is_newest(self, release: Release) -> bool:
-        """Whether the last row of this release had the newest shape, as then the next most likely has."""
+        """Whether the last row of this release had the newest shape; if so, the next row probably has."""
         reader = self._last.get(release)
         return reader is not None and reader.is_newest
 
     def read_many(self, texts: list[bytes], release: Release) -> list[Any] | None:
-        """The rows that all these texts hold, or None if one needs a closer look."""
+        """The rows in these texts, or None if one of them must be read alone."""
         if not self.is_newest(release):
             return None
         decode = self._last[release].decode
@@ -215,7 +214,7 @@ class Shapes:
             return None
 
     def of(self, release: Release) -> Shape:
-        """The shape that this release has by right (the oldest known one for what came before)."""
+        """The declared shape of this release; the oldest known shape for releases before it."""
         own = self._by_release[0][1]
         for since, shape in self._by_release:
             if since <= release:
@@ -232,23 +231,24 @@ class Shapes:
                     continue
                 if shape is own or not self._is_ambiguous:
                     self._last[release] = reader
-                return row if reader.is_newest else self._lift(row, reader, release)
+                return row if reader.is_newest else self._upgrade(row, reader, release)
         return None
 
-    def _lift(self, row: Any, reader: _Reader, release: Release) -> Any:
-        lifted, plain = reader.lift(row, self._newest)
+    def _upgrade(self, row: Any, reader: _Reader, release: Release) -> Any:
+        upgraded, plain = reader.upgrade(row, self._newest)
         if plain and reader.strict is not None and self._last.get(release) is reader:
             self._last[release] = reader.strict
-        return lifted
+        return upgraded
 
 
 class Projection(msgspec.Struct, frozen=True):
-    """What a release gets of one kind of row: `places` of the newest shape, or texts of lost fields.
+    """How one kind of row is written for a release.
 
-    A place beyond the newest shape is that of a kept field, which a row may lack; `assumed` has its text.
+    Each item is a position in the newest shape, or the JSON text of a dropped field. A position beyond the
+    newest shape is that of a kept field; `assumed` has the text for rows that lack it.
     """
 
-    places: tuple[int | bytes, ...]
+    items: tuple[int | bytes, ...]
     assumed: dict[int, bytes]
     is_flat: bool
     is_spaced: bool
@@ -258,8 +258,8 @@ class Projection(msgspec.Struct, frozen=True):
 class RowKind:
     """One kind of row of a stream, over all releases.
 
-    Most streams have one. The rows of others are tagged, ``["ev",[...]]``; a `flat` span that ends says
-    that rows were the bare fields until then (one without an end says nothing).
+    Most streams have one kind. Rows of several kinds are tagged: ``["ev",[...]]``. If the `flat` span has an
+    end, rows were bare fields until that release.
     """
 
     def __init__(
@@ -292,7 +292,7 @@ class RowKind:
         return tuple(field for field in self._fields if release in field.span)
 
     def read_many_tagged(self, texts: list[bytes], release: Release) -> list[Any] | None:
-        """The rows that all these texts hold behind this kind's tag, or None if one needs a closer look."""
+        """The rows after this kind's tag in these texts, or None if one of them must be read alone."""
         if not self.shapes.is_newest(release):
             return None
         decode = self._decode_tagged
@@ -304,16 +304,16 @@ class RowKind:
     def write(self, row: Any) -> bytes:
         """The canonical text of a checked row.
 
-        msgspec writes the same text as Python except for what is tested here: non-ASCII and 0x7f, which
-        it does not escape, and floats (1e16 is 1e+16 in Python).
+        msgspec writes the same text as Python, with these exceptions: it does not escape non-ASCII and 0x7f,
+        and it writes 1e16 where Python writes 1e+16.
         """
         text = msgspec.json.encode(row)
         if not text.isascii() or b"\x7f" in text or (self._is_open and _FLOAT.search(text)):
             text = jsontext.dumps(msgspec.structs.astuple(row))
         return self.head + text + self.tail if self.head else text
 
-    def cut_for(self, dialect: Dialect) -> Projection | None:
-        """How rows of this kind look to a release, or None if it does not know them."""
+    def projection_for(self, dialect: Dialect) -> Projection | None:
+        """How rows of this kind are written for a release; None if the release does not know them."""
         release = dialect.release
         if release not in self.span:
             return None
@@ -322,7 +322,7 @@ class RowKind:
         is_spaced = jsontext.is_spaced(dialect)
         whole = self._final + (self.kept.fields if self.kept is not None else ())
         return Projection(
-            places=tuple(
+            items=tuple(
                 whole.index(field) if field in whole else jsontext.dumps(field.default) for field in shape
             ),
             assumed={at: jsontext.dumps(field.default) for at, field in enumerate(whole) if field.gone},
@@ -331,26 +331,27 @@ class RowKind:
             is_whole=shape == self._final and not is_flat and not is_spaced,
         )
 
-    def cut(self, canonical: bytes, cut: Projection) -> bytes:
-        """A canonical text of this kind as a release gets it."""
-        if cut.is_whole:
+    def project(self, canonical: bytes, projection: Projection) -> bytes:
+        """Convert a canonical row of this kind to the text for a release."""
+        if projection.is_whole:
             return self.without_kept(canonical)
         body = canonical[len(self.head) : -1] if self.head else canonical
         texts = jsontext.split(body)
         row = []
-        for at in cut.places:
-            if isinstance(at, bytes):
-                row.append(at)
+        for item in projection.items:
+            if isinstance(item, bytes):
+                row.append(item)
             else:
-                row.append(texts[at] if at < len(texts) else cut.assumed[at])
-        if cut.is_spaced:
+                row.append(texts[item] if item < len(texts) else projection.assumed[item])
+        if projection.is_spaced:
             values = [jsontext.loads(text) for text in row]
-            return jsontext.dumps([self.tag, values] if self.tag and not cut.is_flat else values, spaced=True)
+            is_tagged = self.tag and not projection.is_flat
+            return jsontext.dumps([self.tag, values] if is_tagged else values, spaced=True)
         text = jsontext.join(row)
-        return text if cut.is_flat else self.head + text + self.tail
+        return text if projection.is_flat else self.head + text + self.tail
 
     def without_kept(self, canonical: bytes) -> bytes:
-        """A canonical text of this kind without the fields that newer releases dropped."""
+        """Remove from a canonical row the fields that newer releases dropped."""
         if self.kept is None:
             return canonical
         texts = jsontext.split(canonical[len(self.head) : -1] if self.head else canonical)
@@ -359,13 +360,11 @@ class RowKind:
         return self.head + jsontext.join(texts[: len(self._final)]) + self.tail
 
     def _releases(self, *, flat: bool) -> list[tuple[Release, Shape]]:
-        """Every release that changed the shape, oldest first, with the shape since then."""
+        """Every release that changed the shape, oldest first, with its shape."""
         spans = [self.span, self.flat, *(field.span for field in self._fields)]
-        epoch_starts = {(0, 0, 0), *(s.since for s in spans), *(s.until for s in spans if s.until)}
+        releases = {(0, 0, 0), *(s.since for s in spans), *(s.until for s in spans if s.until)}
         return [
-            (release, self.shape(release))
-            for release in sorted(epoch_starts)
-            if self._is_flat(release) == flat
+            (release, self.shape(release)) for release in sorted(releases) if self._is_flat(release) == flat
         ]
 
     def _is_flat(self, release: Release) -> bool:
@@ -373,9 +372,9 @@ class RowKind:
 
 
 def _in_order(final: Shape, gone: list[tuple[str, ShapeField]]) -> Shape:
-    """All fields of all shapes in one order: each lost field behind the one it followed."""
+    """All fields of all shapes in one order: each dropped field after the field it followed."""
     fields = [field for after, field in gone if not after]
     for field in final:
         fields.append(field)
-        fields.extend(lost for after, lost in gone if after == field.name)
+        fields.extend(dropped for after, dropped in gone if after == field.name)
     return tuple(fields)

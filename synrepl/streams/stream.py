@@ -1,4 +1,4 @@
-"""How a stream is declared: its rows, and what is true of them as a whole.
+"""Stream declarations: a name, a row type and properties.
 
 ::
 
@@ -9,7 +9,7 @@
 
     TYPING = Stream("typing", Typing, key="room_id", monotonic=False, ephemeral=True)
 
-Everything else is derived: reading rows of any known release, checking them, writing them for a release.
+Reading rows of any known release, validating them, and writing them for a release follow from this.
 """
 
 import operator
@@ -40,14 +40,14 @@ R = TypeVar("R")
 T = TypeVar("T")
 Row = bytes | list[object]
 
-# SQLite masters write booleans as 1 and 0, PostgreSQL ones as true and false. A row always holds a bool.
+# Masters on SQLite write booleans as 1 and 0, those on PostgreSQL as true and false. Rows always hold a bool.
 Bool = Annotated[bool, BoolSpelling(accepts=bool | Literal[0, 1], read=bool)]
 
 
 class Since(msgspec.Struct, frozen=True):
-    """Marks a field that appeared in a release; rows of earlier ones are given the default.
+    """Marks a field that a release added; rows of earlier releases get the `default`.
 
-    Where only a range of releases is known, this is the earliest it can have been.
+    If only a range of releases is known, `release` is the earliest possible one.
     """
 
     release: str
@@ -55,10 +55,10 @@ class Since(msgspec.Struct, frozen=True):
 
 
 class Gone(msgspec.Struct, frozen=True):
-    """A field that rows had `until` a release, behind the field `after` (first of all, if that is empty).
+    """A field that rows had `until` a release, after the field `after` (first in the row, if empty).
 
-    What those releases send is checked against `type`. A `kept` field stays with the row and is given back to
-    those releases; another one is dropped. A row that lacks the field goes out with the `default`.
+    Values from those releases are validated against `type`. A `kept` field stays with the row and is sent to
+    those releases again; any other field is dropped. A row without the field is sent with the `default`.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Gone(msgspec.Struct, frozen=True):
 
 
 class _Declared(msgspec.Struct, frozen=True):
-    """What `row` found out about a class."""
+    """The declaration that `row` read from a class."""
 
     fields: Shape
     tag: str
@@ -91,11 +91,23 @@ def row(*, tag: str = "", since: str = "", flat_until: str = "") -> Callable[[ty
 def row(
     declared: type[T] | None = None, *, tag: str = "", since: str = "", flat_until: str = ""
 ) -> type[T] | Callable[[type[T]], type[T]]:
-    """Makes a class of annotations the row of a stream: a frozen struct, written as a JSON array.
+    """Turn an annotated class into a row type: a frozen struct, written as a JSON array.
 
-    It describes the newest shape; `Since` marks fields that older releases lack. Rows of streams with
-    several kinds have a `tag`, may exist only `since` a release, and may have been bare fields
-    (``flat_until``) before tags came.
+    The annotations are the fields of the newest shape, in order; `Since` marks fields that older releases
+    lack. Fields have no defaults, as a row on the wire always has all of them.
+
+    * `tag`: the name of this kind of row, for streams with several kinds
+    * `since`: the first release that has this kind, as ``"1.67"``
+    * `flat_until`: the first release that tags its rows; before it, rows were bare fields
+
+    Raises `ConfigError` for a class without fields, a field with a default, or a type that JSON lacks.
+
+    >>> @row
+    ... class Note:
+    ...     author: str
+    ...     text: str
+    >>> Note(author="@ada:hs", text="hello")
+    Note(author='@ada:hs', text='hello')
     """
     if declared is None:
         return lambda cls: _row(cls, tag, since, flat_until)
@@ -131,7 +143,7 @@ def _row(declared: type[T], tag: str, since: str, flat_until: str) -> type[T]:
 def _field(declared: type[Any], name: str, annotation: Any) -> ShapeField:
     of = f"field {name} of row {declared.__name__}"
     if hasattr(declared, name):
-        raise ConfigError(f"{of} has a default, but a row on the wire always has all its fields")
+        raise ConfigError(f"{of} has a default; a row on the wire always has all its fields")
     kind, marks = annotation, []
     if typing.get_origin(annotation) is Annotated:
         kind, *marks = typing.get_args(annotation)
@@ -140,13 +152,13 @@ def _field(declared: type[Any], name: str, annotation: Any) -> ShapeField:
     is_open(kind)
     if since is None:
         return ShapeField(name=name, type=kind, truth=truth)
-    _fits(of, since.default, kind)
+    _check_default(of, since.default, kind)
     return ShapeField(
         name=name, type=kind, truth=truth, span=span(since=since.release), default=since.default
     )
 
 
-def _fits(of: str, default: Any, kind: Any) -> None:
+def _check_default(of: str, default: Any, kind: Any) -> None:
     try:
         msgspec.convert(default, kind)
     except msgspec.ValidationError as error:
@@ -154,18 +166,34 @@ def _fits(of: str, default: Any, kind: Any) -> None:
 
 
 class Stream(Generic[R]):
-    """A stream: its name, its rows, and what may be relied upon.
+    """A stream: its name, its row type, and its properties.
 
-    * `key` tells which rows replace earlier ones (None: no row does).
-    * `monotonic`: tokens never go back; without it they do when the writer restarts.
-    * `ephemeral`: kept in memory, not in the log.
-    * `ordered`: rows arrive in the order of their tokens.
-    * `descends`: facts that come at once come from the highest token down.
-    * `told_by_all`: any writer may tell the facts of the others, under its own name: current Synapse
-      does not filter the rows of such a stream by writer.
-    * `tombstone` tells whether a row says that what its key stands for is gone: who wants what there is now
-      can leave out a key whose last row is one. None: no row says so.
-    * `span`: the releases that know it.
+    `rows` is one `row` type, or a union of tagged ones. The keyword arguments are attributes, too:
+
+    * `key`: a field, a tuple of fields, or a function of a row. A row replaces earlier rows of the same key.
+      None: no row replaces another.
+    * `monotonic`: tokens never go back. If False, they start again when the writer restarts.
+    * `ephemeral`: facts are kept in memory, not in the log.
+    * `ordered`: facts arrive in the order of their tokens.
+    * `descends`: a burst of facts arrives in descending order of tokens. Implies that it is not `ordered`.
+    * `any_writer`: any writer may send facts of the others under its own name. Current Synapse does not
+      filter the rows of such a stream by writer.
+    * `tombstone`: a function that tells whether a row deletes its key. None: no row does.
+    * `since`, `until`: the releases that have the stream, as ``"1.67"``; the attribute is `span`.
+    * `gone`: fields that newer releases dropped.
+
+    Raises `ConfigError` if the declaration contradicts itself: no tags for several kinds of row, a key that
+    is not a field, a default of the wrong type.
+
+    >>> @row
+    ... class Note:
+    ...     author: str
+    ...     text: str
+    >>> NOTES = Stream("notes", Note, key="author")
+    >>> NOTES.encode(Note(author="@ada:hs", text="hello"))
+    b'["@ada:hs","hello"]'
+    >>> NOTES.decode(b'["@ada:hs", "hello"]', NEWEST)
+    Note(author='@ada:hs', text='hello')
     """
 
     def __init__(
@@ -178,7 +206,7 @@ class Stream(Generic[R]):
         ephemeral: bool = False,
         ordered: bool = True,
         descends: bool = False,
-        told_by_all: bool = False,
+        any_writer: bool = False,
         tombstone: Callable[[R], bool] | None = None,
         since: str = "",
         until: str = "",
@@ -192,7 +220,7 @@ class Stream(Generic[R]):
         self.ephemeral = ephemeral
         self.ordered = ordered and not descends
         self.descends = descends
-        self.told_by_all = told_by_all
+        self.any_writer = any_writer
         self.tombstone = tombstone
         self.span = span(since=since, until=until)
         classes = typing.get_args(rows) if isinstance(rows, UnionType) else (rows,)
@@ -206,16 +234,16 @@ class Stream(Generic[R]):
         self._tagged = [(kind.head, len(kind.head), kind.shapes) for kind in self._kinds]
         self._only: Shapes | None = None if self._kinds[0].tag else self._kinds[0].shapes
         self.key = self._key_of(key)
-        self._cuts: dict[Release, tuple[list[tuple[RowKind, Projection | None]], bool]] = {}
+        self._projections: dict[Release, tuple[list[tuple[RowKind, Projection | None]], bool]] = {}
 
     def __repr__(self) -> str:
         return f"Stream({self.name!r})"
 
     def decode(self, data: bytes, dialect: Dialect) -> R:
-        """The row that one row's JSON text holds, in the newest shape.
+        """Decode the JSON text of one row to the newest shape.
 
-        Any known release's shape is taken, that of `dialect` first. What older releases said in kept
-        fields are attributes besides those declared. Raises RowError and nothing else.
+        Accepts the shape of any known release, that of `dialect` first. Kept fields of older releases become
+        extra attributes. Raises `RowError` only.
         """
         if self._only is not None:
             found = self._only.read(data, dialect.release)
@@ -233,7 +261,7 @@ class Stream(Generic[R]):
         return typing.cast(R, found)
 
     def decode_many(self, texts: list[bytes], dialect: Dialect) -> list[R]:
-        """The same as `decode` for each, at less than half the cost where they are of one kind and shape."""
+        """Decode several rows. Costs less than half of `decode` if all have one kind and shape."""
         found: list[Any] | None = None
         if self._only is not None:
             found = self._only.read_many(texts, dialect.release)
@@ -245,7 +273,7 @@ class Stream(Generic[R]):
         return [self.decode(text, dialect) for text in texts] if found is None else found
 
     def canonical(self, data: Row, dialect: Dialect = NEWEST) -> bytes:
-        """Checks a row, and gives its newest shape as canonical JSON text. Raises RowError."""
+        """Validate a row, and return its newest shape as canonical JSON text. Raises `RowError`."""
         if not isinstance(data, bytes):
             data = self._text(data)
         found = self.decode(data, dialect)
@@ -255,9 +283,9 @@ class Stream(Generic[R]):
             raise RowError(stream=self.name, why=f"cannot be written: {error}") from error
 
     def canonical_fact(self, rows: bytes | list[Row], dialect: Dialect = NEWEST) -> bytes:
-        """Checks the rows of a fact (a JSON array of them), and gives them as canonical JSON text.
+        """Validate the rows of a fact (a JSON array), and return them as canonical JSON text.
 
-        A fact without rows says nothing and is refused. `RowError.index` tells which row is bad.
+        Raises `RowError` for an empty array, or for a bad row; its `index` is the position of that row.
         """
         items: list[Row] | list[bytes]
         if isinstance(rows, bytes):
@@ -278,35 +306,35 @@ class Stream(Generic[R]):
         return jsontext.join(texts)
 
     def encode(self, row: R) -> bytes:
-        """The canonical text of a row. Raises RowError if it holds what its fields do not allow."""
+        """Encode a row as canonical JSON text. Raises `RowError` if a value does not fit its field."""
         kind = self._by_class.get(type(row))
         if kind is None:
             raise RowError(stream=self.name, why=f"{type(row).__name__} is not a row of this stream")
         values: list[object] = list(msgspec.structs.astuple(typing.cast(Any, row)))
         return self.canonical([kind.tag, values] if kind.tag else values)
 
-    def cut(self, canonical: bytes, dialect: Dialect) -> bytes | None:
-        """What a release gets of a canonical row: its fields, its spacing. None if it does not know it.
+    def project(self, canonical: bytes, dialect: Dialect) -> bytes | None:
+        """Convert a canonical row to the fields and spacing of a release; None if the release lacks it.
 
-        The same bytes object where nothing differs.
+        Returns the same bytes object if nothing differs.
         """
-        cuts, is_whole = self._cuts.get(dialect.release) or self._plan(dialect)
+        projections, is_whole = self._projections.get(dialect.release) or self._plan(dialect)
         if is_whole:
             return canonical
-        for kind, cut in cuts:
+        for kind, projection in projections:
             if canonical.startswith(kind.head):
-                return kind.cut(canonical, cut) if cut is not None else None
+                return kind.project(canonical, projection) if projection is not None else None
         raise RowError(stream=self.name, why="not a canonical row of this stream")
 
-    def cut_fact(self, rows: bytes, dialect: Dialect) -> list[bytes]:
-        """What a release gets of a fact's canonical rows: those it knows, each cut."""
+    def project_fact(self, rows: bytes, dialect: Dialect) -> list[bytes]:
+        """Convert the canonical rows of a fact for a release; rows that it does not know are left out."""
         texts = jsontext.split(rows)
-        if (self._cuts.get(dialect.release) or self._plan(dialect))[1]:
+        if (self._projections.get(dialect.release) or self._plan(dialect))[1]:
             return texts
-        return [text for text in (self.cut(text, dialect) for text in texts) if text is not None]
+        return [text for text in (self.project(text, dialect) for text in texts) if text is not None]
 
-    def newest_fact(self, rows: bytes) -> list[bytes]:
-        """A fact's canonical rows in the newest shape, without the fields that newer releases dropped."""
+    def project_newest(self, rows: bytes) -> list[bytes]:
+        """Convert the canonical rows of a fact to the newest shape, without kept fields."""
         texts = jsontext.split(rows)
         if not self._keeps:
             return texts
@@ -317,7 +345,7 @@ class Stream(Generic[R]):
         ]
 
     def shape(self, dialect: Dialect, tag: str = "") -> tuple[str, ...]:
-        """The names of the fields in a release, for people; of the first kind of row unless `tag` says."""
+        """The field names in a release, of the first kind of row or the one with this `tag`. For display."""
         kind = self._by_tag[tag] if tag else self._kinds[0]
         if dialect.release not in self.span or dialect.release not in kind.span:
             return ()
@@ -325,7 +353,7 @@ class Stream(Generic[R]):
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The tags of the kinds of rows; none if rows are not tagged."""
+        """The tags of the kinds of rows; empty if rows are not tagged."""
         return tuple(tag for tag in self._by_tag if tag)
 
     def _kind(self, cls: type[Any], gone: list[Gone]) -> RowKind:
@@ -333,25 +361,25 @@ class Stream(Generic[R]):
         if not isinstance(declared, _Declared):
             raise ConfigError(f"{cls!r} is not a row of stream {self.name}: decorate it with @row")
         names = {field.name for field in declared.fields}
-        lost = []
-        for one in gone:
-            of = f"field {one.name}, gone from stream {self.name},"
-            if one.after and one.after not in names:
-                raise ConfigError(f"{of} cannot have stood after {one.after}, which is no field of it")
-            _fits(of, one.default, one.type)
+        dropped = []
+        for old in gone:
+            of = f"field {old.name}, gone from stream {self.name},"
+            if old.after and old.after not in names:
+                raise ConfigError(f"{of} cannot follow {old.after}, which is not a field of it")
+            _check_default(of, old.default, old.type)
             field = ShapeField(
-                name=one.name,
-                type=one.type,
-                span=span(until=one.until),
-                default=one.default,
+                name=old.name,
+                type=old.type,
+                span=span(until=old.until),
+                default=old.default,
                 gone=True,
-                kept=one.kept,
+                kept=old.kept,
             )
-            lost.append((one.after, field))
+            dropped.append((old.after, field))
         return RowKind(
             cls,
             declared.fields,
-            lost,
+            dropped,
             declared.tag,
             span(since=declared.since) if declared.since else ALWAYS,
             Span(until=span(until=declared.flat_until).until),
@@ -367,7 +395,7 @@ class Stream(Generic[R]):
             for name in names:
                 if name not in kind.row.__struct_fields__:
                     raise ConfigError(
-                        f"the key of stream {self.name} names {name!r}, which is no field of it"
+                        f"the key of stream {self.name} names {name!r}, which is not a field of it"
                     )
         get = operator.attrgetter(*names)
         if len(names) == 1:
@@ -376,13 +404,17 @@ class Stream(Generic[R]):
 
     def _plan(self, dialect: Dialect) -> tuple[list[tuple[RowKind, Projection | None]], bool]:
         is_known = dialect.release in self.span
-        cuts = [(kind, kind.cut_for(dialect) if is_known else None) for kind in self._kinds]
-        plan = cuts, not self._keeps and all(cut is not None and cut.is_whole for _, cut in cuts)
-        self._cuts[dialect.release] = plan
+        projections = [(kind, kind.projection_for(dialect) if is_known else None) for kind in self._kinds]
+        plan = (
+            projections,
+            not self._keeps
+            and all(projection is not None and projection.is_whole for _, projection in projections),
+        )
+        self._projections[dialect.release] = plan
         return plan
 
     def _read_oddly_tagged(self, data: bytes, release: Release) -> Any:
-        """A tagged row that is spelled in an unusual way, or one from before tags."""
+        """Read a tagged row with unusual spacing, or a row from before tags."""
         try:
             items = jsontext.split(data)
             tag = msgspec.json.decode(items[0]) if len(items) == 2 else None
@@ -404,7 +436,7 @@ class Stream(Generic[R]):
             raise RowError(stream=self.name, why=f"cannot be written as JSON: {error}") from error
 
     def _refuse(self, data: bytes, release: Release) -> NoReturn:
-        """Says in words what is wrong with a row that nothing could read. Not a fast path."""
+        """Raise RowError that explains why a row cannot be read. Not a fast path."""
         try:
             value = msgspec.json.decode(data)
         except RecursionError:
@@ -427,7 +459,7 @@ class Stream(Generic[R]):
         if len(value) == 2 and isinstance(value[0], str):
             kind = self._by_tag.get(value[0])
             if kind is None:
-                return f"{value[0]!r} is no kind of row; there are {', '.join(self._by_tag)}"
+                return f"{value[0]!r} is not a kind of row; known are {', '.join(self._by_tag)}"
             if not isinstance(value[1], list):
                 return f"a row after {kind.tag!r} is a JSON array, not {type(value[1]).__name__}"
             return f"{kind.tag}: {_misfit(value[1], kind.shapes, release)}"
@@ -438,7 +470,7 @@ class Stream(Generic[R]):
 
 
 def _misfit(values: list[Any], shapes: Shapes, release: Release) -> str:
-    """What keeps these values from having one of these shapes."""
+    """Explain why these values have none of these shapes."""
     fitting = [shape for shape in (shapes.of(release), *shapes.known) if len(shape) == len(values)]
     if not fitting:
         lengths = sorted({len(shape) for shape in shapes.known})

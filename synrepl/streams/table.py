@@ -1,4 +1,4 @@
-"""Which streams there are: a value, so that a worker can have streams of its own without touching others."""
+"""Stream tables: immutable sets of streams, so that a worker can add its own without affecting others."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -11,9 +11,15 @@ __all__ = ["StreamTable"]
 
 
 class StreamTable:
-    """Streams by name, in the order in which their positions are announced. Never changes.
+    """Streams by name, in the order in which their positions are announced. Immutable.
 
-    ``StreamTable.default() | {MINE}`` is a new table with one more.
+    ``|`` with any iterable of streams makes a new table. Raises `ConfigError` for two streams of one name;
+    ``table[name]`` raises `UnknownStream`.
+
+    >>> from synrepl.streams.catalog import RECEIPTS, TYPING
+    >>> table = StreamTable([TYPING]) | {RECEIPTS}
+    >>> table["typing"], "receipts" in table, len(StreamTable.default()) > len(table)
+    (Stream('typing'), True, True)
     """
 
     __slots__ = ("_by_name",)
@@ -27,8 +33,8 @@ class StreamTable:
 
     @classmethod
     def default(cls) -> "StreamTable":
-        """Every stream that a known release of Synapse has."""
-        from synrepl.streams import catalog  # Here, so that a table can be had without the catalog.
+        """All streams of the known releases of Synapse, and the streams of synrepl itself."""
+        from synrepl.streams import catalog  # Not at the top: a table does not need the catalog.
 
         return cls(catalog.ALL)
 
@@ -54,7 +60,7 @@ class StreamTable:
         return len(self._by_name)
 
     def __contains__(self, stream: object) -> bool:
-        """Whether a stream, or one of this name, is in here."""
+        """Whether the table has this stream, or a stream of this name."""
         if isinstance(stream, Stream):
             return self._by_name.get(stream.name) is stream
         return stream in self._by_name
@@ -69,5 +75,5 @@ class StreamTable:
         return f"StreamTable({', '.join(self._by_name)})"
 
     def known_to(self, dialect: Dialect) -> list[Stream[Any]]:
-        """The streams that exist in a release; others are withheld from it, positions included."""
+        """The streams that a release has. Rows and positions of others are not sent to it."""
         return [stream for stream in self if dialect.release in stream.span]

@@ -36,14 +36,14 @@ from synrepl.replication.replica.conversation import (
     UpstreamHeartbeat,
 )
 from synrepl.replication.wire_positions import said_place
-from synrepl.streams.ndjson import read_facts
+from synrepl.streams.ndjson import decode_facts
 from synrepl.transports.credentials import Credentials
 from synrepl.wire import native
 from synrepl.wire.blocks import BlockReader, Payload
 from synrepl.wire.commands import Error, Ping, Server
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.grammar import CLIENT, Command
-from synrepl.wire.native import WirePosition, read, say
+from synrepl.wire.native import WirePosition, decode_body, encode_body
 from synrepl.wire.session import KEEPALIVE, MAX_TEXT, Close, Deliver, Keepalive, Send, Session
 from synrepl.wire.text import printable
 
@@ -159,9 +159,9 @@ class UpstreamConnection(Protocol):
                     raise RemoteProtocolError("a HEARTBEAT was changed on its way here")
                 self._put(0, UpstreamHeartbeat(position, command.head, command.at_ms))
             case native.Refused():
-                self._put(0, RefusedByUpstream(_shown(read(native.Refusal, command.said))))
+                self._put(0, RefusedByUpstream(_shown(decode_body(native.Refusal, command.body))))
             case native.Joining():
-                said = read(native.JoiningBody, command.said)
+                said = decode_body(native.JoiningBody, command.body)
                 self._put(
                     0,
                     JoinStarted(
@@ -173,17 +173,17 @@ class UpstreamConnection(Protocol):
                     ),
                 )
             case native.Joined():
-                self._put(0, JoinFinished(said_place(read(native.JoinedBody, command.said).position)))
+                self._put(0, JoinFinished(said_place(decode_body(native.JoinedBody, command.body).position)))
             case native.Subscribed():
-                self._put(0, SubscriptionStarted(said_place(read(WirePosition, command.said))))
+                self._put(0, SubscriptionStarted(said_place(decode_body(WirePosition, command.body))))
             case native.Challenge():
-                self._put(0, read(native.ChallengeBody, command.said))
+                self._put(0, decode_body(native.ChallengeBody, command.body))
             case native.Welcome():
-                self._put(0, _checked(read(native.WelcomeBody, command.said)))
+                self._put(0, _checked(decode_body(native.WelcomeBody, command.body)))
             case native.DigestsAre():
-                self._put(0, read(native.DigestsBody, command.said))
+                self._put(0, decode_body(native.DigestsBody, command.body))
             case native.Peers():
-                addresses = read(_Peers, b'{"addresses":%b}' % command.said).addresses
+                addresses = decode_body(_Peers, b'{"addresses":%b}' % command.body).addresses
                 _check_shown(*addresses)
                 self._put(0, KnownPeers(addresses))
             case native.Taken():
@@ -288,13 +288,13 @@ class UpstreamConnection(Protocol):
             address=address,
             capabilities=native.SPOKEN,
         )
-        self.send(native.Hello(said=say(greeting)))
+        self.send(native.Hello(body=encode_body(greeting)))
         known: native.ChallengeBody = await self._expect(native.ChallengeBody)
         if known.proof and secret is None:
             raise NotConnected("the upstream wants a proof of the secret, and none is set here (secret_file)")
         nonces = (known.nonce, mine)
         shown = "" if secret is None else proof(secret, REPLICA, nonces, uuid, name)
-        self.send(native.Auth(said=say(native.Proof(shown))))
+        self.send(native.Auth(body=encode_body(native.Proof(shown))))
         self.welcome = await self._expect(native.WelcomeBody)
         if secret is not None and not proves(self.welcome.proof, secret, PRIMARY, nonces, uuid, name):
             raise NotConnected("the upstream could not prove that it knows the secret: is it the right one?")
@@ -307,11 +307,11 @@ class UpstreamConnection(Protocol):
 
     def join(self, asked: native.JoinRequest) -> None:
         """Ask for a copy."""
-        self.send(native.Join(said=say(asked)))
+        self.send(native.Join(body=encode_body(asked)))
 
     def subscribe(self, asked: native.Subscription) -> None:
         """Ask for what comes after a place."""
-        self.send(native.Subscribe(said=say(asked)))
+        self.send(native.Subscribe(body=encode_body(asked)))
 
     def acknowledge(self, position: LogPosition, at_ms: int) -> None:
         """Everything up to there is held."""
@@ -335,7 +335,7 @@ class UpstreamConnection(Protocol):
 
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
         """The upstream's digests there."""
-        self.send(native.Digests(said=msgspec.json.encode(list(serials))))
+        self.send(native.Digests(body=msgspec.json.encode(list(serials))))
         said: native.DigestsBody = await self._expect(native.DigestsBody)
         try:
             return {int(serial): digest for serial, digest in said.digests.items()}
@@ -450,11 +450,11 @@ class _Peers(msgspec.Struct):
 def _event(payload: Payload) -> Event:
     match payload.kind:
         case "facts":
-            return Facts(read_facts(payload.data))
+            return Facts(decode_facts(payload.data))
         case "ephemeral":
-            return Ephemeral(read_facts(payload.data))
+            return Ephemeral(decode_facts(payload.data))
         case "held":
-            return Ephemeral(read_facts(payload.data), is_all=True)
+            return Ephemeral(decode_facts(payload.data), is_all=True)
         case "meta":
             return SnapshotMeta(*read_meta(payload.data))
     raise RemoteProtocolError(f"a block of {printable(payload.kind)} is not known here")

@@ -76,10 +76,10 @@ __all__ = [
     "Up",
     "Welcome",
     "WelcomeBody",
+    "decode_body",
+    "encode_body",
     "heartbeat_check",
     "native_commands",
-    "read",
-    "say",
 ]
 
 VERSION: Final = 1
@@ -231,7 +231,7 @@ class DigestsBody(msgspec.Struct, frozen=True):
 class Hello(Command, frozen=True):
     """A replica makes itself known: `uuid`, `name`, `nonce`, `registered`, `address`."""
 
-    said: bytes = json_rest()
+    body: bytes = json_rest()
 
     EXAMPLES = {NATIVE: 'HELLO {"uuid":"u","name":"replica1","nonce":"n"}'}
 
@@ -240,7 +240,7 @@ class Hello(Command, frozen=True):
 class Challenge(Command, frozen=True):
     """The primary's nonce, and whether it wants a proof of the secret."""
 
-    said: bytes = json_rest()
+    body: bytes = json_rest()
 
     EXAMPLES = {NATIVE: 'CHALLENGE {"nonce":"n","proof":true,"version":1}'}
 
@@ -249,19 +249,19 @@ class Challenge(Command, frozen=True):
 class Auth(Command, frozen=True):
     """HMAC-SHA256 over both nonces, the uuid and the name; the secret itself is never sent."""
 
-    said: bytes = json_rest()
+    body: bytes = json_rest()
 
     EXAMPLES = {NATIVE: 'AUTH {"proof":"0a1b"}'}
 
     def __repr__(self) -> str:
-        return "Auth(said=...)"
+        return "Auth(body=...)"
 
 
 @command("WELCOME", sent_by=SERVER, since=SINCE)
 class Welcome(Command, frozen=True):
     """Who the primary is, with its own proof; which history it has, and where that stands."""
 
-    said: bytes = json_rest()
+    body: bytes = json_rest()
 
     EXAMPLES = {NATIVE: 'WELCOME {"proof":"0a1b","history":"h","uuid":"u"}'}
 
@@ -270,7 +270,7 @@ class Welcome(Command, frozen=True):
 class Join(Command, frozen=True):
     """A copy of everything is wanted, or the rest of one that was cut off."""
 
-    said: bytes = json_rest()
+    body: bytes = json_rest()
 
     EXAMPLES = {NATIVE: "JOIN {}"}
 
@@ -279,7 +279,7 @@ class Join(Command, frozen=True):
 class Joining(Command, frozen=True):
     """A snapshot follows, of this place."""
 
-    said: bytes = json_rest()
+    body: bytes = json_rest()
 
     EXAMPLES = {NATIVE: 'JOINING {"join":"j","history":"h","after":0,"resumed":false}'}
 
@@ -288,7 +288,7 @@ class Joining(Command, frozen=True):
 class Joined(Command, frozen=True):
     """The copy is whole up to this place."""
 
-    said: bytes = json_rest()
+    body: bytes = json_rest()
 
     EXAMPLES = {NATIVE: 'JOINED {"position":{"epoch":1,"serial":7,"digest":"d"}}'}
 
@@ -297,7 +297,7 @@ class Joined(Command, frozen=True):
 class Subscribe(Command, frozen=True):
     """Where the replica stands, and which streams and writers it wants from there on."""
 
-    said: bytes = json_rest()
+    body: bytes = json_rest()
 
     EXAMPLES = {NATIVE: 'SUBSCRIBE {"history":"h","position":{"epoch":1,"serial":7,"digest":"d"}}'}
 
@@ -306,7 +306,7 @@ class Subscribe(Command, frozen=True):
 class Subscribed(Command, frozen=True):
     """It can be served: what it lacks follows, then what comes. Says where the primary stands."""
 
-    said: bytes = json_rest()
+    body: bytes = json_rest()
 
     EXAMPLES = {NATIVE: 'SUBSCRIBED {"epoch":1,"serial":9,"digest":"e"}'}
 
@@ -397,7 +397,7 @@ class Down(Command, frozen=True):
 class Digests(Command, frozen=True):
     """Which digests are at these serials? Asked to find where two histories part."""
 
-    said: bytes = json_rest()
+    body: bytes = json_rest()
 
     EXAMPLES = {NATIVE: "DIGESTS [1,512]"}
 
@@ -406,7 +406,7 @@ class Digests(Command, frozen=True):
 class DigestsAre(Command, frozen=True):
     """The digests at those serials, as far as they are known here."""
 
-    said: bytes = json_rest()
+    body: bytes = json_rest()
 
     EXAMPLES = {NATIVE: 'DIGESTS_ARE {"digests":{"1":"d","512":null}}'}
 
@@ -415,7 +415,7 @@ class DigestsAre(Command, frozen=True):
 class Peers(Command, frozen=True):
     """Where the other replicas are: whoever becomes primary tells them."""
 
-    said: bytes = json_rest()
+    body: bytes = json_rest()
 
     EXAMPLES = {NATIVE: 'PEERS ["tcp:host:9092 http://host:9093"]'}
 
@@ -424,7 +424,7 @@ class Peers(Command, frozen=True):
 class Refused(Command, frozen=True):
     """It cannot be: a code, a text, and whether it may help to try again."""
 
-    said: bytes = json_rest()
+    body: bytes = json_rest()
 
     EXAMPLES = {NATIVE: 'REFUSED {"code":"trimmed","message":"...","retryable":false}'}
 
@@ -463,7 +463,7 @@ def heartbeat_check(epoch: int, serial: int, digest: str, head: int, at_ms: int)
     return f"{crc32(f'{epoch} {serial} {digest} {head} {at_ms}'.encode()):08x}"
 
 
-def say(message: Any) -> bytes:
+def encode_body(message: Any) -> bytes:
     """The JSON of a message, for a command that holds one."""
     try:
         return msgspec.json.encode(message, order="deterministic")
@@ -471,9 +471,9 @@ def say(message: Any) -> bytes:
         raise LocalProtocolError(f"cannot write {type(message).__name__}: {error}") from error
 
 
-def read(shape: type[M], said: bytes) -> M:
+def decode_body(shape: type[M], body: bytes) -> M:
     """The message of a command. Raises RemoteProtocolError, with words for the peer."""
     try:
-        return msgspec.json.decode(said, type=shape)
+        return msgspec.json.decode(body, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"cannot parse {shape.__name__}: {printable(str(error))}") from error

@@ -12,7 +12,7 @@ from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.ports.history import LogPosition
 from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import line, read_facts
+from synrepl.streams.ndjson import decode_facts, encode_fact
 from synrepl.transports.http.http_client import ResponseLines, collected
 from synrepl.transports.http.upstream import _check
 
@@ -91,10 +91,10 @@ def test_a_fact_that_was_changed_on_the_way_is_noticed() -> None:
     """Of a log with holes no digest proves a fact; a checksum of its own does."""
     at = LogPosition(1, 7, "d" * 64)
     fact = Fact(at.serial, at.epoch, "receipts", "w", 3, 4, b'[["x"]]', 5, at.digest)
-    text = line(fact).rstrip(b"}\n") + b',"checksum":"' + checksum(fact).encode() + b'"}'
+    text = encode_fact(fact).rstrip(b"}\n") + b',"checksum":"' + checksum(fact).encode() + b'"}'
 
-    _check(read_facts(text), text)
+    _check(decode_facts(text), text)
     for old, new in ((b'"x"', b'"y"'), (b'"token":4', b'"token":5'), (b'"writer":"w"', b'"writer":"v"')):
         changed = text.replace(old, new)
         with pytest.raises(RemoteProtocolError, match="serial 7 was changed on the way"):
-            _check(read_facts(changed), changed)
+            _check(decode_facts(changed), changed)

@@ -22,7 +22,7 @@ from synrepl.pipeline.store import Store
 from synrepl.streams import jsontext
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import read_facts
+from synrepl.streams.ndjson import decode_facts
 from tests.pipeline.archives import archive as write_archive
 from tests.pipeline.archives import chained, counted_by_the_manual
 from tests.pipeline.kills import ArchiveProcess
@@ -274,7 +274,7 @@ def test_a_trimmed_log_begins_with_what_is_left(spark: "SparkSession", tmp_path:
 
         found = manifests(Store(str(tmp_path / "archive")))
         facts = archived(tmp_path / "archive")
-        left = read_facts(b"\n".join(asking.get_lines("/v1/changelog?compacted=true")[1]))
+        left = decode_facts(b"\n".join(asking.get_lines("/v1/changelog?compacted=true")[1]))
     assert found[0].compacted
     # It may have been trimmed further meanwhile.
     assert 1 == found[0].first_serial

@@ -9,7 +9,7 @@ from synrepl.pipeline.archive.archive import archive
 from synrepl.pipeline.snapshot.compact import compact
 from synrepl.pipeline.store import Store
 from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import read_facts
+from synrepl.streams.ndjson import decode_facts
 from tests.processes.replicas import Cluster, fill
 from tests.service.processes import TWISTD, Daemon, Process
 
@@ -34,7 +34,7 @@ run()
 
 def held(url: str) -> list[Fact]:
     """What a daemon has, of what was compacted too."""
-    return read_facts(b"\n".join(BlockingClient(url).get_lines("/v1/changelog?compacted=true")[1]))
+    return decode_facts(b"\n".join(BlockingClient(url).get_lines("/v1/changelog?compacted=true")[1]))
 
 
 def post(url: str, *users: str) -> Any:

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, Self
 import msgspec
 
 from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import read_facts
+from synrepl.streams.ndjson import decode_facts
 from tests.service.processes import ROOT
 
 __all__ = [
@@ -142,7 +142,7 @@ class Asker:
 def changelog(url: str) -> Iterator[Fact]:
     """Every fact that a daemon keeps, as it tells them."""
     with Asker(url) as asker:
-        yield from read_facts(asker.ask("GET", "/v1/changelog?since=0"))
+        yield from decode_facts(asker.ask("GET", "/v1/changelog?since=0"))
 
 
 class Known(NamedTuple):

@@ -17,7 +17,7 @@ from synrepl.storage import SQLiteEngine
 from synrepl.storage.group_commit import AppendRequest, LogHead, build_group
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import read_facts
+from synrepl.streams.ndjson import decode_facts
 from tests.processes.channel import eventually, status
 from tests.processes.loading import (
     PATIENCE_SECONDS,
@@ -384,7 +384,7 @@ class Reading:
             while not self._end.wait(AGAIN_SECONDS):
                 with suppress(Unanswered, Refused), Asker(member.url) as asker:
                     text = asker.ask("GET", f"/v1/changelog?since={serial}&limit=2000")
-                    facts = read_facts(text)
+                    facts = decode_facts(text)
                     # The digests say that each is a fact that was, with the rows that it had, in its place.
                     assert verify(facts, digest) is None, f"after {serial} at {member.name}: {facts[:2]}"
                     if facts:

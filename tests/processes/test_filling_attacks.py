@@ -14,10 +14,17 @@ import pytest
 from synrepl.replication.relay.leases import MAX_ANONYMOUS
 from synrepl.streams.digest import EMPTY
 from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import line
+from synrepl.streams.ndjson import encode_fact
 from synrepl.transports.http.append_body import MAX_WRITERS
 from synrepl.wire.blocks import MAX_BLOCK, block
-from synrepl.wire.native import ChallengeBody, JoiningBody, WelcomeBody, WirePosition, heartbeat_check, say
+from synrepl.wire.native import (
+    ChallengeBody,
+    JoiningBody,
+    WelcomeBody,
+    WirePosition,
+    encode_body,
+    heartbeat_check,
+)
 from tests.processes.loading import MIB, Asker, RawReader, Refused, made_rows, memory, report
 from tests.service.processes import Daemon
 
@@ -209,7 +216,7 @@ class HostileUpstream:
             for text in heard:
                 if (answer := answers.get(text.split()[0])) is not None:
                     word, said = answer
-                    connection.sendall(word + say(said) + b"\n")
+                    connection.sendall(word + encode_body(said) + b"\n")
                     if word == b"JOINING ":
                         return
         raise EOFError
@@ -243,7 +250,7 @@ def changed_block() -> Iterator[bytes]:
 
 
 ROWS: Final = b"[" + b'["@a:hs"],' * (3 * MIB) + b'["@a:hs"]]'
-LARGE: Final = line(Fact(1, 1, "push_rules", "master", 0, 1, ROWS, 0, "d" * 64))
+LARGE: Final = encode_fact(Fact(1, 1, "push_rules", "master", 0, 1, ROWS, 0, "d" * 64))
 
 
 def true_block() -> Iterator[bytes]:
@@ -251,7 +258,7 @@ def true_block() -> Iterator[bytes]:
     yield f"BLOCK facts 1 {len(LARGE)} {sha256(LARGE).hexdigest()}\n".encode()
     for position in range(0, len(LARGE), MIB):
         yield LARGE[position : position + MIB]
-    yield block("facts", 1, line(Fact(99, 1, "push_rules", "master", 0, 1, b"[]", 0, "d" * 64)))
+    yield block("facts", 1, encode_fact(Fact(99, 1, "push_rules", "master", 0, 1, b"[]", 0, "d" * 64)))
 
 
 def endless_copy() -> Iterator[bytes]:
@@ -260,7 +267,7 @@ def endless_copy() -> Iterator[bytes]:
         Fact(serial, 1, "push_rules", "master", 0, serial, b'[["@a:hs"]]', 0, "d" * 64)
         for serial in range(1, 6)
     ]
-    page = block("facts", len(facts), b"".join(map(line, facts)))
+    page = block("facts", len(facts), b"".join(map(encode_fact, facts)))
     while True:
         yield page * 100
 

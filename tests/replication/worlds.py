@@ -21,8 +21,8 @@ from synrepl.wire.native import (
     Subscription,
     WelcomeBody,
     WirePosition,
-    read,
-    say,
+    decode_body,
+    encode_body,
 )
 
 __all__ = ["RawReplica", "World"]
@@ -136,7 +136,7 @@ class RawReplica(Protocol):
 
     def tell(self, word: str, message: Any) -> None:
         """A word and what belongs to it."""
-        self.transport.write(word.encode() + b" " + say(message) + b"\n")
+        self.transport.write(word.encode() + b" " + encode_body(message) + b"\n")
 
     def lines(self, word: str) -> list[bytes]:
         """What was said with this word."""
@@ -169,14 +169,14 @@ class RawReplica(Protocol):
         mine = nonce()
         self.tell("HELLO", Greeting(uuid=uuid, name=name, nonce=mine))
         world.pass_(0.05)
-        known = read(ChallengeBody, self.lines("CHALLENGE")[-1])
+        known = decode_body(ChallengeBody, self.lines("CHALLENGE")[-1])
         if shown is None:
             nonces = (known.nonce, mine)
             shown = "" if secret is None else proof(secret, REPLICA, nonces, uuid, name)
         self.tell("AUTH", Proof(shown))
         world.pass_(0.05)
         said = self.lines("WELCOME")
-        return read(WelcomeBody, said[-1]) if said else None
+        return decode_body(WelcomeBody, said[-1]) if said else None
 
     def subscribe(
         self, world: World, welcome: WelcomeBody, position: WirePosition | None = None, **other: Any

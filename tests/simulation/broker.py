@@ -564,7 +564,7 @@ class BrokerSimulation(SeededRun):
         return required, allowed
 
     def _place(self, stream: str, writer: str, token: int, rows: bytes) -> _Place:
-        return (stream, "" if self.table[stream].told_by_all else writer, token, rows)
+        return (stream, "" if self.table[stream].any_writer else writer, token, rows)
 
     def _check_log(self, daemon: FakeDaemon, required: set[_Place], allowed: set[_Place]) -> None:
         facts = daemon.engine.facts
@@ -620,7 +620,7 @@ class BrokerSimulation(SeededRun):
                     continue
                 place = (updates.stream, updates.writer if slot.knows_writers else "", updates.token)
                 rows = [
-                    [stream.decode(row, slot.dialect) for row in stream.cut_fact(fact.rows, slot.dialect)]
+                    [stream.decode(row, slot.dialect) for row in stream.project_fact(fact.rows, slot.dialect)]
                     for fact in facts[place]
                 ]
                 # What is fetched comes whole.

@@ -245,7 +245,7 @@ class FakeSynapse:
             for token, (writer, rows) in self._database.rows[stream].items()
             if after < token
             and (token <= upto or not has_end)
-            and (writer == self.name or declared.told_by_all)
+            and (writer == self.name or declared.any_writer)
         ]
         return sorted(found, key=lambda fact: fact[0], reverse=declared.descends)
 

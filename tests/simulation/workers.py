@@ -366,7 +366,7 @@ class Simulation(SeededRun):
             if fact is None:
                 self._fail(f"{slot.name} applied {key}, which is not in the log")
                 return
-            rows = [stream.decode(row, slot.dialect) for row in stream.cut_fact(fact.rows, slot.dialect)]
+            rows = [stream.decode(row, slot.dialect) for row in stream.project_fact(fact.rows, slot.dialect)]
             if rows != updates.rows:
                 self._fail(f"G2: {slot.name} applied {key} as {updates.rows}, not as {rows}")
             if slot.knows_writers and updates.writer != fact.writer:

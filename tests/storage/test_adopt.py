@@ -234,7 +234,7 @@ class ToldByAllTests(AdoptCase):
                 "thread_subscriptions",
                 "to_device",
             },
-            {stream.name for stream in ALL if stream.told_by_all},
+            {stream.name for stream in ALL if stream.any_writer},
         )
 
 

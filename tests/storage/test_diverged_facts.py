@@ -12,7 +12,7 @@ from synrepl.errors import StorageError
 from synrepl.storage.diverged_facts import DivergedFacts
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import read_facts
+from synrepl.streams.ndjson import decode_facts
 from tests.storage.builders import facts_after
 
 FACTS = facts_after(None, ("events", "w", 0, 1), ("events", "w", 1, 2), ("events", "w", 2, 3), epoch=4)
@@ -36,7 +36,7 @@ def test_facts_are_kept_under_a_name_that_says_which(tmp_path: Path) -> None:
     path = kept(tmp_path / "synrepl.db", FACTS[:2], [], FACTS[2:])
 
     assert tmp_path / "synrepl.db.only-here-4-1-3.ndjson" == path
-    assert FACTS == read_facts(path.read_bytes())
+    assert FACTS == decode_facts(path.read_bytes())
     assert [path] == list(tmp_path.iterdir())
 
 

@@ -60,5 +60,5 @@ def test_no_release_of_synapse_is_sent_them(dialect: Dialect) -> None:
     """A real peer leaves when it is told of a stream that it does not know."""
     row = FILES.encode(File("delete", "x", None, None))  # type: ignore[call-arg]
 
-    assert FILES.cut(row, dialect) is None
-    assert FILES.cut(row, NATIVE) == row
+    assert FILES.project(row, dialect) is None
+    assert FILES.project(row, NATIVE) == row

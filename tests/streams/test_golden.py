@@ -42,7 +42,7 @@ def test_every_recorded_row_goes_out_as_it_came_in(folder: str) -> None:
         stream = TABLE[row.stream]
         canonical = stream.encode(stream.decode(row.text, row.dialect))
 
-        assert expected(row) == stream.cut(canonical, row.dialect), row
+        assert expected(row) == stream.project(canonical, row.dialect), row
 
 
 def test_only_booleans_come_out_differently() -> None:
@@ -100,7 +100,7 @@ def test_every_row_of_the_newest_release_is_canonical_already() -> None:
 
         assert row.text == canonical
         assert row.text == stream.encode(stream.decode(row.text, row.dialect))
-        assert stream.cut(canonical, row.dialect) is canonical
+        assert stream.project(canonical, row.dialect) is canonical
 
 
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=str)
@@ -117,7 +117,7 @@ def test_newest_rows_reach_a_legacy_worker_in_its_shape() -> None:
     """What it has no field for is left off, and what it misses it is given."""
     for row in redis_rows():
         stream = TABLE[row.stream]
-        text = stream.cut(row.text, LEGACY)
+        text = stream.project(row.text, LEGACY)
         if text is not None:
             values = json.loads(text)
             inner = values[1] if row.stream == "events" else values

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import line, lines, read_facts
+from synrepl.streams.ndjson import decode_facts, encode_fact, encode_facts
 
 numbers = st.integers(-(2**63), 2**63 - 1)
 names = st.text(min_size=1)
@@ -37,13 +37,13 @@ facts = st.builds(
 @given(st.lists(facts, max_size=5))
 def test_any_fact_is_read_as_it_was_written(some: list[Fact]) -> None:
     """Byte by byte: the digest is over the very bytes of the rows."""
-    assert some == read_facts(lines(some))
+    assert some == decode_facts(encode_facts(some))
 
 
 @given(facts)
 def test_a_line_is_json_for_everybody(fact: Fact) -> None:
     """A shell script can read it."""
-    told = json.loads(line(fact))
+    told = json.loads(encode_fact(fact))
 
     assert list(told) == [
         "serial", "epoch", "stream", "writer", "prev_token", "token", "rows", "committed_at_ms", "digest",
@@ -52,12 +52,12 @@ def test_a_line_is_json_for_everybody(fact: Fact) -> None:
 
 
 @pytest.mark.parametrize("data", [b"{}\n", b"x\n", b"[1]\n", b'{"serial":"one"}\n', b"\xff\n", b"[" * 5000])
-def test_what_is_no_fact_is_told_as_such(data: bytes) -> None:
+def test_a_line_that_is_not_a_fact_is_rejected(data: bytes) -> None:
     """In words for the peer."""
-    with pytest.raises(RemoteProtocolError, match="no fact"):
-        read_facts(data)
+    with pytest.raises(RemoteProtocolError, match="not a fact"):
+        decode_facts(data)
 
 
 def test_no_lines_are_no_facts() -> None:
     """An empty block is a block."""
-    assert [] == read_facts(b"")
+    assert [] == decode_facts(b"")

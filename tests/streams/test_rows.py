@@ -112,7 +112,7 @@ def refused(stream: Stream[Any], data: bytes, dialect: Dialect = NEWEST) -> str:
             "currently_active (item 6): Expected `bool | int`, got `null`",
         ),
         (EVENTS, b'["ev",["$e"]]', "ev: 1 item; known releases have 5 or 6 or 8 or 9"),
-        (EVENTS, b'["ex",["$e"]]', "'ex' is no kind of row; there are ev, state, state-all"),
+        (EVENTS, b'["ex",["$e"]]', "'ex' is not a kind of row; known are ev, state, state-all"),
         (EVENTS, b'["ev",{}]', "a row after 'ev' is a JSON array, not dict"),
         (EVENTS, b'["ev",[1,"!r","t",null,null,null]]', "ev: event_id (item 0): Expected `str`, got `int`"),
         (EVENTS, b'["ev"]', "1 item; expected a tag (ev, state, state-all) and a row"),
@@ -386,7 +386,7 @@ def test_rows_are_values() -> None:
 )
 def test_event_is_cut_to_each_release(release: str, expected: bytes) -> None:
     """Real followers lose a row with a field too many."""
-    assert expected == EVENTS.cut(EV, Dialect.parse(release))
+    assert expected == EVENTS.project(EV, Dialect.parse(release))
 
 
 @pytest.mark.parametrize(
@@ -421,7 +421,7 @@ def test_row_is_cut_to_what_a_release_knows(
     stream: Stream[Any], data: bytes, release: str, expected: bytes | None
 ) -> None:
     """Fields it lacks are dropped, fields it has are filled, rows and streams it lacks are withheld."""
-    assert expected == stream.cut(data, Dialect.parse(release))
+    assert expected == stream.project(data, Dialect.parse(release))
 
 
 @pytest.mark.parametrize(
@@ -449,9 +449,9 @@ def test_what_newer_releases_dropped_is_given_back_to_those_that_have_it(
 
     assert kept == stream.canonical(said, LEGACY) == stream.canonical(kept)
     assert kept == stream.encode(stream.decode(said, LEGACY))
-    assert [said] == stream.cut_fact(rows, LEGACY)
-    assert [newest] == stream.cut_fact(rows, NEWEST) == stream.cut_fact(rows, NATIVE)
-    assert [newest] == stream.newest_fact(rows) == stream.newest_fact(jsontext.join([newest]))
+    assert [said] == stream.project_fact(rows, LEGACY)
+    assert [newest] == stream.project_fact(rows, NEWEST) == stream.project_fact(rows, NATIVE)
+    assert [newest] == stream.project_newest(rows) == stream.project_newest(jsontext.join([newest]))
     assert stream.key is not None
     assert stream.key(stream.decode(kept, NEWEST)) == stream.key(stream.decode(newest, NEWEST))
 
@@ -466,23 +466,23 @@ def test_a_kept_field_is_an_attribute_of_the_row() -> None:
 
 def test_row_that_needs_no_cut_is_not_copied() -> None:
     """The usual follower of a busy stream costs next to nothing."""
-    assert EVENTS.cut(EV, NEWEST) is EV
-    assert EVENTS.cut(EV, CURRENT) is EV
+    assert EVENTS.project(EV, NEWEST) is EV
+    assert EVENTS.project(EV, CURRENT) is EV
 
 
 def test_text_that_is_no_row_of_the_stream_is_not_cut() -> None:
     """A broken log is an error, not a row to invent."""
     with pytest.raises(RowError, match="not a canonical row"):
-        EVENTS.cut(b'["no",[]]', CURRENT)
+        EVENTS.project(b'["no",[]]', CURRENT)
 
 
 def test_fact_is_cut_row_by_row() -> None:
     """Rows that the release does not know are left out; the others keep their order."""
     rows = b'[["state-all",["!r"]],' + EV + b',["state",["!r","t","",null]]]'
 
-    assert EVENTS.cut_fact(rows, CURRENT) == [EV, b'["state",["!r","t","",null]]']
-    assert EVENTS.cut_fact(rows, NEWEST) == [b'["state-all",["!r"]]', EV, b'["state",["!r","t","",null]]']
-    assert TABLE["profile_updates"].cut_fact(b'[["@a","update",null]]', CURRENT) == []
+    assert EVENTS.project_fact(rows, CURRENT) == [EV, b'["state",["!r","t","",null]]']
+    assert EVENTS.project_fact(rows, NEWEST) == [b'["state-all",["!r"]]', EV, b'["state",["!r","t","",null]]']
+    assert TABLE["profile_updates"].project_fact(b'[["@a","update",null]]', CURRENT) == []
 
 
 def test_fact_is_lifted_row_by_row() -> None:
@@ -555,7 +555,7 @@ def test_declared_row_is_a_type_of_its_own() -> None:
     assert cat == CATS.decode(b'["red","tom",9]', LEGACY)
     assert cat == CATS.decode(b'["tom",9]', MIDDLE)
     assert CATS.encode(cat) == b'["tom",9,true]'
-    assert CATS.cut(CATS.encode(cat), LEGACY) == b'["gray", "tom", 9]'
+    assert CATS.project(CATS.encode(cat), LEGACY) == b'["gray", "tom", 9]'
     assert cat.is_alive
     assert Cat.__doc__ == "A row of a worker's own."
     assert CATS.key is not None
@@ -613,7 +613,7 @@ def test_bad_declarations_are_refused_at_once() -> None:
             Stream(name, Cat)
     with pytest.raises(ConfigError, match="names 'dog'"):
         Stream("cats", Cat, key="dog")
-    with pytest.raises(ConfigError, match="stood after"):
+    with pytest.raises(ConfigError, match="cannot follow mouse"):
         Stream("cats", Cat, gone=[Gone("dog", after="mouse", until="1.7")])
     with pytest.raises(ConfigError, match="decorate it"):
         Stream("cats", dict)
@@ -679,12 +679,12 @@ def test_what_a_release_is_sent_it_can_send_back(data: st.DataObject, name: str,
     stream = TABLE[name]
     canonical = stream.canonical(list(data.draw(ROWS[name])))
 
-    text = stream.cut(canonical, dialect)
+    text = stream.project(canonical, dialect)
 
     if text is None:
         return
-    lifted = stream.canonical(text, dialect)
-    assert text == stream.cut(lifted, dialect)
+    upgraded = stream.canonical(text, dialect)
+    assert text == stream.project(upgraded, dialect)
     assert text == jsontext.dumps(json.loads(text), spaced=jsontext.is_spaced(dialect))
 
 

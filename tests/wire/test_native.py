@@ -15,9 +15,9 @@ from synrepl.wire.native import (
     Refusal,
     Subscription,
     WirePosition,
+    decode_body,
+    encode_body,
     native_commands,
-    read,
-    say,
 )
 from synrepl.wire.session import AUTO, Session
 
@@ -61,7 +61,7 @@ def test_a_follower_stays_one(line: bytes) -> None:
 
     assert NATIVE != session.dialect
     with pytest.raises(LocalProtocolError):
-        session.lines([Challenge(said=b"{}")])
+        session.lines([Challenge(body=b"{}")])
 
 
 @pytest.mark.parametrize("dialect", [LEGACY, MIDDLE, CURRENT, NEWEST], ids=str)
@@ -82,8 +82,8 @@ def test_what_is_said_is_read() -> None:
     """And what a later release adds is passed over."""
     asked = Subscription(history="h", position=WirePosition(1, 7, "d"), epoch_start=WirePosition(1, 3, "c"))
 
-    assert asked == read(Subscription, say(asked))
-    assert Greeting(uuid="u", name="n", nonce="x") == read(
+    assert asked == decode_body(Subscription, encode_body(asked))
+    assert Greeting(uuid="u", name="n", nonce="x") == decode_body(
         Greeting, b'{"uuid":"u","name":"n","nonce":"x","mood":"good"}'
     )
 
@@ -92,7 +92,7 @@ def test_what_is_said_is_read() -> None:
 def test_nonsense_is_told_as_such(said: bytes) -> None:
     """In words for the peer, never as a traceback here."""
     with pytest.raises(RemoteProtocolError, match="cannot parse Greeting"):
-        read(Greeting, said)
+        decode_body(Greeting, said)
 
 
 @pytest.mark.parametrize("integer", [2**63, -(2**63) - 1, 2**70, -(2**70), 10**400, 10**5000], ids=len_of)
@@ -121,7 +121,7 @@ def test_integers_beyond_64_bits_are_refused_at_the_door(
 ) -> None:
     """SQLite raises OverflowError for them, deep inside."""
     with pytest.raises(RemoteProtocolError, match=f"cannot parse {shape.__name__}"):
-        read(shape, said.replace("%", digits_of(integer)).encode())
+        decode_body(shape, said.replace("%", digits_of(integer)).encode())
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_integers_beyond_64_bits_are_refused_at_the_door(
 def test_epochs_and_serials_are_never_below_zero(said: str) -> None:
     """Nothing is there."""
     with pytest.raises(RemoteProtocolError, match="cannot parse WirePosition"):
-        read(WirePosition, said.encode())
+        decode_body(WirePosition, said.encode())
 
 
 @pytest.mark.parametrize(
@@ -169,4 +169,4 @@ def test_a_proof_is_not_shown_to_who_reads_logs() -> None:
     """It proves something only once, and still need not be seen."""
     (auth,) = [command for command in native_commands() if command.__name__ == "Auth"]
 
-    assert "0a1b" not in repr(auth(said=b'{"proof":"0a1b"}'))
+    assert "0a1b" not in repr(auth(body=b'{"proof":"0a1b"}'))

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import line
+from synrepl.streams.ndjson import encode_fact
 from synrepl.wire.blocks import blocks
 from synrepl.wire.filter import ALL, Filter
 
@@ -13,7 +13,7 @@ __all__ = ["EPHEMERAL", "KEPT", "BlockEncoder", "facts_block"]
 
 def facts_block(kind: str, facts: Iterable[Fact]) -> bytes:
     """Blocks of facts; nothing at all when there is none."""
-    return blocks(kind, list(map(line, facts)))
+    return blocks(kind, list(map(encode_fact, facts)))
 
 
 class BlockEncoder:

@@ -19,7 +19,7 @@ from synrepl.replication.relay.snapshot_codec import meta_block, snapshot_block
 from synrepl.replication.relay.snapshot_start import WelcomeBuilder, copy_begins
 from synrepl.replication.wire_positions import said_place, standing
 from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import line
+from synrepl.streams.ndjson import encode_fact
 from synrepl.wire.blocks import block
 from synrepl.wire.commands import Error, Name, Ping
 from synrepl.wire.filter import ALL, Filter
@@ -54,9 +54,9 @@ from synrepl.wire.native import (
     Taken,
     Up,
     Welcome,
+    decode_body,
+    encode_body,
     heartbeat_check,
-    read,
-    say,
 )
 from synrepl.wire.peer_names import identity_error
 from synrepl.wire.rdata_runs import RdataRun
@@ -212,22 +212,22 @@ class Relay:
             return
         match command:
             case Hello():
-                self._hello(read(Greeting, command.said))
+                self._hello(decode_body(Greeting, command.body))
             case Auth():
-                self._auth(read(Proof, command.said))
+                self._auth(decode_body(Proof, command.body))
                 if self.is_known:
                     self.connection.authenticated()
             case Join():
-                self._begin(self._join(read(JoinRequest, command.said)), "ready", "joined")
+                self._begin(self._join(decode_body(JoinRequest, command.body)), "ready", "joined")
             case Subscribe():
-                self._begin(self._subscribe(read(Subscription, command.said)), "ready", "joined")
+                self._begin(self._subscribe(decode_body(Subscription, command.body)), "ready", "joined")
             case Ack():
                 self._ack(command)
             case Up():
                 self._forwarded(command)
             case Digests():
                 self._must_be("ready", "joined")
-                asked = read(AskedSerials, b'{"serials":%b}' % command.said).serials
+                asked = decode_body(AskedSerials, b'{"serials":%b}' % command.body).serials
                 self._is_telling_digests = True
                 self._relays.tasks.start(self._guarded(self._tell_digests(asked)), "telling digests")
             case Name() | Ping() | Error():
@@ -279,7 +279,7 @@ class Relay:
         known = ChallengeBody(
             nonce=self._nonce, proof=self._certified is None and self._relays.keys.are_wanted
         )
-        self.connection.send(Challenge(said=say(known)))
+        self.connection.send(Challenge(body=encode_body(known)))
 
     @property
     def has_lost_key(self) -> bool:
@@ -321,12 +321,12 @@ class Relay:
         self.state = "ready"
         mine = proof(secret, PRIMARY, nonces, greeting.uuid, greeting.name) if secret is not None else ""
         welcome = WelcomeBuilder(self._relays).welcome(proof=mine)
-        self.connection.send(Welcome(said=say(welcome)))
+        self.connection.send(Welcome(body=encode_body(welcome)))
 
     def _refuse(self, refused: Refusal) -> None:
         self.state, self.why = "refused", f"{refused.code}: {refused.message}"
         self._logger.info("{name} is refused: {why}", name=self.name, why=self.why)
-        self.connection.send(Refused(said=say(refused)))
+        self.connection.send(Refused(body=encode_body(refused)))
         self.connection.close()
 
     def _must_be(self, *states: str) -> None:
@@ -363,7 +363,7 @@ class Relay:
                 found[str(serial)] = await self._log.digest_at(serial)
                 if self._gone:
                     return
-            self.connection.send(DigestsAre(said=say(DigestsBody(found))))
+            self.connection.send(DigestsAre(body=encode_body(DigestsBody(found))))
         finally:
             self._is_telling_digests = False
             self._go_on()
@@ -401,7 +401,7 @@ class Relay:
             after=begins.at.serial,
             resumed=begins.resumed,
         )
-        self.connection.send(Joining(said=say(told)))
+        self.connection.send(Joining(body=encode_body(told)))
         self._start_beating()
         self.sent = begins.at
         if begins.snapshot is not None:
@@ -417,7 +417,7 @@ class Relay:
             return
         self.state = "joined"
         relays.leases.moved(self.uuid, self.sent.serial)
-        self.connection.send(Joined(said=say(JoinedBody(standing(self.sent)))))
+        self.connection.send(Joined(body=encode_body(JoinedBody(standing(self.sent)))))
 
     async def _send_snapshot_facts(self, snapshot: LogSnapshot) -> bool:
         """Whether all of them are sent: none was trimmed meanwhile."""
@@ -476,7 +476,7 @@ class Relay:
         self.sent = said_place(asked.position)
         self.acknowledged = asked.position.serial
         self._turns_told = asked.position.epoch
-        self.connection.send(Subscribed(said=say(standing(log.position))))
+        self.connection.send(Subscribed(body=encode_body(standing(log.position))))
         self._start_beating()
         self._beat()
         for relay in relays.connected:
@@ -614,7 +614,7 @@ class Relay:
 
     def _say_ephemeral(self) -> None:
         """All that is held of streams that nobody keeps, and where their writers are."""
-        lines = [line(fact) for fact in self._log.ephemeral_snapshot() if self._encoder.passes(fact)]
+        lines = [encode_fact(fact) for fact in self._log.ephemeral_snapshot() if self._encoder.passes(fact)]
         # Also if there is nothing: a writer that is not named has begun anew.
         self.connection.write(block("held", len(lines), b"".join(lines)))
 
@@ -628,7 +628,7 @@ class Relay:
             peers = self._relays.peers(but=self.uuid)
             if peers != self._peers_told:
                 self._peers_told = peers
-                self.connection.send(Peers(said=say(peers)))
+                self.connection.send(Peers(body=encode_body(peers)))
 
     def tell_down(self, line: bytes) -> bool:
         """Pass on a line for all processes. False if there is no room for it: the replica misses it, as a

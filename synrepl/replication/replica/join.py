@@ -27,7 +27,7 @@ from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import JoinRequest
 
-__all__ = ["Join", "Progress", "UntrueCopy"]
+__all__ = ["JoinAttempt", "Progress", "UntrueCopy"]
 
 COMMIT_FACTS: Final = 8_000
 """Facts of a snapshot that are committed together; few commits are fast, many lose less to a cut."""
@@ -69,7 +69,7 @@ class Progress(msgspec.Struct):
         }
 
 
-class Join:
+class JoinAttempt:
     """One attempt to JOIN; `run` returns once the log is the copy."""
 
     def __init__(

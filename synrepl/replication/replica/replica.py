@@ -30,13 +30,13 @@ from synrepl.replication.replica.conversation import (
 )
 from synrepl.replication.replica.forks import facts_after, last_common
 from synrepl.replication.replica.interfaces import IKeepLeftovers, ReplicaLog
-from synrepl.replication.replica.join import Join, Progress
+from synrepl.replication.replica.join import JoinAttempt, Progress
 from synrepl.replication.replica.states import STATES, WAYS_OUT
 from synrepl.replication.wire_positions import standing
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.grammar import Command
-from synrepl.wire.native import COMMANDS, Refusal, Subscription, WelcomeBody, WirePosition, say
+from synrepl.wire.native import COMMANDS, Refusal, Subscription, WelcomeBody, WirePosition, encode_body
 from synrepl.wire.peer_names import MAX_ADDRESS, is_address
 from synrepl.wire.text import printable
 
@@ -184,7 +184,7 @@ class Replica:
             self._logger.info("joining {address}: {why}", address=str(self.upstream.where), why=why)
             if why in PARTED or why == "told to":
                 await self._keep_what_only_we_have(conversation)
-            joining = Join(self._log, conversation, self._clock, self.wanted, tell=self._joining)
+            joining = JoinAttempt(self._log, conversation, self._clock, self.wanted, tell=self._joining)
             try:
                 await joining.run()
             finally:
@@ -237,7 +237,7 @@ class Replica:
                 history=log.history,
                 position=standing(position),
                 filter=self.wanted,
-                clock=clock if len(say(clock)) <= MAX_CLOCK_BYTES else {},
+                clock=clock if len(encode_body(clock)) <= MAX_CLOCK_BYTES else {},
                 epoch_start=None
                 if epoch_start is None
                 else WirePosition(epoch_start.epoch, epoch_start.serial, epoch_start.digest),

@@ -18,6 +18,6 @@ ACCOUNT_DATA = Stream(
     "account_data",
     AccountData,
     key=("user_id", "room_id", "data_type"),
-    told_by_all=True,
+    any_writer=True,
     gone=[Gone("data", after="data_type", until="1.7", default=None, kept=True)],
 )

@@ -24,6 +24,6 @@ DEVICE_LISTS = Stream(
     "device_lists",
     DeviceList,
     key="user_id",
-    told_by_all=True,
+    any_writer=True,
     gone=[Gone("destination", after="user_id", until="1.13", default=None, type=str | None, kept=True)],
 )

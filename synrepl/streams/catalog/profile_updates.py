@@ -23,4 +23,4 @@ def _key(row: ProfileUpdate) -> tuple[Hashable, ...]:
 
 
 # The release is only known to be after 1.66, and 1.163 has it.
-PROFILE_UPDATES = Stream("profile_updates", ProfileUpdate, key=_key, told_by_all=True, since="1.67")
+PROFILE_UPDATES = Stream("profile_updates", ProfileUpdate, key=_key, any_writer=True, since="1.67")

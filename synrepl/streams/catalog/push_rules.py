@@ -12,4 +12,4 @@ class PushRules:
     user_id: str
 
 
-PUSH_RULES = Stream("push_rules", PushRules, key="user_id", told_by_all=True)
+PUSH_RULES = Stream("push_rules", PushRules, key="user_id", any_writer=True)

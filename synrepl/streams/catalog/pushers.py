@@ -19,6 +19,6 @@ PUSHERS = Stream(
     "pushers",
     Pusher,
     key=("user_id", "app_id", "pushkey"),
-    told_by_all=True,
+    any_writer=True,
     tombstone=lambda row: row.deleted,
 )

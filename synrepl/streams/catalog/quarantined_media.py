@@ -16,5 +16,5 @@ class QuarantinedMedia:
 
 # The release is only known to be after 1.66, and 1.163 has it.
 QUARANTINED_MEDIA = Stream(
-    "quarantined_media", QuarantinedMedia, key=("origin", "media_id"), told_by_all=True, since="1.67"
+    "quarantined_media", QuarantinedMedia, key=("origin", "media_id"), any_writer=True, since="1.67"
 )

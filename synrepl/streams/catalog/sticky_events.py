@@ -15,5 +15,5 @@ class StickyEvent:
 
 # The release is only known to be after 1.66, and 1.163 has it.
 STICKY_EVENTS = Stream(
-    "sticky_events", StickyEvent, key=("room_id", "event_id"), told_by_all=True, since="1.67"
+    "sticky_events", StickyEvent, key=("room_id", "event_id"), any_writer=True, since="1.67"
 )

@@ -19,6 +19,6 @@ THREAD_SUBSCRIPTIONS = Stream(
     "thread_subscriptions",
     ThreadSubscription,
     key=("user_id", "room_id", "event_id"),
-    told_by_all=True,
+    any_writer=True,
     since="1.67",
 )

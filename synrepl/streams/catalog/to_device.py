@@ -12,4 +12,4 @@ class ToDevice:
     entity: str
 
 
-TO_DEVICE = Stream("to_device", ToDevice, key="entity", told_by_all=True)
+TO_DEVICE = Stream("to_device", ToDevice, key="entity", any_writer=True)

@@ -9,13 +9,13 @@ from synrepl.replication.publisher import Publisher
 from synrepl.storage import Log
 from synrepl.transports.http.changelog_cursor import ChangelogCursor
 from synrepl.transports.http.changelog_feed import ChangelogFeed
-from synrepl.transports.http.changelog_lines import NDJSON, line, written
+from synrepl.transports.http.changelog_lines import NDJSON, written
 from synrepl.transports.http.changelog_query import ChangelogQuery
 from synrepl.transports.http.fork_check import check
 from synrepl.transports.http.log_waiters import LogWaiters
 from synrepl.transports.http.streaming import streaming
 
-__all__ = ["Changelog", "ChangelogForm", "line"]
+__all__ = ["Changelog", "ChangelogForm"]
 
 
 class ChangelogForm(Protocol):

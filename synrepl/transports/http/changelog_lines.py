@@ -14,7 +14,7 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import AppendReceipt, EpochStart
 from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import line
+from synrepl.streams.ndjson import encode_fact
 
 __all__ = [
     "NDJSON",
@@ -24,7 +24,6 @@ __all__ = [
     "heartbeat_line",
     "held_line",
     "inner",
-    "line",
     "receipt_line",
     "turn_line",
     "written",
@@ -35,17 +34,17 @@ NDJSON: Final = b"application/x-ndjson"
 
 def checked_line(fact: Fact) -> bytes:
     """A fact with what proves it by itself, for whoever does not see the facts before it."""
-    return line(fact)[:-2] + b',"checksum":"%b"}\n' % checksum(fact).encode()
+    return encode_fact(fact)[:-2] + b',"checksum":"%b"}\n' % checksum(fact).encode()
 
 
 def ephemeral_line(fact: Fact) -> bytes:
     """A fact that nobody keeps."""
-    return _line("ephemeral", line(fact)[:-1])
+    return _line("ephemeral", encode_fact(fact)[:-1])
 
 
 def held_line(facts: Iterable[Fact]) -> bytes:
     """All facts that are held although nobody keeps them, and where their writers are."""
-    return _line("held", b"[%b]" % b",".join(line(fact)[:-1] for fact in facts))
+    return _line("held", b"[%b]" % b",".join(encode_fact(fact)[:-1] for fact in facts))
 
 
 def command_line(text: bytes) -> bytes:
@@ -88,7 +87,7 @@ def written(
     """The lines of a page: the receipts first, so that none of their facts is kept without them; a turn
     behind the fact with its serial, or a lower one.
     """
-    fact_line = checked_line if checked else line
+    fact_line = checked_line if checked else encode_fact
     if not epoch_starts:
         text = b"".join(map(fact_line, facts))
     else:

@@ -80,7 +80,7 @@ class RowRoutes:
         head = self._log.positions(stream).get(writer, 0)
         upto = integer(request, "upto", head, highest=head)
         found = await read_page(
-            self._log, declared, writer, after=after, upto=upto, limit=limit, texts=declared.newest_fact
+            self._log, declared, writer, after=after, upto=upto, limit=limit, texts=declared.project_newest
         )
         return found.body(b"upto")
 
@@ -120,9 +120,9 @@ class RowRoutes:
         writer = self._asked_writer(request, stream)
         check_held(self._holdings(), [stream], [writer])
         await read_your_writes(request, self._log, self._waiting)
-        texts: Callable[[bytes], list[bytes]] = declared.newest_fact
+        texts: Callable[[bytes], list[bytes]] = declared.project_newest
         if dialect is not None:
-            texts = lambda rows: declared.cut_fact(rows, dialect)  # noqa: E731
+            texts = lambda rows: declared.project_fact(rows, dialect)  # noqa: E731
         found = await read_page(
             self._log,
             declared,

@@ -33,7 +33,7 @@ from synrepl.replication.replica import (
 from synrepl.replication.wire_positions import said_place
 from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact
-from synrepl.streams.ndjson import read_facts
+from synrepl.streams.ndjson import decode_facts
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.changelog_client import ChangelogClient
 from synrepl.transports.http.changelog_lines import inner
@@ -294,11 +294,11 @@ class HttpConversation:
                     self._beat(told)
                 case "held":
                     held = decoded(list[msgspec.Raw], told, self._url)
-                    self._put(Ephemeral(read_facts(b"\n".join(map(bytes, held))), is_all=True))
+                    self._put(Ephemeral(decode_facts(b"\n".join(map(bytes, held))), is_all=True))
                 case "command":
                     self._put(DownstreamCommand(decoded(str, told, self._url).encode()))
                 case "ephemeral":
-                    self._put(Ephemeral(read_facts(told)))
+                    self._put(Ephemeral(decode_facts(told)))
                 case _:
                     epoch_starts: list[EpochStart]
                     receipts: list[AppendReceipt]
@@ -310,7 +310,7 @@ class HttpConversation:
     def _facts(self, lines: list[bytes]) -> None:
         if lines:
             data = b"\n".join(lines)
-            facts = read_facts(data)
+            facts = decode_facts(data)
             _check(facts, data)
             self._head = max(self._head, facts[-1].serial)
             self._put(Facts(facts))

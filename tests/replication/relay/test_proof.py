@@ -7,7 +7,7 @@ from synrepl.replication.relay.proof import PRIMARY, REPLICA, proof, proves
 from synrepl.testing.replicas import FakeNode
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import NATIVE
-from synrepl.wire.native import ChallengeBody, Greeting, Proof, read
+from synrepl.wire.native import ChallengeBody, Greeting, Proof, decode_body
 from tests.replication.worlds import World
 
 NONCES = ("theirs", "ours")
@@ -71,7 +71,7 @@ def test_an_overheard_proof_is_of_no_use() -> None:
     second.tell("HELLO", Greeting(uuid="u", name="n", nonce=nonce))
     world.pass_(0.05)
     shown = proof(
-        "right", REPLICA, (read(ChallengeBody, second.lines("CHALLENGE")[0]).nonce, nonce), "u", "n"
+        "right", REPLICA, (decode_body(ChallengeBody, second.lines("CHALLENGE")[0]).nonce, nonce), "u", "n"
     )
     third = world.raw("a")
     third.tell("HELLO", Greeting(uuid="u", name="n", nonce=nonce))

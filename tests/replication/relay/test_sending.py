@@ -6,7 +6,7 @@ from twisted.internet.defer import Deferred
 from synrepl.replication.relay import relay as relay_module
 from synrepl.testing.replicas import KEEPALIVE
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import Greeting, Proof, WelcomeBody, WirePosition, read
+from synrepl.wire.native import Greeting, Proof, WelcomeBody, WirePosition, decode_body
 from tests.replication.worlds import RawReplica, World
 
 MOST = 2 * 1024 * 1024
@@ -286,7 +286,7 @@ def test_a_replica_is_not_sent_what_it_does_not_know() -> None:
     world.pass_(0.05)
     raw.tell("AUTH", Proof())
     world.pass_(0.05)
-    raw.subscribe(world, read(WelcomeBody, raw.lines("WELCOME")[-1]))
+    raw.subscribe(world, decode_body(WelcomeBody, raw.lines("WELCOME")[-1]))
     a.append("typing", [[["!room:hs", ["@ada:hs"]]]])
     a.append("push_rules", [[["@ada:hs"]]])
     world.node("b", "a")

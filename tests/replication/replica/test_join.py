@@ -13,7 +13,7 @@ from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 from synrepl.testing.replicas import FakeNode
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import JoinedBody, JoinRequest, WirePosition, read
+from synrepl.wire.native import JoinedBody, JoinRequest, WirePosition, decode_body
 from tests.replication.worlds import World
 
 FACTS = 40
@@ -41,7 +41,9 @@ class Counting:
         for word in (b"BLOCK ", b"JOINING ", b"JOINED ", b"CHALLENGE ", b"WELCOME ", b"SUBSCRIBED "):
             self.count += data.count(word)
         self.facts += data.count(b'"prev_token"')
-        self.joins += [read(JoinRequest, line[5:]) for line in data.split(b"\n") if line.startswith(b"JOIN ")]
+        self.joins += [
+            decode_body(JoinRequest, line[5:]) for line in data.split(b"\n") if line.startswith(b"JOIN ")
+        ]
         if self.at is not None and self.count >= self.at:
             self.at = None
             for link in self.world.network.links_of("b"):
