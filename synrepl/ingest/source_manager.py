@@ -119,8 +119,8 @@ class SourceManager:
     def not_ready_reasons(self) -> list[Problem]:
         """Reasons this daemon may be missing data."""
         found = [reason for source in self._all for reason in source.not_ready_reasons()]
-        if self.ingester.trouble:
-            found.append((f"cannot store received facts: {self.ingester.trouble}", self._clock.seconds()))
+        if self.ingester.error:
+            found.append((f"cannot store received facts: {self.ingester.error}", self._clock.seconds()))
         return found
 
     def refusal(self, stream: str, writer: str) -> str:
@@ -194,8 +194,8 @@ class SourceManager:
             catch_up=self._database or self._http,
             metrics=self._metrics,
             canonical=True,
-            reached=self.ingester.reached,
+            external_position=self.ingester.durable_position,
         )
         on_redis = is_first and self._settings.redis is not None
-        self.ingester.follow(follower, knows_history=is_first, confirms=on_redis)
+        self.ingester.attach(follower, knows_history=is_first, confirms=on_redis)
         return follower

@@ -7,10 +7,10 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
-__all__ = ["rest_of", "run_now"]
+__all__ = ["resume", "step_eagerly"]
 
 
-def run_now(result: Awaitable[None]) -> Awaitable[None] | None:
+def step_eagerly(result: Awaitable[None]) -> Awaitable[None] | None:
     """Run a coroutine up to where it waits. None: it did not have to, as most do not."""
     if not isinstance(result, types.CoroutineType):
         return result
@@ -18,10 +18,10 @@ def run_now(result: Awaitable[None]) -> Awaitable[None] | None:
         first = result.send(None)
     except StopIteration:
         return None
-    return rest_of(result, first)
+    return resume(result, first)
 
 
-def rest_of(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> "Deferred[None]":
+def resume(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> "Deferred[None]":
     """The rest of a coroutine that was sent None once, and then waited for something."""
     return Deferred.fromCoroutine(_go_on(coroutine, waits_for))
 

@@ -1,4 +1,4 @@
-"""Telling those who wait for a token that there is none such."""
+"""Allocation: fails waiters for tokens that were never allocated."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -11,66 +11,66 @@ __all__ = ["Allocation"]
 
 
 class Allocation:
-    """Asks how far a stream can be waited for, and refuses whoever waits for more.
+    """Asks `source` for the highest token of a stream, and fails waiters for tokens above it.
 
-    One question is asked at a time, for all who want to know. An answer says nothing about who came after
-    the question: their token may be younger. It does say that all tokens up to it exist, which is remembered
-    until a connection is lost or a stream goes back.
+    One query per stream runs at a time, for all unchecked waiters. A response says nothing about waiters that
+    came after the query, since their token may be newer. It does show that all tokens up to it exist, which
+    is remembered until a connection is lost or the stream is rewound.
     """
 
     def __init__(
         self,
         waiters: Waiters,
         start: Callable[[Coroutine[Any, Any, None], str], object],
-        trouble: Callable[[Exception, str, str], None],
+        report_error: Callable[[Exception, str, str], None],
     ) -> None:
         self.source: IAllocated | None = None
         self._waiters = waiters
         self._start = start
-        self._trouble = trouble
+        self._report_error = report_error
         self._highest: dict[str, int] = {}
-        self._asking: set[str] = set()
+        self._querying: set[str] = set()
 
     def check(self, stream: str) -> None:
-        """See whether those of this stream who are not checked yet wait for something that exists."""
-        if self.source is not None and stream not in self._asking and self._unchecked(stream):
-            self._start(self._ask(stream, self.source), f"asking what {stream} has allocated")
+        """Check the unchecked waiters of this stream."""
+        if self.source is not None and stream not in self._querying and self._unchecked(stream):
+            self._start(self._query(stream, self.source), f"querying the highest token of {stream}")
 
     def forget(self, stream: str | None = None) -> None:
-        """What is known of this stream, or of all, may not be so any more."""
+        """Forget the highest token of this stream, or of all streams."""
         for name in [stream] if stream is not None else list(self._highest):
             self._highest.pop(name, None)
 
-    async def _ask(self, stream: str, source: IAllocated) -> None:
-        self._asking.add(stream)
+    async def _query(self, stream: str, source: IAllocated) -> None:
+        self._querying.add(stream)
         try:
-            while asked := self._unchecked(stream):
-                for waiter in asked:
+            while unchecked := self._unchecked(stream):
+                for waiter in unchecked:
                     waiter.is_checked = True
                 try:
                     highest = await source.highest(stream)
                 except Exception as error:
                     if not isinstance(error, ReplicationError):
-                        # Of its own on purpose it may have no answer; anything else is a bug of it.
-                        self._trouble(error, stream, "asking what was allocated")
+                        # A `ReplicationError` means no answer; anything else is a bug of the source.
+                        self._report_error(error, stream, "querying the highest token")
                     continue
                 if highest is not None:
                     self._highest[stream] = highest
-                    self._refuse(asked, highest)
+                    self._fail_beyond(unchecked, highest)
         finally:
-            self._asking.discard(stream)
+            self._querying.discard(stream)
 
     def _unchecked(self, stream: str) -> list[Waiter]:
         known = self._highest.get(stream)
         return [
             waiter
-            for waiter in self._waiters.of(stream)
-            if not waiter.is_checked and (known is None or max(waiter.lacks.values()) > known)
+            for waiter in self._waiters.for_stream(stream)
+            if not waiter.is_checked and (known is None or max(waiter.missing.values()) > known)
         ]
 
-    def _refuse(self, asked: list[Waiter], highest: int) -> None:
-        for waiter in asked:
-            for writer, want in waiter.lacks.items():
+    def _fail_beyond(self, unchecked: list[Waiter], highest: int) -> None:
+        for waiter in unchecked:
+            for writer, want in waiter.missing.items():
                 if want > highest:
                     error = NeverAllocated(stream=waiter.stream, writer=writer, want=want, allocated=highest)
                     self._waiters.fail(waiter, error)

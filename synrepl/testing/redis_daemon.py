@@ -111,7 +111,7 @@ class OnFakeRedis:
             instance=daemon.instance,
             table=daemon.table,
         )
-        self.intake = Ingester(daemon.log, daemon.table, daemon.clock, lost=self._lost)
+        self.ingester = Ingester(daemon.log, daemon.table, daemon.clock, lost=self._lost)
         self.follower = Follower(
             instance=daemon.instance,
             clock=daemon.clock,
@@ -120,9 +120,9 @@ class OnFakeRedis:
             catch_up=self.catch_up,
             metrics=daemon.metrics,
             canonical=True,
-            reached=self.intake.reached,
+            external_position=self.ingester.durable_position,
         )
-        self.intake.follow(self.follower, confirms=True)
+        self.ingester.attach(self.follower, confirms=True)
         self.follower.on_event(self._happened)
         self.peer = BrokerPeer(
             clock=daemon.clock,
@@ -147,7 +147,7 @@ class OnFakeRedis:
         self.link.stop()
         self.peer.stop()
         self.follower.stop()
-        self.intake.stop()
+        self.ingester.stop()
 
     def refusal(self, stream: str, writer: str) -> str:
         """Why an append would be refused now; empty if it would not."""

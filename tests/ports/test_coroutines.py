@@ -2,7 +2,7 @@
 
 from twisted.internet.defer import Deferred
 
-from synrepl.ports.coroutines import _go_on, run_now
+from synrepl.ports.coroutines import _go_on, step_eagerly
 
 
 def test_what_need_not_wait_is_done_at_once() -> None:
@@ -12,7 +12,7 @@ def test_what_need_not_wait_is_done_at_once() -> None:
     async def work() -> None:
         done.append("done")
 
-    assert run_now(work()) is None
+    assert step_eagerly(work()) is None
     assert ["done"] == done
 
 
@@ -24,7 +24,7 @@ def test_what_waits_goes_on_when_it_can() -> None:
     async def work() -> None:
         seen.append(await answer)
 
-    assert run_now(work()) is not None
+    assert step_eagerly(work()) is not None
     answer.callback(3)
 
     assert [3] == seen

@@ -8,7 +8,7 @@ from twisted.internet.task import Clock
 from twisted.logger import Logger
 
 from synrepl.errors import StorageError
-from synrepl.replication import ingester as intake_module
+from synrepl.replication import ingester as ingester_module
 from synrepl.replication.follower.catchup import MissedFacts
 from synrepl.replication.follower.follower import Follower, FollowerEvent
 from synrepl.replication.follower.strategy import SHARED
@@ -58,7 +58,7 @@ class Line:
 
 
 class Story:
-    """An intake over a real log, whose disk takes a hundredth of a second."""
+    """An ingester over a real log, whose disk takes a hundredth of a second."""
 
     def __init__(self, *, knows_history: bool = True, confirms: bool = False) -> None:
         self.clock = Clock()
@@ -77,16 +77,16 @@ class Story:
         self.clock.advance(0.01)
         self.lost: list[str] = []
         self.follower = Follower(instance="us", clock=self.clock, streams=TABLE, canonical=True)
-        self.intake = Ingester(self.log, TABLE, self.clock, lost=self.lost.append)
-        self.intake.follow(self.follower, knows_history=knows_history, confirms=confirms)
+        self.ingester = Ingester(self.log, TABLE, self.clock, lost=self.lost.append)
+        self.ingester.attach(self.follower, knows_history=knows_history, confirms=confirms)
 
     def take(
         self, *tokens: int, stream: str = "to_device", writer: str = "w1", rows: Sequence[bytes] = (ROW,)
     ) -> list["Deferred[None] | None"]:
-        return [self.intake.take(Updates(stream, writer, token, list(rows))) for token in tokens]
+        return [self.ingester.submit(Updates(stream, writer, token, list(rows))) for token in tokens]
 
     def happens(self, kind: str, *, stream: str = "to_device", writer: str = "w1", token: int = 0) -> None:
-        self.follower._tell(FollowerEvent(kind=kind, stream=stream, writer=writer, token=token))  # type: ignore[arg-type]
+        self.follower._emit(FollowerEvent(kind=kind, stream=stream, writer=writer, token=token))  # type: ignore[arg-type]
 
     def wait(self, seconds: float = 0.1) -> None:
         self.clock.pump([0.01] * round(seconds * 100))
@@ -140,12 +140,12 @@ class TestStoring:
         story.take(4, 5)
         story.wait(0.1)
         assert [] == story.tokens() or kept
-        assert "the disk is full" in story.intake.trouble
+        assert "the disk is full" in story.ingester.error
 
         story.wait(10)
 
         assert [2, 3, 4, 5] == story.tokens()
-        assert "" == story.intake.trouble
+        assert "" == story.ingester.error
 
     def test_it_is_tried_until_it_is_kept(self) -> None:
         """However often, and nothing is lost meanwhile."""
@@ -171,7 +171,7 @@ class TestStoring:
 
     def test_too_much_that_waits_holds_streams_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Until the log has taken it."""
-        monkeypatch.setattr(intake_module, "MAX_WAITING_BYTES", 1_000)
+        monkeypatch.setattr(ingester_module, "MAX_PENDING_BYTES", 1_000)
         story = Story()
         story.fail()
         waits = story.take(*range(2, 8))
@@ -224,7 +224,7 @@ class TestStoring:
         story.take(2)
         story.happens("position", writer="w2", token=5)
         story.wait(0.05)
-        story.intake.stop()
+        story.ingester.stop()
         story.wait(10)
 
         assert [] == story.kept() or [("w2", 5, False)] == story.kept()
@@ -258,7 +258,7 @@ class TestCertificates:
             catch_up=shelf,
             canonical=True,
         )
-        story.intake.follow(follower)
+        story.ingester.attach(follower)
         follower.connected(Line(), NEWEST, SHARED)
         follower.received([Position(stream="to_device", instance="w1", prev_token=5, token=5)])
         story.wait(2)
@@ -400,9 +400,9 @@ class TestReached:
         story.take(2, 3)
         story.wait()
 
-        assert 3 == story.intake.reached("to_device", "w1")
-        assert -1 == story.intake.reached("to_device", "w2")
-        assert -1 == story.intake.reached("typing", "w1")
+        assert 3 == story.ingester.durable_position("to_device", "w1")
+        assert -1 == story.ingester.durable_position("to_device", "w2")
+        assert -1 == story.ingester.durable_position("typing", "w1")
 
     def test_it_says_nothing_while_history_is_looked_at(self) -> None:
         """What is there may be void."""
@@ -411,9 +411,9 @@ class TestReached:
         story.wait()
         story.happens("went_back", token=2)
 
-        assert -1 == story.intake.reached("to_device", "w1")
+        assert -1 == story.ingester.durable_position("to_device", "w1")
         story.wait(1)
-        assert 2 == story.intake.reached("to_device", "w1")
+        assert 2 == story.ingester.durable_position("to_device", "w1")
 
 
 class TestConfirming:

@@ -79,9 +79,9 @@ class Told(Story):
         super().__init__(dialect, "push_rules", positions=positions, caches=self.caches, **options)
         if has_subscriber:
             self.follower.on(TABLE[stream])(self.subscribe)
-        followed = self.follower._streams[stream]
+        followed = self.follower._appliers[stream]
         recorded = RecordedTokens(self.transcript, followed.known)
-        followed.known = followed.standing.tokens = recorded
+        followed.known = followed.applied.tokens = recorded
         for token in waits:
             waiter = self.follower.wait_for(stream, {"master": token}, 1000)
             waiter.addCallback(partial(self.woken, token))
@@ -498,10 +498,10 @@ class TestSettingUp:
 
     def test_another_source_and_caches_do_not_go_together(self) -> None:
         """A position that it moves would be told before our caches have dropped anything."""
-        with pytest.raises(ValueError, match="`reached` or `caches`"):
+        with pytest.raises(ValueError, match="`external_position` or `caches`"):
             Follower(
                 instance="worker",
-                reached=lambda stream, writer: 7,
+                external_position=lambda stream, writer: 7,
                 caches=RecordedCaches([], ["caches"]),
             )
 
@@ -509,7 +509,7 @@ class TestSettingUp:
         """They pay nothing for it."""
         told = Told()
 
-        assert not told.follower._streams["push_rules"].standing.has_caches
+        assert not told.follower._appliers["push_rules"].applied.has_caches
 
     def test_streams_that_nobody_knows_are_not_followed(self) -> None:
         """A cache may name a stream that this worker's table does not have."""
@@ -517,7 +517,7 @@ class TestSettingUp:
 
         follower = Follower(instance="worker", caches=caches)
 
-        assert list(follower._streams) == ["caches"]
+        assert list(follower._appliers) == ["caches"]
 
     def test_caches_declared_late_begin_empty(self) -> None:
         """They have heard nothing of what came before."""

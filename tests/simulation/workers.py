@@ -180,7 +180,7 @@ class Simulation(SeededRun):
         def remember(worker: FakeWorker, updates: Updates[Any]) -> None:
             stream = self.daemon.table[updates.stream]
             if stream.ordered and stream.monotonic:
-                position = worker.follower._streams[updates.stream].positions().get(updates.writer)
+                position = worker.follower._appliers[updates.stream].positions().get(updates.writer)
                 if position == updates.token:
                     self._failures.append(f"G4: {worker.name} stood at {updates} before it was applied")
             worker.applied.append(updates)

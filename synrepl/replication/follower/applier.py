@@ -1,4 +1,4 @@
-"""One stream on the follower's side: what is news, what is missing, and applying it in order."""
+"""StreamApplier: applies one stream's facts in order, detects gaps and repairs them."""
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from itertools import islice
@@ -11,7 +11,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 
 from synrepl.errors import GapError, ReplicationError, RowError
-from synrepl.ports.coroutines import rest_of, run_now
+from synrepl.ports.coroutines import resume, step_eagerly
 from synrepl.ports.interfaces import ICaches
 from synrepl.replication.follower.apply_queue import ApplyQueue
 from synrepl.replication.follower.catchup import ICatchUp, NowhereToFetch
@@ -30,24 +30,27 @@ __all__ = ["ApplyPolicy", "StreamApplier"]
 RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 RESET_ATTEMPTS: Final = 3
-"""A writer that went back may have lost for good what we missed of its new life: ask so often, then say
-so."""
+"""Attempts to fetch the facts of a restarted writer before the gap is reported as lost: the facts missed from
+its new history may be gone.
+"""
 
-LOOK_BACK: Final = 1_000
-"""Tokens before the last one that are asked for again after a cut, where later facts come before earlier
-ones."""
+RECHECK_TOKENS: Final = 1_000
+"""Tokens before the last one that are fetched again after a disconnect, where later facts arrive before
+earlier ones.
+"""
 
 DESCENDING_TOKENS: Final = 50
-"""What is asked for at a time of a stream whose answers descend. Real masters limit these to the highest 100
-facts, and name the lowest of them as where to go on from: what lies before it would never be asked for."""
+"""Tokens per request of a stream whose responses descend. Real masters limit these responses to the highest
+100 facts and name the lowest of them as the next position: earlier facts would never be requested.
+"""
 
 
 class ApplyPolicy(msgspec.Struct, frozen=True):
-    """How a stream is to be followed.
+    """How a stream is followed.
 
-    `earliest`: a writer never heard of is followed from its first fact. `is_kept`: what is applied goes into
-    a log, which need not be told again what it has when a writer goes back. `resumes`: that log has been on
-    this channel before, so that a stream it never heard of is new.
+    `earliest`: a new writer is followed from its first fact. `is_kept`: facts are appended to a log, which
+    does not need its own facts again when a writer is rewound. `resumes`: that log followed this channel
+    before, so a stream without positions is a new one.
     """
 
     ordered: bool
@@ -61,16 +64,16 @@ class ApplyPolicy(msgspec.Struct, frozen=True):
 class StreamApplier:
     """Applies one stream, fact by fact.
 
-    `known` holds, by writer, the token up to which facts were applied; only `standing` moves it, and `run` in
-    its place. A fact that is known already is dropped, whoever brings it. While something is missing, or a
-    subscriber is not done, everything of the stream waits.
+    `known` holds the applied position of each writer. Only `applied`, and inlined code in `rdata_run`,
+    changes it. A fact that is known already is dropped, whichever source it comes from. While facts are
+    missing or a subscriber is busy, the whole stream is blocked.
     """
 
     def __init__(
         self,
         name: str,
-        settings: ApplyPolicy,
-        host: ApplierListener,
+        policy: ApplyPolicy,
+        listener: ApplierListener,
         catch_up: ICatchUp,
         batches: Batches[bytes],
         known: dict[str, int],
@@ -78,25 +81,25 @@ class StreamApplier:
     ) -> None:
         self.name = name
         self.known: Mapping[str, int] = known
-        self.standing = AppliedPositions(name, known, caches, host)
-        self._settings = settings
-        self._host = host
+        self.applied = AppliedPositions(name, known, caches, listener)
+        self._policy = policy
+        self._listener = listener
         self._catch_up = catch_up
         self._batches = batches
         self._had_position = bool(known)
-        # The last position of each writer that tells facts ahead of its position: all before it was applied.
-        self._told: dict[str, int] = {}
-        # The position that is being dealt with. What it leaves undone, the next one does.
-        self._telling: dict[str, int] = {}
+        # The last POSITION of each writer whose rows arrive ahead of it: all earlier facts were applied.
+        self._announced: dict[str, int] = {}
+        # The POSITION being processed. If it is not completed, the next one covers it.
+        self._announcing: dict[str, int] = {}
         self._open_gaps: set[str] = set()
-        self._wanted: dict[str, int] = {}
+        self._gap_ends: dict[str, int] = {}
         self._gaps: dict[str, GapError] = {}
-        self._repetitions = RecentFacts()
+        self._recent = RecentFacts()
         # Whether the server was seen to send later facts before earlier ones, as real masters do.
-        self._is_untidy = False
-        # Whether nothing was known of this stream when this connection was opened: it begins here.
-        self._is_beginning = not known
-        # Of this connection, the first, second ...:
+        self._is_unordered = False
+        # Whether the stream had no positions when this connection was opened: it starts here.
+        self._is_new_stream = not known
+        # State of the current connection (`_connection` counts them):
         self._connection = 0
         self._pushed = False
         self._shared = False
@@ -105,84 +108,83 @@ class StreamApplier:
         self._ready: set[str] = set()
         self._batching: set[str] = set()
         self._in_push = False
-        self._awaits_end = False
-        self._held: tuple[str, int, list[bytes]] | None = None
-        self._began: dict[str, int] = {}
-        self._claims_nothing = False
-        # Of what takes time:
+        self._awaits_push_end = False
+        self._pushed_fact: tuple[str, int, list[bytes]] | None = None
+        self._push_start: dict[str, int] = {}
+        self._hides_progress = False
+        # State of asynchronous work:
         self._busy = False
         self._fetching: Deferred[Any] | None = None
-        self._waiting = ApplyQueue()
-        self._bursts = ReorderBuffer(lambda: host.clock, self._settle)
+        self._queue = ApplyQueue()
+        self._reorder = ReorderBuffer(lambda: listener.clock, self._apply_burst)
 
     # -- the connection ------------------------------------------------------------------------------------
 
-    def connected(self, way: FollowStrategy, decode_many: Callable[[list[bytes]], list[Any]]) -> None:
-        """A new connection: what is said of positions counts from here."""
+    def connected(self, strategy: FollowStrategy, decode_many: Callable[[list[bytes]], list[Any]]) -> None:
+        """A connection was opened: POSITIONs count from here."""
         self._decode_many = decode_many
-        self._pushed = self._in_push = self._awaits_end = way.pushed
-        self._shared = way.shared
-        self._compares = self._settings.monotonic and way.keeps_order(self.name, self._settings.ordered)
-        self._began = dict(self.known)
-        self._is_beginning = not self._had_position
-        # Where a push is without order, a token says nothing of the others until POSITION ends it.
-        self._claims_nothing = way.pushed and not self._compares
+        self._pushed = self._in_push = self._awaits_push_end = strategy.pushed
+        self._shared = strategy.shared
+        self._compares = self._policy.monotonic and strategy.keeps_order(self.name, self._policy.ordered)
+        self._push_start = dict(self.known)
+        self._is_new_stream = not self._had_position
+        # In an unordered push a token says nothing about earlier facts until POSITION ends the push.
+        self._hides_progress = strategy.pushed and not self._compares
 
     def disconnected(self) -> None:
-        """The connection is gone, and with it whatever was half received.
+        """The connection was lost: drop everything that was partly received.
 
-        A subscriber that is at work is let finish; what is being fetched is asked for again by the next
-        POSITION.
+        A busy subscriber may finish. A fetch is cancelled; the next POSITION repeats it.
         """
         self._connection += 1
         self._empty_queue()
         self._ready.clear()
-        self._held = None
+        self._pushed_fact = None
         self._batching.clear()
         self._batches.clear(self.name)
-        self._bursts.clear()
-        if self._claims_nothing:
-            # Ask for all of the push again. What was applied of it is remembered as such, its caches are
-            # dropped, and no position of it was ever told.
-            self.standing.go_back(self._began)
-            self._claims_nothing = False
+        self._reorder.clear()
+        if self._hides_progress:
+            # Request the whole push again. Its applied facts are remembered, their caches were invalidated,
+            # and none of their positions was reported.
+            self.applied.rewind(self._push_start)
+            self._hides_progress = False
         if self._fetching is not None:
-            # Last: what waited for it must be gone, or it would be applied beyond the hole.
+            # Last: rows queued behind the fetch must be gone, or they would be applied beyond the gap.
             self._fetching.cancel()
 
     def positions(self) -> Mapping[str, int]:
-        """What may be claimed as applied, by writer."""
-        return self._began if self._claims_nothing else self.known
+        """The positions that may be reported as applied, by writer."""
+        return self._push_start if self._hides_progress else self.known
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether something holds this stream up now: missing facts, or a busy subscriber."""
-        return self._busy or bool(self._bursts)
+    def is_blocked(self) -> bool:
+        """Whether the stream is blocked by missing facts or a busy subscriber."""
+        return self._busy or bool(self._reorder)
 
     @property
     def queued(self) -> int:
-        """How many rows and positions wait."""
-        return len(self._waiting)
+        """The number of queued rows and positions."""
+        return len(self._queue)
 
     @property
     def missing(self) -> int:
-        """How many tokens are known to be missing now."""
-        return sum(max(0, upto - self.known.get(writer, 0)) for writer, upto in self._wanted.items())
+        """The number of tokens that are known to be missing."""
+        return sum(max(0, upto - self.known.get(writer, 0)) for writer, upto in self._gap_ends.items())
 
     @property
     def gaps(self) -> list[GapError]:
-        """What is missing now and could not be fetched yet, with the last reason."""
+        """Open gaps whose facts could not be fetched yet, with the last reason."""
         return list(self._gaps.values())
 
-    # -- what comes ----------------------------------------------------------------------------------------
+    # -- received commands ---------------------------------------------------------------------------------
 
     def rdata(self, command: Rdata) -> None:
-        """A row came."""
+        """Handle one row."""
         writer = command.instance
-        if self._busy or self._waiting.lets_go_of(writer):
+        if self._busy or self._queue.is_dropping(writer):
             self._enqueue(command)
             return
-        if writer not in self._ready and not self._accepts(writer):
+        if writer not in self._ready and not self._accepts_rows(writer):
             return
         token = command.token
         if token is None or writer in self._batching:
@@ -194,15 +196,15 @@ class StreamApplier:
         else:
             rows = [command.row]
         if self._in_push:
-            self._push(writer, token, rows)
-        elif self._shared and self._settings.descends:
-            if not self._bursts.add(writer, token, rows):
-                self._settle(writer)
+            self._collect_pushed(writer, token, rows)
+        elif self._shared and self._policy.descends:
+            if not self._reorder.add(writer, token, rows):
+                self._apply_burst(writer)
         else:
-            self._fact(writer, token, rows)
+            self._apply_fact(writer, token, rows)
 
-    def run(self, run: RdataRun) -> None:
-        """Many rows came, one right after the other: the same as `rdata` for each."""
+    def rdata_run(self, run: RdataRun) -> None:
+        """Handle many consecutive rows, with the same effect as `rdata` for each."""
         writer = run.instance
         if (
             self._busy
@@ -210,13 +212,13 @@ class StreamApplier:
             or self._pushed
             or not self._compares
             or None in run.tokens
-            or (writer not in self._ready and not self._accepts(writer))
+            or (writer not in self._ready and not self._accepts_rows(writer))
             or (rows := self._all_typed(run.rows)) is None
         ):
             for command in run.commands():
                 self.rdata(command)
             return
-        known, steps = self.standing.tokens, self.standing.steps
+        known, steps = self.applied.tokens, self.applied.steps
         last = known.get(writer, -1)
         for log_position, token in enumerate(run.tokens):
             assert token is not None
@@ -231,321 +233,340 @@ class StreamApplier:
                     if waiting is None:
                         continue
                     if type(waiting) is CoroutineType:
-                        # As `run_now` does, but for the call: this is where every row of every stream passes.
+                        # `step_eagerly` inlined: every row of every stream passes here.
                         try:
                             first = waiting.send(None)
                         except StopIteration:
                             continue
-                        waiting = rest_of(waiting, first)
+                        waiting = resume(waiting, first)
                 except Exception as error:
                     failure = error
-                self._host.moved(self.name)
-                self._hold(self._apply(updates, index, waiting=waiting, failure=failure))
+                self._listener.positions_changed(self.name)
+                self._block_on(self._apply(updates, index, waiting=waiting, failure=failure))
                 for command in islice(run.commands(), log_position + 1, None):
                     self.rdata(command)
                 return
-            known[writer] = last = token  # `AppliedPositions.reach`, but for the call
-        self._host.moved(self.name)
+            known[writer] = last = token  # `AppliedPositions.advance`, inlined
+        self._listener.positions_changed(self.name)
 
     def _all_typed(self, rows: list[bytes]) -> list[Any] | None:
         try:
             return self._decode_many(rows)
         except RowError:
-            return None  # one by one then: the bad one is reported, the others are applied
+            return None  # handle rows one by one: report the bad one, apply the others
 
     def position(self, command: Position) -> None:
-        """A POSITION came."""
+        """Handle a POSITION."""
         if self._busy:
             self._enqueue(command)
             return
-        # Of others a fact may be under way: on a shared channel POSITIONs come between its rows.
+        # Only this writer's: on a shared channel, POSITIONs arrive between another writer's rows.
         self._batches.clear(self.name, command.instance)
         self._batching.discard(command.instance)
         self._in_push = False
-        if self._held is not None and not self._flush_held():
-            self._waiting.put_first(command)
+        if self._pushed_fact is not None and not self._flush_pushed_fact():
+            self._queue.put_first(command)
             return
-        if self._bursts and not self._settle(command.instance):
-            self._waiting.put_first(command)
+        if self._reorder and not self._apply_burst(command.instance):
+            self._queue.put_first(command)
             return
         is_first = command.instance not in self._ready
         self._ready.add(command.instance)
         if self._pushed:
-            is_first, self._awaits_end = self._awaits_end, False  # rows came before it, and are no news of it
+            is_first, self._awaits_push_end = (
+                self._awaits_push_end,
+                False,
+            )  # rows came before it, and do not make it news
             self._end_push(command, is_first=is_first)
         else:
-            self._compare(command, is_first=is_first)
+            self._handle_position(command, is_first=is_first)
 
-    def _accepts(self, writer: str) -> bool:
-        """Rows before this connection's POSITION: there may be a hole before them, which POSITION will tell.
+    def _accepts_rows(self, writer: str) -> bool:
+        """Whether to accept rows before this connection's POSITION, which would reveal a gap before them.
 
-        But a writer that was not there when positions were told has none: these are its first.
+        Accepted only from a writer that had no position when positions were announced: these are its first
+        rows.
         """
         if not self._pushed and (not self._ready or writer in self.known):
             return False
         self._ready.add(writer)
         return True
 
-    def _leads_on(self, command: Position, *, is_first: bool) -> bool:
-        """Whether what is applied of this writer is all there was, so that what follows it can be trusted.
+    def _is_contiguous(self, command: Position, *, is_first: bool) -> bool:
+        """Whether all of the writer's earlier facts were applied, so that a position after them can be
+        trusted.
 
-        It is not if we never heard of it, so that what it wrote since our caches were filled is unknown.
-        Between two connections tokens that may go back can have done so, and grown again; and a master that
-        sends 211 before 206 may have been cut off between the two.
+        False for an unknown writer: the facts it wrote since our caches were filled are unknown. False on the
+        first POSITION of a connection if tokens can go back: between two connections they may have gone back
+        and grown again. False if the master sends facts out of order (such as 211 before 206), because the
+        disconnect may have come between two of them.
         """
         if command.instance not in self.known:
             return False
-        return not is_first or (self._settings.monotonic and not self._is_untidy)
+        return not is_first or (self._policy.monotonic and not self._is_unordered)
 
     def _end_push(self, command: Position, *, is_first: bool) -> None:
-        """All that was missed has been pushed."""
+        """Handle the POSITION that ends a push: all missed facts were pushed."""
         writer, token = command.instance, command.token
         known = self.known.get(writer, token)
-        if is_first and token < self._began.get(writer, token):
-            self._host.went_back(self.name, writer, token)
+        if is_first and token < self._push_start.get(writer, token):
+            self._listener.writer_rewound(self.name, writer, token)
         if token < known:
-            self._repetitions.forget_beyond(token)
-        # It is the end of a push that certifies; a later POSITION ahead of the rows says nothing of them.
-        if self._leads_on(command, is_first=is_first) and (token == known or (is_first and known < token)):
-            self._stand(command)
+            self._recent.forget_beyond(token)
+        # Only the end of a push certifies. A later POSITION ahead of its rows says nothing about them.
+        if self._is_contiguous(command, is_first=is_first) and (
+            token == known or (is_first and known < token)
+        ):
+            self._advance_to(command)
         else:
-            self._do(self._jump_and_stand(command))
+            self._run_or_block(self._invalidate_and_advance(command))
 
-    def _compare(self, command: Position, *, is_first: bool) -> None:
-        """A writer says where it stands: is something missing?"""
+    def _handle_position(self, command: Position, *, is_first: bool) -> None:
+        """Compare a writer's POSITION with the applied one; repair the gap if facts are missing."""
         writer, token = command.instance, command.token
-        known = self._start_of(command)
-        if self._compares and known <= token and (elsewhere := self._host.reached(self.name, writer)) > known:
-            known = elsewhere
-            self.standing.reach_elsewhere(writer, known)
-            if token < known:
-                return  # it lags behind what came here by another way
+        known = self._known_position(command)
+        if self._compares and known <= token:
+            external = self._listener.external_position(self.name, writer)
+            if external > known:
+                known = external
+                self.applied.advance_external(writer, known)
+                if token < known:
+                    return  # the writer lags behind the other source
         prev = token if command.prev_token is None else command.prev_token
-        leads_on = self._leads_on(command, is_first=is_first)
-        back = self._look_back_from(command, known, is_first=is_first)
-        if self._shared and not self._compares and self._settings.monotonic and token <= known:
-            # Rows are told ahead of their position here, so that one that is lower means nothing.
+        is_contiguous = self._is_contiguous(command, is_first=is_first)
+        recheck_start = self._recheck_start(command, known, is_first=is_first)
+        if self._shared and not self._compares and self._policy.monotonic and token <= known:
+            # Rows arrive ahead of their POSITION in these streams, so a lower POSITION has no meaning.
             command = Position(stream=self.name, instance=writer, prev_token=known, token=known)
             prev = token = known
         if prev <= known <= token:
             self._close_gap(writer)
-            if back is not None:
-                self._hold(self._look_back(command, back))
-            elif leads_on:
-                self._stand(command)
+            if recheck_start is not None:
+                self._block_on(self._recheck(command, recheck_start))
+            elif is_contiguous:
+                self._advance_to(command)
             else:
-                self._do(self._jump_and_stand(command))
+                self._run_or_block(self._invalidate_and_advance(command))
         elif known < prev:
-            after = known if back is None else min(back, known)
-            self._repair(command, after=after, leads_on=leads_on)
-        elif is_first or self._shared or not self._settings.monotonic:
+            after = known if recheck_start is None else min(recheck_start, known)
+            self._repair(command, after=after, is_contiguous=is_contiguous)
+        elif is_first or self._shared or not self._policy.monotonic:
             if is_first or self._shared:
-                self._host.went_back(self.name, writer, token)
-            if self._settings.is_kept:
-                self._do(self._jump_and_stand(command))
+                self._listener.writer_rewound(self.name, writer, token)
+            if self._policy.is_kept:
+                self._run_or_block(self._invalidate_and_advance(command))
                 return
-            self._host.restarted(self.name, writer)
-            self._repair(command, after=0, leads_on=False, is_reset=True)
-        # else: it lags behind its own rows, which tells nothing new
+            self._listener.writer_restarted(self.name, writer)
+            self._repair(command, after=0, is_contiguous=False, is_reset=True)
+        # else: the POSITION lags behind its own rows and adds nothing
 
-    def _look_back_from(self, command: Position, known: int, *, is_first: bool) -> int | None:
-        """From where facts may be lacking that are lower than what is here; None if none can be.
+    def _recheck_start(self, command: Position, known: int, *, is_first: bool) -> int | None:
+        """The token after which lower facts may be missing; None if none can be.
 
-        Where facts come ahead of the position, those before them may have been told while nobody listened
-        here, or never: a writer that was cut off itself moves on, and then says only where it stands.
+        Where rows arrive ahead of POSITION, earlier facts may have been sent while this follower was
+        disconnected, or never: a writer that was disconnected itself moves on, and then only announces its
+        position.
         """
-        if not self._shared or self._settings.ordered or not self._settings.monotonic:
+        if not self._shared or self._policy.ordered or not self._policy.monotonic:
             return None
         writer, token = command.instance, command.token
-        told = self._told.get(writer)
-        self._telling[writer] = token
+        announced = self._announced.get(writer)
+        self._announcing[writer] = token
         if not is_first and command.prev_token != token:
-            return None  # said in the course of its facts
-        if told is None:
-            # Where what is applied is not kept, nobody can tell after a start what was applied before it.
-            may_lack = writer in self.known and (self._connection > 0 or self._settings.is_kept)
-            return max(0, known - LOOK_BACK) if may_lack else None
-        return max(told, token - LOOK_BACK) if told < token else None
+            return None  # sent between its facts
+        if announced is None:
+            # Without a log, a restarted process cannot know which facts were applied before.
+            may_lack = writer in self.known and (self._connection > 0 or self._policy.is_kept)
+            return max(0, known - RECHECK_TOKENS) if may_lack else None
+        return max(announced, token - RECHECK_TOKENS) if announced < token else None
 
-    def _start_of(self, command: Position) -> int:
-        """What we have of this writer, also when we never heard of it."""
+    def _known_position(self, command: Position) -> int:
+        """The applied position of this writer, or the position to start a new writer from."""
         if command.instance in self.known:
             return self.known[command.instance]
-        if self._settings.earliest:
+        if self._policy.earliest:
             return 0
-        if self._is_beginning:
-            # Every writer, not only the one that is told first.
-            return 0 if self._settings.is_kept and self._settings.resumes else command.token
-        # It came while we were away, so it wrote nothing before what we had of all the others.
+        if self._is_new_stream:
+            # Every writer starts here, not only the one announced first.
+            return 0 if self._policy.is_kept and self._policy.resumes else command.token
+        # The writer appeared while we were disconnected, so its facts are after our positions of all others.
         return min(self.known.values(), default=command.token)
 
-    def _stand(self, command: Position) -> None:
-        """Stand where this says: every fact up to there was applied."""
-        self.standing.reach(command.instance, command.token)
-        self._reached(command)
+    def _advance_to(self, command: Position) -> None:
+        """Advance to this POSITION: every fact up to it was applied."""
+        self.applied.advance(command.instance, command.token)
+        self._position_done(command)
 
-    async def _jump_and_stand(self, command: Position) -> None:
-        """Stand where this says, though it is not certain that every fact up to there was applied."""
-        if await self._jump(command.instance, command.token):
-            self._reached(command)
+    async def _invalidate_and_advance(self, command: Position) -> None:
+        """Advance to this POSITION though some facts up to it may not have been applied."""
+        if await self._skip_to(command.instance, command.token):
+            self._position_done(command)
 
-    async def _jump(self, writer: str, token: int, *, counts: bool = True) -> bool:
-        """Stand at `token` though facts before it were not applied: what they can invalidate goes first.
+    async def _skip_to(self, writer: str, token: int, *, advances: bool = True) -> bool:
+        """Invalidate all caches of the stream, then advance to `token` over facts that were not applied.
 
-        False, and it stands where it stood, if `counts` is False or the connection was lost meanwhile.
+        Returns False, without advancing, if `advances` is False or the connection was lost meanwhile.
         """
         connection = self._connection
         attempt = 0
         while True:
             try:
-                self.standing.skip()
+                self.applied.invalidate_all()
                 break
             except Exception as error:
-                self._host.trouble(error, self.name, CACHES)
+                self._listener.report_error(error, self.name, CACHES)
             await self._sleep(attempt)
             attempt += 1
-        if not counts or connection != self._connection:
+        if not advances or connection != self._connection:
             return False
-        self.standing.reach(writer, token)
+        self.applied.advance(writer, token)
         return True
 
-    def _reached(self, command: Position) -> None:
+    def _position_done(self, command: Position) -> None:
         writer = command.instance
-        if writer in self._telling:
-            told = self._telling.pop(writer)
-            self._told[writer] = max(told, self._told.get(writer, told))
+        if writer in self._announcing:
+            token = self._announcing.pop(writer)
+            self._announced[writer] = max(token, self._announced.get(writer, token))
         self._had_position = True
-        self._claims_nothing = False
-        self._host.positioned(self.name, writer, self.known[writer])
-        self._host.moved(self.name)
+        self._hides_progress = False
+        self._listener.position_processed(self.name, writer, self.known[writer])
+        self._listener.positions_changed(self.name)
 
     # -- facts ---------------------------------------------------------------------------------------------
 
-    def _settle(self, writer: str) -> bool:
-        """Apply what came of a burst. False: something holds the stream up, and the rest waits."""
-        facts = self._bursts.take(writer)
+    def _apply_burst(self, writer: str) -> bool:
+        """Apply a writer's buffered facts. Returns False if the stream is blocked; the rest stays
+        buffered.
+        """
+        facts = self._reorder.pop(writer)
         while facts:
             if self._busy:
-                self._bursts.put_back(writer, facts)
+                self._reorder.put_back(writer, facts)
                 return False
             token, rows = facts.pop(0)
-            self._fact(writer, token, rows)
+            self._apply_fact(writer, token, rows)
         return not self._busy
 
-    def _push(self, writer: str, token: int, rows: list[bytes]) -> None:
-        """A row of what was missed: old masters do not mark which ones make a fact, but for their token."""
-        if self._held is not None and self._held[:2] == (writer, token):
-            self._held[2].extend(rows)
+    def _collect_pushed(self, writer: str, token: int, rows: list[bytes]) -> None:
+        """Collect a pushed row: old masters mark the rows of one fact only by their equal token."""
+        if self._pushed_fact is not None and self._pushed_fact[:2] == (writer, token):
+            self._pushed_fact[2].extend(rows)
             return
-        if self._held is not None:
-            self._flush_held()
-        self._held = (writer, token, rows)
+        if self._pushed_fact is not None:
+            self._flush_pushed_fact()
+        self._pushed_fact = (writer, token, rows)
 
-    def _flush_held(self) -> bool:
-        assert self._held is not None
-        writer, token, rows = self._held
-        self._held = None
-        return self._fact(writer, token, rows)
+    def _flush_pushed_fact(self) -> bool:
+        assert self._pushed_fact is not None
+        writer, token, rows = self._pushed_fact
+        self._pushed_fact = None
+        return self._apply_fact(writer, token, rows)
 
-    def _fact(self, writer: str, token: int, rows: Sequence[bytes]) -> bool:
-        """Apply a fact if it is news. False: it is not done yet, and the stream waits for it."""
+    def _apply_fact(self, writer: str, token: int, rows: Sequence[bytes]) -> bool:
+        """Apply a fact if it is new. Returns False if it is not done yet: the stream is blocked until
+        it is.
+        """
         if self._compares and not (self._pushed and self._is_late(writer, token, rows)):
             if token <= self.known.get(writer, -1):
                 return True
         elif not self._compares:
-            is_news = self._repetitions.is_news(writer, token, rows)
+            is_news = self._recent.add_if_new(writer, token, rows)
             if not is_news:
-                return not self.standing.has_caches or self._do(self._drop_again(writer, token, rows))
+                return not self.applied.has_caches or self._run_or_block(
+                    self._invalidate_again(writer, token, rows)
+                )
             if not self._in_push and token < self.known.get(writer, token):
-                self._is_untidy = True
-        updates = self._updates(writer, token, rows)
+                self._is_unordered = True
+        updates = self._decode(writer, token, rows)
         if updates is None:
-            return self._do(self._pass_over(writer, token))
-        for index, step in enumerate(self.standing.steps):
+            return self._run_or_block(self._skip_fact(writer, token))
+        for index, step in enumerate(self.applied.steps):
             try:
                 result = step(updates)
-                waiting = None if result is None else run_now(result)
+                waiting = None if result is None else step_eagerly(result)
             except Exception as error:
-                self._hold(self._apply(updates, index, failure=error))
+                self._block_on(self._apply(updates, index, failure=error))
                 return False
             if waiting is not None:
-                self._hold(self._apply(updates, index, waiting=waiting))
+                self._block_on(self._apply(updates, index, waiting=waiting))
                 return False
-        self._advance(writer, token)
+        self._fact_done(writer, token)
         return True
 
-    async def _drop_again(self, writer: str, token: int, rows: Sequence[bytes]) -> None:
-        """A fact was here already, or one just like it of a history that is lost: nobody can tell.
+    async def _invalidate_again(self, writer: str, token: int, rows: Sequence[bytes]) -> None:
+        """Invalidate caches for a fact that was applied before.
 
-        So caches hear of it again, which does no harm.
+        It may also be an equal fact of a lost history, which cannot be told apart. Repeated invalidation is
+        harmless.
         """
-        if not self.standing.has_caches:
+        if not self.applied.has_caches:
             return
-        updates = self._updates(writer, token, rows)
+        updates = self._decode(writer, token, rows)
         if updates is None:
-            await self._pass_over(writer, token, counts=False)
+            await self._skip_fact(writer, token, advances=False)
         else:
-            await self._apply(updates, len(self.standing.steps) - 1, counts=False)
+            await self._apply(updates, len(self.applied.steps) - 1, advances=False)
 
-    def _updates(self, writer: str, token: int, rows: Sequence[bytes]) -> Updates[Any] | None:
-        """The typed fact; None, and reported, if a row is none of any release: then the stream goes on
-        without it."""
+    def _decode(self, writer: str, token: int, rows: Sequence[bytes]) -> Updates[Any] | None:
+        """The typed fact; None, and reported, if a row does not match any release. The stream skips
+        the fact.
+        """
         try:
             return Updates(self.name, writer, token, self._decode_many(list(rows)))
         except RowError as error:
-            self._host.trouble(error, self.name)
+            self._listener.report_error(error, self.name)
             return None
 
-    def _advance(self, writer: str, token: int) -> None:
-        self.standing.reach(writer, self._beyond(writer, token))
-        self._host.moved(self.name)
+    def _fact_done(self, writer: str, token: int) -> None:
+        self.applied.advance(writer, self._position_after(writer, token))
+        self._listener.positions_changed(self.name)
 
     def _is_late(self, writer: str, token: int, rows: Sequence[bytes]) -> bool:
-        """Whether a fact is news though a later one was pushed already.
+        """Whether a fact is new though a later one was pushed already.
 
-        Where rows name no writer, several can be behind one name, and one overtakes the other.
+        Where rows name no writer, several writers share one name and can overtake each other.
         """
-        is_news = self._repetitions.is_news(writer, token, rows)
+        is_news = self._recent.add_if_new(writer, token, rows)
         return is_news and token <= self.known.get(writer, -1)
 
-    def _beyond(self, writer: str, token: int) -> int:
-        """Where the stream stands after a fact: without order an earlier one does not lead back."""
-        if (self._compares and not self._pushed) or not self._settings.monotonic:
+    def _position_after(self, writer: str, token: int) -> int:
+        """The position after this fact: without order, an earlier fact does not lower it."""
+        if (self._compares and not self._pushed) or not self._policy.monotonic:
             return token
         return max(token, self.known.get(writer, token))
 
-    async def _pass_over(self, writer: str, token: int, *, counts: bool = True) -> None:
-        """Go on without a fact that cannot be read."""
-        if await self._jump(writer, self._beyond(writer, token), counts=counts):
-            self._host.moved(self.name)
+    async def _skip_fact(self, writer: str, token: int, *, advances: bool = True) -> None:
+        """Continue after a fact that cannot be decoded."""
+        if await self._skip_to(writer, self._position_after(writer, token), advances=advances):
+            self._listener.positions_changed(self.name)
 
-    # -- what takes time -----------------------------------------------------------------------------------
+    # -- asynchronous work ---------------------------------------------------------------------------------
 
-    def _hold(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let everything of this stream wait for `work`."""
+    def _block_on(self, work: Coroutine[Any, Any, None]) -> None:
+        """Block the stream until `work` is done."""
         self._busy = True
-        self._host.start(self._until_done(work), f"following {self.name}")
+        self._listener.start(self._run_blocking(work), f"following {self.name}")
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Do this at once if it need not wait. False: it is not done yet, and the stream waits for it."""
-        waiting = run_now(work)
+    def _run_or_block(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Run `work`. Returns False if it must wait: the stream is blocked until it is done."""
+        waiting = step_eagerly(work)
         if waiting is not None:
-            self._hold(_done(waiting))
+            self._block_on(_wait_for(waiting))
         return waiting is None
 
-    async def _until_done(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _run_blocking(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         finally:
-            # Also when the follower is stopped in the middle of it: it may be started again.
+            # Also if the follower was stopped meanwhile: it may be started again.
             self._busy = False
-        while not self._busy and (command := self._waiting.take()) is not None:
+        while not self._busy and (command := self._queue.pop()) is not None:
             if isinstance(command, Rdata):
                 self.rdata(command)
             else:
                 self.position(command)
-        if not self._waiting:
-            self._host.speed_up(self.name)
+        if not self._queue:
+            self._listener.resume(self.name)
 
     async def _apply(
         self,
@@ -554,73 +575,74 @@ class StreamApplier:
         *,
         waiting: Awaitable[None] | None = None,
         failure: Exception | None = None,
-        counts: bool = True,
+        advances: bool = True,
     ) -> None:
-        """Go on with a fact at a step that waits or failed.
+        """Continue a fact at the step that waits or failed.
 
-        One that fails is asked again, with patience: its database may be away for a moment, and a fact is
-        never skipped.
+        A failed step is retried with backoff, without limit: its database may be down for a moment, and a
+        fact is never skipped.
         """
         connection = self._connection
         attempt = 0
-        steps = self.standing.steps
+        steps = self.applied.steps
         while index < len(steps):
             try:
                 if failure is not None:
                     raise failure
                 if waiting is None:
                     result = steps[index](updates)
-                    waiting = None if result is None else run_now(result)
+                    waiting = None if result is None else step_eagerly(result)
                 if waiting is not None:
                     await waiting
                 index += 1
             except CancelledError:
                 raise
             except Exception as error:
-                self._host.trouble(error, self.name, self.standing.whose(index))
+                self._listener.report_error(error, self.name, self.applied.step_owner(index))
                 failure = None
                 await self._sleep(attempt)
                 attempt += 1
             waiting = None
-        # Without order a token says nothing of those before it, which may have been lost with the connection.
-        if counts and (self._compares or connection == self._connection):
-            self._advance(updates.writer, updates.token)
+        # Without order a token says nothing about earlier facts, which may have been lost with the
+        # connection.
+        if advances and (self._compares or connection == self._connection):
+            self._fact_done(updates.writer, updates.token)
 
-    def _repair(self, command: Position, *, after: int, leads_on: bool, is_reset: bool = False) -> None:
-        """Facts are missing up to this position: fetch them."""
+    def _repair(self, command: Position, *, after: int, is_contiguous: bool, is_reset: bool = False) -> None:
+        """Fetch the missing facts up to this POSITION."""
         if command.instance not in self._open_gaps:
             self._open_gaps.add(command.instance)
-            self._host.gap_detected()
-        self._wanted[command.instance] = command.token
+            self._listener.gap_detected()
+        self._gap_ends[command.instance] = command.token
         if is_reset:
-            # The writer began anew: all that it has is news, and what came of its former life is void.
-            self._repetitions.forget_beyond(0)
-        self._hold(self._fetch(command, after, leads_on, RESET_ATTEMPTS if is_reset else None))
+            # All facts of a restarted writer are new, and its earlier ones are void.
+            self._recent.forget_beyond(0)
+        self._block_on(self._fetch(command, after, is_contiguous, RESET_ATTEMPTS if is_reset else None))
 
-    async def _fetch(self, command: Position, after: int, leads_on: bool, attempts: int | None) -> None:
+    async def _fetch(self, command: Position, after: int, is_contiguous: bool, attempts: int | None) -> None:
         writer, upto = command.instance, command.token
         connection = self._connection
         attempt = 0
-        # What is asked for again, lest something came late, counts as it did; a new life begins lower.
-        stands = after if attempts is not None else max(after, self.known.get(writer, after))
-        if not leads_on and not await self._jump(writer, stands):
+        # Rechecked facts keep their position; a restarted writer begins lower.
+        position = after if attempts is not None else max(after, self.known.get(writer, after))
+        if not is_contiguous and not await self._skip_to(writer, position):
             return
         while after < upto:
             try:
-                facts, reached = await self._page(writer, after, upto)
+                facts, complete_upto = await self._fetch_page(writer, after, upto)
             except CancelledError:
                 return
             except ReplicationError as error:
                 gap = GapError(stream=self.name, writer=writer, have=after, want=upto, why=str(error))
-                self._host.trouble(gap, self.name)
+                self._listener.report_error(gap, self.name)
                 self._gaps[writer] = gap
                 attempt += 1
                 if attempt == attempts or isinstance(error, NowhereToFetch):
-                    self._host.gap_lost(gap)
+                    self._listener.gap_lost(gap)
                     await self._give_up(command)
                     return
                 try:
-                    await self._interruptible(self._sleep(attempt - 1))
+                    await self._cancel_on_disconnect(self._sleep(attempt - 1))
                 except CancelledError:
                     return
                 continue
@@ -628,83 +650,83 @@ class StreamApplier:
             for token, rows in facts:
                 await self._apply_fetched(writer, token, rows)
             if connection != self._connection:
-                return  # lost while a subscriber was busy: the next POSITION asks for the rest
-            after = reached
+                return  # disconnected while a subscriber was busy: the next POSITION fetches the rest
+            after = complete_upto
         self._close_gap(writer)
-        # Real masters answer with later facts than they were asked for.
-        self.standing.reach(writer, max(upto, self.known.get(writer, upto)))
-        self._reached(command)
+        # Real masters return later facts than requested.
+        self.applied.advance(writer, max(upto, self.known.get(writer, upto)))
+        self._position_done(command)
 
-    async def _page(
+    async def _fetch_page(
         self, writer: str, after: int, upto: int
     ) -> tuple[Sequence[tuple[int, list[bytes]]], int]:
-        """The next facts after `after`, and up to where that is all of them.
+        """Fetch the next facts after `after`. Returns them and the token up to which they are complete.
 
-        Raises `ReplicationError`, and CancelledError when the connection was lost meanwhile.
+        Raises `ReplicationError`, and CancelledError if the connection was lost meanwhile.
         """
-        asked = min(upto, after + DESCENDING_TOKENS) if self._settings.descends else upto
-        page = await self._interruptible(
-            self._catch_up.fetch(stream=self.name, writer=writer, after=after, upto=asked)
+        last = min(upto, after + DESCENDING_TOKENS) if self._policy.descends else upto
+        page = await self._cancel_on_disconnect(
+            self._catch_up.fetch(stream=self.name, writer=writer, after=after, upto=last)
         )
         if page.limited and page.upto <= after:
-            raise ReplicationError(f"the answer makes no progress beyond {after}")
-        facts = sorted(page.facts, key=_token) if self._settings.descends else page.facts
-        return facts, page.upto if page.limited else asked
+            raise ReplicationError(f"the response makes no progress beyond {after}")
+        facts = sorted(page.facts, key=_token) if self._policy.descends else page.facts
+        return facts, page.upto if page.limited else last
 
-    async def _look_back(self, command: Position, after: int) -> None:
-        """Facts that come after later ones may have been lost with the connection: ask for the last again.
+    async def _recheck(self, command: Position, after: int) -> None:
+        """Fetch the last facts again: some may have been lost with the connection after later ones arrived.
 
-        That is a precaution: where nobody can be asked, the stream goes on.
+        This is a precaution: without a source, the stream continues.
         """
         writer, upto = command.instance, command.token
         attempt = 0
         while after < upto:
             try:
-                facts, after = await self._page(writer, after, upto)
+                facts, after = await self._fetch_page(writer, after, upto)
             except CancelledError:
                 return
             except NowhereToFetch:
                 break
             except ReplicationError as error:
-                self._host.trouble(error, self.name)
+                self._listener.report_error(error, self.name)
                 attempt += 1
                 if attempt == RESET_ATTEMPTS:
                     break
                 try:
-                    await self._interruptible(self._sleep(attempt - 1))
+                    await self._cancel_on_disconnect(self._sleep(attempt - 1))
                 except CancelledError:
                     return
                 continue
             for token, rows in facts:
                 await self._apply_fetched(writer, token, rows)
-        await self._jump_and_stand(command)
+        await self._invalidate_and_advance(command)
 
     async def _give_up(self, command: Position) -> None:
-        """What is missing cannot be had: go on without it."""
-        self._wanted.pop(command.instance, None)
+        """Continue without the missing facts: they cannot be fetched."""
+        self._gap_ends.pop(command.instance, None)
         self._gaps.pop(command.instance, None)
         self._open_gaps.discard(command.instance)
-        await self._jump_and_stand(command)
+        await self._invalidate_and_advance(command)
 
     async def _apply_fetched(self, writer: str, token: int, rows: Sequence[bytes]) -> None:
-        """Apply a fact that was missing.
+        """Apply a fetched fact.
 
-        Where there is no order its token says nothing of the others, which count only when all are applied.
+        Without order, fetched facts advance the position only when all of them are applied.
         """
         if self._compares:
             if token <= self.known.get(writer, -1):
                 return
-        elif not self._repetitions.is_news(writer, token, rows):
-            await self._drop_again(writer, token, rows)
+        elif not self._recent.add_if_new(writer, token, rows):
+            await self._invalidate_again(writer, token, rows)
             return
-        updates = self._updates(writer, token, rows)
+        updates = self._decode(writer, token, rows)
         if updates is not None:
-            await self._apply(updates, counts=self._compares)
+            await self._apply(updates, advances=self._compares)
         else:
-            await self._pass_over(writer, token, counts=self._compares)
+            await self._skip_fact(writer, token, advances=self._compares)
 
-    async def _interruptible(self, work: Awaitable[Any]) -> Any:
-        """Wait for something that losing the connection makes pointless. Raises CancelledError then."""
+    async def _cancel_on_disconnect(self, work: Awaitable[Any]) -> Any:
+        """Wait for `work`; raise CancelledError if the connection is lost."""
         self._fetching = defer.ensureDeferred(work)  # type: ignore[arg-type]  # Deferred or coroutine
         try:
             return await self._fetching
@@ -712,45 +734,45 @@ class StreamApplier:
             self._fetching = None
 
     def _close_gap(self, writer: str) -> None:
-        self._wanted.pop(writer, None)
+        self._gap_ends.pop(writer, None)
         self._gaps.pop(writer, None)
         if writer in self._open_gaps:
             self._open_gaps.discard(writer)
-            self._host.gap_repaired()
+            self._listener.gap_repaired()
 
     def _sleep(self, attempt: int) -> "Deferred[None]":
         seconds = RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
-        return deferLater(self._host.clock, seconds, lambda: None)  # type: ignore[arg-type]
+        return deferLater(self._listener.clock, seconds, lambda: None)  # type: ignore[arg-type]
 
-    # -- what waits ----------------------------------------------------------------------------------------
+    # -- queue ---------------------------------------------------------------------------------------------
 
     def _enqueue(self, command: Rdata | Position) -> None:
-        """Keep for later, within bounds.
+        """Queue a command, within limits.
 
-        Beyond them the server is slowed down where it pushes; where we can pull, what waits is let go, and a
-        POSITION in its place makes us fetch it when we get there.
+        If the queue is full, a server that pushes is paused. Where facts can be fetched, the queued rows are
+        dropped instead, and the POSITION in their place triggers the fetch.
         """
-        self._waiting.put(command)
-        if self._waiting.is_too_much:
+        self._queue.put(command)
+        if self._queue.is_full:
             if self._pushed:
-                self._host.slow_down(self.name)
+                self._listener.pause(self.name)
             else:
-                self._waiting.let_go()
+                self._queue.drop_rows()
         if not self._busy:
-            self._hold(_nothing())  # the rest of what was let go came late: look at what waits now
+            self._block_on(_nothing())  # the rest of a dropped fact came late: process the queue
 
     def _empty_queue(self) -> None:
-        self._waiting.clear()
-        self._host.speed_up(self.name)
+        self._queue.clear()
+        self._listener.resume(self.name)
 
 
-async def _done(waiting: Awaitable[None]) -> None:
-    """Ends when this does."""
+async def _wait_for(waiting: Awaitable[None]) -> None:
+    """Wait for an awaitable, as a coroutine."""
     await waiting
 
 
 async def _nothing() -> None:
-    """Takes no time: lets the queue be looked at."""
+    """Do nothing, so that the queue is processed."""
 
 
 def _token(fact: tuple[int, list[bytes]]) -> int:

@@ -1,4 +1,4 @@
-"""What waits while a stream is held up."""
+"""ApplyQueue: rows and positions that wait while a stream is blocked."""
 
 from collections import deque
 from typing import Final
@@ -8,54 +8,55 @@ from synrepl.wire.commands import Position, Rdata
 __all__ = ["MAX_WAITING_BYTES", "ApplyQueue"]
 
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
-"""Rows of one stream that may wait."""
+"""The largest size of one stream's queued rows."""
 
 
 class ApplyQueue:
-    """Rows and positions of a stream, in order.
+    """A queue of a stream's rows and positions.
 
-    When it is too much and can be had again, rows can be let go: a POSITION at the token of their newest
-    whole fact stands for them, which cannot be reached without fetching them."""
+    If it is full and rows can be fetched again, `drop_rows` replaces the rows by a POSITION at the token of
+    their newest complete fact. That position cannot be reached without fetching the rows.
+    """
 
     def __init__(self) -> None:
         self._commands: deque[Rdata | Position] = deque()
         self._bytes = 0
-        # Writers of whose fact under way some rows were let go, so that the others must be as well.
-        self._cut: set[str] = set()
+        # Writers of which part of an incomplete fact was dropped: the rest of it must be dropped too.
+        self._dropping: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._commands)
 
     @property
     def bytes(self) -> int:
-        """How large the rows are that wait."""
+        """The size of the queued rows."""
         return self._bytes
 
     @property
-    def is_too_much(self) -> bool:
-        """Whether more waits than may."""
+    def is_full(self) -> bool:
+        """Whether the queue exceeds its limit."""
         return self._bytes > MAX_WAITING_BYTES
 
-    def lets_go_of(self, writer: str) -> bool:
-        """Whether this writer's next row belongs to a fact that was let go."""
-        return writer in self._cut
+    def is_dropping(self, writer: str) -> bool:
+        """Whether this writer's next row belongs to a fact that was partly dropped."""
+        return writer in self._dropping
 
     def put(self, command: Rdata | Position) -> None:
-        """Let this wait behind all others."""
+        """Append a row or position."""
         if isinstance(command, Position):
             self._commands.append(command)
-        elif command.instance in self._cut:
-            self._let_go_of(command)
+        elif command.instance in self._dropping:
+            self._drop_row(command)
         else:
             self._commands.append(command)
             self._bytes += len(command.row)
 
     def put_first(self, position: Position) -> None:
-        """Let this wait before all others."""
+        """Put a position at the head of the queue."""
         self._commands.appendleft(position)
 
-    def take(self) -> Rdata | Position | None:
-        """The first that waits."""
+    def pop(self) -> Rdata | Position | None:
+        """Remove and return the head of the queue; None if it is empty."""
         if not self._commands:
             return None
         command = self._commands.popleft()
@@ -63,27 +64,27 @@ class ApplyQueue:
             self._bytes -= len(command.row)
         return command
 
-    def let_go(self) -> None:
-        """Drop all rows."""
+    def drop_rows(self) -> None:
+        """Drop all rows and leave positions in their place."""
         commands, self._commands, self._bytes = self._commands, deque(), 0
         for command in commands:
             if isinstance(command, Rdata):
-                self._let_go_of(command)
+                self._drop_row(command)
             else:
                 self._commands.append(command)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Empty the queue."""
         self._commands.clear()
         self._bytes = 0
-        self._cut.clear()
+        self._dropping.clear()
 
-    def _let_go_of(self, row: Rdata) -> None:
+    def _drop_row(self, row: Rdata) -> None:
         writer, token = row.instance, row.token
         if token is None:
-            self._cut.add(writer)
+            self._dropping.add(writer)
             return
-        self._cut.discard(writer)
+        self._dropping.discard(writer)
         last = self._commands[-1] if self._commands else None
         if isinstance(last, Position) and last.instance == writer and last.token <= token:
             self._commands.pop()

@@ -1,4 +1,4 @@
-"""Pulling what was missed."""
+"""ICatchUp: where a follower fetches missing facts."""
 
 from typing import Protocol
 
@@ -10,15 +10,15 @@ __all__ = ["ICatchUp", "MissedFacts", "NoCatchUp", "NowhereToFetch"]
 
 
 class NowhereToFetch(NotConnected):
-    """Nobody is known who has the missed facts of this writer; asking again cannot help."""
+    """No source for the missing facts of this writer is known; a retry cannot help."""
 
     retryable = False
 
 
 class MissedFacts(msgspec.Struct, frozen=True):
-    """A page of missed facts: ``(token, rows as JSON texts)``, in the order to apply them.
+    """A page of missing facts: ``(token, rows as JSON texts)``, in the order to apply them.
 
-    `upto` is the token up to which the page is complete. `limited`: more follow after it.
+    `upto` is the token up to which the page is complete. `limited`: more facts follow.
     """
 
     facts: list[tuple[int, list[bytes]]]
@@ -27,18 +27,18 @@ class MissedFacts(msgspec.Struct, frozen=True):
 
 
 class ICatchUp(Protocol):
-    """Where a follower pulls what it missed."""
+    """A source of missing facts."""
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
-        """The facts with ``after < token <= upto``, or the first of them.
+        """Fetch the facts with ``after < token <= upto``, or the first of them.
 
-        Raises `ReplicationError`; `NowhereToFetch` if there is no hope.
+        Raises `ReplicationError`, and `NowhereToFetch` if a retry cannot help.
         """
 
 
 class NoCatchUp:
-    """Nowhere to pull from: gaps stay, and are reported."""
+    """No source: gaps stay open and are reported."""
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
-        """Always fails."""
-        raise NotConnected("no HTTP address is known to fetch missed rows from")
+        """Always raises `NotConnected`."""
+        raise NotConnected("no HTTP address is known to fetch missing rows from")

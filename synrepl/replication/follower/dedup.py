@@ -1,4 +1,4 @@
-"""Telling what is repeated where tokens do not."""
+"""RecentFacts: deduplicates facts of streams whose tokens do not show repetitions."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -6,17 +6,17 @@ from typing import Final
 __all__ = ["REMEMBERED", "RecentFacts"]
 
 REMEMBERED: Final = 10_000
-"""Facts of an out-of-order stream that are remembered; a real master repeats a few dozen."""
+"""Facts of an unordered stream that are remembered. A real master repeats a few dozen."""
 
 
 class RecentFacts:
-    """The facts of late of one stream, by writer, token and rows."""
+    """The most recent facts of one stream, by writer, token and rows."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int, int], None] = {}
 
-    def is_news(self, writer: str, token: int, rows: Sequence[bytes]) -> bool:
-        """Whether this very fact was not here lately; from now on it was."""
+    def add_if_new(self, writer: str, token: int, rows: Sequence[bytes]) -> bool:
+        """Remember this fact; return False if it was remembered already."""
         key = (writer, token, hash(tuple(rows)))
         if key in self._seen:
             return False
@@ -26,5 +26,5 @@ class RecentFacts:
         return True
 
     def forget_beyond(self, token: int) -> None:
-        """The stream went back to this token: what comes beyond it is news, whatever it looks like."""
+        """Forget facts beyond this token: the stream was rewound, and equal facts are new ones."""
         self._seen = {key: None for key in self._seen if key[1] <= token}

@@ -1,4 +1,4 @@
-"""The library's end: a worker's view of the streams."""
+"""Follower: a worker's typed view of the streams of a server."""
 
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -44,19 +44,21 @@ R = TypeVar("R")
 C = TypeVar("C", bound=Command)
 
 SAVE_SECONDS: Final = 0.1
-"""Positions are saved at most so often; after a kill, what came since is delivered again."""
+"""The shortest time between two saves of positions. After a kill, facts applied since the last save are
+delivered again.
+"""
 
 MAX_UNKNOWN: Final = 1_000
-"""Names of unknown streams that are remembered; they come from the peer."""
+"""Names of unknown streams that are remembered; the peer chooses them."""
 
-MAX_LOST: Final = 100
-"""Gaps that could not be repaired, and are remembered to be told of."""
+MAX_LOST_GAPS: Final = 100
+"""Lost gaps that are remembered for the status."""
 
 Subscriber = Callable[[Updates[R]], Awaitable[None] | None]
 
 
 class FollowerConnection(Protocol):
-    """What a follower needs of its connection."""
+    """A follower's connection to its server."""
 
     def send(self, command: Command) -> None:
         """Send one command."""
@@ -65,22 +67,24 @@ class FollowerConnection(Protocol):
         """Send ERROR, then close."""
 
     def established(self) -> None:
-        """The first POSITION was applied: this connection is good."""
+        """The first POSITION was applied: reset the reconnect backoff."""
 
     def pause_reading(self) -> None:
-        """Take nothing more from the server for now."""
+        """Stop reading from the server."""
 
     def resume_reading(self) -> None:
-        """Go on."""
+        """Read from the server again."""
 
 
 class FollowerEvent(msgspec.Struct, frozen=True):
-    """Something happened that is not a fact.
+    """An event of a follower other than a fact. `kind` is one of:
 
-    `kind` says what: ``connected``, ``disconnected``, ``server`` (`text` is its name), ``position`` (of
-    `writer` in `stream`, at `token`), ``restarted`` (`writer` began `stream` anew, and its tokens with it),
-    ``went_back`` (`writer` stands at `token`, lower than before) or ``error`` (`text` says what is wrong,
-    `error` is the exception if there is one).
+    * ``connected``, ``disconnected`` (`text` is the reason);
+    * ``server``: the server's name, in `text`;
+    * ``position``: a POSITION was processed; `writer` of `stream` is at `token`;
+    * ``restarted``: `writer` restarted `stream`, and its tokens begin again;
+    * ``went_back``: the position of `writer` in `stream` fell to `token`: its later facts are lost;
+    * ``error``: `text` is the message, `error` the exception, if any.
     """
 
     kind: Literal["connected", "disconnected", "server", "position", "restarted", "went_back", "error"]
@@ -92,23 +96,50 @@ class FollowerEvent(msgspec.Struct, frozen=True):
 
 
 class Follower:
-    """Follows streams, and applies each fact once, whole, in order, to whoever subscribed.
+    """Follows streams and applies each fact once, complete and in order, by calling subscribers.
 
-    `instance` is the name of this worker. `positions` keeps where it stands between runs; without, it
-    starts anew each time: from now (`start="latest"`) or from the beginning (``earliest``). What was missed
-    is pulled from `catch_up`. Streams without a subscriber are not followed. `raw` gives rows as the JSON
-    values they came as, in place of typed ones, and knows every stream; `canonical` gives them as the log
-    keeps them, JSON texts in the newest shape. The clock comes with the first connection if it is not given.
+    ::
 
-    `reached` tells, of a stream and a writer, up to where its facts have come here by another way (-1: they
-    have not), so that they are not fetched. The other source told no caches of them: with `reached` there can
-    be none.
+        import synrepl
+        from synrepl.streams.catalog import RECEIPTS, Receipt
+        from synrepl.storage.position_files import FilePositions
 
-    `caches` are told what to forget: of each fact, after its subscribers and before the position moves and
-    whoever waits for it wakes; and of a whole stream, when facts of it may have been missed for good. So what
-    is read from them is never older than the positions told here. Their streams are followed, subscribers or
-    not; those that are declared when it is connected already, from the next subscription or connection on.
-    `allocated` is asked by `wait_for`.
+        follower = synrepl.Follower(instance="pusher1", positions=FilePositions("pusher1.positions"))
+
+        @follower.on(RECEIPTS)
+        async def wake_pushers(updates: synrepl.Updates[Receipt]) -> None:
+            for row in updates.rows:
+                print(row.room_id, updates.writer, updates.token)
+
+    `synrepl.connect` returns the service that connects it. All methods must be called in the reactor's
+    thread.
+
+    Arguments:
+
+    * `instance`: the name of this worker.
+    * `clock`: the reactor, or a test's clock. `connect` sets it if missing.
+    * `streams`: the known streams; default `StreamTable.default()`. Only streams with a subscriber or with
+      caches are followed.
+    * `positions`: stores the applied positions between runs. Delivery is at-least-once: after a kill, facts
+      applied since the last save (0.1 seconds at most) are delivered again. Without a store every run starts
+      as `start` says.
+    * `catch_up`: where missing facts are fetched. `connect` sets it if missing and an HTTP address is known.
+      Without it, gaps are reported and stay open.
+    * `start`: where to start a stream without a position, ``latest`` (now) or ``earliest`` (its first fact).
+    * `metrics`: the metrics to update.
+    * `raw`: deliver rows as the JSON values received, including streams that are not in `streams`.
+    * `canonical`: deliver rows as the log stores them: JSON texts in the newest shape.
+    * `external_position`: returns, for a stream and a writer, the token up to which another source has
+      applied the facts (-1: none). Those facts are not fetched. Cannot be combined with `caches`.
+    * `caches`: invalidated by each fact after its subscribers and before the position advances and waiters
+      wake, so a cached value is never older than the positions reported here. If facts may have been missed,
+      everything the stream can invalidate is dropped. Caches declared while connected count from the next
+      subscription or connection on.
+    * `allocated`: asked by `wait_for` whether a token exists. `connect` sets it if missing and `http` is
+      given.
+
+    Raises `ConfigError` for `caches` with `raw` or `canonical`, `ValueError` for `caches` with
+    `external_position`.
     """
 
     _logger = Logger()
@@ -125,20 +156,22 @@ class Follower:
         metrics: Metrics | None = None,
         raw: bool = False,
         canonical: bool = False,
-        reached: Callable[[str, str], int] | None = None,
+        external_position: Callable[[str, str], int] | None = None,
         caches: ICaches | None = None,
         allocated: IAllocated | None = None,
     ) -> None:
         if (raw or canonical) and caches is not None:
-            raise ConfigError("caches need typed rows: a follower with `raw` or `canonical` cannot have any")
-        if reached is not None and caches is not None:
-            raise ValueError("`caches` miss what comes by another way: a follower has `reached` or `caches`")
+            raise ConfigError("caches need typed rows: leave out `raw` and `canonical`, or the caches")
+        if external_position is not None and caches is not None:
+            raise ValueError(
+                "a follower has `external_position` or `caches`: caches would miss external facts"
+            )
         self.instance = instance
         self._clock = clock
         self.table = streams if streams is not None else StreamTable.default()
         self.is_connected = False
-        self.last_heard: float | None = None
-        self._in_step_at = -math.inf
+        self.last_received: float | None = None
+        self._current_at = -math.inf
         self.lost_gaps: list[tuple[float, GapError]] = []
         self._store = positions
         self.catch_up = catch_up or NoCatchUp()
@@ -146,60 +179,71 @@ class Follower:
         self._metrics = metrics
         self._raw = raw
         self._canonical = canonical
-        self._reached = reached
-        self._everyone: list[Callable[[Updates[Any]], Awaitable[None] | None]] = []
-        self._streams: dict[str, StreamApplier] = {}
+        self._external_position = external_position
+        self._all_stream_subscribers: list[Callable[[Updates[Any]], Awaitable[None] | None]] = []
+        self._appliers: dict[str, StreamApplier] = {}
         self._commands: dict[type[Command], list[Callable[[Any], None]]] = {}
-        self._watchers: list[Callable[[FollowerEvent], None]] = []
+        self._event_listeners: list[Callable[[FollowerEvent], None]] = []
         self._batches: Batches[bytes] = Batches()
         self._tasks = Tasks(self._logger)
         self._saved = positions.load() if positions is not None else {}
-        # The positions that the metrics show.
-        self._shown: dict[str, dict[str, int]] = {}
+        # The positions shown by the metrics.
+        self._metric_positions: dict[str, dict[str, int]] = {}
         self._save_timer: Any = None
-        self._has_begun = False
+        self._has_new_writer = False
         self._caches = caches
         self._waiters = Waiters()
-        self._allocation = Allocation(self._waiters, self._tasks.start, self.trouble)
+        self._allocation = Allocation(self._waiters, self._tasks.start, self.report_error)
         self._allocation.source = allocated
         self._connections = 0
         self._connection: FollowerConnection | None = None
-        self._way: FollowStrategy | None = None
+        self._strategy: FollowStrategy | None = None
         self._dialect: Dialect | None = None
         self._established = False
-        self._slow: set[str] = set()
+        self._paused_streams: set[str] = set()
         if metrics is not None and not canonical:
-            # A daemon that follows says by itself who is furthest behind, it or one of its followers.
+            # A daemon reports the lag of all its followers itself.
             metrics.lag_seconds.set_function(self.lag_seconds)
             metrics.lag_rows.set_function(self.lag_rows)
         self._unknown: set[str] = set()
         self._follow_caches()
 
-    # -- subscribing ---------------------------------------------------------------------------------------
+    # -- subscriptions -------------------------------------------------------------------------------------
 
     def on(self, stream: Stream[R]) -> Callable[[Subscriber[R]], Subscriber[R]]:
         """Decorator: call this function with each fact of the stream.
 
-        It may be a coroutine function; the stream's next fact waits until it is done. If it raises, it is
-        called again with the same fact after a while, and the stream waits.
+        The function takes an `Updates` and may be a coroutine function; the next fact of the stream waits
+        until it is done. If it raises, it is called again with the same fact after a backoff of up to 8
+        seconds, and the stream waits. Subscribers of one stream are called in the order of registration::
+
+            @follower.on(RECEIPTS)
+            def show(updates: Updates[Receipt]) -> None:
+                print(updates.writer, updates.token, updates.rows)
         """
 
         def subscribe(subscriber: Subscriber[R]) -> Subscriber[R]:
-            self._stream(stream).standing.subscribe(subscriber)
+            self._applier(stream).applied.subscribe(subscriber)
             self._follow_caches()
             return subscriber
 
         return subscribe
 
     def on_everything(self, subscriber: Callable[[Updates[Any]], Awaitable[None] | None]) -> None:
-        """Call this function with each fact of every stream of the table that the server has."""
-        self._everyone.append(subscriber)
+        """Call this function with each fact of every stream of the table that the server has.
+
+        With `raw`, streams that are not in the table are included.
+        """
+        self._all_stream_subscribers.append(subscriber)
         for stream in self.table:
-            self._stream(stream).standing.subscribe(subscriber)
+            self._applier(stream).applied.subscribe(subscriber)
         self._follow_caches()
 
     def on_command(self, command: type[C]) -> Callable[[Callable[[C], None]], Callable[[C], None]]:
-        """Decorator: call this function with each command of this type, as REMOTE_SERVER_UP."""
+        """Decorator: call this function with each command of this type, such as `RemoteServerUp`.
+
+        Commands are not stored: those sent while disconnected are lost.
+        """
 
         def subscribe(subscriber: Callable[[C], None]) -> Callable[[C], None]:
             self._commands.setdefault(command, []).append(subscriber)
@@ -208,15 +252,15 @@ class Follower:
         return subscribe
 
     def on_event(self, watcher: Callable[[FollowerEvent], None]) -> Callable[[FollowerEvent], None]:
-        """Decorator: call this function with whatever happens that is not a fact."""
-        self._watchers.append(watcher)
+        """Decorator: call this function with each `FollowerEvent`."""
+        self._event_listeners.append(watcher)
         return watcher
 
-    def _stream(self, stream: Stream[Any], *, asks: bool = True) -> StreamApplier:
-        if stream.name not in self._streams:
+    def _applier(self, stream: Stream[Any], *, asks: bool = True) -> StreamApplier:
+        if stream.name not in self._appliers:
             if stream.name not in self.table:
                 self.table = self.table | {stream}
-            settings = ApplyPolicy(
+            policy = ApplyPolicy(
                 ordered=stream.ordered,
                 monotonic=stream.monotonic,
                 earliest=self._earliest,
@@ -224,9 +268,9 @@ class Follower:
                 is_kept=self._canonical and stream.monotonic and not stream.ephemeral,
                 resumes=self._canonical and bool(self._saved),
             )
-            self._streams[stream.name] = StreamApplier(
+            self._appliers[stream.name] = StreamApplier(
                 stream.name,
-                settings,
+                policy,
                 self,
                 self,
                 self._batches,
@@ -234,35 +278,35 @@ class Follower:
                 self._caches if self._caches is not None and stream.name in self._caches.streams else None,
             )
             if self._connection is not None:
-                self._join(stream, self._connection if asks else None)
-        return self._streams[stream.name]
+                self._follow_while_connected(stream, self._connection if asks else None)
+        return self._appliers[stream.name]
 
     def _follow_caches(self) -> None:
-        """Follow what invalidates something here."""
+        """Follow the streams that invalidate caches."""
         if self._caches is None:
             return
         names = self._caches.streams
         for stream in [stream for stream in self.table if stream.name in names]:
-            follower = self._stream(stream)
-            if not follower.standing.has_caches:
-                # Followed before this was declared, which has heard nothing of what came until now.
-                follower.standing.attach(self._caches)
+            applier = self._applier(stream)
+            if not applier.applied.has_caches:
+                # The caches were declared later and missed this stream's facts until now.
+                applier.applied.attach_caches(self._caches)
                 self._caches.skipped(stream.name)
 
-    def _join(self, stream: Stream[Any], connection: FollowerConnection | None) -> None:
-        """Follow a stream while connected already; ask for it on `connection`, unless it comes by itself."""
-        assert self._way is not None
+    def _follow_while_connected(self, stream: Stream[Any], connection: FollowerConnection | None) -> None:
+        """Follow a new stream on an open connection; request it on `connection` unless that is None."""
+        assert self._strategy is not None
         assert self._dialect is not None
-        self._streams[stream.name].connected(self._way, self._decoder(stream, self._dialect))
+        self._appliers[stream.name].connected(self._strategy, self._decoder(stream, self._dialect))
         if connection is not None and self._dialect.release in stream.span:
-            for command in self._way.requests(
+            for command in self._strategy.requests(
                 [stream.name], everything=False, token=self._resume_token, earliest=self._earliest
             ):
                 connection.send(command)
 
     @property
     def clock(self) -> IClock:
-        """What it tells the time by."""
+        """The clock of this follower. Raises `NotConnected` if it has none yet."""
         if self._clock is None:
             raise NotConnected("a follower without a clock gets one from `connect`")
         return self._clock
@@ -273,11 +317,11 @@ class Follower:
 
     @property
     def clock_is_missing(self) -> bool:
-        """Whether it still needs one."""
+        """Whether the follower has no clock yet."""
         return self._clock is None
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
-        """Pull what a stream missed (`applying` asks)."""
+        """Fetch missing facts for an applier (`ICatchUp`), counted in the metrics."""
         if self._metrics is not None:
             self._metrics.catch_up_requests.labels("out").inc()
         try:
@@ -287,17 +331,17 @@ class Follower:
                 self._metrics.catch_up_failures.inc()
             raise
 
-    # -- asking --------------------------------------------------------------------------------------------
+    # -- positions and lag ---------------------------------------------------------------------------------
 
     def positions(self) -> dict[str, dict[str, int]]:
-        """Where it stands: ``{stream: {writer: token}}``; every fact up to there was applied."""
+        """The applied positions, ``{stream: {writer: token}}``: every fact up to them was applied."""
         return {
-            name: dict(stream.positions()) for name, stream in self._streams.items() if stream.positions()
+            name: dict(stream.positions()) for name, stream in self._appliers.items() if stream.positions()
         }
 
     @property
     def allocated(self) -> IAllocated | None:
-        """Who is asked by `wait_for` whether there is such a token; may be set later."""
+        """The service that `wait_for` asks whether a token exists; may be set later."""
         return self._allocation.source
 
     @allocated.setter
@@ -307,185 +351,200 @@ class Follower:
     def wait_for(
         self, stream: Stream[Any] | str, positions: Mapping[str, int] | VClock, timeout: float
     ) -> "Deferred[None]":
-        """Fires once every fact up to these positions, by writer, was applied and its caches were dropped.
+        """Wait until every fact up to these positions was applied and its caches were invalidated.
 
-        That is in the same turn of the reactor in which the last of the positions is reached. May be
-        cancelled. Fails with `WaitTimeout` after so many seconds, and with `NeverAllocated` if there is no
-        such token: whoever knows (`allocated`) is asked if it is ahead of every position of the stream here.
+        `positions` are the tokens by writer, or a `VClock`. `timeout` is in seconds. The Deferred fires in
+        the reactor turn in which the last position is reached; it may be cancelled. It fails with
+        `WaitTimeout`, or with `NeverAllocated` if a token does not exist: `allocated` is asked only if the
+        token is above every applied position of the stream. Raises `UnknownStream` for the name of an unknown
+        stream::
+
+            await follower.wait_for(RECEIPTS, {"master": 54}, timeout=5)
         """
         if isinstance(stream, str):
             stream = self.table[stream]
         if isinstance(positions, VClock):
             positions = positions.to_json().get(stream.name, {})
-        waiter = self._wait(stream, positions)
+        waiter = self._add_waiter(stream, positions)
         self._waiters.fail_after(waiter, timeout, self.clock, partial(self._wait_timeout, timeout))
-        reached = self._streams[stream.name].positions()
-        if max(waiter.lacks.values(), default=-1) > max(reached.values(), default=-1):
+        applied = self._appliers[stream.name].positions()
+        if max(waiter.missing.values(), default=-1) > max(applied.values(), default=-1):
             self._allocation.check(stream.name)
         else:
-            # The usual wait costs no request: somebody is that far, so the token exists.
+            # The usual wait costs no request: another writer is that far, so the token exists.
             waiter.is_checked = True
         return waiter.done
 
     def caught_up(self, stream: Stream[Any], *, writer: str, token: int) -> "Deferred[None]":
-        """Fires once every fact of this writer up to `token` was applied: `wait_for` without an end."""
-        waiter = self._wait(stream, {writer: token})
+        """Wait until every fact of this writer up to `token` was applied: `wait_for` without timeout or
+        check.
+        """
+        waiter = self._add_waiter(stream, {writer: token})
         waiter.is_checked = True
         return waiter.done
 
-    def _wait(self, stream: Stream[Any], positions: Mapping[str, int]) -> Waiter:
-        reached = self._stream(stream).positions()
-        return self._waiters.add(stream.name, positions, reached, self._connections)
+    def _add_waiter(self, stream: Stream[Any], positions: Mapping[str, int]) -> Waiter:
+        applied = self._applier(stream).positions()
+        return self._waiters.add(stream.name, positions, applied, self._connections)
 
     def _wait_timeout(self, timeout: float, waiter: Waiter) -> WaitTimeout:
-        stream = self._streams[waiter.stream]
-        reached = stream.positions()
+        stream = self._appliers[waiter.stream]
+        applied = stream.positions()
         return WaitTimeout(
             stream=waiter.stream,
-            lacks={writer: (reached.get(writer), want) for writer, want in waiter.lacks.items()},
+            lacks={writer: (applied.get(writer), want) for writer, want in waiter.missing.items()},
             timeout=timeout,
             connection="connected" if self.is_connected else "disconnected",
             queued=stream.queued,
         )
 
     def waiting_streams(self) -> list[str]:
-        """The streams that are held up now: facts are missing, or a subscriber is not done."""
-        return [name for name, stream in self._streams.items() if stream.is_waiting]
+        """The streams that are blocked now by missing facts or a busy subscriber."""
+        return [name for name, stream in self._appliers.items() if stream.is_blocked]
 
     def lag_seconds(self) -> float:
-        """How long ago it had everything; infinite before it ever had.
+        """Seconds since the follower was last up to date; infinite if it never was.
 
-        The server's PINGs are the heartbeat: what was sent before one has arrived before it, so it is exact
-        to about five seconds on an idle line."""
-        self._note_in_step()
+        The server's PINGs are heartbeats: everything sent before a PING has arrived before it. So the lag is
+        exact to about five seconds on an idle connection.
+        """
+        self._update_current()
         if self._clock is None:
             return math.inf
-        return self.clock.seconds() - self._in_step_at
+        return self.clock.seconds() - self._current_at
 
-    def alive(self) -> None:
-        """The connection works, though it may have been quiet: what was told until now has arrived."""
-        self.last_heard = self.clock.seconds()
-        self._note_in_step()
+    def mark_alive(self) -> None:
+        """The connection works although no command was received: everything sent until now has arrived."""
+        self.last_received = self.clock.seconds()
+        self._update_current()
 
     def gaps(self) -> list[GapError]:
-        """What is missing now and could not be fetched yet."""
-        return [gap for stream in self._streams.values() for gap in stream.gaps]
+        """The open gaps: missing facts that could not be fetched yet."""
+        return [gap for stream in self._appliers.values() for gap in stream.gaps]
 
     def lag_rows(self) -> int:
-        """How many tokens are known to be missing; 0 when nothing is."""
-        return sum(stream.missing for stream in self._streams.values())
+        """The number of tokens that are known to be missing; 0 if none."""
+        return sum(stream.missing for stream in self._appliers.values())
 
     def send(self, command: Command) -> None:
-        """Send a command up, as USER_SYNC. Raises `NotConnected`; then it was not, and will not be sent."""
+        """Send a command to the server, such as USER_SYNC.
+
+        Raises `NotConnected` without a connection: the command is not queued.
+        """
         if self._connection is None:
             raise NotConnected(f"not connected: {command.NAME} was not sent")
         self._connection.send(command)
 
-    # -- what the connection says --------------------------------------------------------------------------
+    # -- called by the connection --------------------------------------------------------------------------
 
     def connected(
-        self, connection: FollowerConnection, dialect: Dialect, way: FollowStrategy | None = None
+        self, connection: FollowerConnection, dialect: Dialect, strategy: FollowStrategy | None = None
     ) -> None:
-        """A connection is open, and greeted: ask for what is wanted, in this `way` (None: the release's)."""
+        """A connection was opened and the handshake is done: request the followed streams.
+
+        `strategy` None means that of the dialect's release.
+        """
         self._follow_caches()
         self._connection = connection
         self._connections += 1
         self._dialect = dialect
-        self._way = way if way is not None else following(dialect)
+        self._strategy = strategy if strategy is not None else following(dialect)
         self._established = False
-        self._slow.clear()
+        self._paused_streams.clear()
         self.is_connected = True
-        self.last_heard = self.clock.seconds()
+        self.last_received = self.clock.seconds()
         self._allocation.forget()
-        wanted = [stream for stream in self.table.known_to(dialect) if stream.name in self._streams]
-        for stream in wanted:
-            self._streams[stream.name].connected(self._way, self._decoder(stream, dialect))
-        self._tell(FollowerEvent(kind="connected"))
-        for command in self._way.requests(
-            [stream.name for stream in wanted],
-            everything=bool(self._everyone),
+        known = [stream for stream in self.table.known_to(dialect) if stream.name in self._appliers]
+        for stream in known:
+            self._appliers[stream.name].connected(self._strategy, self._decoder(stream, dialect))
+        self._emit(FollowerEvent(kind="connected"))
+        for command in self._strategy.requests(
+            [stream.name for stream in known],
+            everything=bool(self._all_stream_subscribers),
             token=self._resume_token,
             earliest=self._earliest,
         ):
             connection.send(command)
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
-        """The server sent these. Raises RemoteProtocolError if it may not, as too large a batch."""
-        streams = self._streams
-        self.last_heard = self.clock.seconds()
+        """Handle commands from the server. Raises RemoteProtocolError if one is not allowed, such as too
+        large a batch.
+        """
+        streams = self._appliers
+        self.last_received = self.clock.seconds()
         for command in commands:
             if isinstance(command, (RdataRun, Rdata)):
-                stream = streams.get(command.stream) or self._unfollowed(command.stream)
+                stream = streams.get(command.stream) or self._unfollowed_stream(command.stream)
                 if stream is None:
                     continue
                 if isinstance(command, RdataRun):
-                    stream.run(command)
+                    stream.rdata_run(command)
                 else:
                     stream.rdata(command)
             else:
-                self._received_other(command)
-        self._note_in_step()
-        if self._has_begun:
+                self._handle_command(command)
+        self._update_current()
+        if self._has_new_writer:
             self._save()
 
     def disconnected(self, why: str) -> None:
-        """The connection is gone."""
+        """The connection was lost."""
         self._connection = None
         self.is_connected = False
-        for stream in self._streams.values():
+        for stream in self._appliers.values():
             stream.disconnected()
         self._save()
-        self._tell(FollowerEvent(kind="disconnected", text=why))
+        self._emit(FollowerEvent(kind="disconnected", text=why))
 
     def unreachable(self, why: str) -> None:
-        """A connection could not be made; it will be tried again."""
-        self._tell(FollowerEvent(kind="disconnected", text=why))
+        """A connection attempt failed; it is retried."""
+        self._emit(FollowerEvent(kind="disconnected", text=why))
 
     def stop(self) -> None:
-        """Stop whatever is under way, and save."""
-        for stream in self._streams.values():
-            stream.disconnected()  # before their work is called off, or what waits for it would be applied
+        """Cancel all work and save positions."""
+        for stream in self._appliers.values():
+            stream.disconnected()  # before cancelling, or rows queued behind the work would be applied
         self._tasks.cancel_all()
         self._save()
 
-    def _note_in_step(self) -> None:
-        """If nothing is held up, all that the server had sent by its last line is applied."""
-        if not self._established or not self.is_connected or self.last_heard is None:
+    def _update_current(self) -> None:
+        """If no stream is blocked, the follower is up to date as of the last line received."""
+        if not self._established or not self.is_connected or self.last_received is None:
             return
-        if not any(stream.is_waiting for stream in self._streams.values()):
-            self._in_step_at = self.last_heard
+        if not any(stream.is_blocked for stream in self._appliers.values()):
+            self._current_at = self.last_received
 
-    def _received_other(self, command: Command) -> None:
+    def _handle_command(self, command: Command) -> None:
         match command:
             case Position():
-                stream = self._streams.get(command.stream) or self._unfollowed(command.stream)
+                stream = self._appliers.get(command.stream) or self._unfollowed_stream(command.stream)
                 if stream is not None:
                     stream.position(command)
             case Server():
-                self._tell(FollowerEvent(kind="server", text=command.server_name))
+                self._emit(FollowerEvent(kind="server", text=command.server_name))
             case Error():
-                self._tell(FollowerEvent(kind="error", text=f"the server reports: {command.text}"))
+                self._emit(FollowerEvent(kind="error", text=f"the server reports: {command.text}"))
             case _:
                 pass
         for subscriber in self._commands.get(type(command), ()):
             subscriber(command)
 
     def _resume_token(self, name: str) -> int | None:
-        """Where to go on in a stream for a server that knows of no writers."""
-        positions = self._streams[name].positions()
+        """The position to continue a stream from on a server without writer names."""
+        positions = self._appliers[name].positions()
         return max(positions.values()) if positions else None
 
-    def _unfollowed(self, name: str) -> StreamApplier | None:
-        """A stream that nobody here wants, or that this version does not know; the second is worth a word."""
+    def _unfollowed_stream(self, name: str) -> StreamApplier | None:
+        """Handle a stream that is not followed: follow it if `raw`, report it once if unknown."""
         if name in self.table or name in self._unknown or len(self._unknown) >= MAX_UNKNOWN:
             return None
-        if self._raw and self._everyone:
-            follower = self._stream(untyped(name), asks=False)
-            for subscriber in self._everyone:
-                follower.standing.subscribe(subscriber)
-            return follower
+        if self._raw and self._all_stream_subscribers:
+            applier = self._applier(untyped(name), asks=False)
+            for subscriber in self._all_stream_subscribers:
+                applier.applied.subscribe(subscriber)
+            return applier
         self._unknown.add(name)
-        self._tell(
+        self._emit(
             FollowerEvent(kind="error", stream=name, text=f"the server has a stream unknown here: {name}")
         )
         return None
@@ -497,51 +556,50 @@ class Follower:
             return partial(_canonical, stream, dialect)
         return partial(stream.decode_many, dialect=dialect)
 
-    # -- what a stream says (`hosting.Host`) ---------------------------------------------------------------
+    # -- called by the appliers (`listener.ApplierListener`) -----------------------------------------------
 
     def start(self, work: Coroutine[Any, Any, None], what: str) -> "Deferred[None]":
-        """Own a coroutine, and report if it fails."""
+        """Run a coroutine and log its failure."""
         return self._tasks.start(work, what)
 
-    def moved(self, stream: str) -> None:
-        """Positions moved: save and show them soon, wake who waits."""
+    def positions_changed(self, stream: str) -> None:
+        """Save positions and update metrics soon; wake waiters now."""
         if self._save_timer is None:
             self._save_timer = self.clock.callLater(SAVE_SECONDS, self._save)
         if self._waiters:
-            self._waiters.wake(stream, self._streams[stream].positions())
+            self._waiters.wake(stream, self._appliers[stream].positions())
 
-    def went_back(self, stream: str, writer: str, token: int) -> None:
-        """A writer stands lower than when we connected last: what it wrote beyond is lost."""
+    def writer_rewound(self, stream: str, writer: str, token: int) -> None:
+        """The writer's position is lower than on the last connection: its later facts are lost."""
         self._allocation.forget(stream)
-        for waiter in self._waiters.of(stream):
-            want = waiter.wanted.get(writer, token)
+        for waiter in self._waiters.for_stream(stream):
+            want = waiter.targets.get(writer, token)
             if want <= token:
                 continue
             if waiter.connection < self._connections:
-                # Who waited before this connection was opened was told of a token that existed then; the
-                # writer, asked since, has not got that far. So it was of the history that is lost. It could
-                # still come again, as another fact, and to be woken by that would be worse than to be told.
+                # Waiters from before the reconnect refer to the old history, which the writer has lost. The
+                # token may be allocated again for another fact: fail them rather than wake them for it.
                 error = NeverAllocated(stream=stream, writer=writer, want=want, allocated=token)
                 self._waiters.fail(waiter, error)
             else:
-                # Its token may be of the new history, and only on its way.
+                # The token may belong to the new history and arrive later.
                 waiter.is_checked = False
         self._allocation.check(stream)
-        self._tell(FollowerEvent(kind="went_back", stream=stream, writer=writer, token=token))
+        self._emit(FollowerEvent(kind="went_back", stream=stream, writer=writer, token=token))
 
-    def restarted(self, stream: str, writer: str) -> None:
-        """A writer began this stream anew."""
-        self._tell(FollowerEvent(kind="restarted", stream=stream, writer=writer))
+    def writer_restarted(self, stream: str, writer: str) -> None:
+        """The writer restarted this stream."""
+        self._emit(FollowerEvent(kind="restarted", stream=stream, writer=writer))
 
-    def reached(self, stream: str, writer: str) -> int:
-        """Up to where somebody else has brought this writer's facts."""
-        return -1 if self._reached is None else self._reached(stream, writer)
+    def external_position(self, stream: str, writer: str) -> int:
+        """The token up to which another source has applied this writer's facts; -1 if none has."""
+        return -1 if self._external_position is None else self._external_position(stream, writer)
 
-    def positioned(self, stream: str, writer: str, token: int) -> None:
+    def position_processed(self, stream: str, writer: str, token: int) -> None:
         """A POSITION was processed."""
-        # Where a stream begins is saved at once: forgotten in a kill, it would begin somewhere else.
-        self._has_begun |= writer not in self._saved.get(stream, ())
-        self._tell(FollowerEvent(kind="position", stream=stream, writer=writer, token=token))
+        # Save the start of a stream at once: after a kill it would start at another position.
+        self._has_new_writer |= writer not in self._saved.get(stream, ())
+        self._emit(FollowerEvent(kind="position", stream=stream, writer=writer, token=token))
         if not self._established and self._connection is not None:
             self._established = True
             self._connection.established()
@@ -552,50 +610,50 @@ class Follower:
             self._metrics.gaps_detected.inc()
 
     def gap_repaired(self) -> None:
-        """They were fetched."""
+        """The missing facts were fetched."""
         if self._metrics is not None:
             self._metrics.gaps_repaired.inc()
 
     def gap_lost(self, gap: GapError) -> None:
-        """They cannot be had."""
+        """The missing facts cannot be fetched."""
         self.lost_gaps.append((self.clock.seconds(), gap))
-        del self.lost_gaps[:-MAX_LOST]
+        del self.lost_gaps[:-MAX_LOST_GAPS]
         if self._metrics is not None:
             self._metrics.gaps_lost.inc()
 
-    def trouble(self, error: Exception, stream: str, whose: str = SUBSCRIBER) -> None:
-        """Tell whoever watches; who does not finds it in the log."""
+    def report_error(self, error: Exception, stream: str, owner: str = SUBSCRIBER) -> None:
+        """Emit an error event, and log it."""
         if isinstance(error, RowError) and self._metrics is not None:
             self._metrics.rows_refused.labels(stream).inc()
         if isinstance(error, ReplicationError):
             writer, token = (error.writer, error.want) if isinstance(error, GapError) else ("", 0)
-            self._tell(
+            self._emit(
                 FollowerEvent(
                     kind="error", stream=stream, writer=writer, token=token, text=str(error), error=error
                 )
             )
         else:
-            self._tell(
-                FollowerEvent(kind="error", stream=stream, text=f"{whose} failed: {error!r}", error=error)
+            self._emit(
+                FollowerEvent(kind="error", stream=stream, text=f"{owner} failed: {error!r}", error=error)
             )
 
-    def slow_down(self, stream: str) -> None:
-        """Too much of this stream waits: stop reading."""
-        if not self._slow and self._connection is not None:
+    def pause(self, stream: str) -> None:
+        """Stop reading from the server: the queue of this stream is full."""
+        if not self._paused_streams and self._connection is not None:
             self._connection.pause_reading()
-        self._slow.add(stream)
+        self._paused_streams.add(stream)
 
-    def speed_up(self, stream: str) -> None:
-        """No longer."""
-        if stream in self._slow:
-            self._slow.discard(stream)
-            if not self._slow and self._connection is not None:
+    def resume(self, stream: str) -> None:
+        """Read from the server again once no stream is paused."""
+        if stream in self._paused_streams:
+            self._paused_streams.discard(stream)
+            if not self._paused_streams and self._connection is not None:
                 self._connection.resume_reading()
 
-    def _tell(self, event: FollowerEvent) -> None:
+    def _emit(self, event: FollowerEvent) -> None:
         if event.kind == "error":
             self._logger.warn("{text}", text=event.text, stream=event.stream)
-        for watcher in self._watchers:
+        for watcher in self._event_listeners:
             watcher(event)
 
     def _save(self) -> None:
@@ -604,28 +662,28 @@ class Follower:
         if self._save_timer.active():
             self._save_timer.cancel()
         self._save_timer = None
-        self._has_begun = False
+        self._has_new_writer = False
         positions = self.positions()
         if self._store is not None:
             self._saved = self._saved | positions
             self._store.save(self._saved)
         if self._metrics is not None:
             for stream, writers in positions.items():
-                if writers != self._shown.get(stream):
+                if writers != self._metric_positions.get(stream):
                     for writer, token in writers.items():
                         self._metrics.position.labels(stream, writer).set(token)
-            self._shown = positions
+            self._metric_positions = positions
 
 
 @row
 class _AnyRow:
-    """Stands for the rows of a stream unknown here, which are not looked at."""
+    """Placeholder for the rows of an unknown stream, which are not decoded."""
 
     value: Any
 
 
 def untyped(name: str) -> Stream[Any]:
-    """A stream of which nothing is known but its name, for a follower that takes rows raw."""
+    """A stream of which only the name is known, for a follower with `raw`."""
     return Stream(name, _AnyRow)
 
 

@@ -1,4 +1,4 @@
-"""What a followed stream needs of its follower."""
+"""ApplierListener: the callbacks that a stream's applier makes to its follower."""
 
 from collections.abc import Coroutine
 from typing import Any, Final, Protocol
@@ -15,43 +15,44 @@ CACHES: Final = "a cache"
 
 
 class ApplierListener(Protocol):
-    """What a stream needs of its follower."""
+    """Receives the events of a `StreamApplier`, and gives it a clock and tasks."""
 
     clock: IClock
 
     def start(self, work: Coroutine[Any, Any, None], what: str) -> "Deferred[None]":
-        """Own a coroutine, and report if it fails."""
+        """Run a coroutine and log its failure."""
 
-    def moved(self, stream: str) -> None:
-        """Positions of this stream moved."""
+    def positions_changed(self, stream: str) -> None:
+        """Positions of this stream advanced or were reset."""
 
-    def went_back(self, stream: str, writer: str, token: int) -> None:
-        """The writer stood further when we connected last: what it wrote beyond `token` is lost."""
+    def writer_rewound(self, stream: str, writer: str, token: int) -> None:
+        """The writer's position is lower than on the last connection: it has lost its facts beyond
+        `token`.
+        """
 
-    def restarted(self, stream: str, writer: str) -> None:
-        """The writer has begun this stream anew: what it wrote before is void."""
+    def writer_restarted(self, stream: str, writer: str) -> None:
+        """The writer restarted this stream: its earlier facts are void."""
 
-    def reached(self, stream: str, writer: str) -> int:
-        """Up to where somebody else has brought this writer's facts in order, so that they are known; -1 if
-        nobody has."""
+    def external_position(self, stream: str, writer: str) -> int:
+        """The token up to which another source has applied this writer's facts in order; -1 if none has."""
 
-    def positioned(self, stream: str, writer: str, token: int) -> None:
+    def position_processed(self, stream: str, writer: str, token: int) -> None:
         """A POSITION was processed."""
 
     def gap_detected(self) -> None:
         """Facts are missing."""
 
     def gap_repaired(self) -> None:
-        """They were fetched."""
+        """The missing facts were fetched."""
 
     def gap_lost(self, gap: GapError) -> None:
-        """They cannot be had; the stream goes on without them."""
+        """The missing facts cannot be fetched; the stream continues without them."""
 
-    def trouble(self, error: Exception, stream: str, whose: str = SUBSCRIBER) -> None:
-        """Something went wrong that a person may want to know of; `whose` code failed, in words."""
+    def report_error(self, error: Exception, stream: str, owner: str = SUBSCRIBER) -> None:
+        """Report an error to the operator. `owner` names the code that failed, in words."""
 
-    def slow_down(self, stream: str) -> None:
-        """Read no more from the server until `speed_up`: too much waits here."""
+    def pause(self, stream: str) -> None:
+        """Stop reading from the server until `resume`: the queue of this stream is full."""
 
-    def speed_up(self, stream: str) -> None:
-        """What waited is done."""
+    def resume(self, stream: str) -> None:
+        """The queue of this stream is empty again."""

@@ -1,4 +1,4 @@
-"""How far one stream is applied, and the caches that go before it is further."""
+"""AppliedPositions: how far one stream is applied, and the order of its side effects."""
 
 from collections.abc import Mapping
 
@@ -10,76 +10,78 @@ __all__ = ["AppliedPositions"]
 
 
 class AppliedPositions:
-    """Where one stream stands: of each writer, the token up to which every fact was applied.
+    """The applied position of each writer of one stream: every fact up to that token was applied.
 
-    Rows, then caches, then the position: `steps` are all that is done with a fact before it counts, the
-    subscribers in their order and then the caches. A position moves in one of these ways, and in no other:
+    `steps` are what is done with a fact before its position advances: the subscribers in order, then the
+    caches. A position changes in these ways only:
 
-    * `reach`, when each of the steps of a fact was done (`StreamFollower.run` does the same by hand);
-    * `reach`, when a POSITION says that nothing lies between here and there, or that it was all fetched;
-    * `skip`, and then `reach`, when facts on the way were not applied: what they could have invalidated goes
-      first (`StreamFollower._jump` alone does so);
-    * `reach_elsewhere`, when the facts on the way were applied by another source; there are no caches then;
-    * `go_back`, when a push without order broke off: none of its positions was ever told.
+    * `advance`, after all steps of a fact (`StreamApplier.rdata_run` has this inlined);
+    * `advance`, when a POSITION shows that no facts are missing, or all missing facts were fetched;
+    * `invalidate_all`, then `advance`, when facts were not applied: what they could have invalidated is
+      dropped first (only `StreamApplier._skip_to` does this);
+    * `advance_external`, when another source applied the facts; there are no caches in that case;
+    * `rewind`, when an unordered push was cut off: none of its positions was reported.
     """
 
     def __init__(
-        self, stream: str, tokens: dict[str, int], caches: ICaches | None, host: ApplierListener
+        self, stream: str, tokens: dict[str, int], caches: ICaches | None, listener: ApplierListener
     ) -> None:
         self.tokens = tokens
         self.steps: list[Subscriber] = []
         self._stream = stream
-        self._host = host
+        self._listener = listener
         self._caches: ICaches | None = None
         if caches is not None:
-            self.attach(caches)
+            self.attach_caches(caches)
 
-    def attach(self, caches: ICaches) -> None:
-        """These caches hang on this stream from now on."""
+    def attach_caches(self, caches: ICaches) -> None:
+        """Invalidate these caches with each fact from now on."""
         if self._caches is None:
             self._caches = caches
-            self.steps.append(self._drop)
+            self.steps.append(self._invalidate)
 
     @property
     def has_caches(self) -> bool:
-        """Whether any hang on this stream."""
+        """Whether this stream invalidates caches."""
         return self._caches is not None
 
     def subscribe(self, subscriber: Subscriber) -> None:
-        """Call this function with each fact."""
+        """Call `subscriber` with each fact."""
         self.steps.insert(len(self.steps) - self.has_caches, subscriber)
 
-    def whose(self, step: int) -> str:
-        """Who does this step, in words."""
+    def step_owner(self, step: int) -> str:
+        """The code that runs this step, in words."""
         return CACHES if self.has_caches and step == len(self.steps) - 1 else SUBSCRIBER
 
-    def reach(self, writer: str, token: int) -> None:
-        """Every fact of this writer up to `token` was applied, or `skip` has just answered for it."""
+    def advance(self, writer: str, token: int) -> None:
+        """Every fact of this writer up to `token` was applied, or covered by `invalidate_all`."""
         self.tokens[writer] = token
 
-    def reach_elsewhere(self, writer: str, token: int) -> None:
-        """Another source has applied every fact of this writer up to `token`. It told no caches here."""
-        assert self._caches is None, "a follower with caches is told of no other source"
+    def advance_external(self, writer: str, token: int) -> None:
+        """Another source has applied every fact of this writer up to `token`, without invalidating caches."""
+        assert self._caches is None, "a follower with caches has no external source"
         self.tokens[writer] = token
 
-    def go_back(self, tokens: Mapping[str, int]) -> None:
-        """Stand where this says. What was applied beyond it comes again; its caches were dropped."""
+    def rewind(self, tokens: Mapping[str, int]) -> None:
+        """Reset positions to `tokens`. Later facts are applied again; their caches were invalidated."""
         self.tokens.clear()
         self.tokens.update(tokens)
 
-    def skip(self) -> None:
-        """Facts were missed, or may have been: what they invalidate cannot be known, so all of it goes."""
+    def invalidate_all(self) -> None:
+        """Drop everything this stream can invalidate: facts were missed, or may have been."""
         if self._caches is not None:
             self._caches.skipped(self._stream)
 
-    def _drop(self, updates: Updates[object]) -> None:
-        """The last step. Raises only if neither these entries nor all of them could be dropped."""
+    def _invalidate(self, updates: Updates[object]) -> None:
+        """The last step: invalidate caches. Raises only if neither the entries nor all caches can be
+        dropped.
+        """
         assert self._caches is not None
         if updates.writer not in self.tokens:
-            # The first that is heard of this writer: what it wrote before may be younger than our entries.
+            # The first fact of a new writer: its earlier facts may be newer than our entries.
             self._caches.skipped(self._stream)
         try:
             self._caches.apply(self._stream, updates.rows, token=updates.token)
         except Exception as error:
-            self._host.trouble(error, self._stream, CACHES)
+            self._listener.report_error(error, self._stream, CACHES)
             self._caches.skipped(self._stream)

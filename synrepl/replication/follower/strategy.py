@@ -1,7 +1,7 @@
-"""How a follower follows, by release: the one table that decides it.
+"""Follow strategies: how a follower requests streams from servers of each release.
 
-The other end of `serving`: before 1.13 a follower asks for each stream from a token and is pushed what it
-missed; from 1.13 on it asks where all streams stand and pulls what it missed.
+The counterpart of `serve_strategy`. Before 1.13 a follower requests each stream from a token, and the server
+pushes the missed facts. From 1.13 on it requests all positions and fetches the missed facts.
 """
 
 from collections.abc import Callable, Collection
@@ -14,22 +14,23 @@ from synrepl.wire.dialect import Dialect, Span, span
 
 __all__ = ["SHARED", "FollowStrategy", "following"]
 
-_PUSHED_OUT_OF_ORDER: Final = frozenset(
-    # What real masters of that age send with tokens that go down.
+_PUSHED_UNORDERED: Final = frozenset(
+    # Masters of those releases push these with descending tokens.
     {"account_data", "tag_account_data", "presence", "federation"}
 )
 
 _OPTIONAL: Final = frozenset(
-    # Masters that send federation traffic themselves do not have it, and close on who asks for it.
+    # Masters that send federation traffic themselves lack these streams, and close the connection on a
+    # request.
     {"federation"}
 )
 
 
 class FollowStrategy(msgspec.Struct, frozen=True):
-    """One way of following.
+    """How servers of some releases are followed.
 
-    `pushed`: the server pushes what was missed, and ends it with POSITION. `shared`: there is no server, but
-    a channel on which every writer tells its own facts, and answers REPLICATE for itself.
+    `pushed`: the server pushes missed facts and ends them with POSITION. `shared`: there is no server but a
+    shared channel, on which every writer publishes its own facts and answers REPLICATE for itself.
     """
 
     pushed: bool
@@ -43,10 +44,11 @@ class FollowStrategy(msgspec.Struct, frozen=True):
         token: Callable[[str], int | None],
         earliest: bool,
     ) -> list[Replicate]:
-        """What to ask on connecting.
+        """The REPLICATE commands to send on connecting.
 
-        `token` gives the place to go on from in a stream, None if there is none yet. `everything`: whatever
-        the server has is wanted, and naming a stream that it does not have would close the connection.
+        `token` returns the position to continue a stream from, None if there is none. `everything`: all
+        streams of the server are subscribed to; a request for a stream that it lacks would close the
+        connection.
         """
         if not self.pushed:
             return [Replicate()]
@@ -58,8 +60,8 @@ class FollowStrategy(msgspec.Struct, frozen=True):
         return [Replicate(stream=name, token=known.get(name, start)) for name in names]
 
     def keeps_order(self, stream: str, ordered: bool) -> bool:
-        """Whether a token that is not beyond the last one must be a repetition."""
-        return ordered and not (self.pushed and stream in _PUSHED_OUT_OF_ORDER)
+        """Whether a token that is not above the last one must be a repetition."""
+        return ordered and not (self.pushed and stream in _PUSHED_UNORDERED)
 
 
 _TABLE: Final[tuple[tuple[Span, FollowStrategy], ...]] = (
@@ -69,9 +71,9 @@ _TABLE: Final[tuple[tuple[Span, FollowStrategy], ...]] = (
 
 
 SHARED: Final = FollowStrategy(pushed=False, shared=True)
-"""On a broker, whatever the release."""
+"""The strategy on a broker, for all releases."""
 
 
 def following(dialect: Dialect) -> FollowStrategy:
-    """How a server of this release is followed."""
-    return next(way for releases, way in _TABLE if dialect.release in releases)
+    """The strategy for servers of this dialect."""
+    return next(strategy for releases, strategy in _TABLE if dialect.release in releases)

@@ -1,4 +1,4 @@
-"""Who waits until a stream has got somewhere."""
+"""Waiters: callers that wait until a stream reaches a position."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
@@ -10,17 +10,17 @@ __all__ = ["Waiter", "Waiters"]
 
 
 class Waiter:
-    """Waits until each writer of `wanted` has reached its token in `stream`; `done` fires then.
+    """Waits until each writer of `targets` has reached its token in `stream`; then `done` fires.
 
-    `lacks` are those that have not yet. `connection` counts the connections there had been when it began.
+    `missing` are the targets not reached yet. `connection` is the number of connections made before the wait.
     """
 
-    __slots__ = ("stream", "wanted", "lacks", "done", "connection", "timer", "is_checked", "number")
+    __slots__ = ("stream", "targets", "missing", "done", "connection", "timer", "is_checked", "number")
 
-    def __init__(self, stream: str, wanted: dict[str, int], connection: int, number: int) -> None:
+    def __init__(self, stream: str, targets: dict[str, int], connection: int, number: int) -> None:
         self.stream = stream
-        self.wanted = wanted
-        self.lacks = dict(wanted)
+        self.targets = targets
+        self.missing = dict(targets)
         self.connection = connection
         self.number = number
         self.timer: Any = None
@@ -29,79 +29,79 @@ class Waiter:
 
 
 class Waiters:
-    """All who wait, so that a stream that moves looks at nobody but those who are done."""
+    """All waiters, sorted so that an advance of a stream touches only those it completes."""
 
     def __init__(self) -> None:
-        # By stream and writer: those who wait for a token of it, the lowest first.
+        # By stream and writer: the waiters for a token, the lowest first.
         self._queues: dict[str, dict[str, list[tuple[int, int, Waiter]]]] = {}
         self._count = 0
 
     def __bool__(self) -> bool:
         return bool(self._queues)
 
-    def of(self, stream: str) -> list[Waiter]:
-        """Those who wait for this stream, in the order they came."""
+    def for_stream(self, stream: str) -> list[Waiter]:
+        """The waiters of this stream, oldest first."""
         queues = self._queues.get(stream, {}).values()
         found = {waiter.number: waiter for queue in queues for _, _, waiter in queue}
         return [found[number] for number in sorted(found)]
 
     def add(
-        self, stream: str, wanted: Mapping[str, int], reached: Mapping[str, int], connection: int = 0
+        self, stream: str, targets: Mapping[str, int], positions: Mapping[str, int], connection: int = 0
     ) -> Waiter:
-        """Wait from now on; done at once if everything is reached already."""
+        """Add a waiter; it is done at once if `positions` include all its targets."""
         self._count += 1
-        waiter = Waiter(stream, dict(wanted), connection, self._count)
+        waiter = Waiter(stream, dict(targets), connection, self._count)
         waiter.done = Deferred(lambda _: self.remove(waiter))
-        for writer, token in wanted.items():
-            if writer in reached and reached[writer] >= token:
-                del waiter.lacks[writer]
+        for writer, token in targets.items():
+            if writer in positions and positions[writer] >= token:
+                del waiter.missing[writer]
             else:
                 queue = self._queues.setdefault(stream, {}).setdefault(writer, [])
                 entry = (token, waiter.number, waiter)
-                queue.insert(bisect_left(queue, entry[:2], key=_place), entry)
-        if not waiter.lacks:
+                queue.insert(bisect_left(queue, entry[:2], key=_sort_key), entry)
+        if not waiter.missing:
             waiter.done.callback(None)
         return waiter
 
     def remove(self, waiter: Waiter) -> None:
-        """It waits no longer, for whatever reason."""
+        """Remove a waiter, for any reason."""
         queues = self._queues.get(waiter.stream, {})
-        for writer, token in waiter.lacks.items():
+        for writer, token in waiter.missing.items():
             queue = queues[writer]
-            del queue[bisect_left(queue, (token, waiter.number), key=_place)]
+            del queue[bisect_left(queue, (token, waiter.number), key=_sort_key)]
             self._tidy(waiter.stream, writer)
-        waiter.lacks = {}
+        waiter.missing = {}
         self._stop(waiter)
 
     def fail(self, waiter: Waiter, error: Exception) -> None:
-        """It waits in vain."""
+        """Remove a waiter and fail its Deferred."""
         self.remove(waiter)
         waiter.done.errback(error)
 
     def fail_after(
         self, waiter: Waiter, seconds: float, clock: Any, error: Callable[[Waiter], Exception]
     ) -> None:
-        """It waits no longer than this."""
+        """Fail a waiter after this many seconds."""
         if not waiter.done.called:
             waiter.timer = clock.callLater(max(0.0, seconds), lambda: self.fail(waiter, error(waiter)))
 
-    def wake(self, stream: str, reached: Mapping[str, int]) -> None:
-        """The stream moved: wake those who have now what they waited for."""
+    def wake(self, stream: str, positions: Mapping[str, int]) -> None:
+        """Complete the waiters whose targets these positions include."""
         ready = []
         for writer, queue in list(self._queues.get(stream, {}).items()):
-            at = reached.get(writer)
+            at = positions.get(writer)
             if at is None or queue[0][0] > at:
                 continue
             count = bisect_right(queue, at, key=_token)
             for _, _, waiter in queue[:count]:
-                del waiter.lacks[writer]
-                if not waiter.lacks:
+                del waiter.missing[writer]
+                if not waiter.missing:
                     ready.append(waiter)
             del queue[:count]
             self._tidy(stream, writer)
         for waiter in ready:
             self._stop(waiter)
-            if not waiter.done.called:  # as one who was woken before it may have called it off
+            if not waiter.done.called:  # an earlier callback may have cancelled it
                 waiter.done.callback(None)
 
     def _stop(self, waiter: Waiter) -> None:
@@ -116,7 +116,7 @@ class Waiters:
                 del self._queues[stream]
 
 
-def _place(entry: tuple[int, int, Waiter]) -> tuple[int, int]:
+def _sort_key(entry: tuple[int, int, Waiter]) -> tuple[int, int]:
     return entry[:2]
 
 

@@ -127,7 +127,7 @@ class TestReaching:
 
         story.follower.wait_for("push_rules", {"master": 1}, 5)
 
-        assert "push_rules" in story.follower._streams
+        assert "push_rules" in story.follower._appliers
 
     def test_a_stream_that_nobody_knows_is_refused(self) -> None:
         """A name misspelled, most likely."""
@@ -277,7 +277,7 @@ class TestTokensThatDoNotExist:
         story.allocations.answers.pop().errback(KeyError("oops"))
 
         assert quiet == []
-        assert story.errors() == ["asking what was allocated failed: KeyError('oops')"]
+        assert story.errors() == ["querying the highest token failed: KeyError('oops')"]
         assert story.ended == []
 
     def test_a_token_that_somebody_has_reached_costs_no_request(self) -> None:

@@ -2,7 +2,7 @@
 
 from twisted.internet.task import Clock
 
-from synrepl.replication.follower.reorder import MAX_HELD, SETTLE_SECONDS, ReorderBuffer
+from synrepl.replication.follower.reorder import MAX_HELD, QUIET_SECONDS, ReorderBuffer
 
 A, B = "a", "b"
 
@@ -17,7 +17,7 @@ class Story:
 
     def settle(self, writer: str) -> None:
         self.settled.append(writer)
-        self.bursts.take(writer)
+        self.bursts.pop(writer)
 
     def add(self, *tokens: int, writer: str = A) -> None:
         for token in tokens:
@@ -29,7 +29,7 @@ def test_a_burst_is_taken_by_token() -> None:
     story = Story()
     story.add(9, 8, 7)
 
-    assert [(7, [b"7"]), (8, [b"8"]), (9, [b"9"])] == story.bursts.take(A)
+    assert [(7, [b"7"]), (8, [b"8"]), (9, [b"9"])] == story.bursts.pop(A)
     assert not story.bursts
 
 
@@ -39,15 +39,15 @@ def test_writers_do_not_mix() -> None:
     story.add(9, 8)
     story.add(7, writer=B)
 
-    assert [7] == [token for token, _ in story.bursts.take(B)]
-    assert [8, 9] == [token for token, _ in story.bursts.take(A)]
+    assert [7] == [token for token, _ in story.bursts.pop(B)]
+    assert [8, 9] == [token for token, _ in story.bursts.pop(A)]
 
 
 def test_it_is_over_when_nothing_came_for_a_while() -> None:
     """A burst of one is not followed by POSITION."""
     story = Story()
     story.add(9)
-    story.clock.advance(SETTLE_SECONDS - 0.1)
+    story.clock.advance(QUIET_SECONDS - 0.1)
     assert [] == story.settled
 
     story.clock.advance(0.1)
@@ -82,12 +82,12 @@ def test_what_is_put_back_comes_before_what_came_since() -> None:
     """Nothing of it is lost, and it settles again."""
     story = Story()
     story.add(9, 8)
-    first, *rest = story.bursts.take(A)
+    first, *rest = story.bursts.pop(A)
     story.add(12, 11)
     story.bursts.put_back(A, rest)
 
     assert 8 == first[0]
-    assert [9, 11, 12] == [token for token, _ in story.bursts.take(A)]
+    assert [9, 11, 12] == [token for token, _ in story.bursts.pop(A)]
 
 
 def test_nothing_to_put_back_holds_nothing() -> None:

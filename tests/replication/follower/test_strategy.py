@@ -338,7 +338,7 @@ class TestPositions:
 
         assert at_once == 1
         assert story.tokens() == [2, 3]
-        assert story.errors()[0].endswith("the answer makes no progress beyond 1")
+        assert story.errors()[0].endswith("the response makes no progress beyond 1")
         assert story.gaps() == (1, 1)
 
     def test_a_failed_fetch_is_told_and_tried_again_for_ever(self) -> None:
@@ -430,7 +430,7 @@ class TestPositions:
         for n in range(3, 3 + count):
             story.master.says(f'RDATA to_device master {n} ["{big}"]')
         story.wait(3)
-        queued = story.follower._streams["to_device"]._waiting.bytes
+        queued = story.follower._appliers["to_device"]._queue.bytes
 
         story.shelve("to_device", range(2, 3 + count))
         waiting, story.shelf.waiting = story.shelf.waiting, None
