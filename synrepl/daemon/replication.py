@@ -114,11 +114,11 @@ class ReplicationServices:
             terms=_terms(settings),
             heartbeat_seconds=settings.heartbeat_seconds,
             role=lambda: self.roles.role,
-            ready=self._why_not_ready,
+            not_ready_reason=self._why_not_ready,
             address=lambda: str(address()),
             primary=lambda: str(self.roles.primary),
             moved_to=lambda: "" if self.roles.role == "primary" else str(self.roles.primary),
-            promoting=lambda: self.roles.is_promoting,
+            is_promoting=lambda: self.roles.is_promoting,
             on_higher_epoch=self.roles.on_higher_epoch,
         )
         self.holdings = publisher.holdings = Holdings(

@@ -160,11 +160,11 @@ class FakeNode:
             keys=Keyring(self._secret),
             terms=self._terms,
             role=lambda: self.roles.role,
-            ready=self._not_ready,
+            not_ready_reason=self._not_ready,
             address=lambda: self.name,
             primary=lambda: str(self.roles.primary),
             moved_to=lambda: str(self.roles.primary) if self.roles.role != "primary" else "",
-            promoting=lambda: self.roles.is_promoting,
+            is_promoting=lambda: self.roles.is_promoting,
             on_higher_epoch=lambda *heard: self.roles.on_higher_epoch(*heard),  # noqa: PLW0108  # made below
         )
         self._factory = PublisherFactory(

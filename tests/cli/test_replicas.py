@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from scripts.staging import Stage
 from synrepl.cli import main
 from synrepl.cli.promote import WHAT_TO_DO
+from synrepl.replication.relay import RELAY_STATES, REPLICA_STATES
 from synrepl.replication.relay.refusals import REFUSALS
-from synrepl.replication.relay.states import RELAY_STATES, REPLICA_STATES
 from synrepl.replication.replica.states import STATES as UPSTREAM_STATES
 from synrepl.replication.status import STATES
 from tests.service.processes import ROOT, Daemon, Process

@@ -248,7 +248,7 @@ class ReplicaTests(CopiesCase):
         each other one."""
         for number in range(10_000):
             self.relays.leases.make(f"u{number}", f"n{number}", registered=True, serial=0)
-            self.relays.asked_over_http(f"u{number}", 60.0)
+            self.relays.note_http_reader(f"u{number}", 60.0)
         began = time.thread_time()
 
         self.relays.status()
@@ -262,9 +262,9 @@ class ReplicaTests(CopiesCase):
     def test_readers_that_are_gone_are_forgotten(self) -> None:
         """Each new name would be looked through for ever."""
         for number in range(100):
-            self.relays.asked_over_http(f"u{number}", 15.0)
+            self.relays.note_http_reader(f"u{number}", 15.0)
         self.clock.advance(16)
-        self.relays.asked_over_http("late", 15.0)
+        self.relays.note_http_reader("late", 15.0)
 
         self.assertEqual({"late"}, self.relays.present())
 

@@ -195,16 +195,16 @@ def test_a_replica_is_refused_in_one_line_that_says_why(deployment: Deployment) 
 
     with line() as one:
         replica_says(one, "wrong", name="paris")
-        assert why(one) == ("no_rights", "the proof does not fit: the secret is another one here")
+        assert why(one) == ("no_rights", "the proof is wrong: this daemon has another secret")
     with line() as one:
         overheard = replica_says(one, "of-paris", name="paris")
         one.hear("WELCOME")
     with line() as one:
         replica_says(one, "", name="paris", shown=overheard)
-        assert why(one) == ("no_rights", "the proof does not fit: the secret is another one here")
+        assert why(one) == ("no_rights", "the proof is wrong: this daemon has another secret")
     with line() as one:
         replica_says(one, "of-paris", name="oslo")
-        assert why(one) == ("no_rights", "there is no key oslo here, or it was revoked")
+        assert why(one) == ("no_rights", "this daemon has no key oslo, or it was revoked")
     with line() as one:
         replica_says(one, "of-a-reader", name="reader")
         assert why(one) == ("no_rights", "the key reader lacks the right replicate: add it in keys_file")

@@ -87,7 +87,7 @@ def test_a_replica_that_stays_away_loses_its_lease_and_joins_again(tmp_path: Pat
             return lease if lease["ended"] else None
 
         lease = eventually(ended, primary.describe)
-        assert "not heard of" in lease["reason"], lease
+        assert "no contact for" in lease["reason"], lease
         (described,) = primary.status()["replicas"]
         assert (described["state"], described["why"]) == ("ended", lease["reason"])
         primary.wait_for(

@@ -153,7 +153,7 @@ def follower_of(world: World, node: FakeNode, dialect: Dialect) -> str:
 
 def replica_of(world: World, node: FakeNode) -> str:
     """What becomes of a replica that joins."""
-    refusal = node.relays.refuses_join("u", "new", ALL, LOCAL)
+    refusal = node.relays.join_refusal("u", "new", ALL, LOCAL)
     new = world.node("new", node.name)
     world.pass_(3)
     if refusal is not None:

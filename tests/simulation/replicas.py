@@ -555,7 +555,7 @@ class ReplicaSimulation(SeededRun):
         asked = Subscription(history=node.log.history, position=WirePosition(epoch, 0, ""))
         self.seen["made-up subscription"] += 1
         self._note(f"{node.name} hears a made-up subscription of epoch {epoch} from {address!r}")
-        self._do(node.relays.judge("stranger", "stranger", asked, LOCAL, address=address))
+        self._do(node.relays.admission("stranger", "stranger", asked, LOCAL, address=address))
 
     def _make_up_hand_over(self, node: FakeNode) -> None:
         _, uuid, address = self._made_up(node)

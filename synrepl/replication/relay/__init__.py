@@ -1,12 +1,11 @@
-"""The primary's side of replicas: who they are, what they may have, and what each is sent.
+"""The primary's side of replicas: admission, leases and the relays that send them the log.
 
-`relay` and `beginning` are imported when the first replica comes: most daemons have none.
+`relay` and `snapshot_start` are imported when the first replica connects: most daemons have none.
 """
 
 from synrepl.replication.relay.leases import Leases, LeaseTerms
 from synrepl.replication.relay.refusals import REFUSALS
-from synrepl.replication.relay.registry import ReplicaRegistry
-from synrepl.replication.relay.states import RELAY_STATES, REPLICA_STATES
+from synrepl.replication.relay.registry import RELAY_STATES, REPLICA_STATES, ReplicaRegistry
 
 __all__ = [
     "REFUSALS",

@@ -1,4 +1,4 @@
-"""Facts as blocks, written once for all relays that send the same."""
+"""Blocks of facts, encoded once for all relays that send the same facts."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -12,30 +12,30 @@ __all__ = ["EPHEMERAL", "KEPT", "BlockEncoder", "facts_block"]
 
 
 def facts_block(kind: str, facts: Iterable[Fact]) -> bytes:
-    """Blocks of facts; nothing at all when there is none."""
+    """Encode facts as blocks; empty without facts."""
     return blocks(kind, list(map(encode_fact, facts)))
 
 
 class BlockEncoder:
-    """Writes those of a group's facts that pass a filter: kept ones, or the ephemeral ones.
+    """Encodes the facts of a group that pass a filter: durable ones or ephemeral ones.
 
-    Used with `Ring.lines`, which remembers what one encoder made of a group.
+    Used with `Ring.lines`, which caches each encoder's result for a group.
     """
 
-    def __init__(self, kind: str, wanted: Filter) -> None:
+    def __init__(self, kind: str, query: Filter) -> None:
         self._kind = kind
-        self._wanted = wanted
+        self._filter = query
 
     def lines(self, facts: Iterable[Fact]) -> bytes:
-        """The block of these facts."""
+        """Encode these facts as one block."""
         is_kept = self._kind == "facts"
         return facts_block(
             self._kind, (fact for fact in facts if bool(fact.serial) is is_kept and self.passes(fact))
         )
 
     def passes(self, fact: Fact) -> bool:
-        """Whether the filter lets this fact through."""
-        return self._wanted.passes(fact.stream, fact.writer)
+        """Whether this fact passes the filter."""
+        return self._filter.passes(fact.stream, fact.writer)
 
 
 KEPT: Final = BlockEncoder("facts", ALL)

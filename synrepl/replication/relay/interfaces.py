@@ -1,4 +1,4 @@
-"""What a relay asks of those around it: the log, the publisher, and who has all the relays."""
+"""Interfaces that a relay needs: the log, the publisher and the registry."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ __all__ = ["RelayFeed", "IReplicaRegistry", "ServedLog"]
 
 
 class ServedLog(ILog, LeasedLog, Protocol):
-    """What is asked of the log."""
+    """The part of the log that is served."""
 
     @property
     def serial(self) -> int: ...
@@ -35,32 +35,32 @@ class ServedLog(ILog, LeasedLog, Protocol):
 
     def head_age(self) -> float: ...
 
-    def on_epoch_started(self, told: Callable[[], None]) -> None: ...
+    def on_epoch_started(self, callback: Callable[[], None]) -> None: ...
 
-    def on_replaced(self, told: Callable[[], None]) -> None: ...
+    def on_replaced(self, callback: Callable[[], None]) -> None: ...
 
     def snapshot(self) -> Awaitable[LogSnapshot]: ...
 
 
 class RelayFeed(Protocol):
-    """What is asked of the publisher."""
+    """The part of the publisher that relays use."""
 
     ring: Ring
     metrics: Metrics
     command_receiver: CommandReceiver
 
     def on_broadcast(self, watcher: Callable[[Command, object], None]) -> None:
-        """Tell `watcher` of each command for all processes."""
+        """Call `watcher` with each command for all processes."""
 
     def lag_seconds_at(self, serial: int) -> float:
-        """How long ago the log stood there."""
+        """Return how long ago the log was at this serial."""
 
 
 class IReplicaRegistry(Protocol):
-    """Who has all the relays; `relays.Relays` is it."""
+    """The registry of replicas (`ReplicaRegistry`)."""
 
     log: ServedLog
-    feeding: RelayFeed
+    feed: RelayFeed
     clock: IClock
     instance: str
     server_name: str
@@ -77,36 +77,36 @@ class IReplicaRegistry(Protocol):
         """All relays."""
 
     def detach(self, relay: Any) -> None:
-        """One has ended."""
+        """Forget a relay whose connection has ended."""
 
-    async def news(self) -> None:
-        """Returns when something was committed, or may have been."""
+    async def wait_for_change(self) -> None:
+        """Return after a commit, or a spurious wake-up."""
 
     def wake_soon(self) -> None:
-        """Let everybody look again, once this turn of the reactor is over."""
+        """Wake all waiting relays in the next iteration of the reactor."""
 
-    async def judge(
+    async def admission(
         self,
         uuid: str,
         name: str,
-        asked: Subscription,
+        request: Subscription,
         access: Access,
         *,
         registered: bool = True,
         address: str = "",
     ) -> Refusal | None:
-        """Why this cannot be served, if it cannot be."""
+        """Return why this subscription is refused; None if it is admitted."""
 
-    def refuses_join(
-        self, uuid: str, name: str, wanted: Filter, access: Access, *, registered: bool = True
+    def join_refusal(
+        self, uuid: str, name: str, query: Filter, access: Access, *, registered: bool = True
     ) -> Refusal | None:
-        """Why no copy can be given, if none can be."""
+        """Return why this daemon gives no copy; None if it does."""
 
     def duplicate_of(self, relay: Any) -> Any:
-        """The other, living connection of the same replica."""
+        """Return another live connection of the same replica."""
 
     def peers(self, *, but: str) -> list[str]:
-        """Where the replicas are, but for this one."""
+        """The addresses of the replicas, except this one's."""
 
     def filter(self) -> Filter:
-        """What this daemon has itself."""
+        """The filter of this daemon's own log."""

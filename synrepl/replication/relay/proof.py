@@ -1,4 +1,4 @@
-"""How both ends prove that they know the secret, without saying it, and without clocks."""
+"""Mutual proof that both ends know the secret, without sending it and without clocks."""
 
 import hmac
 import secrets
@@ -11,17 +11,20 @@ PRIMARY: Final = "synrepl primary"
 
 
 def nonce() -> str:
-    """Something that was never said before."""
+    """Return a random string that was never used before."""
     return secrets.token_hex(16)
 
 
-def proof(secret: str, who: str, nonces: tuple[str, str], uuid: str, name: str) -> str:
-    """HMAC-SHA256 over who proves it, the primary's nonce, the replica's, and the replica's uuid and name."""
-    said = "\n".join((who, *nonces, uuid, name))
-    return hmac.new(secret.encode(), said.encode(), "sha256").hexdigest()
+def proof(secret: str, side: str, nonces: tuple[str, str], uuid: str, name: str) -> str:
+    """Return the HMAC-SHA256 over the proving side, both nonces (the primary's first), and the replica's uuid
+    and name."""
+    text = "\n".join((side, *nonces, uuid, name))
+    return hmac.new(secret.encode(), text.encode(), "sha256").hexdigest()
 
 
-def proves(shown: str, secret: str | None, who: str, nonces: tuple[str, str], uuid: str, name: str) -> bool:
-    """Whether this is that proof. Takes as long for a near miss as for a far one."""
-    expected = proof(secret if secret is not None else nonce(), who, nonces, uuid, name)
-    return hmac.compare_digest(shown.encode(), expected.encode()) and secret is not None
+def proves(
+    received: str, secret: str | None, side: str, nonces: tuple[str, str], uuid: str, name: str
+) -> bool:
+    """Whether `received` is that proof. Compares in constant time."""
+    expected = proof(secret if secret is not None else nonce(), side, nonces, uuid, name)
+    return hmac.compare_digest(received.encode(), expected.encode()) and secret is not None

@@ -1,4 +1,4 @@
-"""What a primary cannot do for a replica, each case with a code of its own."""
+"""Refusals: why a primary does not serve a replica, each kind with its own code."""
 
 from typing import Final
 
@@ -10,38 +10,46 @@ __all__ = ["REFUSALS", "RefusalKind", "refusal"]
 
 
 class RefusalKind(msgspec.Struct, frozen=True):
-    """One kind of refusal: whether the same may work later, and what an operator should know."""
+    """One kind of refusal: whether a retry may succeed, and its meaning for operators."""
 
     retryable: bool
     means: str
 
 
 REFUSALS: Final = {
-    "trimmed": RefusalKind(False, "what it lacks was trimmed from the log; it joins again by itself"),
-    "ahead": RefusalKind(
-        False, "it has facts that this log lacks: the primary was restored from an older copy"
+    "trimmed": RefusalKind(
+        False, "facts that the replica is missing were trimmed from the log; it joins again by itself"
     ),
-    "other_epoch": RefusalKind(False, "it knows a later epoch: another daemon was promoted"),
-    "fork": RefusalKind(False, "its history and this one have parted"),
-    "other_history": RefusalKind(False, "it is a copy of another log"),
-    "duplicate": RefusalKind(True, "the same replica is connected already, and alive"),
-    "unknown": RefusalKind(False, "it was dropped from the list of replicas"),
-    "not_ready": RefusalKind(True, "this daemon has no whole copy itself yet"),
+    "ahead": RefusalKind(
+        False, "the replica has facts that this log lacks: the primary was restored from an older copy"
+    ),
+    "other_epoch": RefusalKind(False, "the replica knows a later epoch: another daemon was promoted"),
+    "fork": RefusalKind(False, "the replica's history and this log's have diverged"),
+    "other_history": RefusalKind(False, "the replica is a copy of another log"),
+    "duplicate": RefusalKind(True, "the same replica already has a live connection"),
+    "unknown": RefusalKind(False, "an operator dropped the replica from the list of replicas"),
+    "not_ready": RefusalKind(True, "this daemon has no complete copy itself yet"),
     "read_only": RefusalKind(True, "this daemon is fenced: another one is primary now"),
     "no_rights": RefusalKind(
-        False, "it could not prove that it has a key, or its key lacks a right or a stream"
+        False, "the replica did not prove that it has a key, or its key lacks a right or a stream"
     ),
-    "filtered": RefusalKind(False, "this daemon has only some streams or writers, and not all that it wants"),
-    "bad_ack": RefusalKind(True, "it acknowledged what it was never sent, or went back"),
-    "too_many": RefusalKind(True, "as many leases stand as may; each holds back a part of the log"),
-    "bad_name": RefusalKind(False, "its uuid, its name or its address is none that a replica may have"),
-    "version": RefusalKind(False, "it speaks in a way that is not understood here"),
+    "filtered": RefusalKind(
+        False, "this daemon has only some streams or writers, and not all that the replica requests"
+    ),
+    "bad_ack": RefusalKind(
+        True, "the replica acknowledged a serial that it was not sent, or an earlier one than before"
+    ),
+    "too_many": RefusalKind(
+        True, "the maximum number of leases is active; each one retains a part of the log"
+    ),
+    "bad_name": RefusalKind(False, "the replica's uuid, name or address is not a valid one"),
+    "version": RefusalKind(False, "the replica's handshake is not one that this daemon supports"),
 }
-"""By code."""
+"""The kinds, by code."""
 
 
 def refusal(code: str, message: str, *, moved_to: str = "", epoch: int = 0, serial: int = 0) -> Refusal:
-    """A refusal of this kind, told in these words."""
+    """Make a refusal of this kind, with this message."""
     return Refusal(
         code=code,
         message=message,

@@ -1,4 +1,4 @@
-"""One replica's connection: what it asks for, and what it is sent, at the speed at which it takes it."""
+"""The primary's side of one replica's connection: handshake, join, subscription, heartbeats."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from synrepl.replication.relay.interfaces import IReplicaRegistry
 from synrepl.replication.relay.proof import PRIMARY, REPLICA, nonce, proof, proves
 from synrepl.replication.relay.refusals import refusal
 from synrepl.replication.relay.snapshot_codec import meta_block, snapshot_block
-from synrepl.replication.relay.snapshot_start import WelcomeBuilder, copy_begins
+from synrepl.replication.relay.snapshot_start import make_welcome, start_snapshot
 from synrepl.replication.wire_positions import said_place, standing
 from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import encode_fact
@@ -65,21 +65,21 @@ from synrepl.wire.text import printable
 __all__ = ["Relay", "RelayConnection"]
 
 PAGE_ROWS: Final = 1_000
-"""Rows read from the log at a time: a quarter of a megabyte at most, beside one large fact."""
+"""Rows read from the log at a time: at most a quarter of a megabyte, besides one large fact."""
 
-USELESS: Final = frozenset({"trimmed", "ahead", "fork", "other_history"})
-"""Refusals after which a replica joins anew, so that what is kept from where it stood helps nobody."""
+LEASE_ENDING: Final = frozenset({"trimmed", "ahead", "fork", "other_history"})
+"""Refusals after which a replica joins again from the start, so that its lease has no use."""
 
 MAX_DIGESTS: Final = 200
-"""Digests asked for at once; more do not fit in a line."""
+"""The most digests in one request; more do not fit in a line."""
 
 
-ANSWERED: Final = (Hello, Auth, Join, Subscribe, Digests)
-"""Commands that are answered: while the transport has no room for the answer, they wait."""
+REQUESTS: Final = (Hello, Auth, Join, Subscribe, Digests)
+"""Commands with a response: they wait while the transport has no room for it."""
 
 
 class RelayConnection(Protocol):
-    """What a relay needs of its connection. `logger` is for lines that the peer causes."""
+    """The part of a connection that a relay uses. `logger` logs lines that the peer can cause."""
 
     logger: LimitedLogger
 
@@ -89,7 +89,7 @@ class RelayConnection(Protocol):
 
     @property
     def certified_name(self) -> str | None:
-        """The common name of the replica's TLS certificate; None if it showed none."""
+        """The common name of the replica's TLS certificate; None without a certificate."""
 
     def write(self, data: bytes) -> None:
         """Send these bytes. May call back `Relay.pause` before it returns."""
@@ -101,27 +101,27 @@ class RelayConnection(Protocol):
         """Send ERROR, then close."""
 
     def close(self) -> None:
-        """Close, once what was written is sent."""
+        """Close, once all written bytes are sent."""
 
     def authenticated(self) -> None:
-        """The replica has said who it is, and proved it."""
+        """Note that the replica has completed the handshake."""
 
     def pause_reading(self) -> None:
-        """Take nothing more from the peer for now."""
+        """Stop reading from the peer."""
 
     def resume_reading(self) -> None:
-        """Go on."""
+        """Read from the peer again."""
 
 
 class Relay:
-    """The primary's side of one replica.
+    """Serves one replica.
 
-    The log itself is the buffer: what is sent is read from it, or from the ring of the newest facts, just
-    when the connection has room, so that a slow replica costs no memory. What it asks for is answered one by
-    one: while an answer has to wait, the connection is not read.
+    The log itself is the send buffer: facts are read from it, or from the ring of the newest facts, only when
+    the connection has room, so that a slow replica costs no memory. Requests are handled one by one: while a
+    response has to wait, the connection is not read.
     """
 
-    def __init__(self, relays: IReplicaRegistry, connection: RelayConnection) -> None:
+    def __init__(self, registry: IReplicaRegistry, connection: RelayConnection) -> None:
         self.connection = connection
         self._logger = connection.logger
         self.uuid = ""
@@ -130,145 +130,147 @@ class Relay:
         self.why = ""
         self.sent: LogPosition = BEGINNING
         self.acknowledged = 0
-        self._relays = relays
-        self._log = relays.log
+        self._registry = registry
+        self._log = registry.log
         self._greeting: Greeting | None = None
         self._nonce = nonce()
         self._access = REMOTE
         self._key: Key | None = None
         self._filter = ALL
         self._encoder: BlockEncoder = KEPT
-        self._turns_told = 0
-        self._paused = False
-        self._room: Deferred[None] | None = None
-        self._gone = False
-        self._beat_timer: Any = None
+        self._sent_epoch = 0
+        self._is_paused = False
+        self._room_waiter: Deferred[None] | None = None
+        self._is_gone = False
+        self._heartbeat_timer: Any = None
         self._is_ephemeral_stale = False
-        self._peers_told: list[str] = []
+        self._sent_peers: list[str] = []
         self._work: Any = None
         self._commands: deque[Command | RdataRun] = deque()
-        """Received, and not taken yet."""
-        self._is_taking = False
-        self._taken: Taken | None = None
-        """What to say of forwarded commands once all that was received is taken."""
-        self._is_telling_digests = False
-        self._has_stopped_reading = False
+        """Received, and not processed yet."""
+        self._is_processing = False
+        self._forward_ack: Taken | None = None
+        """The acknowledgement of forwarded commands, sent once all received commands are processed."""
+        self._is_sending_digests = False
+        self._has_paused_reading = False
 
     @property
     def is_known(self) -> bool:
-        """Whether it has proved who it is."""
+        """Whether the replica has authenticated."""
         return self.state not in ("greeting", "authenticating", "refused", "gone")
 
     @property
     def is_serving(self) -> bool:
-        """Whether anything is being sent to it."""
+        """Whether the replica is being sent facts."""
         return self.state in ("snapshot", "meanwhile", "joined", "catching up", "live")
 
-    # -- what the connection says --------------------------------------------------------------------------
+    # -- events of the connection --------------------------------------------------------------------------
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
-        """The replica sent these. Raises RemoteProtocolError at what makes no sense."""
+        """Process commands of the replica. Raises RemoteProtocolError on an invalid one."""
         self._commands.extend(commands)
-        self._take_commands()
+        self._process_commands()
 
-    def _take_commands(self) -> None:
-        """Take what was received, up to the first command that has to wait; while it waits, read no more.
+    def _process_commands(self) -> None:
+        """Process received commands up to the first one that has to wait; while it waits, pause reading.
         Raises RemoteProtocolError."""
-        if self._is_taking:
+        if self._is_processing:
             return
-        self._is_taking = True
+        self._is_processing = True
         try:
             while self._commands and not self._must_wait(self._commands[0]):
-                self._take(self._commands.popleft())
+                self._process(self._commands.popleft())
         except RemoteProtocolError:
             self._commands.clear()
             raise
         finally:
-            self._is_taking = False
-        taken, self._taken = self._taken, None
-        if taken is not None and not self._gone:
-            self.connection.send(taken)
-        if bool(self._commands) is not self._has_stopped_reading:
-            self._has_stopped_reading = not self._has_stopped_reading
-            if self._has_stopped_reading:
+            self._is_processing = False
+        forward_ack, self._forward_ack = self._forward_ack, None
+        if forward_ack is not None and not self._is_gone:
+            self.connection.send(forward_ack)
+        if bool(self._commands) is not self._has_paused_reading:
+            self._has_paused_reading = not self._has_paused_reading
+            if self._has_paused_reading:
                 self.connection.pause_reading()
             else:
                 self.connection.resume_reading()
 
-    def _go_on(self) -> None:
-        """Take what had to wait."""
+    def _resume_processing(self) -> None:
+        """Process the commands that had to wait."""
         if self._commands:
             try:
-                self._take_commands()
+                self._process_commands()
             except RemoteProtocolError as error:
                 self.connection.fail(error.why)
 
     def _must_wait(self, command: Command | RdataRun) -> bool:
-        return self._is_telling_digests or (self._paused and isinstance(command, ANSWERED))
+        return self._is_sending_digests or (self._is_paused and isinstance(command, REQUESTS))
 
-    def _take(self, command: Command | RdataRun) -> None:
-        """Do what the replica asks for. Raises RemoteProtocolError."""
-        if self._gone or self.state == "refused":
+    def _process(self, command: Command | RdataRun) -> None:
+        """Process one command. Raises RemoteProtocolError."""
+        if self._is_gone or self.state == "refused":
             return
         match command:
             case Hello():
-                self._hello(decode_body(Greeting, command.body))
+                self._on_hello(decode_body(Greeting, command.body))
             case Auth():
-                self._auth(decode_body(Proof, command.body))
+                self._on_auth(decode_body(Proof, command.body))
                 if self.is_known:
                     self.connection.authenticated()
             case Join():
-                self._begin(self._join(decode_body(JoinRequest, command.body)), "ready", "joined")
+                self._start_work(self._join(decode_body(JoinRequest, command.body)), "ready", "joined")
             case Subscribe():
-                self._begin(self._subscribe(decode_body(Subscription, command.body)), "ready", "joined")
+                self._start_work(self._subscribe(decode_body(Subscription, command.body)), "ready", "joined")
             case Ack():
-                self._ack(command)
+                self._on_ack(command)
             case Up():
-                self._forwarded(command)
+                self._on_forwarded(command)
             case Digests():
                 self._must_be("ready", "joined")
-                asked = decode_body(AskedSerials, b'{"serials":%b}' % command.body).serials
-                self._is_telling_digests = True
-                self._relays.tasks.start(self._guarded(self._tell_digests(asked)), "telling digests")
+                serials = decode_body(AskedSerials, b'{"serials":%b}' % command.body).serials
+                self._is_sending_digests = True
+                self._registry.tasks.start(self._guarded(self._send_digests(serials)), "sending digests")
             case Name() | Ping() | Error():
                 pass  # these concern the session
             case _:
-                said = type(command).__name__
-                raise RemoteProtocolError(f"{said} is not said by replicas, and only these are served here")
+                name = type(command).__name__
+                raise RemoteProtocolError(
+                    f"{name} is not a command of replicas; only replicas are served here"
+                )
 
     def pause(self) -> None:
-        """The transport has enough for now."""
-        self._paused = True
+        """Stop sending: the transport's buffer is full."""
+        self._is_paused = True
 
     def resume(self) -> None:
-        """The transport can take more."""
-        self._paused = False
-        self._go_on()
-        room, self._room = self._room, None
+        """Send again: the transport's buffer has room."""
+        self._is_paused = False
+        self._resume_processing()
+        room, self._room_waiter = self._room_waiter, None
         if room is not None and not room.called:
             room.callback(None)
         if self._is_ephemeral_stale and self.state == "live":
-            self._relays.wake_soon()
+            self._registry.wake_soon()
 
     def lost(self, why: str) -> None:
-        """The connection has ended."""
-        self._relays.detach(self)
-        self._gone = True
+        """End all work: the connection has ended."""
+        self._registry.detach(self)
+        self._is_gone = True
         self._commands.clear()
         if self.state != "refused":
             self.state, self.why = "gone", why
-        if self._beat_timer is not None and self._beat_timer.active():
-            self._beat_timer.cancel()
+        if self._heartbeat_timer is not None and self._heartbeat_timer.active():
+            self._heartbeat_timer.cancel()
         if self._work is not None:
             self._work.cancel()
 
-    # -- who it is -----------------------------------------------------------------------------------------
+    # -- handshake -----------------------------------------------------------------------------------------
 
-    def _hello(self, greeting: Greeting) -> None:
+    def _on_hello(self, greeting: Greeting) -> None:
         self._must_be("greeting")
         self.name = printable(greeting.name or greeting.uuid)
         if greeting.version < 1 or not greeting.uuid or not greeting.nonce:
-            self._refuse(refusal("version", "it does not say who it is as daemons do"))
+            self._refuse(refusal("version", "its handshake lacks a version, a uuid or a nonce"))
             return
         if why := identity_error(greeting.uuid, greeting.name, greeting.address):
             self._refuse(refusal("bad_name", why))
@@ -276,42 +278,42 @@ class Relay:
         self._greeting = greeting
         self.uuid, self.name = greeting.uuid, greeting.name or greeting.uuid
         self.state = "authenticating"
-        known = ChallengeBody(
-            nonce=self._nonce, proof=self._certified is None and self._relays.keys.are_wanted
+        challenge = ChallengeBody(
+            nonce=self._nonce, proof=self._certificate_access is None and self._registry.keys.are_wanted
         )
-        self.connection.send(Challenge(body=encode_body(known)))
+        self.connection.send(Challenge(body=encode_body(challenge)))
 
     @property
     def has_lost_key(self) -> bool:
-        """Whether the key that it proved to have is not the one that is wanted now."""
-        keys, greeting = self._relays.keys, self._greeting
+        """Whether the key that the replica proved is no longer valid."""
+        keys, greeting = self._registry.keys, self._greeting
         if self._key is not None and greeting is not None:
             return self._key != keys.of(greeting.name)
-        return keys.are_wanted and self._access != self._certified
+        return keys.are_wanted and self._access != self._certificate_access
 
     @property
-    def _certified(self) -> Access | None:
-        """What the replica's TLS certificate lets it do; None if it must prove a secret."""
+    def _certificate_access(self) -> Access | None:
+        """The access that the replica's TLS certificate gives; None if the replica must prove a secret."""
         name = self.connection.certified_name
-        return None if name is None else self._relays.keys.certified(name)
+        return None if name is None else self._registry.keys.certified(name)
 
-    def _auth(self, shown: Proof) -> None:
+    def _on_auth(self, message: Proof) -> None:
         self._must_be("authenticating")
-        greeting, keys = self._greeting, self._relays.keys
+        greeting, keys = self._greeting, self._registry.keys
         assert greeting is not None
         key = keys.of(greeting.name)
         secret = None if key is None else key.secret
         nonces = (self._nonce, greeting.nonce)
-        if (certified := self._certified) is not None:
+        if (certified := self._certificate_access) is not None:
             self._access = certified
         elif not keys.are_wanted:
             self._access = LOCAL if self.connection.is_local else REMOTE
         elif key is None:
-            why = f"there is no key {printable(greeting.name)} here, or it was revoked"
+            why = f"this daemon has no key {printable(greeting.name)}, or it was revoked"
             self._refuse(refusal("no_rights", why))
             return
-        elif not proves(shown.proof, secret, REPLICA, nonces, greeting.uuid, greeting.name):
-            self._refuse(refusal("no_rights", "the proof does not fit: the secret is another one here"))
+        elif not proves(message.proof, secret, REPLICA, nonces, greeting.uuid, greeting.name):
+            self._refuse(refusal("no_rights", "the proof is wrong: this daemon has another secret"))
             return
         else:
             self._access, self._key = access_of(key), key
@@ -320,7 +322,7 @@ class Relay:
             return
         self.state = "ready"
         mine = proof(secret, PRIMARY, nonces, greeting.uuid, greeting.name) if secret is not None else ""
-        welcome = WelcomeBuilder(self._relays).welcome(proof=mine)
+        welcome = make_welcome(self._registry, proof=mine)
         self.connection.send(Welcome(body=encode_body(welcome)))
 
     def _refuse(self, refused: Refusal) -> None:
@@ -331,15 +333,15 @@ class Relay:
 
     def _must_be(self, *states: str) -> None:
         if self.state not in states:
-            raise RemoteProtocolError(f"that is not said in the state {self.state!r}")
+            raise RemoteProtocolError(f"the command is not valid in the state {self.state!r}")
 
-    def _begin(self, work: Any, *states: str) -> None:
+    def _start_work(self, work: Any, *states: str) -> None:
         try:
             self._must_be(*states)
         except RemoteProtocolError:
             work.close()
             raise
-        self._work = self._relays.tasks.start(self._guarded(work), f"relaying to {self.name}")
+        self._work = self._registry.tasks.start(self._guarded(work), f"relaying to {self.name}")
 
     async def _guarded(self, work: Any) -> None:
         try:
@@ -349,81 +351,81 @@ class Relay:
         except RemoteProtocolError as error:
             self.connection.fail(error.why)
         except Exception as error:
-            if not self._gone:
-                self.connection.fail("the log cannot be read just now; come again")
+            if not self._is_gone:
+                self.connection.fail("the log cannot be read now; try again later")
             if not getattr(error, "retryable", False):
                 raise
 
-    async def _tell_digests(self, serials: Sequence[int]) -> None:
+    async def _send_digests(self, serials: Sequence[int]) -> None:
         try:
             if len(serials) > MAX_DIGESTS:
-                raise RemoteProtocolError(f"up to {MAX_DIGESTS} digests are told at once")
+                raise RemoteProtocolError(f"one request may ask for at most {MAX_DIGESTS} digests")
             found: dict[str, str | None] = {}
             for serial in serials:
                 found[str(serial)] = await self._log.digest_at(serial)
-                if self._gone:
+                if self._is_gone:
                     return
             self.connection.send(DigestsAre(body=encode_body(DigestsBody(found))))
         finally:
-            self._is_telling_digests = False
-            self._go_on()
+            self._is_sending_digests = False
+            self._resume_processing()
 
     # -- joining -------------------------------------------------------------------------------------------
 
-    async def _join(self, asked: JoinRequest) -> None:
-        greeting, relays, log = self._greeting, self._relays, self._log
+    async def _join(self, request: JoinRequest) -> None:
+        greeting, registry, log = self._greeting, self._registry, self._log
         assert greeting is not None
-        refused = relays.refuses_join(
-            self.uuid, self.name, asked.filter, self._access, registered=greeting.registered
+        refused = registry.join_refusal(
+            self.uuid, self.name, request.filter, self._access, registered=greeting.registered
         )
-        if refused is None and (other := relays.duplicate_of(self)) is not None:
-            refused = refusal("duplicate", f"{self.name} is connected already, and {other.state}")
+        if refused is None and (other := registry.duplicate_of(self)) is not None:
+            refused = refusal("duplicate", f"{self.name} is already connected (state: {other.state})")
         if refused is not None:
             self._refuse(refused)
             return
         self.state = "snapshot"
-        self._use(asked.filter)
-        begins = await copy_begins(
-            relays,
+        self._set_filter(request.filter)
+        start = await start_snapshot(
+            registry,
             self.uuid,
             self.name,
-            asked,
+            request,
             registered=greeting.registered,
             address=greeting.address,
         )
-        if self._gone:
+        if self._is_gone:
             return
-        told = JoiningBody(
-            join=begins.join,
+        joining = JoiningBody(
+            join=start.join,
             history=log.history,
-            position=standing(begins.of),
-            trimmed_upto=standing(begins.trimmed_upto),
-            after=begins.at.serial,
-            resumed=begins.resumed,
+            position=standing(start.of),
+            trimmed_upto=standing(start.trimmed_upto),
+            after=start.at.serial,
+            resumed=start.resumed,
         )
-        self.connection.send(Joining(body=encode_body(told)))
-        self._start_beating()
-        self.sent = begins.at
-        if begins.snapshot is not None:
-            if not await self._send_snapshot_facts(begins.snapshot):
+        self.connection.send(Joining(body=encode_body(joining)))
+        self._start_heartbeats()
+        self.sent = start.at
+        if start.snapshot is not None:
+            if not await self._send_snapshot_facts(start.snapshot):
                 self._refuse_trimmed()
                 return
-            self.connection.write(snapshot_block(begins.snapshot))
-            self.sent = begins.snapshot.position
-        self._turns_told = self.sent.epoch
+            self.connection.write(snapshot_block(start.snapshot))
+            self.sent = start.snapshot.position
+        self._sent_epoch = self.sent.epoch
         self.state = "meanwhile"
-        await self._feed(upto_head=True)
+        await self._send_log(upto_head=True)
         if not self.is_serving:
             return
         self.state = "joined"
-        relays.leases.moved(self.uuid, self.sent.serial)
+        registry.leases.advance(self.uuid, self.sent.serial)
         self.connection.send(Joined(body=encode_body(JoinedBody(standing(self.sent)))))
 
     async def _send_snapshot_facts(self, snapshot: LogSnapshot) -> bool:
-        """Whether all of them are sent: none was trimmed meanwhile."""
+        """Send the facts of a snapshot. False if some were trimmed meanwhile."""
         after, upto = self.sent.serial, snapshot.position.serial
         while after < upto:
-            await self._has_room()
+            await self._wait_for_room()
             facts, after = await self._log.read(
                 after=after,
                 upto=upto,
@@ -436,144 +438,144 @@ class Relay:
         return True
 
     def _refuse_trimmed(self) -> None:
-        """Its lease ended while it was served, so that what is read now may have holes."""
+        """Refuse a replica whose lease ended while it was being served: the facts read now may have gaps."""
         trimmed_upto = self._log.trimmed_upto.serial
-        why = f"its lease has ended, and this log begins after {trimmed_upto} now"
+        why = f"its lease has ended, and this log now begins after serial {trimmed_upto}"
         self._refuse(refusal("trimmed", why, serial=trimmed_upto))
 
     # -- subscribed ----------------------------------------------------------------------------------------
 
-    async def _subscribe(self, asked: Subscription) -> None:
-        greeting, relays, log = self._greeting, self._relays, self._log
+    async def _subscribe(self, request: Subscription) -> None:
+        greeting, registry, log = self._greeting, self._registry, self._log
         assert greeting is not None
         self.state = "catching up"
-        refused = await relays.judge(
+        refused = await registry.admission(
             self.uuid,
             self.name,
-            asked,
+            request,
             self._access,
             registered=greeting.registered,
             address=greeting.address,
         )
-        if refused is None and (other := relays.duplicate_of(self)) is not None:
-            refused = refusal("duplicate", f"{self.name} is connected already, and {other.state}")
-        if self._gone:
+        if refused is None and (other := registry.duplicate_of(self)) is not None:
+            refused = refusal("duplicate", f"{self.name} is already connected (state: {other.state})")
+        if self._is_gone:
             return
         if refused is not None:
-            # Nothing is kept for one who cannot be served.
-            if refused.code in USELESS and (lease := relays.leases[self.uuid]) is not None:
-                relays.leases.end(lease, refused.code)
+            # A replica that cannot be served keeps no lease.
+            if refused.code in LEASE_ENDING and (lease := registry.leases[self.uuid]) is not None:
+                registry.leases.end(lease, refused.code)
             self._refuse(refused)
             return
-        relays.leases.make(
+        registry.leases.make(
             self.uuid,
             self.name,
             registered=greeting.registered,
-            serial=asked.position.serial,
+            serial=request.position.serial,
             address=greeting.address,
         )
-        self._use(asked.filter)
-        self.sent = said_place(asked.position)
-        self.acknowledged = asked.position.serial
-        self._turns_told = asked.position.epoch
+        self._set_filter(request.filter)
+        self.sent = said_place(request.position)
+        self.acknowledged = request.position.serial
+        self._sent_epoch = request.position.epoch
         self.connection.send(Subscribed(body=encode_body(standing(log.position))))
-        self._start_beating()
-        self._beat()
-        for relay in relays.connected:
-            relay.tell_peers()
-        await self._feed(upto_head=False)
+        self._start_heartbeats()
+        self._send_heartbeat()
+        for relay in registry.connected:
+            relay.send_peers()
+        await self._send_log(upto_head=False)
 
-    def _ack(self, command: Ack) -> None:
+    def _on_ack(self, command: Ack) -> None:
         if self.state not in ("catching up", "live"):
             return
         if not self.acknowledged <= command.serial <= self.sent.serial:
-            had, sent = self.acknowledged, self.sent.serial
-            why = f"it acknowledged serial {command.serial} after {had}, and was sent up to {sent}"
+            before, sent = self.acknowledged, self.sent.serial
+            why = f"it acknowledged serial {command.serial} after {before}; it was sent up to {sent}"
             self._refuse(refusal("bad_ack", why))
             self._work.cancel()
             return
         self.acknowledged = command.serial
-        self._relays.leases.moved(self.uuid, command.serial)
+        self._registry.leases.advance(self.uuid, command.serial)
 
-    def _forwarded(self, command: Up) -> None:
-        """A follower of the replica sent this up."""
+    def _on_forwarded(self, command: Up) -> None:
+        """Pass on a command that a follower of the replica sent up."""
         if not self.is_known:
-            raise RemoteProtocolError("UP is not said before WELCOME")
-        number, since = self._relays.feeding.command_receiver.receive(
+            raise RemoteProtocolError("UP is not valid before WELCOME")
+        number, since = self._registry.feed.command_receiver.receive(
             command.origin,
             [(command.number, command.line.encode())],
             source=self,
             access=self._access,
         )
-        self._taken = Taken(origin=command.origin, number=number, since=since)
+        self._forward_ack = Taken(origin=command.origin, number=number, since=since)
 
     # -- sending -------------------------------------------------------------------------------------------
 
-    def _use(self, wanted: Filter) -> None:
-        self._filter = wanted
-        self._encoder = KEPT if wanted.is_open else BlockEncoder("facts", wanted)
+    def _set_filter(self, query: Filter) -> None:
+        self._filter = query
+        self._encoder = KEPT if query.is_open else BlockEncoder("facts", query)
 
-    async def _feed(self, *, upto_head: bool) -> None:
-        """Send what comes after `sent`: up to where the log stands, or for ever."""
+    async def _send_log(self, *, upto_head: bool) -> None:
+        """Send the facts after `sent`: up to the head of the log, or forever."""
         while self.is_serving:
-            await self._has_room()
+            await self._wait_for_room()
             head = self._log.position
             epoch_start = next(
                 (
                     epoch_start
                     for epoch_start in self._log.epoch_starts
-                    if epoch_start.epoch > self._turns_told
+                    if epoch_start.epoch > self._sent_epoch
                 ),
                 None,
             )
             if self.sent.serial < (
                 head.serial if epoch_start is None else min(epoch_start.serial, head.serial)
             ):
-                await self._send_some(head, epoch_start)
+                await self._send_page(head, epoch_start)
             elif epoch_start is not None:
                 self.connection.write(meta_block([epoch_start]))
-                self._turns_told = epoch_start.epoch
+                self._sent_epoch = epoch_start.epoch
                 self.sent = LogPosition(epoch_start.epoch, epoch_start.serial, epoch_start.digest)
             elif upto_head:
                 return
             else:
-                await self._wait_for_more()
+                await self._wait_for_facts()
 
-    async def _send_some(self, head: LogPosition, epoch_start: EpochStart | None) -> None:
+    async def _send_page(self, head: LogPosition, epoch_start: EpochStart | None) -> None:
         upto = head.serial if epoch_start is None else epoch_start.serial
         after = self.sent.serial
-        ring = self._relays.feeding.ring
+        ring = self._registry.feed.ring
         number = ring.first_after(after)
         group = ring.get(number) if number is not None else None
         if group is not None and group.serial_before == after:
             data, last = ring.lines(group, self._encoder, None)
             if last.serial <= upto:
-                await self._wrote(after, await self._place_at(last.serial, head), data)
+                await self._write_page(after, await self._position_at(last.serial, head), data)
                 return
-        facts, reached = await self._log.read(
+        facts, last_serial = await self._log.read(
             after=after,
             upto=upto,
             limit=PAGE_ROWS,
             filter=self._filter,
         )
-        if facts and facts[-1].serial == reached:
-            position = LogPosition(self._turns_told, reached, facts[-1].digest)
+        if facts and facts[-1].serial == last_serial:
+            position = LogPosition(self._sent_epoch, last_serial, facts[-1].digest)
         else:
-            position = await self._place_at(reached, head)
-        await self._wrote(after, position, facts_block("facts", facts))
+            position = await self._position_at(last_serial, head)
+        await self._write_page(after, position, facts_block("facts", facts))
 
-    async def _place_at(self, serial: int, head: LogPosition) -> LogPosition:
-        """A place between two turns: the epoch that begins there, if one does, was not told yet."""
+    async def _position_at(self, serial: int, head: LogPosition) -> LogPosition:
+        """The position at this serial, before any epoch that starts there, as that one is not sent yet."""
         digest = head.digest if serial == head.serial else await self._log.digest_at(serial) or ""
-        return LogPosition(self._turns_told, serial, digest)
+        return LogPosition(self._sent_epoch, serial, digest)
 
-    async def _wrote(self, after: int, position: LogPosition, data: bytes) -> None:
-        """Send this page, with who got which answer for it, and for a filtered one where it ends."""
+    async def _write_page(self, after: int, position: LogPosition, data: bytes) -> None:
+        """Send a page, with the receipts of its appends, and for a filtered one its end."""
         if self._log.receipts_upto > after:
             receipts = await self._log.receipts_between(after, position.serial)
             if receipts:
                 data = meta_block(receipts=receipts) + data
-        if self._gone:
+        if self._is_gone:
             return
         if self._log.trimmed_upto.serial > after:
             self._refuse_trimmed()
@@ -582,79 +584,81 @@ class Relay:
         if data:
             self.connection.write(data)
         if not self._filter.is_open:
-            self._beat()
+            self._send_heartbeat()
 
-    async def _wait_for_more(self) -> None:
+    async def _wait_for_facts(self) -> None:
         if self.state != "live":
             self.state = "live"
             self._is_ephemeral_stale = True
-        if self._is_ephemeral_stale and self._can("ephemeral"):
+        if self._is_ephemeral_stale and self._supports("ephemeral"):
             self._is_ephemeral_stale = False
-            self._say_ephemeral()
-        await self._relays.news()
+            self._send_held_ephemeral()
+        await self._registry.wait_for_change()
 
-    async def _has_room(self) -> None:
-        while self._paused and not self._gone:
-            self._room = Deferred()
-            await self._room
+    async def _wait_for_room(self) -> None:
+        while self._is_paused and not self._is_gone:
+            self._room_waiter = Deferred()
+            await self._room_waiter
 
-    # -- what nobody keeps ---------------------------------------------------------------------------------
+    # -- ephemeral facts, peers and commands ---------------------------------------------------------------
 
-    def show_ephemeral(self, facts: Sequence[Fact], block: bytes) -> None:
-        """Facts that nobody keeps have come; `block` holds them all."""
-        if self.state != "live" or not self._can("ephemeral"):
-            return  # it is told all that is held once it is live
-        if self._paused:
+    def send_ephemeral(self, facts: Sequence[Fact], block: bytes) -> None:
+        """Send new ephemeral facts; `block` has all of them."""
+        if self.state != "live" or not self._supports("ephemeral"):
+            return  # once live, it is sent all held ephemeral facts
+        if self._is_paused:
             self._is_ephemeral_stale = True
         elif self._filter.is_open:
             self.connection.write(block)
         else:
-            passing = BlockEncoder("ephemeral", self._filter)
-            self.connection.write(passing.lines(facts))
+            encoder = BlockEncoder("ephemeral", self._filter)
+            self.connection.write(encoder.lines(facts))
 
-    def _say_ephemeral(self) -> None:
-        """All that is held of streams that nobody keeps, and where their writers are."""
+    def _send_held_ephemeral(self) -> None:
+        """Send all held ephemeral facts, and the positions of their writers."""
         lines = [encode_fact(fact) for fact in self._log.ephemeral_snapshot() if self._encoder.passes(fact)]
-        # Also if there is nothing: a writer that is not named has begun anew.
+        # Also without lines: a writer that is not listed has restarted.
         self.connection.write(block("held", len(lines), b"".join(lines)))
 
-    def _can(self, what: str) -> bool:
-        """Whether the replica has said that it understands this."""
-        return self._greeting is not None and what in self._greeting.capabilities
+    def _supports(self, capability: str) -> bool:
+        """Whether the replica announced this capability."""
+        return self._greeting is not None and capability in self._greeting.capabilities
 
-    def tell_peers(self) -> None:
-        """Say where the other replicas are, if that has changed."""
-        if self.state in ("catching up", "live") and self._can("peers"):
-            peers = self._relays.peers(but=self.uuid)
-            if peers != self._peers_told:
-                self._peers_told = peers
+    def send_peers(self) -> None:
+        """Send the addresses of the other replicas, if they have changed."""
+        if self.state in ("catching up", "live") and self._supports("peers"):
+            peers = self._registry.peers(but=self.uuid)
+            if peers != self._sent_peers:
+                self._sent_peers = peers
                 self.connection.send(Peers(body=encode_body(peers)))
 
-    def tell_down(self, line: bytes) -> bool:
-        """Pass on a line for all processes. False if there is no room for it: the replica misses it, as a
-        follower that was away would."""
-        if self.state not in ("catching up", "live") or not self._can(COMMANDS):
+    def send_down(self, line: bytes) -> bool:
+        """Send a command for all processes. False if there is no room for it: the replica misses it, as a
+        disconnected follower would."""
+        if self.state not in ("catching up", "live") or not self._supports(COMMANDS):
             return True
-        if self._paused:
+        if self._is_paused:
             return False
         self.connection.send(Down(line=line.decode()))
         return True
 
-    # -- signs of life -------------------------------------------------------------------------------------
+    # -- heartbeats ----------------------------------------------------------------------------------------
 
-    def _start_beating(self) -> None:
-        if self._beat_timer is None:
-            self._beat_timer = self._relays.clock.callLater(self._relays.heartbeat_seconds, self._tick)
+    def _start_heartbeats(self) -> None:
+        if self._heartbeat_timer is None:
+            self._heartbeat_timer = self._registry.clock.callLater(
+                self._registry.heartbeat_seconds, self._tick
+            )
 
     def _tick(self) -> None:
-        self._beat_timer = self._relays.clock.callLater(self._relays.heartbeat_seconds, self._tick)
-        # What waits in a transport that has no room says the same, later.
-        if self.is_serving and not self._paused:
-            self._beat()
+        self._heartbeat_timer = self._registry.clock.callLater(self._registry.heartbeat_seconds, self._tick)
+        # A full transport has data to send, which shows liveness as well.
+        if self.is_serving and not self._is_paused:
+            self._send_heartbeat()
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         sent = self.sent
-        at_ms = int(self._relays.clock.seconds() * 1000)
+        at_ms = int(self._registry.clock.seconds() * 1000)
         head = self._log.serial
         check = heartbeat_check(sent.epoch, sent.serial, sent.digest, head, at_ms)
         self.connection.send(

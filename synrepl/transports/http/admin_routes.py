@@ -94,13 +94,15 @@ class AdminRoutes:
         """
         asked = read_said(_Lease, request, MAX_BODY)
         leases, relays = self._leases, self._relays
-        if (unfit := relays.unfit(asked.uuid or "expected", asked.name)) is not None or not asked.name:
+        if (
+            unfit := relays.identity_refusal(asked.uuid or "expected", asked.name)
+        ) is not None or not asked.name:
             raise ApiError(400, "bad_request", "a name is wanted" if unfit is None else unfit.message)
         known = leases.find(asked.uuid or asked.name)
         if known is not None and known.ended_ms is None:
             raise ApiError(409, "known", f"{asked.name} has a lease already")
         uuid = known.uuid if known is not None else asked.uuid or f"expected-{uuid4()}"
-        if (refused := relays.too_many(uuid)) is not None:
+        if (refused := relays.lease_limit_refusal(uuid)) is not None:
             raise refused_over_http(refused, status=429)
         lease = leases.add(uuid, asked.name)
         await leases.save()
@@ -112,7 +114,7 @@ class AdminRoutes:
         if dropped is None:
             why = f"there is no lease, or more than one, of the name {name[:100]!r}"
             raise ApiError(404, "unknown_lease", why)
-        self._relays.hang_up(dropped.uuid, "this replica was dropped by an operator")
+        self._relays.disconnect(dropped.uuid, "this replica was dropped by an operator")
         await self._leases.save()
         return jsontext.dumps({"uuid": dropped.uuid, "name": dropped.name, "dropped": True})
 

@@ -7,7 +7,7 @@ import msgspec
 from synrepl.ports.history import LogSnapshot
 from synrepl.replication.relay import ReplicaRegistry
 from synrepl.replication.relay.snapshot_codec import snapshot_lines
-from synrepl.replication.relay.snapshot_start import WelcomeBuilder, copy_begins
+from synrepl.replication.relay.snapshot_start import make_welcome, start_snapshot
 from synrepl.replication.wire_positions import standing
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.append_body import read_said
@@ -70,9 +70,9 @@ class ReplicaRoutes:
     async def about(self, request: Any) -> bytes:
         """``GET /v1/replication``: which history this is, where it and its epochs began, where it stands."""
         relays = self._relays
-        welcome: WelcomeBody = WelcomeBuilder(relays).welcome(proof="")
+        welcome: WelcomeBody = make_welcome(relays, proof="")
         # Beside what replicas need: what other daemons verify claims with (`roles.Described`).
-        more = {"epoch_starts": relays.log.epoch_starts, "promoting": relays.promoting()}
+        more = {"epoch_starts": relays.log.epoch_starts, "promoting": relays.is_promoting()}
         return msgspec.json.encode(msgspec.to_builtins(welcome) | more)
 
     async def subscribe(self, request: Any, uuid: str) -> bytes:
@@ -80,7 +80,7 @@ class ReplicaRoutes:
         asked = read_said(SubscribeBody, request, MAX_BODY)
         name = self._name(asked, uuid)
         relays = self._relays
-        refused = await relays.judge(
+        refused = await relays.admission(
             uuid,
             name,
             asked.subscription,
@@ -88,12 +88,12 @@ class ReplicaRoutes:
             registered=asked.registered,
             address=asked.address,
         )
-        refused = refused or relays.duplicate(uuid, name)
+        refused = refused or relays.duplicate_refusal(uuid, name)
         if refused is not None:
             raise refused_over_http(refused)
         serial = asked.subscription.position.serial
         relays.leases.make(uuid, name, registered=asked.registered, serial=serial, address=asked.address)
-        relays.asked_over_http(uuid, PRESENT_SECONDS)
+        relays.note_http_reader(uuid, PRESENT_SECONDS)
         position = self._relays.log.position
         return msgspec.json.encode(
             {
@@ -107,16 +107,16 @@ class ReplicaRoutes:
         asked = read_said(JoinBody, request, MAX_BODY)
         name = self._name(asked, uuid)
         relays = self._relays
-        refused = relays.refuses_join(
+        refused = relays.join_refusal(
             uuid, name, asked.join.filter, request.access, registered=asked.registered
         )
-        refused = refused or relays.duplicate(uuid, name)
+        refused = refused or relays.duplicate_refusal(uuid, name)
         if refused is not None:
             raise refused_over_http(refused)
-        begins = await copy_begins(
+        begins = await start_snapshot(
             relays, uuid, name, asked.join, registered=asked.registered, address=asked.address
         )
-        relays.asked_over_http(uuid, PRESENT_SECONDS)
+        relays.note_http_reader(uuid, PRESENT_SECONDS)
         snapshot: LogSnapshot | None = begins.snapshot
         return msgspec.json.encode(
             JoinAnswer(
@@ -137,12 +137,12 @@ class ReplicaRoutes:
         relays = self._relays
         lease = relays.leases[uuid]
         if lease is None or lease.ended_ms is not None or since < lease.serial:
-            if (refused := relays.too_many(uuid, registered=False)) is not None:
+            if (refused := relays.lease_limit_refusal(uuid, registered=False)) is not None:
                 raise refused_over_http(refused, status=429)
             relays.leases.make(uuid, reader, registered=False, serial=since)
         else:
-            relays.leases.moved(uuid, since)
-        relays.asked_over_http(uuid, wait + PRESENT_SECONDS)
+            relays.leases.advance(uuid, since)
+        relays.note_http_reader(uuid, wait + PRESENT_SECONDS)
 
     async def acknowledge(self, request: Any, uuid: str) -> bytes:
         """``POST /v1/replicas/<uuid>/ack``: it is there, and holds everything up to a serial."""
@@ -154,12 +154,12 @@ class ReplicaRoutes:
         if said.serial > relays.log.serial:
             why = f"it acknowledged serial {said.serial}, this log ends at {relays.log.serial}"
             raise ApiError(409, "bad_ack", why)
-        relays.asked_over_http(uuid, PRESENT_SECONDS)
-        relays.leases.moved(uuid, said.serial)
+        relays.note_http_reader(uuid, PRESENT_SECONDS)
+        relays.leases.advance(uuid, said.serial)
         return msgspec.json.encode({"serial": relays.log.serial, "peers": relays.peers(but=uuid)})
 
     def _name(self, asked: SubscribeBody | JoinBody, uuid: str) -> str:
-        if (unfit := self._relays.unfit(uuid, asked.name, asked.address)) is not None:
+        if (unfit := self._relays.identity_refusal(uuid, asked.name, asked.address)) is not None:
             raise refused_over_http(unfit, status=400)
         return asked.name or uuid
 

@@ -7,11 +7,11 @@ from twisted.internet.task import Clock
 
 from synrepl.ports.history import Lease
 from synrepl.replication.relay.leases import (
+    ENDED_SLACK,
     MAX_ANONYMOUS,
     MAX_ENDED,
     MAX_LEASES,
-    MAX_LOOKS,
-    SPARE,
+    MAX_SIZE_QUERIES,
     Leases,
     LeaseTerms,
 )
@@ -59,7 +59,7 @@ def leases(log: FakeLog, clock: Clock) -> Leases:
 def acknowledge(leases: Leases, clock: Clock, serials: Sequence[int]) -> None:
     """One a second."""
     for serial in serials:
-        leases.moved("r", serial)
+        leases.advance("r", serial)
         clock.advance(1)
 
 
@@ -98,15 +98,15 @@ def test_anonymous_readers_leave_room_for_replicas(leases: Leases) -> None:
     """Anybody can name himself in a URL; a replica must get its lease all the same."""
     anonymous(leases, MAX_ANONYMOUS)
 
-    assert "1000 anonymous leases stand" in leases.refuses("late", registered=False)
-    assert "" == leases.refuses("late", registered=True)
+    assert "1000 anonymous leases are active" in leases.limit_reached("late", registered=False)
+    assert "" == leases.limit_reached("late", registered=True)
 
 
 def test_a_reader_that_has_a_lease_keeps_it(leases: Leases) -> None:
     """An excess is refused; nobody loses what he has to it."""
     anonymous(leases, MAX_ANONYMOUS)
 
-    assert "" == leases.refuses("a0", registered=False)
+    assert "" == leases.limit_reached("a0", registered=False)
     assert leases["a0"] is not None
 
 
@@ -114,14 +114,14 @@ def test_all_leases_together_are_bounded(log: FakeLog, clock: Clock) -> None:
     """Each takes memory, a place in every answer, and a share of each check."""
     leases = Leases(FakeLog(*stored(MAX_LEASES)), clock, LeaseTerms(), present=list)
 
-    assert "leases drop" in leases.refuses("late", registered=True)
+    assert "leases drop" in leases.limit_reached("late", registered=True)
     leases.drop("n7")
-    assert "" == leases.refuses("late", registered=True)
+    assert "" == leases.limit_reached("late", registered=True)
 
 
 def test_leases_that_ended_are_forgotten_beyond_a_bound(clock: Clock) -> None:
     """Those that ended first; a replica that an operator dropped must go on being refused."""
-    log = FakeLog(*stored(MAX_ENDED + SPARE + 1, registered=False))
+    log = FakeLog(*stored(MAX_ENDED + ENDED_SLACK + 1, registered=False))
     leases = Leases(log, clock, LeaseTerms(), present=list)
     leases.make("r", "replica", registered=True, serial=99)
     leases.drop("replica")
@@ -131,7 +131,7 @@ def test_leases_that_ended_are_forgotten_beyond_a_bound(clock: Clock) -> None:
     clock.advance(1)
 
     assert leases.is_dropped("r")
-    assert MAX_ENDED <= len(leases.all()) <= MAX_ENDED + SPARE
+    assert MAX_ENDED <= len(leases.all()) <= MAX_ENDED + ENDED_SLACK
     assert leases["u0"] is None
     assert "u0" in log.dropped
 
@@ -142,7 +142,7 @@ def test_a_check_asks_the_log_a_bounded_number_of_times(clock: Clock) -> None:
     leases = Leases(log, clock, LeaseTerms(), present=list)
     clock.advance(5)
 
-    assert 0 < len(log.sized) <= MAX_LOOKS
+    assert 0 < len(log.sized) <= MAX_SIZE_QUERIES
     assert [1000, 630, 10] == [leases.held_bytes(uuid) for uuid in ("u0", "u37", "u99")]
 
 
@@ -189,7 +189,7 @@ def test_addresses_are_gone_with_the_leases_of_a_log_that_was_replaced(leases: L
 
     assert [1, 0] == [before, len(leases.addresses())]
     assert leases.find("replica") is None
-    assert "" == leases.refuses("late", registered=False)
+    assert "" == leases.limit_reached("late", registered=False)
 
 
 @pytest.mark.parametrize("address", ["x" * 1001, "tcp:a\n", "\x1b[2J"])
@@ -214,7 +214,7 @@ def test_the_slowest_reader_holds_the_log(leases: Leases) -> None:
     leases.drop("gone")
 
     assert 12 == leases.lowest()
-    leases.moved("s", 100)
+    leases.advance("s", 100)
     assert 99 == leases.lowest()
 
 
@@ -243,7 +243,7 @@ def test_time_runs_out_only_on_readers_that_are_away(clock: Clock) -> None:
     assert here is not None
     assert away is not None
     assert here.ended_ms is None
-    assert "not heard of for 300 seconds" in away.reason
+    assert "no contact for 300 seconds" in away.reason
     assert 99 == leases.lowest()
 
 
@@ -272,7 +272,7 @@ def test_leases_that_could_not_be_kept_are_kept_next_time(
     leases.make("s", "second", registered=True, serial=100)
     clock.advance(1)
     monkeypatch.setattr(log, "keep_leases", kept)
-    leases.moved("r", 100)
+    leases.advance("r", 100)
     clock.advance(1)
 
     assert {"r", "s"} == {lease.uuid for lease in log.kept}

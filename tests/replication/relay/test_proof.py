@@ -140,7 +140,7 @@ def test_what_followers_say_is_refused_where_only_replicas_are_served(line: str,
     world.pass_(0.2)
 
     (error,) = raw.lines("ERROR")
-    assert error.endswith(b"is not said by replicas, and only these are served here")
+    assert error.endswith(b"is not a command of replicas; only replicas are served here")
     assert raw.is_lost
     assert 0 == node.log.serial
 

@@ -380,8 +380,8 @@ def test_a_key_gets_no_copy_of_streams_that_it_may_not_see(wanted: Filter) -> No
     a = world.node("a")
     access = Access(name="k", streams=frozenset({"events"}), is_proven=True)
 
-    refused = a.relays.refuses_join("u", "n", wanted, access)
+    refused = a.relays.join_refusal("u", "n", wanted, access)
 
     assert refused is not None
     assert "no_rights" == refused.code
-    assert a.relays.refuses_join("u", "n", Filter.of(streams=["events"]), access) is None
+    assert a.relays.join_refusal("u", "n", Filter.of(streams=["events"]), access) is None

@@ -264,7 +264,7 @@ def test_a_replica_that_is_slow_is_heard_while_its_transport_is_full() -> None:
     world.wrote(a, 5_000)
     world.pass_(1)
     relay = a.relays.connected[0]
-    assert relay._paused
+    assert relay._is_paused
     raw.say("PING 1", f"ACK 1 {relay.sent.serial // 2} 1")
     world.pass_(0.1)
 

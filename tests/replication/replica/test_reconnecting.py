@@ -109,7 +109,7 @@ def test_a_refusal_that_only_an_operator_can_mend_is_asked_about_seldom() -> Non
     """It was dropped from the list; somebody may take it back."""
     world, a, b, attempts = followed()
     assert a.relays.leases.drop(b.log.uuid) is not None
-    a.relays.hang_up(b.log.uuid, "dropped")
+    a.relays.disconnect(b.log.uuid, "dropped")
     world.pass_(45)
 
     assert b.replica is not None
