@@ -1,4 +1,4 @@
-"""Replication over TCP, or anything else that Twisted has an endpoint for."""
+"""Replication over TCP or any other Twisted endpoint."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -30,7 +30,7 @@ from synrepl.wire.session import KEEPALIVE, Action, Close, Deliver, Keepalive, S
 from synrepl.wire.text import printable
 
 if TYPE_CHECKING:
-    # A daemon follows nobody, and need not have it in memory.
+    # Imported for types only: a daemon without followers should not load these modules.
     from synrepl.replication.follower.follower import Follower
     from synrepl.replication.relay import ReplicaRegistry
     from synrepl.replication.relay.relay import Relay
@@ -38,20 +38,22 @@ if TYPE_CHECKING:
 __all__ = ["MAX_CONNECTIONS", "ConnectionOwner", "FollowerFactory", "PublisherFactory", "ReplicationProtocol"]
 
 ABORT_SECONDS: Final = 25.0
-"""A connection that we closed, and whose peer does not take the rest, is cut after this."""
+"""Time between our close and the abort of the connection, for a peer that does not read the rest."""
 
 STALLED_SECONDS: Final = 300.0
-"""A client that asks and does not take the answers is read no further; after this it is closed. Its silence
-cannot tell that it is dead, as it is not read."""
+"""A client that sends commands without reading the responses is paused, and closed after this time. While it
+is paused, its silence does not prove that it is dead.
+"""
 
 
 MAX_CONNECTIONS: Final = 10_000
-"""Connections of one listener: far more than the largest deployment has workers, and few enough to leave file
-descriptors and memory (some 3 kB each) for the rest of the daemon."""
+"""Limit of connections per listener: far more than the largest deployment has workers, and few enough to
+leave file descriptors and memory (some 3 kB each) for the rest of the daemon.
+"""
 
 
 class ConnectionOwner(Protocol):
-    """Who the connection is for: a follower, or the publisher's side of one."""
+    """Endpoint of a connection: a `Follower`, or a server's `FollowerSession` or `Relay`."""
 
     def dialect_known(self, dialect: Dialect) -> None: ...
 
@@ -66,17 +68,17 @@ class ConnectionOwner(Protocol):
 
 @implementer(IPushProducer)
 class ReplicationProtocol(LineOnlyReceiver):
-    """Carries lines between a transport and a `Session`, which does the thinking. The same on both sides."""
+    """Passes lines between a transport and a `Session`, which implements the protocol, on both sides."""
 
     delimiter = b"\n"
     MAX_LENGTH = MAX_LENGTH
-    transport: Any  # what endpoints give: an ITransport that is an IConsumer, and most often more
+    transport: Any  # an ITransport and IConsumer; of most endpoints also an ITCPTransport
     _logger = Logger()
 
     def __init__(
         self,
         session: Session,
-        make_end: Callable[["ReplicationProtocol"], ConnectionOwner],
+        make_owner: Callable[["ReplicationProtocol"], ConnectionOwner],
         clock: IClock,
         metrics: Metrics,
         *,
@@ -86,48 +88,48 @@ class ReplicationProtocol(LineOnlyReceiver):
     ) -> None:
         self.session = session
         self.access: Access | None = LOCAL
-        """What a client may do; None if its certificate is no key."""
+        """Rights of a client; None if its certificate is not registered as a key."""
         self.logger = logger
-        """For lines that the peer causes; shared by all connections of a listener."""
-        self._make_end = make_end
+        """For messages about a peer's behavior; shared by all connections of a listener."""
+        self._make_owner = make_owner
         self._clock = clock
         self._metrics = metrics
         self._on_established = on_established
         self._on_lost = on_lost
         self._lines = LineBuffer()
-        # Whether the line that is not whole yet is known to be ASCII without CR.
+        # Whether the incomplete line, so far, is ASCII without CR.
         self._is_rest_clean = True
-        self._end: ConnectionOwner | None = None
-        self._dialect_told = False
-        self._reading = True
-        self._stopped_at = 0.0
-        self._why = "connection lost"
+        self._owner: ConnectionOwner | None = None
+        self._is_dialect_reported = False
+        self._is_reading = True
+        self._paused_at = 0.0
+        self._close_reason = "connection lost"
         self._timer: Any = None
-        self._abort: Any = None
+        self._abort_timer: Any = None
 
-    # -- Twisted's side ------------------------------------------------------------------------------------
+    # -- called by Twisted ---------------------------------------------------------------------------------
 
     def connectionMade(self) -> None:
         self._metrics.connections.inc()
-        # Rows come in small writes: waiting to fill a packet would cost each of them tens of milliseconds.
+        # Rows are small writes. Nagle's algorithm would delay each of them by tens of milliseconds.
         if set_no_delay := getattr(self.transport, "setTcpNoDelay", None):
             set_no_delay(True)
         self.transport.registerProducer(self, True)
-        self._do(self.session.connected())
-        self._end = self._make_end(self)
-        self._tell_dialect()
+        self._perform(self.session.connected())
+        self._owner = self._make_owner(self)
+        self._report_dialect()
         self._arm()
 
     def dataReceived(self, data: bytes) -> None:
-        """All lines of what arrived go to the session at once, unless `lineReceived` is overridden.
+        """Give all received lines to the session at once, unless a subclass overrides `lineReceived`.
 
-        `LineOnlyReceiver` would hand them over one by one, which alone costs more than reading a row.
+        `LineOnlyReceiver` would call a method per line, which alone costs more than reading a row.
         """
         self._metrics.bytes_in.inc(len(data))
         lines, too_long = self._lines.feed(data)
         if getattr(self.lineReceived, "__func__", None) is ReplicationProtocol.lineReceived:
             clean = data.isascii() and b"\r" not in data
-            self._do(self.session.receive(lines, clean=clean and self._is_rest_clean))
+            self._perform(self.session.receive(lines, clean=clean and self._is_rest_clean))
             self._is_rest_clean = clean and (bool(lines) or self._is_rest_clean)
         else:
             for line in lines:
@@ -135,38 +137,38 @@ class ReplicationProtocol(LineOnlyReceiver):
                     return
                 self.lineReceived(line)
         if too_long:
-            self._do(self.session.line_too_long())
+            self._perform(self.session.line_too_long())
 
     def lineReceived(self, line: bytes) -> None:
-        """One line goes to the session. A subclass that overrides this sees each line, and reads rows at
+        """Give one line to the session. A subclass that overrides this sees each line, and reads rows at
         about a ninth of the speed.
         """
-        self._do(self.session.receive([line]))
+        self._perform(self.session.receive([line]))
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._metrics.connections.dec()
         self.session.closed = True
-        for timer in (self._timer, self._abort):
+        for timer in (self._timer, self._abort_timer):
             if timer is not None and timer.active():
                 timer.cancel()
-        if self._end is not None:
-            why = self._why if self._why != "connection lost" else reason.getErrorMessage()
-            self._end.lost(why)
+        if self._owner is not None:
+            why = self._close_reason if self._close_reason != "connection lost" else reason.getErrorMessage()
+            self._owner.lost(why)
         if self._on_lost is not None:
             self._on_lost(self, reason)
 
     def pauseProducing(self) -> None:
-        if self._end is not None:
-            self._end.pause()
+        if self._owner is not None:
+            self._owner.pause()
 
     def resumeProducing(self) -> None:
-        if self._end is not None:
-            self._end.resume()
+        if self._owner is not None:
+            self._owner.resume()
 
     def stopProducing(self) -> None:
         self.transport.loseConnection()
 
-    # -- our side (`reader.Connection`, `follower.FollowerConnection`) -------------------------------------
+    # -- called by the owner (`reader.ReaderConnection`, `follower.FollowerConnection`) ----------------------
 
     @property
     def is_local(self) -> bool:
@@ -175,53 +177,53 @@ class ReplicationProtocol(LineOnlyReceiver):
 
     @property
     def certified_name(self) -> str | None:
-        """The common name of the peer's TLS certificate; None if it showed none."""
+        """The common name of the peer's TLS certificate; None without a certificate."""
         return certified_name(self.transport)
 
     def write(self, data: bytes) -> None:
-        """Send ready-made lines."""
+        """Send encoded lines."""
         if not self.session.closed:
             self.session.sent()
             self._metrics.bytes_out.inc(len(data))
             self.transport.write(data)
 
     def send(self, command: Command) -> None:
-        """Send one command. Raises LocalProtocolError if it is not ours to send here."""
+        """Send one command. Raises `LocalProtocolError` if this side must not send it now."""
         self.write(self.session.lines([command]))
 
     def fail(self, why: str) -> None:
         """Send ERROR, then close."""
-        self._do(self.session.fail(why))
+        self._perform(self.session.fail(why))
 
     def close(self) -> None:
-        """Close without a word, once what was written is sent."""
-        self._why = "closed here"
-        self._lose()
+        """Flush written data, then close without ERROR."""
+        self._close_reason = "closed by this process"
+        self._disconnect()
 
     def authenticated(self) -> None:
-        """The peer is a replica that has said who it is."""
+        """Record that the peer, a replica, has authenticated."""
         self.session.authenticated()
 
     def established(self) -> None:
-        """The first POSITION was applied."""
+        """Record that the first POSITION was applied: the connection works."""
         if self._on_established is not None:
             self._on_established()
 
     def pause_reading(self) -> None:
-        """Take nothing more from the peer for now."""
-        self._reading = False
-        self._stopped_at = self._clock.seconds()
+        """Stop reading from the peer."""
+        self._is_reading = False
+        self._paused_at = self._clock.seconds()
         self.transport.pauseProducing()
 
     def resume_reading(self) -> None:
-        """Go on."""
-        self._reading = True
+        """Read from the peer again."""
+        self._is_reading = True
         if not self.session.closed:
             self.transport.resumeProducing()
 
-    # -- between them --------------------------------------------------------------------------------------
+    # -- actions of the session ----------------------------------------------------------------------------
 
-    def _do(self, actions: Iterable[Action]) -> None:
+    def _perform(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
                 case Send(data):
@@ -232,46 +234,46 @@ class ReplicationProtocol(LineOnlyReceiver):
                 case Close(why):
                     self._metrics.errors_sent.inc()
                     self.logger.warn("closing {peer}: {why}", peer=self._peer(), why=why)
-                    self._why = why
-                    self._lose()
+                    self._close_reason = why
+                    self._disconnect()
 
     def _deliver(self, commands: Sequence[Command | RdataRun]) -> None:
-        self._tell_dialect()
-        if self._end is None or not commands:
+        self._report_dialect()
+        if self._owner is None or not commands:
             return
         self._metrics.count_commands(commands)
         try:
-            self._end.received(commands)
+            self._owner.received(commands)
         except RemoteProtocolError as error:
-            self._do(self.session.fail(error.why))
+            self._perform(self.session.fail(error.why))
         except LocalProtocolError as error:
-            self._logger.failure("a rule of the wire was broken here")
-            self._do(self.session.fail(f"internal error: {error.why}"))
+            self._logger.failure("protocol error of this process; the connection is closed")
+            self._perform(self.session.fail(f"internal error: {error.why}"))
 
-    def _tell_dialect(self) -> None:
-        if not self._dialect_told and self._end is not None and self.session.dialect is not None:
-            self._dialect_told = True
-            self._end.dialect_known(self.session.dialect)
+    def _report_dialect(self) -> None:
+        if not self._is_dialect_reported and self._owner is not None and self.session.dialect is not None:
+            self._is_dialect_reported = True
+            self._owner.dialect_known(self.session.dialect)
 
     def _arm(self) -> None:
         delay = max(0.0, self.session.deadline() - self._clock.seconds())
         self._timer = self._clock.callLater(delay, self._tick)
 
     def _tick(self) -> None:
-        if not self._reading:
+        if not self._is_reading:
             self.session.not_listening()
-            if self.session.side is SERVER and self._clock.seconds() - self._stopped_at >= STALLED_SECONDS:
-                self.fail(f"the answers to your commands were not taken for {STALLED_SECONDS:g} seconds")
-        self._do(self.session.tick())
+            if self.session.side is SERVER and self._clock.seconds() - self._paused_at >= STALLED_SECONDS:
+                self.fail(f"the responses to your commands were not read for {STALLED_SECONDS:g} seconds")
+        self._perform(self.session.tick())
         if not self.session.closed:
             self._arm()
 
-    def _lose(self) -> None:
+    def _disconnect(self) -> None:
         self.session.closed = True
         self.transport.unregisterProducer()
         self.transport.loseConnection()
-        if self._abort is None:
-            self._abort = self._clock.callLater(ABORT_SECONDS, self.transport.abortConnection)
+        if self._abort_timer is None:
+            self._abort_timer = self._clock.callLater(ABORT_SECONDS, self.transport.abortConnection)
 
     def _peer(self) -> str:
         name = self.session.peer_name
@@ -279,7 +281,7 @@ class ReplicationProtocol(LineOnlyReceiver):
 
 
 class _ServerSide:
-    """A server's side of a connection: a follower's, until it turns out to be a replica's."""
+    """Server side of a connection: a follower's session, or a relay once the peer identifies as a replica."""
 
     def __init__(
         self,
@@ -290,23 +292,23 @@ class _ServerSide:
         self._publisher = publisher
         self._relays = relays
         self._protocol = protocol
-        self._end: FollowerSession | Relay = publisher.attach(protocol, protocol.access or LOCAL)
+        self._owner: FollowerSession | Relay = publisher.attach(protocol, protocol.access or LOCAL)
 
     def dialect_known(self, dialect: Dialect) -> None:
         if not serving(dialect).is_replica:
-            assert isinstance(self._end, FollowerSession)
+            assert isinstance(self._owner, FollowerSession)
             if why := self._refusal():
                 self._protocol.fail(why)
             else:
-                self._end.dialect_known(dialect)
+                self._owner.dialect_known(dialect)
         elif self._relays is None:
-            self._protocol.fail("replicas are not served here")
+            self._protocol.fail("this daemon serves no replicas")
         else:
-            self._end.lost("it is a replica")
-            self._end = self._relays().attach(self._protocol)
+            self._owner.lost("the peer is a replica")
+            self._owner = self._relays().attach(self._protocol)
 
     def _refusal(self) -> str:
-        """Why this follower is not served; empty if it is."""
+        """The reason to refuse this follower; empty if there is none."""
         protocol = self._protocol
         if protocol.access is not None:
             return protocol.access.lacks(Right.READ) or self._publisher.holdings.unreadable()
@@ -317,28 +319,31 @@ class _ServerSide:
         session = self._protocol.session
         if session.closed:
             return
-        # A replica greets with these and proves its key later. Any other line is that of a follower.
+        # These lines may come before a replica's handshake, which proves its key later. Any other line is a
+        # follower's.
         is_follower = session.dialect is None and not all(
-            isinstance(one, Name | Ping | Error) for one in commands
+            isinstance(command, Name | Ping | Error) for command in commands
         )
         if is_follower and (why := self._refusal()):
             self._protocol.fail(why)
         else:
-            self._end.received(commands)
+            self._owner.received(commands)
 
     def pause(self) -> None:
-        self._end.pause()
+        self._owner.pause()
 
     def resume(self) -> None:
-        self._end.resume()
+        self._owner.resume()
 
     def lost(self, why: str) -> None:
-        self._end.lost(why)
+        self._owner.lost(why)
 
 
 class PublisherFactory(Factory):
-    """Serves followers, and replicas if there are `relays` for them. `dialect` None is found out, connection
-    by connection. Beyond `max_connections` a new one gets an ERROR line and is closed.
+    """Serves followers, and replicas if there is a registry (`relays`) for them.
+
+    With `dialect` None, each connection's dialect is detected. A connection beyond `max_connections` gets an
+    ERROR line and is closed.
     """
 
     noisy = False
@@ -361,7 +366,7 @@ class PublisherFactory(Factory):
         self._relays = relays
         self._keys = keys if keys is not None else Keyring()
         self._max_connections = max_connections
-        self._limited = LimitedLogger(self._logger, clock)
+        self._limited_logger = LimitedLogger(self._logger, clock)
         self._publisher = publisher
         self._server_name = server_name
         self._dialect = dialect
@@ -372,7 +377,7 @@ class PublisherFactory(Factory):
 
     def buildProtocol(self, addr: IAddress | None) -> TwistedProtocol:
         if len(self.protocols) >= self._max_connections:
-            return self._turn_away(addr)
+            return self._reject(addr)
         session = Session(
             SERVER,
             self._dialect,
@@ -385,22 +390,22 @@ class PublisherFactory(Factory):
             self._attach,
             self._clock,
             self._metrics,
-            logger=self._limited,
+            logger=self._limited_logger,
             on_lost=lambda lost, reason: self.protocols.discard(lost),
         )
         protocol.factory = self
         return protocol
 
-    def _turn_away(self, addr: IAddress | None) -> "_TurnedAway":
-        why = f"this listener has {self._max_connections} connections, which is its bound: try again later"
+    def _reject(self, addr: IAddress | None) -> "_RejectedConnection":
+        why = f"this listener has {self._max_connections} connections, its limit: try again later"
         self._metrics.errors_sent.inc()
-        self._limited.warn("turning {peer} away: {why}", peer=str(addr), why=why)
-        turned = _TurnedAway(why)
-        turned.factory = self
-        return turned
+        self._limited_logger.warn("rejecting {peer}: {why}", peer=str(addr), why=why)
+        rejected = _RejectedConnection(why)
+        rejected.factory = self
+        return rejected
 
     def stopFactory(self) -> None:
-        self._limited.stop()
+        self._limited_logger.stop()
 
     def _attach(self, protocol: ReplicationProtocol) -> ConnectionOwner:
         self.protocols.add(protocol)
@@ -408,44 +413,46 @@ class PublisherFactory(Factory):
         return _ServerSide(self._publisher, self._relays, protocol)
 
     def _access(self, protocol: ReplicationProtocol) -> Access | None:
-        """What a follower may do: all, unless its listener wants certificates. None if its own is no key."""
+        """The rights of a follower: all, unless its listener requires client certificates. None if its
+        certificate is not registered as a key.
+        """
         name = protocol.certified_name
         return LOCAL if name is None else self._keys.certified(name)
 
     def recheck(self) -> None:
-        """Close the connections of followers whose certificate was revoked, or allows something else now."""
+        """Close connections whose certificate was revoked or has other rights now."""
         for protocol in list(self.protocols):
             if protocol.access != self._access(protocol):
                 protocol.fail("its key was revoked or changed")
 
     def close(self, why: str) -> None:
-        """Tell every follower ERROR, and close."""
+        """Send ERROR to every peer, then close."""
         for protocol in list(self.protocols):
             protocol.fail(why)
-        self._limited.stop()
+        self._limited_logger.stop()
 
 
-class _TurnedAway(TwistedProtocol):
-    """A connection for which there is no room."""
+class _RejectedConnection(TwistedProtocol):
+    """A connection beyond the limit: sends ERROR and closes."""
 
     transport: Any
 
     def __init__(self, why: str) -> None:
-        self._why = why
+        self._refusal = why
 
     def connectionMade(self) -> None:
-        self.transport.write(f"ERROR {self._why}\n".encode())
+        self.transport.write(f"ERROR {self._refusal}\n".encode())
         self.transport.loseConnection()
 
     def dataReceived(self, data: bytes) -> None:
-        """Whatever it says is too much."""
+        """Discard the data."""
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """It was never counted."""
+        """Do nothing: the connection was never registered."""
 
 
 class _ClientSide:
-    """A follower's side of a connection."""
+    """Client side of a connection: delivers commands to a follower."""
 
     def __init__(self, follower: "Follower", protocol: ReplicationProtocol) -> None:
         self._follower = follower
@@ -458,27 +465,27 @@ class _ClientSide:
         self._follower.received(commands)
 
     def pause(self) -> None:
-        """A follower says little: nothing to pause."""
+        """Do nothing: a follower sends too little to need backpressure."""
 
     def resume(self) -> None:
-        """Nor to resume."""
+        """Do nothing: see `pause`."""
 
     def lost(self, why: str) -> None:
         self._follower.disconnected(why)
 
 
 class FollowerFactory(ReconnectingClientFactory):
-    """Keeps one follower connected, for ever.
+    """Keeps one follower connected; retries with backoff until `stop`.
 
-    The delay between attempts grows until a connection has proved good by a first POSITION (not when the
-    socket opens: a peer that accepts and drops must not be hammered).
+    The backoff resets when the first POSITION is applied, not when the socket opens: a peer that accepts and
+    then drops connections must not be flooded.
     """
 
     initialDelay = 0.2
-    maxDelay = 10.0  # type: ignore[assignment]  # Twisted says int, and means any number
+    maxDelay = 10.0  # type: ignore[assignment]  # the stubs say int; Twisted accepts any number
     factor = 2.0
-    # The standard deviation of a normal distribution, as a share of the delay. A large one draws a negative
-    # delay now and then: a reactor raises for it, and the follower would never be connected again.
+    # The standard deviation of a normal distribution, as a share of the delay. A large one can draw a
+    # negative delay: the reactor raises for it, and the follower would never reconnect.
     jitter = 0.1
     noisy = False
     protocol: type[ReplicationProtocol] = ReplicationProtocol
@@ -501,12 +508,12 @@ class FollowerFactory(ReconnectingClientFactory):
         self._expected_server = expected_server
         self._metrics = metrics
         self._keepalive = keepalive
-        self._limited = LimitedLogger(self._logger, clock)
+        self._limited_logger = LimitedLogger(self._logger, clock)
         self._connector: EndpointConnector | None = None
         self.current: ReplicationProtocol | None = None
 
     def connect(self, endpoint: IStreamClientEndpoint) -> None:
-        """Begin; go on until `stop`."""
+        """Connect through this endpoint, and reconnect until `stop`."""
         self._connector = EndpointConnector(endpoint, self)
         self._connector.connect()
 
@@ -524,7 +531,7 @@ class FollowerFactory(ReconnectingClientFactory):
             lambda made: _ClientSide(self._follower, made),
             self.clock,
             self._metrics,
-            logger=self._limited,
+            logger=self._limited_logger,
             on_established=self.resetDelay,
             on_lost=self._lost,
         )
@@ -537,13 +544,13 @@ class FollowerFactory(ReconnectingClientFactory):
         self._callID = None
 
     def stop(self) -> None:
-        """Try no more, and close what is open."""
+        """Stop reconnecting, and close the current connection."""
         self.stopTrying()
         if self._connector is not None:
             self._connector.stopConnecting()
         if self.current is not None:
             self.current.close()
-        self._limited.stop()
+        self._limited_logger.stop()
 
     def clientConnectionFailed(self, connector: Any, reason: Failure) -> None:
         self._follower.unreachable(reason.getErrorMessage())
@@ -560,7 +567,7 @@ class FollowerFactory(ReconnectingClientFactory):
 
 
 class EndpointConnector:
-    """Lets a `ReconnectingClientFactory`, which is older than endpoints, reconnect through one."""
+    """Connector through an endpoint for `ReconnectingClientFactory`, whose API predates endpoints."""
 
     def __init__(self, endpoint: IStreamClientEndpoint, factory: FollowerFactory) -> None:
         self._endpoint = endpoint
@@ -568,12 +575,12 @@ class EndpointConnector:
         self._attempt: defer.Deferred[Any] | None = None
 
     def connect(self) -> None:
-        """Try once; the factory hears of it if that fails."""
+        """Try once; a failure is reported to the factory."""
         self._attempt = self._endpoint.connect(self._factory)
         self._attempt.addErrback(self._failed)
 
     def stopConnecting(self) -> None:
-        """Give up the attempt under way."""
+        """Cancel the current attempt."""
         if self._attempt is not None:
             self._attempt.cancel()
 

@@ -50,8 +50,8 @@ class Authorization(SiteCase):
 
     def test_what_is_said_without_a_key_and_with_a_wrong_one(self) -> None:
         """One line says which, for who wonders."""
-        self.assertIn("no key was shown", self.get("/v1/status").json()["message"])
-        self.assertIn("unknown here, or was revoked", self.asked("GET", "/v1/status", "no").json()["message"])
+        self.assertIn("no key was sent", self.get("/v1/status").json()["message"])
+        self.assertIn("unknown or was revoked", self.asked("GET", "/v1/status", "no").json()["message"])
 
     def test_a_key_that_lacks_a_right_is_told_which(self) -> None:
         """A key for reading can be given to a dashboard."""

@@ -292,7 +292,7 @@ class LinesTests(SynchronousTestCase):
         self.assertTrue(transport.disconnecting or transport.disconnected)
         self.assertEqual([], lines.rest)
         with self.assertRaisesRegex(RemoteProtocolError, "a line of more than 1000 bytes"):
-            lines.check_whole(URL)
+            lines.check_complete(URL)
 
     def test_empty_lines_wait_as_others_do(self) -> None:
         """Each takes its place in memory, so that a flood of them stops the reading too."""
@@ -300,5 +300,5 @@ class LinesTests(SynchronousTestCase):
         lines.dataReceived(b"\n" * 65_536)
 
         self.assertEqual("paused", transport.producerState)
-        self.assertEqual(65_536, len(lines.take_all()))
+        self.assertEqual(65_536, len(lines.pop_lines()))
         self.assertEqual("producing", transport.producerState)

@@ -230,7 +230,7 @@ class FollowingTests(FollowCase):
 
             self.assertTrue(talk.answer().is_whole, query)
             self.assertEqual(expected, facts(talk), query)
-        self.assertEqual(0, self.waiters().listening)
+        self.assertEqual(0, self.waiters().listener_count)
 
     def test_the_rest_of_a_group_is_not_given_beyond_the_end(self) -> None:
         """A limit is a limit."""
@@ -242,7 +242,7 @@ class FollowingTests(FollowCase):
 
     def test_it_can_end_where_there_are_no_facts(self) -> None:
         """A filtered copy is told of a place alone; the timer of the heartbeat may be the first to see it."""
-        with patch("synrepl.transports.http.log_waiters.LOOK_SECONDS", 30):
+        with patch("synrepl.transports.http.log_waiters.POLL_SECONDS", 30):
             talk = self.follow("upto=3&heartbeat=1")
             self.wait(self.log.follow((), upto=LogPosition(1, 3, "d" * 64)))
             self.clock.advance(1)
@@ -269,7 +269,7 @@ class FollowingTests(FollowCase):
         for talk in talks:
             talk.leave()
 
-        self.assertEqual(0, self.waiters().listening)
+        self.assertEqual(0, self.waiters().listener_count)
         self.assertEqual(timers, len(self.clock.getDelayedCalls()))
         self.receipts(1)
         self.clock.advance(60)

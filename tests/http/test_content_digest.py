@@ -6,7 +6,7 @@ from twisted.internet.defer import ensureDeferred
 from twisted.web.http_headers import Headers
 
 from synrepl.errors import NotConnected
-from synrepl.transports.http.content_digest import content_digest, is_intact
+from synrepl.transports.http.content_digest import content_digest, matches_digest
 from synrepl.transports.http.http_client import HttpClient
 from tests.http.builders import SiteCase, receipt
 
@@ -48,15 +48,15 @@ class IntactTests(SiteCase):
         http = HttpClient(
             None, None, 10.0, _Client(b'{"first_serial":7}', content_digest(b'{"first_serial":3}'))
         )
-        asked = ensureDeferred(http._get_whole("POST", "http://h/", b"{}", 100, None))
+        asked = ensureDeferred(http._fetch_body("POST", "http://h/", b"{}", 100, None))
         self.failureResultOf(asked, NotConnected)
 
     def test_of_other_digests_nothing_is_known(self) -> None:
         """They are no reason to refuse."""
-        self.assertTrue(is_intact(b"a", None))
-        self.assertTrue(is_intact(b"a", ["sha-512=:AAAA:"]))
-        self.assertTrue(is_intact(b"a", [f"sha-512=:AAAA:, {content_digest(b'a')}"]))
-        self.assertFalse(is_intact(b"a", [f"sha-512=:AAAA:, {content_digest(b'b')}"]))
+        self.assertTrue(matches_digest(b"a", None))
+        self.assertTrue(matches_digest(b"a", ["sha-512=:AAAA:"]))
+        self.assertTrue(matches_digest(b"a", [f"sha-512=:AAAA:, {content_digest(b'a')}"]))
+        self.assertFalse(matches_digest(b"a", [f"sha-512=:AAAA:, {content_digest(b'b')}"]))
 
 
 class _Client:

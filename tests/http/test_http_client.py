@@ -13,7 +13,7 @@ from synrepl.ports.history import LogPosition
 from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import decode_facts, encode_fact
-from synrepl.transports.http.http_client import ResponseLines, collected
+from synrepl.transports.http.http_client import ResponseLines, collect_body
 from synrepl.transports.http.upstream import _check
 
 BROKEN = [ConnectionLost(), ResponseFailed([Failure(ConnectionLost())])]
@@ -33,7 +33,7 @@ class Response:
 def gathered(end: Exception, *parts: bytes, most: int = 100) -> bytes | Exception:
     """What a whole body is, or why it is none."""
     response = Response()
-    work = collected(response, most, "http://h")
+    work = collect_body(response, most, "http://h")
     try:
         work.send(None)
         for part in parts:
@@ -68,9 +68,9 @@ def test_lines_that_break_off_are_told(end: Exception) -> None:
     lines.dataReceived(b"one\ntwo\n")
     lines.connectionLost(Failure(end))
 
-    assert [b"one", b"two"] == lines.take_all()
-    with pytest.raises(NotConnected, match="http://h broke off"):
-        lines.check_whole("http://h")
+    assert [b"one", b"two"] == lines.pop_lines()
+    with pytest.raises(NotConnected, match="http://h: the response ended early"):
+        lines.check_complete("http://h")
 
 
 def test_lines_come_to_their_proper_end() -> None:
@@ -81,10 +81,10 @@ def test_lines_come_to_their_proper_end() -> None:
         lines.dataReceived(b"one\n" + rest)
         lines.connectionLost(Failure(ResponseDone()))
         if is_whole:
-            lines.check_whole("http://h")
+            lines.check_complete("http://h")
         else:
             with pytest.raises(NotConnected):
-                lines.check_whole("http://h")
+                lines.check_complete("http://h")
 
 
 def test_a_fact_that_was_changed_on_the_way_is_noticed() -> None:

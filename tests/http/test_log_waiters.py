@@ -96,7 +96,7 @@ def few(*given: object) -> object:
     """Waiting for three."""
     from synrepl.transports.http.log_waiters import LogWaiters
 
-    return LogWaiters(*given, most=3)  # type: ignore[arg-type]
+    return LogWaiters(*given, max_waiters=3)  # type: ignore[arg-type]
 
 
 class DigestsTests(SiteCase):

@@ -233,7 +233,7 @@ class ReplicaTests(CopiesCase):
         for number in range(SHOWN + 7):
             self.relays.leases.make(f"u{number}", f"n{number}", registered=True, serial=0)
         copies = DescribedRelays(self.relays)
-        self.site = self.make_site(roles=self.roles, relays=self.relays, copies=copies)
+        self.site = self.make_site(roles=self.roles, relays=self.relays, replication=copies)
 
         told = self.get("/v1/status").json()
         page = self.get("/status").body.decode()
@@ -278,7 +278,7 @@ class ReplicaTests(CopiesCase):
     def test_a_stale_copy_answers_no_reads_if_it_is_told_to(self) -> None:
         """Writes and status go on."""
         self.receipts(1)
-        self.site = self.make_site(copies=Stale(), refuses_stale=True)
+        self.site = self.make_site(replication=Stale(), refuses_stale=True)
         paths = ("/v1/changelog", "/v1/streams/receipts/rows")
 
         refused = [self.get(path) for path in paths]
@@ -286,7 +286,7 @@ class ReplicaTests(CopiesCase):
         self.assertEqual([503, 503], [answer.status for answer in refused])
         self.assertEqual("5", refused[0].headers["retry-after"])
         self.assertEqual(200, self.post("receipts", [receipt()]).status)
-        self.site = self.make_site(copies=Stale())
+        self.site = self.make_site(replication=Stale())
         self.assertEqual([200, 200], [self.get(path).status for path in paths])
 
 

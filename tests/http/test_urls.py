@@ -70,7 +70,7 @@ def test_a_daemon_asks_another_at_its_url(url: str, position: tuple[str, str, in
     agent = Asked()
     http = HttpClient(Clock(), None, 10.0, HTTPClient(agent))
 
-    error = ended(http.whole("GET", f"{url}/v1/changelog?since=0&streams=a%2Cb", None, 100))
+    error = ended(http.fetch("GET", f"{url}/v1/changelog?since=0&streams=a%2Cb", None, 100))
 
     assert (scheme, host, port, f"{path}/v1/changelog?since=0&streams=a%2Cb") == agent.only()
     assert f"{url}/v1/changelog" in str(error)

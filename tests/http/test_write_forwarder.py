@@ -91,7 +91,7 @@ class RelayCase(SiteCase):
         self.upstream: str | None = URL
         self.is_active = True
         self.files: dict[str, list[Deferred[bool]]] = {}
-        self.site = self.make_site(relaying=self.relaying(lambda url: self.primary))
+        self.site = self.make_site(write_forwarder=self.relaying(lambda url: self.primary))
 
     def relaying(self, appender_for: Any, **options: Any) -> WriteForwarder:
         """What relays."""
@@ -108,7 +108,7 @@ class RelayCase(SiteCase):
             appender_for,
             lambda: self.upstream,
             is_active=lambda: self.is_active,
-            file_here=file_here,
+            has_file=file_here,
             logger=Logger(),
             **options,
         )
@@ -300,7 +300,7 @@ class RelayingTests(RelayCase):
         unclear.leave()
         waiting.leave()
 
-        self.assertEqual((0, 0), (self.waiters().waiting, self.waiters().listening))
+        self.assertEqual((0, 0), (self.waiters().waiter_count, self.waiters().listener_count))
         self.clock.pump([0.1] * 3)
         self.feed()
         self.assertEqual(2, self.primary_log.serial)
@@ -319,7 +319,9 @@ class RelayingTests(RelayCase):
 
     def test_no_more_is_held_than_may_be(self) -> None:
         """What waits for a primary that says nothing is bounded."""
-        self.site = self.make_site(relaying=self.relaying(lambda url: self.primary, max_pending_bytes=150))
+        self.site = self.make_site(
+            write_forwarder=self.relaying(lambda url: self.primary, max_pending_bytes=150)
+        )
         self.primary.mood = ["mute", "mute"]
         first, second = self.send(), self.send()
 
@@ -394,7 +396,7 @@ class OverHttpTests(RelayCase):
                 return client.request(method, url, **options)
 
         appender = HttpAppender(self.clock, URL, client=Client())
-        self.site = self.make_site(relaying=self.relaying(lambda url: appender))
+        self.site = self.make_site(write_forwarder=self.relaying(lambda url: appender))
         fact = json.dumps([receipt("@\u00e4" + "x" * 100_000 + ":h"), receipt()], ensure_ascii=False)
         body = f'{{"facts": [ {fact} ], "writer": "w\u00e4", "idempotency_key": "k\u00e4"}}'.encode()
         talk = self.talk()
@@ -428,7 +430,7 @@ class OverHttpTests(RelayCase):
             async def stop(self) -> None:
                 asked.append(f"{self.name} stopped")
 
-        self.site = self.make_site(relaying=self.relaying(lambda url: Noted(url[-1], self.primary)))
+        self.site = self.make_site(write_forwarder=self.relaying(lambda url: Noted(url[-1], self.primary)))
         for url in ("http://a", "http://a", "http://b"):
             self.upstream = url
             self.send()
@@ -438,7 +440,7 @@ class OverHttpTests(RelayCase):
     def test_stopping_answers_what_is_under_way(self) -> None:
         """Nobody waits for a daemon that has gone."""
         relaying = self.relaying(lambda url: self.primary)
-        self.site = self.make_site(relaying=relaying)
+        self.site = self.make_site(write_forwarder=relaying)
         self.primary.mood = ["mute"]
         talk = self.send()
         ensureDeferred(relaying.stop())

@@ -156,10 +156,8 @@ def test_a_right_that_is_missing_is_named(deployment: Deployment) -> None:
 
 def test_a_wrong_and_a_revoked_key_are_refused(deployment: Deployment) -> None:
     """Also for who is connected just now."""
-    assert deployment.ask("GET", "/v1/status", "")[1].startswith("no key was shown")
-    assert deployment.ask("GET", "/v1/status", "wrong")[1].startswith(
-        "this key is unknown here, or was revoked"
-    )
+    assert deployment.ask("GET", "/v1/status", "")[1].startswith("no key was sent")
+    assert deployment.ask("GET", "/v1/status", "wrong")[1].startswith("this key is unknown or was revoked")
     with deployment.line(deployment.certified("laptop")) as line:
         line.say("REPLICATE push_rules 0")
         line.hear("POSITION")

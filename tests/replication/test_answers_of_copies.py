@@ -234,7 +234,7 @@ def writer_of(world: World, node: FakeNode, method: str, path: str, body: bytes,
     world.done(Deferred.fromCoroutine(files.start()))
     copies: Any = SimpleNamespace(roles=node.roles, files=files)
     passing = LazyWriteForwarder(node.log, world.clock, copies, Credentials())
-    answer = ask(world, node, method, path, body, files=files, relaying=passing, roles=node.roles)
+    answer = ask(world, node, method, path, body, files=files, write_forwarder=passing, roles=node.roles)
     world.done(Deferred.fromCoroutine(files.stop()))
     if above.sent:
         assert 201 == answer.status

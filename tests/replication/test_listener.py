@@ -70,10 +70,10 @@ def test_beyond_its_bound_a_listener_turns_connections_away() -> None:
 
     assert all(peer.is_connected for peer in peers)
     assert not any(peer.is_connected for peer in more)
-    why = "this listener has 3 connections, which is its bound: try again later"
+    why = "this listener has 3 connections, its limit: try again later"
     assert [f"ERROR {why}"] == more[0].hears()
     assert MAX_LINES == len(lines)
-    assert lines[0].startswith("turning ")
+    assert lines[0].startswith("rejecting ")
     assert lines[0].endswith(why)
 
     peers[0].drop()

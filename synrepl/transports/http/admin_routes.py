@@ -1,4 +1,4 @@
-"""What is asked over HTTP about who is primary, and about leases: for operators, and between daemons."""
+"""Routes of roles and leases, for operators and other daemons."""
 
 from typing import Any, Final
 from uuid import uuid4
@@ -16,8 +16,8 @@ from synrepl.replication.roles import (
 )
 from synrepl.streams import jsontext
 from synrepl.transports.http.api_error import RETRY_SECONDS, ApiError
-from synrepl.transports.http.append_body import read_said
-from synrepl.transports.http.replica_routes import refused_over_http
+from synrepl.transports.http.append_body import read_json
+from synrepl.transports.http.replica_routes import refusal_error
 
 __all__ = ["AdminRoutes"]
 
@@ -34,17 +34,17 @@ class _Lease(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AdminRoutes:
-    """Answers them."""
+    """Handles the requests."""
 
-    def __init__(self, roles: RoleManager, relays: ReplicaRegistry) -> None:
+    def __init__(self, roles: RoleManager, registry: ReplicaRegistry) -> None:
         self._roles = roles
-        self._relays = relays
+        self._registry = registry
 
     async def promote(self, request: Any) -> bytes:
-        """``POST /v1/promote``: this replica becomes primary."""
-        asked = read_said(_Promote, request, MAX_BODY)
+        """``POST /v1/promote``: promote this replica to primary."""
+        body = read_json(_Promote, request, MAX_BODY)
         try:
-            epoch_start = await self._roles.promote(force=asked.force)
+            epoch_start = await self._roles.promote(force=body.force)
         except CannotPromote as error:
             more: dict[str, Any] = {"retryable": error.retryable}
             if error.missing:
@@ -53,82 +53,81 @@ class AdminRoutes:
         return jsontext.dumps({"role": "primary", "epoch": epoch_start.epoch, "serial": epoch_start.serial})
 
     async def resync(self, request: Any) -> bytes:
-        """``POST /v1/resync``: give up what only this copy has (a file keeps it), and join again."""
+        """``POST /v1/resync``: save facts that only this copy has to a file, discard them, and join again."""
         try:
             done = await self._roles.resync()
         except CannotPromote as error:
             raise ApiError(409, error.code, str(error)) from error
         if not done:
-            raise ApiError(409, "not_stopped", "there is nothing to give up: this daemon is not stopped")
+            raise ApiError(409, "not_stopped", "nothing to resync: this daemon is not stopped")
         return jsontext.dumps({"role": self._roles.role, "resync": True})
 
     async def hand_over(self, request: Any) -> bytes:
-        """``POST /v1/handover``: another daemon is about to become primary."""
-        asked = read_said(HandOver, request, MAX_BODY)
-        if not 0 <= asked.seconds <= MAX_HANDOVER_SECONDS:
-            raise ApiError(400, "bad_request", f"seconds are from 0 to {MAX_HANDOVER_SECONDS:g}")
+        """``POST /v1/handover``: hand over to another daemon, which is being promoted."""
+        body = read_json(HandOver, request, MAX_BODY)
+        if not 0 <= body.seconds <= MAX_HANDOVER_SECONDS:
+            raise ApiError(400, "bad_request", f"seconds must be from 0 to {MAX_HANDOVER_SECONDS:g}")
         try:
-            position = await self._roles.hand_over(asked, trusted=_is_trusted(request))
+            position = await self._roles.hand_over(body, trusted=_is_trusted(request))
         except (CannotPromote, ClaimRefused) as error:
-            raise _refused(error) from error
+            raise _as_api_error(error) from error
         return msgspec.json.encode(position)
 
     async def claim(self, request: Any) -> bytes:
-        """``POST /v1/claim``: another daemon says that it is primary, and since which epoch."""
+        """``POST /v1/claim``: handle another daemon's claim to be primary since an epoch."""
         try:
-            await self._roles.on_claim(read_said(Claim, request, MAX_BODY), trusted=_is_trusted(request))
+            await self._roles.on_claim(read_json(Claim, request, MAX_BODY), trusted=_is_trusted(request))
         except ClaimRefused as error:
-            raise _refused(error) from error
+            raise _as_api_error(error) from error
         return jsontext.dumps({"role": self._roles.role, "primary": str(self._roles.primary)})
 
     # -- leases --------------------------------------------------------------------------------------------
 
     async def list_leases(self, request: Any) -> bytes:
-        """``GET /v1/leases``: all of them, those that hold most back first."""
-        return jsontext.dumps({"leases": self._relays.describe_leases()})
+        """``GET /v1/leases``: list all leases, those that retain most first."""
+        return jsontext.dumps({"leases": self._registry.describe_leases()})
 
     async def add_lease(self, request: Any) -> bytes:
-        """``POST /v1/leases``: what comes from now on is kept for a replica that is yet to come.
+        """``POST /v1/leases``: retain facts from now on for a replica that will come.
 
-        One that was dropped before is let in again.
+        A dropped replica is admitted again.
         """
-        asked = read_said(_Lease, request, MAX_BODY)
-        leases, relays = self._leases, self._relays
-        if (
-            unfit := relays.identity_refusal(asked.uuid or "expected", asked.name)
-        ) is not None or not asked.name:
-            raise ApiError(400, "bad_request", "a name is wanted" if unfit is None else unfit.message)
-        known = leases.find(asked.uuid or asked.name)
+        body = read_json(_Lease, request, MAX_BODY)
+        leases, registry = self._leases, self._registry
+        unfit = registry.identity_refusal(body.uuid or "expected", body.name)
+        if unfit is not None or not body.name:
+            raise ApiError(400, "bad_request", "a lease needs a name" if unfit is None else unfit.message)
+        known = leases.find(body.uuid or body.name)
         if known is not None and known.ended_ms is None:
-            raise ApiError(409, "known", f"{asked.name} has a lease already")
-        uuid = known.uuid if known is not None else asked.uuid or f"expected-{uuid4()}"
-        if (refused := relays.lease_limit_refusal(uuid)) is not None:
-            raise refused_over_http(refused, status=429)
-        lease = leases.add(uuid, asked.name)
+            raise ApiError(409, "known", f"{body.name} already has a lease")
+        uuid = known.uuid if known is not None else body.uuid or f"expected-{uuid4()}"
+        if (refusal := registry.lease_limit_refusal(uuid)) is not None:
+            raise refusal_error(refusal, status=429)
+        lease = leases.add(uuid, body.name)
         await leases.save()
         return jsontext.dumps({"uuid": lease.uuid, "name": lease.name, "serial": lease.serial})
 
     async def drop_lease(self, request: Any, name: str) -> bytes:
-        """``DELETE /v1/leases/<uuid or name>``: a replica is not waited for, and not served, any more."""
+        """``DELETE /v1/leases/<uuid or name>``: drop a lease; its replica is disconnected and refusal."""
         dropped = self._leases.drop(name)
         if dropped is None:
-            why = f"there is no lease, or more than one, of the name {name[:100]!r}"
+            why = f"no lease, or more than one, has the name {name[:100]!r}: give a uuid of GET /v1/leases"
             raise ApiError(404, "unknown_lease", why)
-        self._relays.disconnect(dropped.uuid, "this replica was dropped by an operator")
+        self._registry.disconnect(dropped.uuid, "an operator dropped this replica's lease")
         await self._leases.save()
         return jsontext.dumps({"uuid": dropped.uuid, "name": dropped.name, "dropped": True})
 
     @property
     def _leases(self) -> Leases:
-        return self._relays.leases
+        return self._registry.leases
 
 
 def _is_trusted(request: Any) -> bool:
-    """Whether the peer proved a key. That it may administer was checked before."""
+    """Whether the peer is authenticated by a key. Its right to administer is checked elsewhere."""
     return bool(request.access.is_proven)
 
 
-def _refused(error: CannotPromote | ClaimRefused) -> ApiError:
+def _as_api_error(error: CannotPromote | ClaimRefused) -> ApiError:
     more = {"retryable": error.retryable}
     match error.code:
         case "bad_request":

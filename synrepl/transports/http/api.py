@@ -1,6 +1,6 @@
-"""What is asked where, and how it is answered.
+"""The HTTP API: its routes, access checks and error responses.
 
-Klein imports the reactor, so only `server.make_site` imports this module, and only when it is called.
+Klein imports the reactor, so only `server.make_site` imports this module, when it is called.
 """
 
 from collections.abc import Awaitable, Callable
@@ -27,11 +27,11 @@ from synrepl.storage import Log
 from synrepl.streams import jsontext
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
-from synrepl.transports.http.api_error import INTERNAL, ApiError, as_refused, ours, synapse
+from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body, as_api_error, synapse_body
 from synrepl.transports.http.append_body import check_writer, read_body, read_facts
 from synrepl.transports.http.authorization import AccessCheck, check_right, check_streams
-from synrepl.transports.http.content_digest import HEADER, content_digest, is_intact, is_wanted
-from synrepl.transports.http.holdings_check import check_held, check_readable, filtered, say_held
+from synrepl.transports.http.content_digest import HEADER, content_digest, is_digest_wanted, matches_digest
+from synrepl.transports.http.holdings_check import check_held, check_readable, filtered, set_held_header
 from synrepl.transports.http.log_waiters import LogWaiters, read_your_writes
 from synrepl.transports.http.metrics_collector import collect
 from synrepl.transports.http.origin_check import check_content_type
@@ -60,23 +60,26 @@ FILES: Final = "files"
 NO_SUCH_FILE: Final = "no_such_file"
 PRESENCE: Final = "presence"
 NDJSON: Final = b"application/x-ndjson"
-NO_COPIES: Final = ApiError(404, "not_found", "this log has no copies")
+NO_REPLICATION: Final = ApiError(404, "not_found", "this daemon serves no replicas")
 CATCH_UP: Final = "/_synapse/replication/get_repl_stream_updates/"
 
 
 class IWriteForwarder(Protocol):
-    """Who takes facts that are posted to a replica; `relaying.Relaying` is one."""
+    """Takes facts that are posted to a replica; see `write_forwarder.WriteForwarder`."""
 
     @property
     def is_active(self) -> bool:
-        """Whether facts go to the primary."""
+        """Whether this daemon forwards facts to a primary."""
 
     async def answer(self, request: Any, stream: Stream[Any], body: bytes, waiting: LogWaiters) -> bytes:
-        """What the primary answers. Raises `ApiError`."""
+        """Return the primary's response. Raises `ApiError`."""
 
 
 class Api:
-    """Answers requests. Whatever goes wrong, the client gets JSON, and never sees our code."""
+    """Handles the requests of all routes.
+
+    Every failure becomes a JSON response without internal details.
+    """
 
     app = Klein()
     app.url_map.merge_slashes = False
@@ -90,8 +93,8 @@ class Api:
         log: Log,
         publisher: Publisher,
         table: StreamTable,
-        bringing: "StatusIngest | None",
-        copies: "StatusReplication | None",
+        ingest: "StatusIngest | None",
+        replication: "StatusReplication | None",
         metrics: Metrics,
         clock: IClock,
         instance: str,
@@ -100,7 +103,7 @@ class Api:
         dialect: Dialect | None,
         started_at: float,
         files: "Files | None" = None,
-        relaying: "IWriteForwarder | None" = None,
+        write_forwarder: "IWriteForwarder | None" = None,
         roles: "RoleManager | None" = None,
         relays: "ReplicaRegistry | None" = None,
         refuses_stale: bool = False,
@@ -108,42 +111,42 @@ class Api:
         self._log = log
         self._publisher = publisher
         self._table = table
-        self._bringing = bringing
-        self._copies = copies
+        self._ingest = ingest
+        self._replication = replication
         self._metrics = metrics
         self._clock = clock
         self._instance = instance
         self._server_name = server_name
         self._guard = guard
         self._started_at = started_at
-        self._relaying = relaying
-        self._waiting = LogWaiters(log, clock)
+        self._write_forwarder = write_forwarder
+        self._waiters = LogWaiters(log, clock)
         self._rows = RowRoutes(
             log=log,
             table=table,
-            tables=bringing,
+            tables=ingest,
             metrics=metrics,
-            waiting=self._waiting,
+            waiting=self._waiters,
             instance=instance,
             dialect=dialect,
             holdings=lambda: self._holdings,
         )
-        self._described_files = files
+        self._file_store = files
         self._roles = roles
-        self._relays = relays
+        self._registry = relays
         self._refuses_stale = refuses_stale
 
     # -- facts in ------------------------------------------------------------------------------------------
 
     @app.route("/v1/streams/<stream>/facts", methods=["POST"])
     async def post_facts(self, request: Any, stream: str) -> bytes | None:
-        """Facts become durable, then the answer says what they became."""
+        """Make facts of one stream durable; respond with their tokens and serials."""
 
         async def answer() -> bytes:
             declared = self._table[stream]
             body = request.content.read()
-            if self._relaying is not None and self._relaying.is_active:
-                return await self._relaying.answer(request, declared, body, self._waiting)
+            if self._write_forwarder is not None and self._write_forwarder.is_active:
+                return await self._write_forwarder.answer(request, declared, body, self._waiters)
             posted = read_body(body)
             if posted.writer is not UNSET:
                 check_writer(posted, stream, self._log.positions(stream), self._instance)
@@ -160,21 +163,21 @@ class Api:
 
     @app.route("/v1/facts", methods=["POST"])
     async def post_all(self, request: Any) -> bytes | None:
-        """Facts of several streams become durable together."""
+        """Make facts of several streams durable in one commit."""
 
         async def answer() -> bytes:
             from synrepl.transports.http.batch_append import append_all
 
-            if self._relaying is not None and self._relaying.is_active:
+            if self._write_forwarder is not None and self._write_forwarder.is_active:
                 if self._roles is not None and (stopped := self._roles.forwarding_refusal("")) is not None:
                     raise stopped
-                why = "this is a replica: post these to the primary, or each stream by itself"
+                why = "this daemon is a replica: post the batch to the primary, or post each stream by itself"
                 raise ApiError(409, "not_primary", why)
             return await append_all(
                 request.content.read(),
                 log=self._log,
                 table=self._table,
-                files=self._described_files,
+                files=self._file_store,
                 clock=self._clock,
                 instance=self._instance,
                 access=request.access,
@@ -186,82 +189,85 @@ class Api:
 
     @app.route("/v1/streams/<stream>/rows", methods=["GET"])
     async def get_rows(self, request: Any, stream: str) -> bytes | None:
-        """A page of one writer's rows, in the newest shape."""
+        """Return a page of one writer's rows, in the newest shape."""
         return await self._answer(
-            request, lambda: self._fresh(lambda: self._rows.page(request, stream)), stream=stream
+            request, lambda: self._read_fresh(lambda: self._rows.page(request, stream)), stream=stream
         )
 
     @app.route("/v1/streams/<stream>/allocated", methods=["GET"])
     async def get_allocated(self, request: Any, stream: str) -> bytes | None:
-        """How far there is anything to wait for."""
+        """Return the positions of a stream up to which a client can wait."""
         return await self._answer(
-            request, lambda: self._fresh(lambda: self._rows.allocated(request, stream)), stream=stream
+            request, lambda: self._read_fresh(lambda: self._rows.allocated(request, stream)), stream=stream
         )
 
     @app.route(CATCH_UP + "<stream>/<txn_id>", methods=["GET"])
     async def get_updates(self, request: Any, stream: str, txn_id: str) -> bytes | None:
-        """What a follower missed, as Synapse answers it."""
+        """Return the rows that a follower missed, in Synapse's response format."""
         return await self._answer(
-            request, lambda: self._fresh(lambda: self._rows.updates(request, stream)), stream=stream
+            request, lambda: self._read_fresh(lambda: self._rows.updates(request, stream)), stream=stream
         )
 
-    async def _fresh(self, read: Callable[[], Awaitable[bytes]]) -> bytes:
-        """What a read gives, unless this daemon has no whole copy, or is to answer none while it may lack
-        something."""
+    async def _read_fresh(self, read: Callable[[], Awaitable[bytes]]) -> bytes:
+        """Call `read`, unless this daemon has no complete copy, or `refuse_stale_reads` applies."""
         self._check_fresh()
         return await read()
 
     def _check_fresh(self) -> None:
         check_readable(self._holdings)
-        if self._refuses_stale and self._copies is not None and (reasons := self._copies.not_ready_reasons()):
+        if (
+            self._refuses_stale
+            and self._replication is not None
+            and (reasons := self._replication.not_ready_reasons())
+        ):
             raise ApiError(503, "not_ready", reasons[0][0], retry_after=b"5")
 
     # -- the log out ---------------------------------------------------------------------------------------
 
     @app.route("/v1/changelog", methods=["GET"])
     async def get_changelog(self, request: Any) -> bytes | None:
-        """The log from a serial on."""
+        """Serve the log from a serial on."""
 
         async def answer() -> None:
             from synrepl.transports.http.arrow import arrow_form
-            from synrepl.transports.http.changelog_query import read_wanted
+            from synrepl.transports.http.changelog_query import read_query
 
-            wanted = read_wanted(request, self._table, self._holdings)
-            form = arrow_form(request, wanted, self._clock)
-            await self._begin_reading(request, wanted)
-            say_held(request, self._holdings)
-            await self.changelog.serve(request, wanted, form)
+            query = read_query(request, self._table, self._holdings)
+            form = arrow_form(request, query, self._clock)
+            await self._prepare_read(request, query)
+            set_held_header(request, self._holdings)
+            await self.changelog.serve(request, query, form)
 
         return await self._answer(request, answer)
 
     @app.route("/v1/extent", methods=["GET"])
     async def get_extent(self, request: Any) -> bytes | None:
-        """How much there is from a serial on."""
+        """Return the number and size of facts from a serial on."""
 
         async def answer() -> bytes:
-            from synrepl.transports.http.changelog_query import read_wanted
+            from synrepl.transports.http.changelog_query import read_query
             from synrepl.transports.http.log_extent import extent
 
-            wanted = read_wanted(request, self._table, self._holdings)
-            await self._begin_reading(request, wanted)
-            await self.changelog.check(wanted)
-            say_held(request, self._holdings)
-            return jsontext.dumps(await extent(self._log, wanted))
+            query = read_query(request, self._table, self._holdings)
+            await self._prepare_read(request, query)
+            await self.changelog.check(query)
+            set_held_header(request, self._holdings)
+            return jsontext.dumps(await extent(self._log, query))
 
         return await self._answer(request, answer)
 
-    async def _begin_reading(self, request: Any, wanted: "ChangelogQuery") -> None:
-        """Once the log is as far as is asked; whoever reads under a name has it kept."""
+    async def _prepare_read(self, request: Any, query: "ChangelogQuery") -> None:
+        """Wait for `min_serial`; register a named reader's lease, which retains the facts it has not read."""
         self._check_fresh()
-        await read_your_writes(request, self._log, self._waiting)
+        await read_your_writes(request, self._log, self._waiters)
         reader = reader_of(request)
-        if reader is not None and self._relays is not None:
-            await self.changelog.check(wanted)
-            self._replicas.reads(reader, wanted.since, wanted.wait)
+        if reader is not None and self._registry is not None:
+            await self.changelog.check(query)
+            self._replicas.reads(reader, query.since, query.wait)
 
     @app.route("/v1/digests", methods=["GET"])
     async def get_digests(self, request: Any) -> bytes | None:
-        """What stands at some serials: where two histories part is found by halving."""
+        """Return digests at serials: a client finds a fork by bisection."""
 
         async def answer() -> bytes:
             from synrepl.transports.http.fork_check import digests
@@ -274,14 +280,14 @@ class Api:
 
     @app.route("/v1/files/sha256/<sha256>", methods=["PUT"])
     async def put_file(self, request: Any, sha256: str) -> bytes | None:
-        """Bytes are kept, under their checksum."""
+        """Store a file under its checksum."""
         return await self._answer(
             request, lambda: self._files.put(request, sha256), right=Right.WRITE, stream=FILES
         )
 
     @app.route("/v1/files/sha256/<sha256>", methods=["GET"])
     async def get_file(self, request: Any, sha256: str) -> bytes | None:
-        """Bytes by their checksum."""
+        """Return a file by its checksum."""
 
         async def answer() -> bytes | None:
             check_readable(self._holdings)
@@ -290,112 +296,112 @@ class Api:
                 return await self._files.get(request, sha256)
             except ApiError as refused:
                 if refused.code == NO_SUCH_FILE and self._holdings.filter.writers is not None:
-                    # A writer whose facts are not here may have named it.
-                    why = f"{refused.message} here: {self._holdings.describe()}"
+                    # This daemon holds only some writers: another writer may have named the file.
+                    why = f"{refused.message}; {self._holdings.describe()}"
                     raise filtered(self._holdings, why) from refused
                 raise
 
         return await self._answer(request, answer, stream=FILES)
 
-    # -- copies of this log --------------------------------------------------------------------------------
+    # -- replication -----------------------------------------------------------------------------------------
 
     @app.route("/v1/replication", methods=["GET"])
     async def get_replication(self, request: Any) -> bytes | None:
-        """Which history this is, where it begins and stands."""
+        """Return this log's history, oldest position and head."""
         return await self._answer(request, lambda: self._replicas.about(request))
 
     @app.route("/v1/replicas/<uuid>", methods=["POST"])
     async def post_replica(self, request: Any, uuid: str) -> bytes | None:
-        """A replica asks to be served over HTTP."""
+        """Admit a replica over HTTP."""
         return await self._answer(
             request, lambda: self._replicas.subscribe(request, uuid), right=Right.REPLICATE
         )
 
     @app.route("/v1/replicas/<uuid>/join", methods=["POST"])
     async def post_join(self, request: Any, uuid: str) -> bytes | None:
-        """A replica asks for a copy of everything."""
+        """Send a snapshot to a replica."""
         return await self._answer(request, lambda: self._replicas.join(request, uuid), right=Right.REPLICATE)
 
     @app.route("/v1/replicas/<uuid>/ack", methods=["POST"])
     async def post_ack(self, request: Any, uuid: str) -> bytes | None:
-        """A replica says how far it is."""
+        """Record a replica's position."""
         return await self._answer(
             request, lambda: self._replicas.acknowledge(request, uuid), right=Right.REPLICATE
         )
 
     @app.route("/v1/commands", methods=["POST"])
     async def post_commands(self, request: Any) -> bytes | None:
-        """A replica passes on what its followers send up."""
+        """Take commands that a replica forwards from its followers."""
         return await self._answer(request, lambda: self._commands.take(request), right=Right.REPLICATE)
 
     @app.route("/v1/commands", methods=["GET"])
     async def get_commands(self, request: Any) -> bytes | None:
-        """What followers send up, and this daemon cannot act on."""
+        """Return followers' commands for the homeserver."""
         return await self._answer(
             request, lambda: self._commands.read(request), right=Right.ADMINISTER, content_type=NDJSON
         )
 
     @app.route("/v1/commands/ack", methods=["POST"])
     async def post_commands_ack(self, request: Any) -> bytes | None:
-        """The homeserver has acted on them."""
+        """Acknowledge commands that the homeserver has processed."""
         return await self._answer(
             request, lambda: self._commands.acknowledge(request), right=Right.ADMINISTER
         )
 
     @app.route("/v1/syncing", methods=["GET"])
     async def get_syncing(self, request: Any) -> bytes | None:
-        """Who is syncing now."""
+        """Return the users who are syncing."""
         return await self._answer(request, lambda: self._commands.syncing(request), stream=PRESENCE)
 
     @app.route("/v1/leases", methods=["GET"])
     async def get_leases(self, request: Any) -> bytes | None:
-        """Who needs which part of the log."""
-        return await self._answer(request, lambda: self._standing.list_leases(request))
+        """List the leases, which retain parts of the log."""
+        return await self._answer(request, lambda: self._admin.list_leases(request))
 
     @app.route("/v1/leases", methods=["POST"])
     async def post_lease(self, request: Any) -> bytes | None:
-        """A replica is expected."""
-        return await self._answer(request, lambda: self._standing.add_lease(request), right=Right.ADMINISTER)
+        """Add a lease for a replica that will come."""
+        return await self._answer(request, lambda: self._admin.add_lease(request), right=Right.ADMINISTER)
 
     @app.route("/v1/leases/<name>", methods=["DELETE"])
     async def delete_lease(self, request: Any, name: str) -> bytes | None:
-        """A replica is not waited for any more."""
+        """Drop a lease."""
         return await self._answer(
-            request, lambda: self._standing.drop_lease(request, name), right=Right.ADMINISTER
+            request, lambda: self._admin.drop_lease(request, name), right=Right.ADMINISTER
         )
 
     @app.route("/v1/promote", methods=["POST"])
     async def post_promote(self, request: Any) -> bytes | None:
-        """This replica becomes primary."""
-        return await self._answer(request, lambda: self._standing.promote(request), right=Right.ADMINISTER)
+        """Promote this replica to primary."""
+        return await self._answer(request, lambda: self._admin.promote(request), right=Right.ADMINISTER)
 
     @app.route("/v1/resync", methods=["POST"])
     async def post_resync(self, request: Any) -> bytes | None:
-        """Give up what only this copy has, and join again."""
-        return await self._answer(request, lambda: self._standing.resync(request), right=Right.ADMINISTER)
+        """Discard facts that only this copy has, and join again."""
+        return await self._answer(request, lambda: self._admin.resync(request), right=Right.ADMINISTER)
 
     @app.route("/v1/handover", methods=["POST"])
     async def post_handover(self, request: Any) -> bytes | None:
-        """Another daemon is about to become primary."""
-        return await self._answer(request, lambda: self._standing.hand_over(request), right=Right.ADMINISTER)
+        """Hand over to another daemon, which is being promoted."""
+        return await self._answer(request, lambda: self._admin.hand_over(request), right=Right.ADMINISTER)
 
     @app.route("/v1/claim", methods=["POST"])
     async def post_claim(self, request: Any) -> bytes | None:
-        """Another daemon says that it is primary."""
-        return await self._answer(request, lambda: self._standing.claim(request), right=Right.ADMINISTER)
+        """Handle another daemon's claim to be primary."""
+        return await self._answer(request, lambda: self._admin.claim(request), right=Right.ADMINISTER)
 
     @property
     def _holdings(self) -> Holdings:
         return self._publisher.holdings
 
-    # -- made when it is first asked for, so that who is never asked need not have it in memory ------------
+    # -- created on first use, to save memory ---------------------------------------------------------------
 
     @cached_property
     def changelog(self) -> "Changelog":
-        """Who serves the log."""
+        """Serves the log."""
         from synrepl.transports.http.changelog import Changelog
 
-        return Changelog(self._log, self._publisher, self._clock, self._waiting)
+        return Changelog(self._log, self._publisher, self._clock, self._waiters)
 
     @cached_property
     def _commands(self) -> "CommandRoutes":
@@ -407,29 +413,29 @@ class Api:
     def _files(self) -> "FileRoutes":
         from synrepl.transports.http.file_routes import FileRoutes
 
-        return FileRoutes(self._described_files)
+        return FileRoutes(self._file_store)
 
     @cached_property
     def _replicas(self) -> "ReplicaRoutes":
         from synrepl.transports.http.replica_routes import ReplicaRoutes
 
-        if self._relays is None:
-            raise NO_COPIES
-        return ReplicaRoutes(self._relays)
+        if self._registry is None:
+            raise NO_REPLICATION
+        return ReplicaRoutes(self._registry)
 
     @cached_property
-    def _standing(self) -> "AdminRoutes":
+    def _admin(self) -> "AdminRoutes":
         from synrepl.transports.http.admin_routes import AdminRoutes
 
-        if self._relays is None or self._roles is None:
-            raise NO_COPIES
-        return AdminRoutes(self._roles, self._relays)
+        if self._registry is None or self._roles is None:
+            raise NO_REPLICATION
+        return AdminRoutes(self._roles, self._registry)
 
-    # -- what is known about this daemon -------------------------------------------------------------------
+    # -- status, health, metrics -----------------------------------------------------------------------------
 
     @app.route("/v1/status", methods=["GET"])
     async def get_status(self, request: Any) -> bytes | None:
-        """Where it stands, for programs."""
+        """Return the status as JSON."""
 
         async def answer() -> bytes:
             return jsontext.dumps(self._status(request.access)) + b"\n"
@@ -438,10 +444,10 @@ class Api:
 
     @app.route("/status", methods=["GET"])
     async def get_status_page(self, request: Any) -> bytes | None:
-        """Where it stands, for people."""
+        """Return the status as an HTML page."""
 
         async def answer() -> bytes:
-            # Here, so that a daemon that nobody looks at need not have it in memory.
+            # Loaded on first use, to save memory.
             from synrepl.transports.http.status_page import POLICY, page
 
             request.setHeader(b"content-security-policy", POLICY)
@@ -452,7 +458,7 @@ class Api:
 
     @app.route("/livez", methods=["GET"])
     async def get_livez(self, request: Any) -> bytes | None:
-        """It runs: an answer is all there is to it."""
+        """Respond while the process runs."""
 
         async def answer() -> bytes:
             return b'{"alive":true}'
@@ -461,10 +467,10 @@ class Api:
 
     @app.route("/readyz", methods=["GET"])
     async def get_readyz(self, request: Any) -> bytes | None:
-        """Whether it can do its work, and if not, why."""
+        """Report readiness; 503 with the reasons if this daemon is not ready."""
 
         async def answer() -> bytes:
-            reasons = self._reasons()
+            reasons = self._not_ready_reasons()
             if not reasons:
                 return b'{"ready":true}'
             request.setResponseCode(503)
@@ -474,40 +480,40 @@ class Api:
 
     @app.route("/metrics", methods=["GET"])
     async def get_metrics(self, request: Any) -> bytes | None:
-        """Every number, for Prometheus."""
+        """Return the metrics for Prometheus."""
 
         async def answer() -> bytes:
             collect(
                 self._metrics,
                 self._log,
                 self._publisher,
-                self._bringing,
-                self._copies,
-                self._described_files,
+                self._ingest,
+                self._replication,
+                self._file_store,
             )
             return generate_latest(self._metrics.registry)
 
         return await self._answer(request, answer, right=None, content_type=CONTENT_TYPE_LATEST.encode())
 
-    def _reasons(self) -> list[str]:
-        """Why this daemon cannot do its work, the worst first."""
+    def _not_ready_reasons(self) -> list[str]:
+        """Reasons this daemon is not ready, most severe first."""
         is_healthy, why = self._log.healthy
         reasons = [] if is_healthy else [f"log: {why}"]
-        for part in (self._copies, self._bringing):
+        for part in (self._replication, self._ingest):
             if part is not None:
                 reasons += [reason for reason, _ in part.not_ready_reasons()]
         return reasons
 
     def _status(self, access: Access) -> dict[str, Any]:
-        from synrepl.replication.status import build_status  # here for the same reason
+        from synrepl.replication.status import build_status  # loaded on first use
 
         status = build_status(
             log=self._log,
             publisher=self._publisher,
             table=self._table,
-            bringing=self._bringing,
-            copies=self._copies,
-            files=self._described_files,
+            bringing=self._ingest,
+            copies=self._replication,
+            files=self._file_store,
             clock=self._clock,
             instance=self._instance,
             server_name=self._server_name,
@@ -521,11 +527,11 @@ class Api:
             status["recent"] = [fact for fact in status["recent"] if access.sees(fact["stream"])]
         return status
 
-    # -- answering -----------------------------------------------------------------------------------------
+    # -- responses -----------------------------------------------------------------------------------------
 
     @app.handle_errors(HTTPException)
-    def _no_such_place(self, request: Any, failure: Failure) -> bytes:
-        """The URL or the method is not one of ours."""
+    def _no_route(self, request: Any, failure: Failure) -> bytes:
+        """Respond to an unknown URL or method."""
         is_synapse = request.path.startswith(b"/_synapse/")
         error = failure.value
         if isinstance(error, MethodNotAllowed):
@@ -536,13 +542,15 @@ class Api:
                 if is_synapse
                 else (
                     "method_not_allowed",
-                    f"{method} is not done here; there is {allowed.decode()}",
+                    f"{method} is not supported for this URL; use {allowed.decode()}",
                 )
             )
             return self._refuse(request, ApiError(405, code, message, allow=allowed))
         if is_synapse:
             return self._refuse(request, ApiError(404, "M_UNRECOGNIZED", "Unrecognized request"))
-        return self._refuse(request, ApiError(404, "not_found", "there is nothing here"))
+        return self._refuse(
+            request, ApiError(404, "not_found", "no such URL in this API (docs/reference/http.md)")
+        )
 
     async def _answer(
         self,
@@ -553,20 +561,20 @@ class Api:
         right: Right | None = Right.READ,
         stream: str | None = None,
     ) -> bytes | None:
-        """What `answer` gives, or why not; None if it wrote by itself.
+        """Return the body that `answer` returns, or of the error; None if `answer` wrote the response itself.
 
-        A peer needs this `right`, and to see this `stream`; None: any may ask.
+        The peer needs this `right`, and the right to see this `stream`; with None, no right is needed.
         """
         try:
             self._check_access(request, right, stream)
-            _check_intact(request)
+            _check_digest(request)
             body = await answer()
         except CancelledError:
             raise
         except Exception as error:
-            refused = as_refused(error)
+            refused = as_api_error(error)
             if refused is not None and isinstance(error, MemoryError | OSError):
-                self._logger.error("a request was refused: {why}", why=refused)
+                self._logger.error("request refused: {why}", why=refused)
             if refused is None:
                 self._logger.failure("{method} {path} failed", method=request.method, path=request.path)
                 refused = INTERNAL
@@ -574,11 +582,11 @@ class Api:
         if body is not None:
             request.setHeader(b"content-type", content_type)
             request.setHeader(b"content-length", b"%d" % len(body))
-            _say_digest(request, body)
+            _set_digest(request, body)
         return body
 
     def _check_access(self, request: Any, right: Right | None, stream: str | None) -> None:
-        """Find out what the peer may do (`request.access`). Raises `ApiError` if that is not enough."""
+        """Set `request.access`. Raises `ApiError` if the peer's rights do not suffice."""
         try:
             request.access = getattr(request, "access", None) or self._guard.access(request)
         except ApiError as refused:
@@ -601,27 +609,27 @@ class Api:
         request.setResponseCode(refused.status)
         for name, value in refused.headers.items():
             request.setHeader(name, value)
-        body = synapse(refused) if request.path.startswith(b"/_synapse/") else ours(refused)
+        body = synapse_body(refused) if request.path.startswith(b"/_synapse/") else api_body(refused)
         request.setHeader(b"content-type", JSON)
         request.setHeader(b"content-length", b"%d" % len(body))
-        _say_digest(request, body)
+        _set_digest(request, body)
         return body
 
 
-def _check_intact(request: Any) -> None:
-    """Raises `ApiError` if the body is known to be another one than was sent."""
-    said = headers(request, HEADER)
-    if not said or request.method != b"POST":  # a file has its checksum in its path
+def _check_digest(request: Any) -> None:
+    """Raises `ApiError` if the body does not match its Content-Digest."""
+    digests = headers(request, HEADER)
+    if not digests or request.method != b"POST":  # the path of a file has its checksum
         return
     body = request.content.read()
     request.content.seek(0)
-    if not is_intact(body, said):
-        why = "the body was changed on the way: its Content-Digest is another one"
+    if not matches_digest(body, digests):
+        why = "the body does not match its Content-Digest: send the request again"
         raise ApiError(400, "garbled", why, more={"retryable": True})
 
 
-def _say_digest(request: Any, body: bytes) -> None:
-    if is_wanted(request.requestHeaders):
+def _set_digest(request: Any, body: bytes) -> None:
+    if is_digest_wanted(request.requestHeaders):
         request.setHeader(HEADER.encode(), content_digest(body).encode())
 
 

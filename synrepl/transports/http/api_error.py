@@ -1,4 +1,4 @@
-"""How a request is refused: a status, a code for programs, a text for people."""
+"""Errors of the HTTP API: a status, a code for programs, a message for people."""
 
 import errno
 from collections.abc import Mapping
@@ -14,21 +14,21 @@ __all__ = [
     "RETRY_SECONDS",
     "UPSTREAM_UNREACHABLE",
     "ApiError",
-    "as_refused",
-    "ours",
-    "synapse",
+    "as_api_error",
+    "api_body",
+    "synapse_body",
     "upstream_unreachable",
 ]
 
 MAX_MESSAGE: Final = 1_000
-"""Characters of a message; some quote what was sent."""
+"""Maximum length of a message in characters; some quote the request."""
 
 RETRY_SECONDS: Final = b"1"
 UPSTREAM_UNREACHABLE: Final = "upstream_unreachable"
 
 
 class ApiError(Exception):
-    """This request gets `status`, and `code` and `message` in the body."""
+    """An error response: `status`, and a body with `code`, `message` and the fields of `more`."""
 
     def __init__(
         self, status: int, code: str, message: str, *, more: Mapping[str, Any] | None = None, **headers: bytes
@@ -41,16 +41,16 @@ class ApiError(Exception):
         self.headers = {name.replace("_", "-").encode(): value for name, value in headers.items()}
 
 
-INTERNAL: Final = ApiError(500, "internal", "something went wrong here; it is in the log of this daemon")
+INTERNAL: Final = ApiError(500, "internal", "internal error; see the log of this daemon")
 
 
 def upstream_unreachable(why: str) -> ApiError:
-    """What was to be passed on to the primary went nowhere, as there was no connection to it."""
+    """Make the error for a write that was not sent, because the primary could not be connected to."""
     return ApiError(503, UPSTREAM_UNREACHABLE, why, retry_after=RETRY_SECONDS)
 
 
-def as_refused(error: BaseException) -> ApiError | None:
-    """How an error that is ours is told; None if it is not."""
+def as_api_error(error: BaseException) -> ApiError | None:
+    """Convert a known exception to its response; None for an unknown one."""
     match error:
         case ApiError():
             return error
@@ -64,10 +64,10 @@ def as_refused(error: BaseException) -> ApiError | None:
         case KeyReused():
             return ApiError(409, "idempotency_key_reused", str(error))
         case MemoryError():
-            why = "there is not enough memory for this request now; try again, or send less at once"
+            why = "not enough memory for this request: retry later, or send smaller requests"
             return ApiError(503, "out_of_memory", why, retry_after=RETRY_SECONDS)
         case OSError(errno=errno.EMFILE | errno.ENFILE):
-            why = "the daemon has no file descriptor left; raise its limit (LimitNOFILE, ulimit -n)"
+            why = "the daemon has no file descriptors left: raise its limit (LimitNOFILE, ulimit -n)"
             return ApiError(503, "out_of_descriptors", why, retry_after=RETRY_SECONDS)
         case StorageError(retryable=True):
             return ApiError(503, "storage_error", str(error), retry_after=RETRY_SECONDS)
@@ -76,12 +76,12 @@ def as_refused(error: BaseException) -> ApiError | None:
     return None
 
 
-def ours(refused: ApiError) -> bytes:
-    """The body of a refusal under ``/v1`` and everywhere else that is ours."""
-    return dumps({"error": refused.code, **refused.more, "message": refused.message})
+def api_body(error: ApiError) -> bytes:
+    """Encode an error of the API's own routes."""
+    return dumps({"error": error.code, **error.more, "message": error.message})
 
 
-def synapse(refused: ApiError) -> bytes:
-    """The body of a refusal under ``/_synapse``."""
-    code = refused.code if refused.code.startswith("M_") else "M_UNKNOWN"
-    return dumps({"errcode": code, "error": refused.message})
+def synapse_body(error: ApiError) -> bytes:
+    """Encode an error of a route under ``/_synapse``."""
+    code = error.code if error.code.startswith("M_") else "M_UNKNOWN"
+    return dumps({"errcode": code, "error": error.message})

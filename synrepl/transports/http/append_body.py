@@ -1,4 +1,4 @@
-"""The body of a POST of facts: from bytes to facts that can be kept, or to what is wrong with it."""
+"""Parsing and validation of posted facts."""
 
 from collections.abc import Collection
 from typing import Any, Final, TypeVar
@@ -17,27 +17,29 @@ from synrepl.wire.blocks import MAX_FACT
 __all__ = [
     "MAX_WRITERS",
     "AppendBody",
-    "check_posted",
+    "check_append",
     "check_writer",
-    "decoded",
+    "decode_body",
     "read_body",
     "read_facts",
-    "read_said",
+    "read_json",
 ]
 
 T = TypeVar("T")
 
 FACTS_AT_ONCE: Final = 1_000
-"""Facts checked before the reactor gets its turn again: some five milliseconds of work."""
+"""Facts validated before control returns to the reactor: about five milliseconds of work."""
 
 MAX_KEY: Final = 255
 
 MAX_WRITERS: Final = 1_000
-"""Writers of one stream that posts may bring about. Each is told to every follower, and stays for good."""
+"""Maximum number of writers per stream that posts can create. Every follower learns each of them, and they
+are never removed.
+"""
 
 
 class AppendBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What is posted: `facts` is a list of facts, each a JSON array of rows, not looked into yet."""
+    """A posted body: `facts` is a list of facts, each an unparsed JSON array of rows."""
 
     facts: list[msgspec.Raw]
     writer: str | UnsetType = UNSET
@@ -48,12 +50,12 @@ _decoder: Final = msgspec.json.Decoder(AppendBody)
 
 
 def read_body(body: bytes) -> AppendBody:
-    """What a body says. Raises `ApiError`."""
-    return check_posted(decoded(_decoder, body))
+    """Parse a posted body. Raises `ApiError`."""
+    return check_append(decode_body(_decoder, body))
 
 
-def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """What a body says that is JSON. Raises `ApiError`."""
+def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Decode a JSON body. Raises `ApiError`."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -64,8 +66,8 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise ApiError(400, "bad_json", "the body is not JSON: nested too deeply") from None
 
 
-def check_posted(posted: AppendBody) -> AppendBody:
-    """The same, if writer and key can be ones. Raises `ApiError`."""
+def check_append(posted: AppendBody) -> AppendBody:
+    """Return `posted` if its writer and key are valid. Raises `ApiError` otherwise."""
     if posted.writer is not UNSET and not is_word(posted.writer):
         raise ApiError(400, "bad_writer", BAD_WORD)
     key = posted.idempotency_key
@@ -75,24 +77,24 @@ def check_posted(posted: AppendBody) -> AppendBody:
 
 
 def check_writer(posted: AppendBody, stream: str, known: Collection[str], instance: str) -> None:
-    """Raises `ApiError` if these facts would give a stream one writer too many.
+    """Raises `ApiError` if these facts would exceed the stream's limit of writers.
 
-    `known` are the writers that the stream has. This daemon's own `instance` may always write.
+    `known` are the stream's writers. This daemon's own `instance` may always write.
     """
     writer = posted.writer
     if writer is UNSET or writer == instance or writer in known or len(known) < MAX_WRITERS:
         return
     why = (
-        f"{stream} has {len(known)} writers, and posts may name {MAX_WRITERS}; {writer} would be one more."
-        " Post under a name that the stream has, or without a writer; a process keeps its name over restarts"
+        f"{stream} has {len(known)} writers, the limit is {MAX_WRITERS}, and {writer} would be one more."
+        " Post under a name that the stream has, or without a writer; keep a process's name over restarts"
     )
     raise ApiError(409, "too_many_writers", why)
 
 
 async def read_facts(stream: Stream[Any], posted: AppendBody, clock: IClock) -> list[bytes]:
-    """The facts in canonical form.
+    """Return the facts in canonical form.
 
-    Raises `ApiError` for the first row that is not one, and for a fact that replicas could not be sent.
+    Raises `ApiError` for the first invalid row, and for a fact that is too large to send to replicas.
     """
     facts: list[bytes] = []
     for raw in posted.facts:
@@ -104,20 +106,20 @@ async def read_facts(stream: Stream[Any], posted: AppendBody, clock: IClock) -> 
             why = f"fact {len(facts)}, row {error.index}: {error.why}"
             raise ApiError(400, "bad_row", why) from error
         if len(fact) > MAX_FACT:
-            why = f"fact {len(facts)} would be kept in {len(fact)} bytes; one fact may have {MAX_FACT}"
+            why = f"fact {len(facts)} would be kept in {len(fact)} bytes; the limit is {MAX_FACT}"
             raise ApiError(413, "too_large", why)
         facts.append(fact)
     return facts
 
 
-def read_said(shape: type[T], request: Any, most: int) -> T:
-    """What the small body of a request says, of at most `most` bytes; an empty one says only defaults.
+def read_json(shape: type[T], request: Any, max_bytes: int) -> T:
+    """Decode a small JSON body of at max_bytes `max_bytes`; an empty body means only defaults.
 
     Raises `ApiError`.
     """
-    body = request.content.read(most + 1)
-    if len(body) > most:
-        raise ApiError(413, "too_large", f"this may have {most} bytes")
+    body = request.content.read(max_bytes + 1)
+    if len(body) > max_bytes:
+        raise ApiError(413, "too_large", f"the body is limited to {max_bytes} bytes")
     try:
         return msgspec.json.decode(body or b"{}", type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Adding facts to a daemon's log over HTTP."""
+"""Client that appends facts to a daemon's log."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -7,33 +7,33 @@ from urllib.parse import quote, urlencode
 from synrepl.errors import ReplicationError
 from synrepl.ports.interfaces import Appended
 from synrepl.streams.jsontext import dumps
-from synrepl.transports.http.http_client import DaemonClient, decoded, public
+from synrepl.transports.http.http_client import DaemonClient, decode_json, public_url
 
 __all__ = ["HttpAppender"]
 
-MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
 
 
 class HttpAppender(DaemonClient):
-    """Adds facts to a daemon's log over HTTP."""
+    """Appends facts to a daemon's log over HTTP."""
 
     async def append(
         self, stream: str, facts: list[list[Any]], writer: str | None = None, key: str | None = None
     ) -> Appended:
-        """Add facts, each a list of rows; done when they are durable.
+        """Append facts, each a list of rows; return once they are durable.
 
-        Raises `RequestRefused` with the server's own words, `NotConnected` when it is unknown what became of
-        them (harmless to repeat with the same `key`), `NeverSent` when they were not even sent.
+        Raises `ApiResponseError` if the daemon refuses them, `NeverSent` if the request was not sent, and
+        `NotConnected` if the outcome is unknown (a retry with the same `key` is idempotent).
         """
-        asked: dict[str, Any] = {"facts": facts}
+        content: dict[str, Any] = {"facts": facts}
         if writer is not None:
-            asked["writer"] = writer
+            content["writer"] = writer
         if key is not None:
-            asked["idempotency_key"] = key
+            content["idempotency_key"] = key
         try:
-            body = dumps(asked)
+            body = dumps(content)
         except (TypeError, ValueError, RecursionError) as error:
-            raise ReplicationError(f"these facts cannot be written as JSON: {error}") from error
+            raise ReplicationError(f"these facts cannot be encoded as JSON: {error}") from error
         return await self.post(stream, body)
 
     async def post(
@@ -44,9 +44,9 @@ class HttpAppender(DaemonClient):
         query: Sequence[tuple[bytes, bytes]] = (),
         timeout: float | None = None,
     ) -> Appended:
-        """`append`, of a body as it is sent. `timeout` is for this request alone, in seconds."""
+        """Append an encoded body. `timeout`, in seconds, is for this request alone."""
         url = f"{self._base_url}/v1/streams/{quote(stream, safe='')}/facts"
         if query:
             url = f"{url}?{urlencode(query)}"
-        answer = await self._http.whole("POST", url, body, MAX_ANSWER_BYTES, timeout=timeout)
-        return decoded(Appended, answer, public(url))
+        response = await self._http.fetch("POST", url, body, MAX_RESPONSE_BYTES, timeout=timeout)
+        return decode_json(Appended, response, public_url(url))

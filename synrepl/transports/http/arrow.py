@@ -1,4 +1,4 @@
-"""The changelog as an Arrow IPC stream: for whoever reads facts by the million into columns."""
+"""The changelog as an Arrow IPC stream, for bulk readers of columns."""
 
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
@@ -19,10 +19,10 @@ __all__ = ["ARROW", "ArrowForm", "arrow_form"]
 ARROW: Final = b"application/vnd.apache.arrow.stream"
 
 END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-"""The end of a stream, as the format has it: a message of no length."""
+"""The end-of-stream marker of the format: a message of length 0."""
 
 PAGE_FACTS: Final = 5_000
-"""Facts of a record batch: a megabyte or so."""
+"""Facts per record batch: about a megabyte."""
 
 _COLUMNS: Final = {
     "serial": "int64",
@@ -37,14 +37,14 @@ _COLUMNS: Final = {
 }
 
 Run = Callable[[Callable[[], bytes]], Awaitable[bytes]]
-"""Does this elsewhere than in the reactor's thread."""
+"""Runs a function in another thread than the reactor's."""
 
 
 class ArrowForm:
-    """A record batch a page, with the fields of the lines as columns; the rows are JSON text.
+    """Encodes each page as a record batch. The columns are the fields of a line; rows are JSON text.
 
-    The database writes the facts as text and Arrow reads that, both in C and beside the reactor: a loop over
-    facts in Python costs twice as much, and everybody else waits for it.
+    The database writes the facts as text and Arrow parses it, both in C and outside the reactor's thread. A
+    Python loop over the facts would take twice the time and block the reactor.
     """
 
     content_type = ARROW
@@ -54,17 +54,17 @@ class ArrowForm:
         self._checked = checked
 
     async def begin(self) -> bytes:
-        """The schema."""
+        """Encode the schema."""
         return await self._run(lambda: bytes(_schema(self._checked).serialize()))
 
-    async def page(self, reading: ChangelogCursor, upto: int) -> bytes:
-        """The next facts as one batch."""
-        limit = PAGE_FACTS if reading.left is None else min(PAGE_FACTS, reading.left)
-        text = await reading.text(upto, limit)
+    async def page(self, cursor: ChangelogCursor, upto: int) -> bytes:
+        """Encode the next facts as one record batch."""
+        limit = PAGE_FACTS if cursor.left is None else min(PAGE_FACTS, cursor.left)
+        text = await cursor.text(upto, limit)
         return await self._run(lambda: _batch(text, self._checked)) if text else b""
 
     def end(self) -> bytes:
-        """What tells a whole stream from one that was cut."""
+        """Encode the marker that distinguishes a complete stream from a truncated one."""
         return END
 
 
@@ -101,23 +101,23 @@ def _batch(text: bytes, checked: bool) -> bytes:
     return bytes(pa.record_batch(arrays, schema=_schema(checked)).serialize())
 
 
-def arrow_form(request: Any, wanted: ChangelogQuery, clock: Any) -> ArrowForm | None:
-    """What this request is answered in, if it asks for Arrow. Raises `ApiError` where it cannot have it.
+def arrow_form(request: Any, query: ChangelogQuery, clock: Any) -> ArrowForm | None:
+    """Return the Arrow format if the request asks for it. Raises `ApiError` if it is unavailable.
 
-    `clock` is the reactor, whose threads do the work; in tests it has none, and it is done at once.
+    `clock` is the reactor, whose thread pool does the work. Test clocks have none: then it is done at once.
     """
     if ARROW.decode() not in (header(request, "accept") or ""):
         return None
-    if wanted.follow or wanted.epoch_starts or wanted.receipts:
-        why = "Arrow holds the facts of a closed range alone; for follow, turns and receipts ask for NDJSON"
+    if query.follow or query.epoch_starts or query.receipts:
+        why = "Arrow supports only closed ranges of facts; for follow, epoch_starts or receipts use NDJSON"
         raise ApiError(406, "not_acceptable", why)
     if find_spec("pyarrow") is None:
-        why = "pyarrow is not installed here, so that there is no Arrow; application/x-ndjson can be had"
+        why = "this daemon has no Arrow support: install pyarrow on it, or accept application/x-ndjson"
         raise ApiError(406, "not_acceptable", why)
-    return ArrowForm(_beside(clock), checked=wanted.checked)
+    return ArrowForm(_thread_runner(clock), checked=query.checked)
 
 
-def _beside(clock: Any) -> Run:
+def _thread_runner(clock: Any) -> Run:
     if hasattr(clock, "getThreadPool"):
         return lambda work: deferToThreadPool(clock, clock.getThreadPool(), work)
     return ImmediateThread().run

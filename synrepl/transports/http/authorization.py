@@ -1,4 +1,4 @@
-"""Who asks over HTTP, and what they may do."""
+"""Authentication of HTTP requests, and checks of rights."""
 
 from collections.abc import Collection
 from typing import Any, Final
@@ -15,11 +15,11 @@ SCHEME: Final = b"bearer "
 
 
 class AccessCheck:
-    """Decides what the sender of a request may do, from its headers and its address.
+    """Determines a request's rights from its headers, certificate and address.
 
-    With keys configured it must show one of them. Without any, pages of other sites and foreign names of this
-    host are refused (`origins`), and peers on other machines may only read and write. `hosts` are the names,
-    beside addresses and names without dots, under which clients may reach this daemon.
+    With keys configured, the request needs one of them. Without keys, requests from other sites' pages and
+    for foreign host names are refused (`origin_check`), and peers on other machines may only read and write.
+    `hosts` are the names under which clients may reach this daemon, besides addresses and names without dots.
     """
 
     def __init__(self, keys: Keyring, hosts: Collection[str] = ()) -> None:
@@ -27,7 +27,7 @@ class AccessCheck:
         self._hosts = frozenset(host.lower() for host in hosts)
 
     def access(self, request: Any) -> Access:
-        """What this request may do. Raises `ApiError`."""
+        """Return the rights of this request. Raises `ApiError` if it is not authenticated."""
         name = certified_name(request.channel.transport)
         if name is not None and (certified := self._keys.certified(name)) is not None:
             return certified
@@ -40,13 +40,13 @@ class AccessCheck:
         if len(shown) == 1 and shown[0][: len(SCHEME)].lower() == SCHEME:
             key = self._keys.shown(shown[0][len(SCHEME) :].strip())
         if key is None:
-            why = "no key was shown" if not shown else "this key is unknown here, or was revoked"
+            why = "no key was sent" if not shown else "this key is unknown or was revoked"
             if name is not None and not shown:
                 why = f"the certificate of {printable(name)} is not in keys_file, or was revoked"
             raise ApiError(
                 401,
                 "unauthorized",
-                f"{why}: send the secret, once, as Authorization: Bearer",
+                f"{why}: send the secret in one header, Authorization: Bearer SECRET",
                 www_authenticate=b"Bearer",
             )
         return access_of(key)
@@ -59,6 +59,6 @@ def check_right(access: Access, right: Right) -> None:
 
 
 def check_streams(access: Access, *streams: str) -> None:
-    """Raises `ApiError` if the peer may not see one of these streams."""
+    """Raises `ApiError` if the peer must not see one of these streams."""
     if why := access.hides(streams):
         raise ApiError(403, "no_rights", why)

@@ -1,5 +1,4 @@
-"""Facts of several streams and writers in one request, in their order; perhaps from bytes that were brought
-before, so that what many have brought becomes facts at one word."""
+"""Batch appends: facts of several streams and writers in checked request, from its body or a staged file."""
 
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +11,13 @@ from synrepl.ports.interfaces import Appended, IClock
 from synrepl.storage import Log
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.api_error import ApiError
-from synrepl.transports.http.append_body import AppendBody, check_posted, check_writer, decoded, read_facts
+from synrepl.transports.http.append_body import (
+    AppendBody,
+    check_append,
+    check_writer,
+    decode_body,
+    read_facts,
+)
 from synrepl.transports.http.authorization import check_streams
 from synrepl.transports.http.query import is_checksum
 
@@ -22,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["append_all"]
 
 MAX_BYTES: Final = 64 * 1024 * 1024
-"""Of what was brought before; as of a body that is posted."""
+"""Maximum size of a staged file; the same as for a batch body."""
 
 
 class _StreamAppend(msgspec.Struct, forbid_unknown_fields=True):
@@ -50,52 +55,56 @@ async def append_all(
     instance: str,
     access: Access,
 ) -> bytes:
-    """What each append became, when all are durable. Nothing is stored unless all rows are right.
+    """Append a batch; return the result of each append once all are durable.
 
-    Each append is kept whole or not at all, and has a key of its own made of the request's: asked again, the
-    request stores what is not stored yet. Raises `ApiError`.
+    Every row is validated before anything is stored. Each append is atomic and has its own idempotency key,
+    derived from the request's: a retry stores only the missing appends. Raises `ApiError`.
     """
-    posted = decoded(_decoder, body)
-    appends, key = posted.appends, posted.idempotency_key
-    if (appends is UNSET) == (posted.staged is UNSET):
-        raise ApiError(400, "bad_request", "a request has appends, or says where they are staged")
-    if isinstance(posted.staged, str):
-        appends = decoded(_decoder, await _staged(files, posted.staged)).appends
-    asked: list[tuple[str, str, list[bytes], str | None]] = []
+    batch = decode_body(_decoder, body)
+    appends, key = batch.appends, batch.idempotency_key
+    if (appends is UNSET) == (batch.staged is UNSET):
+        raise ApiError(400, "bad_request", "a batch needs either appends or staged, not both")
+    if isinstance(batch.staged, str):
+        appends = decode_body(_decoder, await _read_staged(files, batch.staged)).appends
+    requests: list[tuple[str, str, list[bytes], str | None]] = []
     writers: dict[str, set[str]] = {}
     for number, append in enumerate(appends if isinstance(appends, list) else []):
         check_streams(access, append.stream)
-        its_key = UNSET if key is UNSET else f"{key}/{number}"
-        one = check_posted(AppendBody(append.facts, append.writer, its_key))
+        append_key = UNSET if key is UNSET else f"{key}/{number}"
+        checked = check_append(AppendBody(append.facts, append.writer, append_key))
         if (known := writers.get(append.stream)) is None:
             known = writers[append.stream] = set(log.positions(append.stream))
-        check_writer(one, append.stream, known, instance)
-        facts = await read_facts(table[append.stream], one, clock)
+        check_writer(checked, append.stream, known, instance)
+        facts = await read_facts(table[append.stream], checked, clock)
         writer = append.writer if isinstance(append.writer, str) else instance
         known.add(writer)
-        asked.append((append.stream, writer, facts, its_key if isinstance(its_key, str) else None))
-    # All at once: they wait for the same commit.
-    answers: list[Any] = await DeferredList(
-        [log.append(stream, writer, facts, key=its_key) for stream, writer, facts, its_key in asked],
+        requests.append((append.stream, writer, facts, append_key if isinstance(append_key, str) else None))
+    # Started together, so that they share a commit.
+    results: list[Any] = await DeferredList(
+        [log.append(stream, writer, facts, key=append_key) for stream, writer, facts, append_key in requests],
         consumeErrors=True,
     )
-    for is_kept, answer in answers:
+    for is_kept, result in results:
         if not is_kept:
-            answer.raiseException()
-    kept: list[Appended] = [answer for _, answer in answers]
+            result.raiseException()
+    kept: list[Appended] = [result for _, result in results]
     return msgspec.json.encode({"epoch": log.epoch, "appends": kept})
 
 
-async def _staged(files: "Files | None", sha256: str) -> bytes:
-    """What was brought under this checksum."""
+async def _read_staged(files: "Files | None", sha256: str) -> bytes:
+    """Read the staged file with this checksum."""
     if not is_checksum(sha256):
-        raise ApiError(400, "bad_checksum", "a checksum is 64 hexadecimal digits, in lower case")
+        raise ApiError(400, "bad_checksum", "a checksum has 64 hexadecimal digits, in lower case")
     file = None if files is None else await files.open(sha256)
     if files is None or file is None:
-        raise ApiError(404, "no_such_file", f"{sha256} is not here; bring it with PUT /v1/files/sha256")
+        raise ApiError(
+            404, "no_such_file", f"no staged file {sha256}: upload it with PUT /v1/files/sha256/{sha256}"
+        )
     try:
         if file.size > MAX_BYTES:
-            raise ApiError(413, "too_large", f"what is staged has up to {MAX_BYTES} bytes, not {file.size}")
+            raise ApiError(
+                413, "too_large", f"the staged file has {file.size} bytes; the limit is {MAX_BYTES}"
+            )
         return await files.read(file, 0, file.size)
     finally:
         files.release(file)

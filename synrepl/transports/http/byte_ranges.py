@@ -1,4 +1,4 @@
-"""Which bytes of a file are asked for, and whether it is asked for at all (RFC 9110)."""
+"""Range and entity-tag headers of requests for files (RFC 9110)."""
 
 import re
 from typing import Final
@@ -12,13 +12,13 @@ _tag: Final = re.compile(r'(?:W/)?"([^"]*)"')
 
 
 class Unsatisfiable(Exception):
-    """None of the bytes asked for are there."""
+    """The requested range lies outside the file."""
 
 
 def read_range(header: str | None, size: int) -> tuple[int, int] | None:
-    """The first byte and how many, of `size`; None for all of them.
+    """Return the offset and length of a requested range, of `size` bytes; None for the whole file.
 
-    What is no single range of bytes counts as nothing asked, as the standard has it. Raises `Unsatisfiable`.
+    A header that is not a single byte range is ignored, as the RFC requires. Raises `Unsatisfiable`.
     """
     found = None if header is None else _range.fullmatch(header.strip(" \t"))
     if found is None:

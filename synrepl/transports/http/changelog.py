@@ -1,4 +1,4 @@
-"""The log from a serial on, at the speed of whoever reads it."""
+"""Route of the changelog: finite responses and endless feeds."""
 
 from typing import Any, Protocol
 
@@ -9,7 +9,7 @@ from synrepl.replication.publisher import Publisher
 from synrepl.storage import Log
 from synrepl.transports.http.changelog_cursor import ChangelogCursor
 from synrepl.transports.http.changelog_feed import ChangelogFeed
-from synrepl.transports.http.changelog_lines import NDJSON, written
+from synrepl.transports.http.changelog_lines import NDJSON, encode_page
 from synrepl.transports.http.changelog_query import ChangelogQuery
 from synrepl.transports.http.fork_check import check
 from synrepl.transports.http.log_waiters import LogWaiters
@@ -19,20 +19,20 @@ __all__ = ["Changelog", "ChangelogForm"]
 
 
 class ChangelogForm(Protocol):
-    """What an answer looks like in bytes."""
+    """The format of a finite response."""
 
     content_type: bytes
 
     async def begin(self) -> bytes: ...
 
-    async def page(self, reading: ChangelogCursor, upto: int) -> bytes:
-        """The next page; nothing where nothing was found in this step, although there may be more."""
+    async def page(self, cursor: ChangelogCursor, upto: int) -> bytes:
+        """Encode the next page; empty if this step found no facts, although there may be more."""
 
     def end(self) -> bytes: ...
 
 
 class _Lines:
-    """A line of JSON for each fact."""
+    """NDJSON: a line for each fact."""
 
     content_type = NDJSON
 
@@ -42,9 +42,11 @@ class _Lines:
     async def begin(self) -> bytes:
         return b""
 
-    async def page(self, reading: ChangelogCursor, upto: int) -> bytes:
-        page = await reading.page(upto)
-        return written(page.facts, page.epoch_starts, page.receipts, checked=self._checked) if page else b""
+    async def page(self, cursor: ChangelogCursor, upto: int) -> bytes:
+        page = await cursor.page(upto)
+        return (
+            encode_page(page.facts, page.epoch_starts, page.receipts, checked=self._checked) if page else b""
+        )
 
     def end(self) -> bytes:
         return b""
@@ -55,70 +57,70 @@ class Changelog:
 
     _logger = Logger()
 
-    def __init__(self, log: Log, publisher: Publisher, clock: IClock, waiting: LogWaiters) -> None:
+    def __init__(self, log: Log, publisher: Publisher, clock: IClock, waiters: LogWaiters) -> None:
         self._log = log
         self._clock = clock
-        self._waiting = waiting
-        self._following = ChangelogFeed(log, publisher, clock, waiting)
+        self._waiters = waiters
+        self._feed = ChangelogFeed(log, publisher, clock, waiters)
 
-    async def check(self, wanted: ChangelogQuery) -> None:
-        """Raises `Refused` unless this can be read without anything missing or beside it."""
-        await check(self._log, wanted)
+    async def check(self, query: ChangelogQuery) -> None:
+        """Raises `ApiError` unless the log contains everything that the query selects."""
+        await check(self._log, query)
 
-    async def serve(self, request: Any, wanted: ChangelogQuery, form: ChangelogForm | None = None) -> None:
-        """Write what is wanted, up to the head, in this form (None: as lines). Raises `Refused`.
+    async def serve(self, request: Any, query: ChangelogQuery, form: ChangelogForm | None = None) -> None:
+        """Write the selected facts up to the head, in this form (None: NDJSON). Raises `ApiError`.
 
-        The head is where the log stands when the first fact is found, so that every answer ends, however
-        fast the log grows, unless it is to follow. The answer's header ``Synrepl-Serial`` tells that head:
-        without a limit, nothing wanted up to it is missing.
+        The head is fixed when the first fact is found: a response ends however fast the log grows, unless the
+        query is to `follow`. The header ``Synrepl-Serial`` is that head: without a limit, the response has
+        every selected fact up to it.
         """
-        await check(self._log, wanted)
-        if wanted.follow:
+        await check(self._log, query)
+        if query.follow:
             self._write_head(request, NDJSON, self._log.serial)
             if request.method != b"HEAD":
-                # Sent at once, as there may be nothing else to send for a while.
+                # Flush the headers: there may be nothing else to send for a while.
                 request.write(b"")
                 async with streaming(request, self._logger) as valve:
-                    await self._following.serve(request, wanted, valve)
+                    await self._feed.serve(request, query, valve)
             return
-        form = form or _Lines(checked=wanted.checked)
-        reading = ChangelogCursor(self._log, wanted)
-        head, text = await self._first_page(reading, wanted, form)
-        trimmed_upto = await form.begin()
+        form = form or _Lines(checked=query.checked)
+        cursor = ChangelogCursor(self._log, query)
+        head, text = await self._first_page(cursor, query, form)
+        preamble = await form.begin()
         self._write_head(request, form.content_type, head)
         if request.method == b"HEAD":
             return
-        request.write(trimmed_upto)
+        request.write(preamble)
         async with streaming(request, self._logger) as valve:
             while True:
                 if text:
                     request.write(text)
                 text = b""
-                while not text and reading.after < head and not reading.is_full:
+                while not text and cursor.after < head and not cursor.is_full:
                     await valve.opened()
-                    text = await form.page(reading, head)
+                    text = await form.page(cursor, head)
                 if not text:
                     break
             if end := form.end():
                 request.write(end)
 
     async def _first_page(
-        self, reading: ChangelogCursor, wanted: ChangelogQuery, form: ChangelogForm
+        self, cursor: ChangelogCursor, query: ChangelogQuery, form: ChangelogForm
     ) -> tuple[int, bytes]:
-        """The head, and the first page with anything in it, if one came in time."""
-        until = self._clock.seconds() + wanted.wait
-        head = reading.head
-        text = await form.page(reading, head)
+        """Return the head and the first page with facts, or an empty one after the query's `wait`."""
+        until = self._clock.seconds() + query.wait
+        head = cursor.head
+        text = await form.page(cursor, head)
         while not text:
-            if reading.after >= reading.head:
+            if cursor.after >= cursor.head:
                 left = until - self._clock.seconds()
-                if left <= 0 or reading.is_done:
+                if left <= 0 or cursor.is_done:
                     break
-                chosen = None if wanted.receipts else wanted.chosen
-                if await self._waiting.news(chosen, upto=wanted.upto, timeout=left) is None:
+                query_filter = None if query.receipts else query.filter
+                if await self._waiters.next_group(query_filter, upto=query.upto, timeout=left) is None:
                     break
-            head = reading.head
-            text = await form.page(reading, head)
+            head = cursor.head
+            text = await form.page(cursor, head)
         return head, text
 
     def _write_head(self, request: Any, content_type: bytes, serial: int) -> None:

@@ -8,7 +8,13 @@ from urllib.parse import urlencode
 import msgspec
 
 from synrepl.errors import NotConnected
-from synrepl.transports.http.http_client import DaemonClient, ResponseLines, decoded, each, public
+from synrepl.transports.http.http_client import (
+    DaemonClient,
+    ResponseLines,
+    decode_json,
+    iterate_lines,
+    public_url,
+)
 
 __all__ = ["FirstAnswer", "DigestsAnswer", "ChangelogClient"]
 
@@ -56,16 +62,16 @@ class ChangelogClient(DaemonClient):
         if limit is not None:
             query["limit"] = limit
         url = f"{self._base_url}/v1/changelog?{urlencode(query)}"
-        response = await self._http.begin("GET", url, None, extra_seconds=wait)
+        response = await self._http.open("GET", url, None, extra_seconds=wait)
         lines = ResponseLines()
         response.deliverBody(lines)
         count = 0
         try:
-            async for text in each(lines, public(url)):
+            async for text in iterate_lines(lines, public_url(url)):
                 handled = on_line(text)
                 if isawaitable(handled):
                     await handled
-                since = _serial(text, public(url))
+                since = _serial(text, public_url(url))
                 count += 1
         finally:
             lines.stop()
@@ -114,7 +120,7 @@ class ChangelogClient(DaemonClient):
         flags |= {"checksum": checksum, "ephemeral": ephemeral}
         query |= {name: "true" for name, is_wanted in flags.items() if is_wanted}
         url = f"{self._base_url}/v1/changelog?{urlencode(query)}"
-        response = await self._http.begin("GET", url, None, extra_seconds=0.0)
+        response = await self._http.open("GET", url, None, extra_seconds=0.0)
         lines = ResponseLines()
         response.deliverBody(lines)
         silence = 3 * heartbeat if silence is None else silence
@@ -122,26 +128,28 @@ class ChangelogClient(DaemonClient):
             if on_begin is not None:
                 on_begin(_answering(response))
             while True:
-                while taken := lines.take_all():
+                while taken := lines.pop_lines():
                     handled = on_lines(taken)
                     if isawaitable(handled):
                         await handled
                 if lines.end is not None:
-                    return lines.check_whole(public(url))
-                if not await lines.changed_within(silence, self._reactor):
-                    raise NotConnected(f"{public(url)} was silent for {silence:g} seconds")
+                    return lines.check_complete(public_url(url))
+                if not await lines.wait_within(silence, self._reactor):
+                    raise NotConnected(f"{public_url(url)} was silent for {silence:g} seconds")
         finally:
             lines.stop()
 
     async def digests(self, serials: Collection[int]) -> DigestsAnswer:
         """The digests that the server's log has at these serials, at most 1,000 of them."""
         url = f"{self._base_url}/v1/digests?serials={','.join(map(str, serials))}"
-        return decoded(DigestsAnswer, await self._http.whole("GET", url, None, MIB), public(url))
+        return decode_json(DigestsAnswer, await self._http.fetch("GET", url, None, MIB), public_url(url))
 
     async def status(self) -> dict[str, Any]:
         """What the server says of itself."""
         url = f"{self._base_url}/v1/status"
-        return decoded(dict[str, Any], await self._http.whole("GET", url, None, 64 * MIB), public(url))
+        return decode_json(
+            dict[str, Any], await self._http.fetch("GET", url, None, 64 * MIB), public_url(url)
+        )
 
 
 class _Serial(msgspec.Struct):
@@ -149,7 +157,7 @@ class _Serial(msgspec.Struct):
 
 
 def _serial(text: bytes, url: str) -> int:
-    return decoded(_Serial, text, url).serial
+    return decode_json(_Serial, text, url).serial
 
 
 def _answering(response: Any) -> FirstAnswer:

@@ -1,4 +1,4 @@
-"""One reader's way through the log, page by page, in the order of serials."""
+"""Cursor of one reader: reads the log page by page, in the order of serials."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -15,15 +15,14 @@ from synrepl.transports.http.fork_check import trimmed
 __all__ = ["PAGE_ROWS", "ChangelogPage", "ChangelogCursor"]
 
 PAGE_ROWS: Final = 1_000
-"""Rows read at a time: some milliseconds of work, and a quarter of a megabyte at most beside one fact."""
+"""Rows per page: a few milliseconds of work, and at most 250 kB unless one fact is larger."""
 
 SLICE_SERIALS: Final = 20_000
-"""How much of the log is looked through at a time for what is wanted: others read in the same thread."""
+"""Serials scanned per step for facts that pass the filter: other readers share the thread."""
 
 
 class ChangelogPage(msgspec.Struct, frozen=True):
-    """What comes next: the receipts of appends that begin here, and the turns at their places among the
-    facts."""
+    """The next facts, the receipts of appends that begin among them, and the epoch starts between them."""
 
     facts: Sequence[Fact] = ()
     epoch_starts: Sequence[EpochStart] = ()
@@ -34,103 +33,109 @@ class ChangelogPage(msgspec.Struct, frozen=True):
 
 
 class ChangelogCursor:
-    """Reads what is `wanted` from a log. All of that up to the serial `after` was given."""
+    """Reads the facts that a query selects. `after` is the position: every selected fact up to it was
+    returned.
+    """
 
-    def __init__(self, log: Log, wanted: ChangelogQuery) -> None:
-        self.after = wanted.since
-        self.left = wanted.limit
+    def __init__(self, log: Log, query: ChangelogQuery) -> None:
+        self.after = query.since
+        self.left = query.limit
         self._log = log
-        self._wanted = wanted
-        self._told = -1 if wanted.epoch is None else wanted.epoch
+        self._query = query
+        self._sent_epoch = -1 if query.epoch is None else query.epoch
         self._boots = log.boots
 
     @property
     def head(self) -> int:
-        """The last serial that there is to give."""
-        return min(self._log.serial, self._wanted.upto)
+        """The last serial that can be returned now."""
+        return min(self._log.serial, self._query.upto)
 
     @property
     def is_full(self) -> bool:
-        """Whether as many facts as are wanted were given."""
+        """Whether the query's limit is reached."""
         return self.left is not None and self.left <= 0
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing more can come."""
-        return self.is_full or self.after >= self._wanted.upto
+        """Whether no more facts can follow."""
+        return self.is_full or self.after >= self._query.upto
 
     def check(self) -> None:
-        """Raises `ApiError` when going on would leave out something, or show two histories as one."""
+        """Raises `ApiError` if the log was replaced or trimmed meanwhile: the reader would miss facts, or mix
+        two histories.
+        """
         log = self._log
         if log.boots != self._boots or log.serial < self.after:
-            why = "this log was replaced by a copy of another one"
+            why = "the log was replaced by a snapshot meanwhile: read it again from the start"
             raise ApiError(503, "replaced", why, more={"retryable": True}, retry_after=RETRY_SECONDS)
-        if self.after < log.trimmed_upto.serial and not self._wanted.compacted:
+        if self.after < log.trimmed_upto.serial and not self._query.compacted:
             raise trimmed(log, self.after)
 
     async def page(self, upto: int) -> ChangelogPage:
-        """The next page, of what is up to that serial. It may be empty although there is more after it."""
+        """Read the next page, up to this serial. An empty page does not mean the end."""
         facts: Sequence[Fact] = ()
         receipts: Sequence[AppendReceipt] = ()
-        chosen = self._wanted.chosen
+        facts_filter = self._query.filter
         if self.after < upto:
-            looked = upto if chosen.is_open else min(upto, self.after + SLICE_SERIALS)
-            facts, looked = await self._log.read(
+            read_upto = upto if facts_filter.is_open else min(upto, self.after + SLICE_SERIALS)
+            facts, read_upto = await self._log.read(
                 after=self.after,
-                upto=looked,
+                upto=read_upto,
                 limit=PAGE_ROWS if self.left is None else min(PAGE_ROWS, self.left),
-                filter=chosen,
+                filter=facts_filter,
             )
-            receipts = await self._receipts(looked)
+            receipts = await self._receipts(read_upto)
             self.check()
-            self.after = looked
-        return self._given(facts, receipts)
+            self.after = read_upto
+        return self._make_page(facts, receipts)
 
     async def text(self, upto: int, limit: int) -> bytes:
-        """The next facts, of what is up to that serial, as lines (`IEngine.read_text`); at most so many."""
+        """Read the next facts up to this serial, at most `limit`, as lines (`IEngine.read_text`)."""
         text = b""
         if self.after < upto and limit > 0:
-            text, looked = await self._log.read_text(
-                after=self.after, upto=upto, limit=limit, filter=self._wanted.chosen
+            text, read_upto = await self._log.read_text(
+                after=self.after, upto=upto, limit=limit, filter=self._query.filter
             )
             self.check()
-            self.after = looked
+            self.after = read_upto
         if self.left is not None:
             self.left -= text.count(b"\n") + 1 if text else 0
         return text
 
-    async def pushed(self, group: Sequence[Fact]) -> ChangelogPage:
-        """What is wanted of a group that was committed just now; nothing that is wanted came before it."""
-        chosen = self._wanted.chosen
+    async def page_of(self, group: Sequence[Fact]) -> ChangelogPage:
+        """Make a page of a group that was just committed; no selected fact lies between the cursor and the
+        group.
+        """
+        facts_filter = self._query.filter
         facts = group
-        if not chosen.is_open:
-            facts = [fact for fact in group if chosen.passes(fact.stream, fact.writer)]
+        if not facts_filter.is_open:
+            facts = [fact for fact in group if facts_filter.passes(fact.stream, fact.writer)]
         receipts = await self._receipts(group[-1].serial)
         self.check()
         self.after = group[-1].serial
-        return self._given(facts, receipts)
+        return self._make_page(facts, receipts)
 
     def epoch_starts(self) -> list[EpochStart]:
-        """The turns up to where it is that were not given yet; they count as given now."""
-        log_turns = self._log.epoch_starts
-        if not self._wanted.epoch_starts or not log_turns or log_turns[-1].epoch <= self._told:
+        """Return the epoch starts up to the cursor that were not returned before."""
+        starts = self._log.epoch_starts
+        if not self._query.epoch_starts or not starts or starts[-1].epoch <= self._sent_epoch:
             return []
-        since, told = self._wanted.since, self._told
+        since, sent_epoch = self._query.since, self._sent_epoch
         new = [
             epoch_start
-            for epoch_start in log_turns
-            if epoch_start.epoch > told and since <= epoch_start.serial <= self.after
+            for epoch_start in starts
+            if epoch_start.epoch > sent_epoch and since <= epoch_start.serial <= self.after
         ]
         if new:
-            self._told = new[-1].epoch
+            self._sent_epoch = new[-1].epoch
         return new
 
     async def _receipts(self, upto: int) -> Sequence[AppendReceipt]:
-        if not self._wanted.receipts or self._log.receipts_upto <= self.after:
+        if not self._query.receipts or self._log.receipts_upto <= self.after:
             return ()
         return await self._log.receipts_between(self.after, upto)
 
-    def _given(self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt]) -> ChangelogPage:
+    def _make_page(self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt]) -> ChangelogPage:
         if self.left is not None:
             self.left -= len(facts)
         return ChangelogPage(facts, self.epoch_starts(), receipts)

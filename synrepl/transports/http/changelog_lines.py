@@ -1,7 +1,7 @@
-"""What the changelog says, a line of JSON each: facts, and what stands between them.
+"""Lines of the changelog: facts, and other lines between them, each a JSON object.
 
-A fact is proved by the chain of digests, or by a checksum. Every other line ends with a ``check``: the CRC-32
-of its name and of what it says.
+The chain of digests, or a checksum, verifies a fact. Every other line ends with a ``check``: the CRC-32 of
+its name and content.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,44 +23,45 @@ __all__ = [
     "ephemeral_line",
     "heartbeat_line",
     "held_line",
-    "inner",
+    "decode_line",
+    "encode_fact",
     "receipt_line",
-    "turn_line",
-    "written",
+    "epoch_start_line",
+    "encode_page",
 ]
 
 NDJSON: Final = b"application/x-ndjson"
 
 
 def checked_line(fact: Fact) -> bytes:
-    """A fact with what proves it by itself, for whoever does not see the facts before it."""
+    """Encode a fact with a checksum, for readers that do not receive the facts before it."""
     return encode_fact(fact)[:-2] + b',"checksum":"%b"}\n' % checksum(fact).encode()
 
 
 def ephemeral_line(fact: Fact) -> bytes:
-    """A fact that nobody keeps."""
+    """Encode an ephemeral fact."""
     return _line("ephemeral", encode_fact(fact)[:-1])
 
 
 def held_line(facts: Iterable[Fact]) -> bytes:
-    """All facts that are held although nobody keeps them, and where their writers are."""
+    """Encode the current ephemeral facts."""
     return _line("held", b"[%b]" % b",".join(encode_fact(fact)[:-1] for fact in facts))
 
 
 def command_line(text: bytes) -> bytes:
-    """A command for all processes, as a worker of the newest release says it."""
+    """Encode a command for all processes, in the newest release's syntax."""
     return _line("command", msgspec.json.encode(text.decode(errors="replace")))
 
 
-def turn_line(epoch_start: EpochStart) -> bytes:
-    """Where an epoch begins."""
+def epoch_start_line(epoch_start: EpochStart) -> bytes:
+    """Encode the start of an epoch."""
     return _line("epoch_start", msgspec.json.encode(epoch_start))
 
 
 def receipt_line(receipt: AppendReceipt) -> bytes:
-    """What an append with an idempotency key was answered, as a replica must know it."""
+    """Encode the receipt of an append with an idempotency key, which replicas need for deduplication."""
     appended = receipt.appended
-    told = {
+    content = {
         "key": receipt.key,
         "request": receipt.request,
         "epoch": appended.epoch,
@@ -68,24 +69,24 @@ def receipt_line(receipt: AppendReceipt) -> bytes:
         "tokens": appended.tokens,
         "at_ms": receipt.at_ms,
     }
-    return _line("receipt", msgspec.json.encode(told))
+    return _line("receipt", msgspec.json.encode(content))
 
 
 def heartbeat_line(epoch: int, serial: int, digest: str | None, *, now_ms: int, head: int) -> bytes:
-    """All is well, and all that is wanted up to `serial` was sent; the log is at `head`."""
-    told = {"epoch": epoch, "serial": serial, "digest": digest, "now_ms": now_ms, "head": head}
-    return _line("heartbeat", msgspec.json.encode(told))
+    """Encode a heartbeat: all matching facts up to `serial` were sent; the log is at `head`."""
+    content = {"epoch": epoch, "serial": serial, "digest": digest, "now_ms": now_ms, "head": head}
+    return _line("heartbeat", msgspec.json.encode(content))
 
 
-def written(
+def encode_page(
     facts: Sequence[Fact],
     epoch_starts: Sequence[EpochStart] = (),
     receipts: Sequence[AppendReceipt] = (),
     *,
     checked: bool,
 ) -> bytes:
-    """The lines of a page: the receipts first, so that none of their facts is kept without them; a turn
-    behind the fact with its serial, or a lower one.
+    """Encode a page: receipts before their facts, so that no reader stores facts without their receipt; each
+    epoch start behind the fact with its serial, or a lower one.
     """
     fact_line = checked_line if checked else encode_fact
     if not epoch_starts:
@@ -93,28 +94,30 @@ def written(
     else:
         parts: list[tuple[int, int, bytes]] = [(fact.serial, 0, fact_line(fact)) for fact in facts]
         parts += [
-            (epoch_start.serial, epoch_start.epoch, turn_line(epoch_start)) for epoch_start in epoch_starts
+            (epoch_start.serial, epoch_start.epoch, epoch_start_line(epoch_start))
+            for epoch_start in epoch_starts
         ]
         text = b"".join(part for _, _, part in sorted(parts))
     return b"".join(map(receipt_line, receipts)) + text if receipts else text
 
 
-def inner(text: bytes) -> tuple[str, bytes]:
-    """What such a line is about, and what it says of it. Raises RemoteProtocolError if it was changed on its
-    way here.
+def decode_line(text: bytes) -> tuple[str, bytes]:
+    """Return the kind and content of a line that is no fact.
+
+    Raises `RemoteProtocolError` if it is corrupted.
     """
     head, _, check = text.rpartition(b',"check":"')
-    what, _, told = head.removeprefix(b'{"').partition(b'":')
-    if check.rstrip() != _check(what, told) + b'"}':
-        raise RemoteProtocolError("a line between the facts was changed on its way here")
-    return what.decode("ascii", "replace"), told
+    kind, _, content = head.removeprefix(b'{"').partition(b'":')
+    if check.rstrip() != _check(kind, content) + b'"}':
+        raise RemoteProtocolError("corrupted line in the changelog: its check does not match")
+    return kind.decode("ascii", "replace"), content
 
 
-def _line(what: str, told: bytes) -> bytes:
-    name = what.encode()
-    return b'{"%b":%b,"check":"%b"}\n' % (name, told, _check(name, told))
+def _line(kind: str, content: bytes) -> bytes:
+    name = kind.encode()
+    return b'{"%b":%b,"check":"%b"}\n' % (name, content, _check(name, content))
 
 
-def _check(what: bytes, told: bytes) -> bytes:
-    """Enough to find what a bad link has done; no secret goes into it."""
-    return b"%08x" % crc32(told, crc32(what))
+def _check(kind: bytes, content: bytes) -> bytes:
+    """Checksum of a line: detects corruption, not tampering."""
+    return b"%08x" % crc32(content, crc32(kind))

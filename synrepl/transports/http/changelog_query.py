@@ -1,4 +1,4 @@
-"""What a reader of the changelog wants, and where it stands."""
+"""The query of a changelog request."""
 
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from synrepl.transports.http.query import (
 )
 from synrepl.wire.filter import ALL, Filter
 
-__all__ = ["ChangelogQuery", "read_wanted"]
+__all__ = ["ChangelogQuery", "read_query"]
 
 MAX_WAIT_SECONDS: Final = 300.0
 HEARTBEAT_SECONDS: Final = 5.0
@@ -31,20 +31,19 @@ MAX_HEARTBEAT_SECONDS: Final = 60.0
 
 
 class ChangelogQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts after `since`, up to `upto`, at most `limit` (None: all) of those that are `chosen`.
+    """The facts after `since`, up to `upto`, that pass `filter`; at most `limit` (None: no limit).
 
-    With nothing to tell, an answer waits up to `wait` seconds for it; with `follow` it has no end, and says
-    every `heartbeat` seconds how far it is; with `ephemeral` it also has the facts that nobody keeps. With an
-    `origin` it also has the commands for all processes, but for those that the reader forwards under it. What
-    the reader holds at `since` is of this `epoch` and has this `digest`, in a log of this `history`, as far
-    as it says so.
+    Without matching facts, a response waits up to `wait` seconds. With `follow` the response is endless and
+    has a heartbeat every `heartbeat` seconds; with `ephemeral` it includes facts that are not stored. With an
+    `origin` it includes commands for all processes, except those that the reader forwarded under that name.
+    `epoch`, `digest` and `history` describe the reader's own log at `since`, as far as the reader gives them.
     """
 
     since: int = 0
     upto: int = MAX_TOKEN
     limit: int | None = None
     wait: float = 0.0
-    chosen: Filter = ALL
+    filter: Filter = ALL
     epoch: int | None = None
     digest: str | None = None
     history: str | None = None
@@ -59,15 +58,15 @@ class ChangelogQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def checked(self) -> bool:
-        """Whether each fact comes with a checksum of its own: unless said, where facts are chosen."""
-        return not self.chosen.is_open if self.checksum is None else self.checksum
+        """Whether each fact has its own checksum: by default, if facts are filtered."""
+        return not self.filter.is_open if self.checksum is None else self.checksum
 
 
-def read_wanted(request: Any, table: StreamTable, holdings: Holdings) -> ChangelogQuery:
-    """What the query of this request says; unless it names streams, all that the peer may see and is held.
+def read_query(request: Any, table: StreamTable, holdings: Holdings) -> ChangelogQuery:
+    """Parse the query of this request. Without names, it selects all streams that the peer may see.
 
-    Raises `ApiError`, also for streams and writers that are named and not held here; or `UnknownStream` by
-    this table.
+    Raises `ApiError`, also for streams and writers that this daemon does not hold; `UnknownStream` for
+    streams that the table lacks.
     """
     streams, writers = names(request, "streams"), names(request, "writers")
     for name in sorted(streams or ()):
@@ -85,7 +84,7 @@ def read_wanted(request: Any, table: StreamTable, holdings: Holdings) -> Changel
         upto=integer(request, "upto", MAX_TOKEN),
         limit=None if limit < 0 else limit,
         wait=seconds(request, "wait", highest=MAX_WAIT_SECONDS),
-        chosen=Filter(streams, writers),
+        filter=Filter(streams, writers),
         epoch=None if epoch < 0 else epoch,
         digest=digest(request, "digest"),
         history=text(request, "history"),
@@ -103,11 +102,11 @@ def read_wanted(request: Any, table: StreamTable, holdings: Holdings) -> Changel
 
 
 def _origin(request: Any) -> str | None:
-    """Under what name a replica that asks for commands forwards its own; None if it asks for none."""
-    given = text(request, "commands")
-    if given is None:
+    """Return the origin under which a replica forwards its own commands; None if it requests no commands."""
+    origin = text(request, "commands")
+    if origin is None:
         return None
     check_right(request.access, Right.REPLICATE)
-    if not is_word(given):
-        raise ApiError(400, "bad_request", "commands is the origin of the reader's own: one printable word")
-    return given
+    if not is_word(origin):
+        raise ApiError(400, "bad_request", "commands must be the origin of the reader: one printable word")
+    return origin

@@ -26,7 +26,7 @@ from synrepl.transports.http.client_errors import (
     OtherHistory,
     Trimmed,
 )
-from synrepl.transports.http.http_client import HttpClient, NeverSent, decoded, public
+from synrepl.transports.http.http_client import HttpClient, NeverSent, decode_json, public_url
 
 __all__ = [
     "AheadOfLog",
@@ -93,11 +93,11 @@ class HttpCatchUp:
         path = f"/_synapse/replication/get_repl_stream_updates/{quote(stream, safe='')}/{txn_id}"
         url = f"{base}{path}?{query}"
         try:
-            body = await self._http.whole("GET", url, None, self._max_bytes, host=host)
+            body = await self._http.fetch("GET", url, None, self._max_bytes, host=host)
         except ApiResponseError as error:
             kind = NotConnected if error.retryable else RemoteProtocolError
             raise kind(str(error)) from error
-        return _missed(body, public(url), after, upto)
+        return _missed(body, public_url(url), after, upto)
 
     async def highest(self, stream: str) -> int | None:
         """The highest token of a stream, as `base_url` has it; None from a server that does not tell."""
@@ -105,13 +105,13 @@ class HttpCatchUp:
             return None
         url = f"{self._base_url.rstrip('/')}/v1/streams/{quote(stream, safe='')}/allocated"
         try:
-            body = await self._http.whole("GET", url, None, MIB)
+            body = await self._http.fetch("GET", url, None, MIB)
         except ApiResponseError as error:
             if error.status == 404 and error.code != "unknown_stream":
                 self._tells_allocated = False  # no daemon of ours: not to be bothered again
                 return None
             raise
-        return decoded(_Allocated, body, public(url)).allocated
+        return decode_json(_Allocated, body, public_url(url)).allocated
 
     async def stop(self) -> None:
         """Close the idle connections."""
@@ -129,7 +129,7 @@ class _Allocated(msgspec.Struct):
 
 
 def _missed(body: bytes, url: str, after: int, upto: int) -> MissedFacts:
-    answer = decoded(_UpdatesAnswer, body, url)
+    answer = decode_json(_UpdatesAnswer, body, url)
     if answer.limited and after <= upto and answer.upto_token == after:
         raise RemoteProtocolError(f"{url} says that more follows after {after}, and gave none of it")
     facts: list[tuple[int, list[bytes]]] = []

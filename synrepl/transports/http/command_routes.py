@@ -7,7 +7,7 @@ import msgspec
 from synrepl.errors import RemoteProtocolError
 from synrepl.replication.publisher import Publisher
 from synrepl.transports.http.api_error import ApiError
-from synrepl.transports.http.append_body import read_said
+from synrepl.transports.http.append_body import read_json
 from synrepl.transports.http.query import integer, seconds, word
 from synrepl.wire.native import Natural64
 
@@ -52,7 +52,7 @@ class CommandRoutes:
 
     async def take(self, request: Any) -> bytes:
         """``POST /v1/commands``: each command is acted on as if it had been said here, once."""
-        said = read_said(ForwardedCommands, request, MAX_BODY)
+        said = read_json(ForwardedCommands, request, MAX_BODY)
         try:
             number, since = self._publisher.command_receiver.receive(
                 said.origin,
@@ -99,7 +99,7 @@ class CommandRoutes:
     async def acknowledge(self, request: Any) -> bytes:
         """``POST /v1/commands/ack``: what was acted on is not offered again."""
         feed = self._publisher.follower_commands.feed
-        said = read_said(AcknowledgedCommands, request, MAX_ACK_BODY)
+        said = read_json(AcknowledgedCommands, request, MAX_ACK_BODY)
         if said.life != feed.life or said.number > feed.head:
             why = f"this daemon is in its life {feed.life}, and has offered {feed.head} commands"
             raise ApiError(409, "bad_ack", why)

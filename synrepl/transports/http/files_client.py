@@ -15,12 +15,12 @@ from synrepl.transports.http.client_errors import as_refusal
 from synrepl.transports.http.http_client import (
     MAX_ERROR_BYTES,
     abort,
-    is_whole,
+    is_complete,
     make_client,
-    public,
+    public_url,
     reason,
-    requested,
-    unreachable,
+    treq_url,
+    unreachable_message,
 )
 
 __all__ = ["HttpFiles"]
@@ -63,7 +63,7 @@ class HttpFiles:
 
     async def fetch(self, sha256: str, offset: int, on_chunk: Callable[[bytes], Awaitable[None]]) -> None:
         """Call `on_chunk` with the bytes from `offset` on, to the end; what it returns is waited for."""
-        url = public(f"{self._base_url}/v1/files/sha256/{sha256}")
+        url = public_url(f"{self._base_url}/v1/files/sha256/{sha256}")
         response = await self._begun(url, offset)
         chunks = _Chunks(self._reactor, self._silence)
         response.deliverBody(chunks)
@@ -91,7 +91,7 @@ class HttpFiles:
             chunks.stop()
         if chunks.is_silent:
             raise NotConnected(f"{url} sent nothing for {self._silence:g} seconds")
-        if not chunks.is_whole:
+        if not chunks.is_complete:
             assert chunks.end is not None
             raise NotConnected(f"{url} broke off: {reason(chunks.end.value)}")  # type: ignore[arg-type]
 
@@ -99,7 +99,7 @@ class HttpFiles:
         self, sha256: str, size: int, read: Callable[[int, int], Awaitable[bytes]], hops: int
     ) -> None:
         """Bring a file there; returns when it is kept."""
-        url = public(f"{self._base_url}/v1/files/sha256/{sha256}?hops={hops}")
+        url = public_url(f"{self._base_url}/v1/files/sha256/{sha256}?hops={hops}")
         body = _Body(size, read)
         response = await self._answer(self._request("PUT", url, self._credentials.headers, body), url, body)
         chunks = _Chunks(self._reactor, self._silence)
@@ -124,7 +124,7 @@ class HttpFiles:
     def _request(self, method: str, url: str, headers: dict[str, list[str]], body: Any) -> "Deferred[Any]":
         asked: Deferred[Any] = self._treq().request(
             method,
-            requested(url),
+            treq_url(url),
             headers=headers,
             data=body,
             # To follow a redirection would show the secret to whoever it names.
@@ -146,7 +146,7 @@ class HttpFiles:
         except ReplicationError:
             raise
         except Exception as error:
-            raise NotConnected(unreachable(self._credentials, url, error)) from error
+            raise NotConnected(unreachable_message(self._credentials, url, error)) from error
         finally:
             watch.stop()
 
@@ -250,9 +250,9 @@ class _Chunks(Protocol):
         self._waiter: Deferred[None] | None = None
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether it ended as it should."""
-        return self.end is not None and is_whole(self.end)
+        return self.end is not None and is_complete(self.end)
 
     async def take(self) -> bytes | None:
         """The bytes that came since the last time; None once there are no more."""

@@ -1,7 +1,7 @@
-"""Whether what a reader holds is a part of our history. Each way in which it is not is told apart.
+"""Check that a reader's position lies in this log's history, with a code for each kind of mismatch.
 
-Someone whose history is beside ours must hear of it at once: it would otherwise be given facts that do not
-follow from what it has, or wait in silence for ever.
+A reader on a diverged history must be more at once. Otherwise it would receive facts that do not follow its
+own, or wait forever.
 """
 
 from collections.abc import Iterable
@@ -14,46 +14,53 @@ from synrepl.transports.http.changelog_query import ChangelogQuery
 __all__ = ["check", "digests", "trimmed"]
 
 
-async def check(log: ILog, wanted: ChangelogQuery) -> None:
-    """Raises `ApiError` unless `wanted` can be read from this log without anything missing or beside it."""
-    since, epoch = wanted.since, wanted.epoch
-    if wanted.history is not None and wanted.history != log.history:
-        raise _refused(log, "other_history", f"this log is of history {log.history}")
+async def check(log: ILog, query: ChangelogQuery) -> None:
+    """Raises `ApiError` unless this log contains the reader's position and every fact after it."""
+    since, epoch = query.since, query.epoch
+    if query.history is not None and query.history != log.history:
+        raise _refusal(
+            log, "other_history", f"the reader's log has another history; this log has history {log.history}"
+        )
     if epoch is not None and epoch > log.epoch:
-        # Someone else took over, and this daemon has not heard of it yet: that may pass.
-        why = f"epoch {epoch} is later than any that is known here, which is {log.epoch}"
-        raise _refused(log, "other_epoch", why, retryable=True)
+        # Another daemon may have taken over, unknown to this one so far: retryable.
+        why = f"epoch {epoch} is later than {log.epoch}, the latest epoch that this daemon knows"
+        raise _refusal(log, "other_epoch", why, retryable=True)
     if since > log.serial:
-        raise _refused(log, "ahead_of_log", f"serial {since} is beyond this log, at {log.serial}")
-    if since < log.trimmed_upto.serial and not wanted.compacted:
+        raise _refusal(log, "ahead_of_log", f"serial {since} is beyond the end of this log, {log.serial}")
+    if since < log.trimmed_upto.serial and not query.compacted:
         raise trimmed(log, since)
-    held = None if wanted.digest is None else await log.digest_at(since)
+    held = None if query.digest is None else await log.digest_at(since)
     if held is not None:
-        if held != wanted.digest:
-            raise _refused(log, "fork", f"the digest of serial {since} is another one here")
+        if held != query.digest:
+            raise _refusal(
+                log, "fork", f"the reader's log has diverged: serial {since} has another digest in this log"
+            )
     elif epoch is not None:
         for epoch_start in log.epoch_starts:
             if epoch_start.epoch > epoch and epoch_start.serial < since:
                 began = f"epoch {epoch_start.epoch} began after serial {epoch_start.serial}"
-                why = f"{began}, before {since} of epoch {epoch}"
-                raise _refused(log, "fork", why)
+                why = f"the reader's log has diverged: {began}, before its serial {since} of epoch {epoch}"
+                raise _refusal(log, "fork", why)
 
 
 def trimmed(log: ILog, since: int) -> ApiError:
-    """What a reader from before the beginning of the log is told."""
+    """Make the error for a reader whose position was trimmed."""
     trimmed_upto = log.trimmed_upto.serial
-    why = f"the log was trimmed up to serial {trimmed_upto}; compacted=true gives what is left after {since}"
-    return _refused(log, "trimmed", why, status=410, trimmed_upto=trimmed_upto)
+    why = (
+        f"the log was trimmed up to serial {trimmed_upto}; "
+        f"request the remaining facts after {since} with compacted=true"
+    )
+    return _refusal(log, "trimmed", why, status=410, trimmed_upto=trimmed_upto)
 
 
 async def digests(log: ILog, serials: Iterable[int]) -> dict[str, Any]:
-    """The digest at each of these serials, null where it is not known, and where the log stands."""
+    """Return the digest at each of these serials (None if unknown), and the log's head."""
     found = {str(serial): await log.digest_at(serial) for serial in sorted(set(serials))}
     return {"epoch": log.epoch, "serial": log.serial, "history": log.history, "digests": found}
 
 
-def _refused(
-    log: ILog, code: str, message: str, *, status: int = 409, retryable: bool = False, **more: Any
+def _refusal(
+    log: ILog, code: str, message: str, *, status: int = 409, retryable: bool = False, **extra: Any
 ) -> ApiError:
-    told = {"serial": log.serial, "epoch": log.epoch, **more, "retryable": retryable}
-    return ApiError(status, code, message, more=told)
+    more = {"serial": log.serial, "epoch": log.epoch, **extra, "retryable": retryable}
+    return ApiError(status, code, message, more=more)

@@ -1,4 +1,4 @@
-"""Making requests: whole answers, and lines of answers that have no end."""
+"""HTTP client of a daemon: complete responses, and lines of endless ones."""
 
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -16,12 +16,12 @@ from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.ports.interfaces import IClock
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.client_errors import as_refusal
-from synrepl.transports.http.content_digest import HEADER, WANTED, content_digest, is_intact
+from synrepl.transports.http.content_digest import HEADER, WANTED, content_digest, matches_digest
 from synrepl.wire.blocks import MAX_HELD
 from synrepl.wire.text import printable
 
 if TYPE_CHECKING:
-    # A daemon without TLS need not have it in memory.
+    # Imported for types only: a daemon without TLS should not load OpenSSL.
     from OpenSSL import SSL
 
 __all__ = [
@@ -31,62 +31,62 @@ __all__ = [
     "ResponseLines",
     "NeverSent",
     "abort",
-    "collected",
-    "decoded",
-    "each",
-    "is_whole",
+    "collect_body",
+    "decode_json",
+    "iterate_lines",
+    "is_complete",
     "make_client",
-    "public",
+    "public_url",
     "reason",
-    "requested",
-    "unreachable",
+    "treq_url",
+    "unreachable_message",
 ]
 
 T = TypeVar("T")
 
 MIB: Final = 1024 * 1024
 LINE_BYTES: Final = 64
-"""What a line counts beside its text: empty ones wait in memory too."""
-HELD_BYTES: Final = MIB
-"""Lines of a changelog that wait for whoever reads them before the connection is read no further."""
+"""Memory that a queued line counts in addition to its text."""
+MAX_BUFFERED_BYTES: Final = MIB
+"""Bytes of queued lines at which reading from the connection pauses."""
 MAX_LINE_BYTES: Final = MAX_HELD
-"""In a line of a changelog, as in a block: one fact of the largest size, or all that nobody keeps."""
+"""Limit for a line, as for a block: one fact of the largest size, or all ephemeral facts."""
 MAX_ERROR_BYTES: Final = 64 * 1024
 
 
 class NeverSent(NotConnected):
-    """There was no connection to send it on: the server has seen nothing of it."""
+    """The request was not sent: there was no connection."""
 
 
-def decoded(shape: type[T], body: bytes, url: str) -> T:
+def decode_json(expected: type[T], body: bytes, url: str) -> T:
     try:
-        return msgspec.json.decode(body, type=shape)
+        return msgspec.json.decode(body, type=expected)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RemoteProtocolError(f"{url} gave a wrong answer: {printable(str(error))}") from error
+        raise RemoteProtocolError(f"{url} sent an invalid response: {printable(str(error))}") from error
 
 
-def public(url: str) -> str:
-    """The URL as people may see it: without a user and a password."""
+def public_url(url: str) -> str:
+    """Return the URL without user and password, for messages."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
-def requested(url: str) -> str | URL:
-    """The URL as treq is to be given it: without a user and a password."""
-    shown = public(url)
+def treq_url(url: str) -> str | URL:
+    """Return the URL for treq, without user and password."""
+    shown = public_url(url)
     return _AddressUrl.from_text(shown) if "://[" in shown else shown
 
 
 class _AddressUrl(URL):
-    """A URL with an address of IPv6. treq would encode the address as a name (IDNA), which it is not."""
+    """A URL with an IPv6 address, which treq would try to encode as a name (IDNA)."""
 
     def to_uri(self) -> URL:
-        """All in ASCII, as it is sent."""
+        """Return the URL in ASCII, as it is sent."""
         return URL.to_uri(self.replace(host="localhost")).replace(host=self.host)
 
 
 class DaemonClient:
-    """A daemon of ours, over HTTP. `timeout` bounds, in seconds, the wait for an answer to begin."""
+    """Base of the clients of one daemon. `timeout` bounds the wait for a response, in seconds."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class DaemonClient:
 
 
 class HttpClient:
-    """Makes requests over a few connections that are kept, and turns every failure into one of ours."""
+    """Makes requests over pooled connections; raises only `ReplicationError` and its subclasses."""
 
     def __init__(self, reactor: Any, secret: str | Credentials | None, timeout: float, client: Any) -> None:
         self._reactor = reactor
@@ -116,7 +116,7 @@ class HttpClient:
         self._client = client
         self._pool: Any = None
 
-    async def whole(
+    async def fetch(
         self,
         method: str,
         url: str,
@@ -126,26 +126,26 @@ class HttpClient:
         host: str | None = None,
         timeout: float | None = None,
     ) -> bytes:
-        """A whole answer of status 200. `host` is said in the header in place of the URL's."""
-        work = self._get_whole(method, url, body, max_bytes, host)
-        got: bytes = await self._within(self._timeout if timeout is None else timeout, work, url)
-        return got
+        """Return the body of a response with status 200. `host` replaces the URL's host in the header."""
+        coroutine = self._fetch_body(method, url, body, max_bytes, host)
+        content: bytes = await self._within(self._timeout if timeout is None else timeout, coroutine, url)
+        return content
 
-    async def begin(self, method: str, url: str, body: bytes | None, *, extra_seconds: float) -> Any:
-        """An answer of status 200 whose body is still to come."""
-        return await self._within(self._timeout + extra_seconds, self._get(method, url, body), url)
+    async def open(self, method: str, url: str, body: bytes | None, *, extra_seconds: float) -> Any:
+        """Return a response with status 200 whose body is not read yet."""
+        return await self._within(self._timeout + extra_seconds, self._open(method, url, body), url)
 
     async def stop(self) -> None:
         """Close the idle connections."""
         if self._pool is not None:
             await self._pool.closeCachedConnections()
 
-    async def _get_whole(
+    async def _fetch_body(
         self, method: str, url: str, body: bytes | None, max_bytes: int, host: str | None
     ) -> bytes:
-        return await _intact(await self._get(method, url, body, host), max_bytes, public(url))
+        return await _verified_body(await self._open(method, url, body, host), max_bytes, public_url(url))
 
-    async def _get(self, method: str, url: str, body: bytes | None, host: str | None = None) -> Any:
+    async def _open(self, method: str, url: str, body: bytes | None, host: str | None = None) -> Any:
         headers: dict[str, list[str]] = {**self._credentials.headers, WANTED: ["sha-256=1"]}
         if host is not None:
             headers["host"] = [host]
@@ -154,32 +154,32 @@ class HttpClient:
             headers[HEADER] = [content_digest(body)]
         response = await self._treq().request(
             method,
-            requested(url),
+            treq_url(url),
             headers=headers,
             data=body,
-            # To follow a redirection would show the secret to whoever it names.
+            # Redirects are not followed: they would send the secret to another host.
             allow_redirects=False,
             unbuffered=True,
             reactor=self._reactor,
         )
         if response.code != 200:
-            said = await _intact(response, MAX_ERROR_BYTES, public(url))
-            raise as_refusal(response.code, said, public(url))
+            body = await _verified_body(response, MAX_ERROR_BYTES, public_url(url))
+            raise as_refusal(response.code, body, public_url(url))
         return response
 
-    async def _within(self, seconds: float, work: Any, url: str) -> Any:
-        """What `work` gives, in time."""
-        done: Deferred[Any] = Deferred.fromCoroutine(work)
+    async def _within(self, seconds: float, coroutine: Any, url: str) -> Any:
+        """Await a coroutine, with a timeout."""
+        done: Deferred[Any] = Deferred.fromCoroutine(coroutine)
         done.addTimeout(seconds, self._reactor)
         try:
             return await done
         except (ReplicationError, CancelledError):
             raise
         except TimedOut:
-            raise NotConnected(f"{public(url)} has not answered within {seconds:g} seconds") from None
+            raise NotConnected(f"{public_url(url)} has not answered within {seconds:g} seconds") from None
         except Exception as error:
             kind = NeverSent if _is_never_sent(error) else NotConnected
-            raise kind(unreachable(self._credentials, url, error)) from error
+            raise kind(unreachable_message(self._credentials, url, error)) from error
 
     def _treq(self) -> Any:
         if self._client is None:
@@ -190,20 +190,20 @@ class HttpClient:
 def _is_never_sent(error: Exception) -> bool:
     from twisted.web._newclient import RequestNotSent
 
-    # UnicodeError: a host that is no name, which is found out before there is a connection.
+    # UnicodeError: an invalid host name, found before connecting.
     never = ConnectError | ConnectingCancelledError | DNSLookupError | RequestNotSent | UnicodeError
     if isinstance(error, never):
         return True
-    found = _tls_error(error)
-    if found is None:
+    tls_error = _tls_error(error)
+    if tls_error is None:
         return False
     from synrepl.transports.tls import is_handshake_refused
 
-    return is_handshake_refused(found)
+    return is_handshake_refused(tls_error)
 
 
 def make_client(reactor: Any, credentials: Credentials) -> tuple[Any, Any]:
-    """A treq client, and the pool of its connections."""
+    """Make a treq client; return it with its connection pool."""
     from treq.client import HTTPClient
     from twisted.web.client import Agent, HTTPConnectionPool
 
@@ -214,52 +214,52 @@ def make_client(reactor: Any, credentials: Credentials) -> tuple[Any, Any]:
     return HTTPClient(Agent(reactor, credentials, connectTimeout=10.0, pool=pool)), pool
 
 
-def unreachable(credentials: Credentials, url: str, error: Exception) -> str:
-    """That there was no answer, and why, in one line."""
+def unreachable_message(credentials: Credentials, url: str, error: Exception) -> str:
+    """Describe a failed request in one line."""
     why = reason(error)
     if url.startswith("https:"):
-        found = _tls_error(error)
-        if found is not None:
-            why = credentials.explain(urlsplit(url).hostname or "", found)
-    return f"{public(url)} cannot be reached: {why}"
+        tls_error = _tls_error(error)
+        if tls_error is not None:
+            why = credentials.explain(urlsplit(url).hostname or "", tls_error)
+    return f"{public_url(url)} cannot be reached: {why}"
 
 
 def _tls_error(error: Exception) -> "SSL.Error | None":
-    """What OpenSSL said, where Twisted wraps it; None if it is another failure."""
-    found: BaseException | None = error
-    while (reasons := getattr(found, "reasons", None)) and isinstance(reasons[0], Failure):
-        found = reasons[0].value
-    if found is None or not type(found).__module__.startswith("OpenSSL"):
+    """Return the OpenSSL error that Twisted has wrapped; None for another failure."""
+    tls_error: BaseException | None = error
+    while (reasons := getattr(tls_error, "reasons", None)) and isinstance(reasons[0], Failure):
+        tls_error = reasons[0].value
+    if tls_error is None or not type(tls_error).__module__.startswith("OpenSSL"):
         return None
     from OpenSSL import SSL
 
-    return found if isinstance(found, SSL.Error) else None
+    return tls_error if isinstance(tls_error, SSL.Error) else None
 
 
 def reason(error: Exception) -> str:
-    """One line, also where Twisted wraps the reasons."""
+    """Describe an error in one line; unwraps Twisted's lists of reasons."""
     reasons = getattr(error, "reasons", None)
     if reasons and isinstance(reasons[0], Failure):
         return reason(reasons[0].value) if isinstance(reasons[0].value, Exception) else str(reasons[0])
     return printable(" ".join(str(error).split()), limit=1_000) or type(error).__name__
 
 
-async def _intact(response: Any, max_bytes: int, url: str) -> bytes:
-    """A body that came as it was sent, as far as the server says how that was."""
-    body = await collected(response, max_bytes, url)
-    if not is_intact(body, response.headers.getRawHeaders(HEADER)):
-        raise NotConnected(f"{url} gave an answer that was changed on the way")
+async def _verified_body(response: Any, max_bytes: int, url: str) -> bytes:
+    """Read a body and verify its Content-Digest, if it has one."""
+    body = await collect_body(response, max_bytes, url)
+    if not matches_digest(body, response.headers.getRawHeaders(HEADER)):
+        raise NotConnected(f"{url} sent a corrupted response: its Content-Digest does not match")
     return body
 
 
-async def collected(response: Any, max_bytes: int, url: str) -> bytes:
+async def collect_body(response: Any, max_bytes: int, url: str) -> bytes:
     collecting = _Collector(max_bytes, url)
     response.deliverBody(collecting)
     return await collecting.done
 
 
 class _Collector(Protocol):
-    """Gathers a body, up to a bound."""
+    """Collects a body, up to a limit."""
 
     def __init__(self, max_bytes: int, url: str) -> None:
         self.done: Deferred[bytes] = Deferred(lambda _: self.abort())
@@ -274,13 +274,13 @@ class _Collector(Protocol):
             self._parts.append(data)
         elif not self.done.called:
             self._parts.clear()
-            self.done.errback(RemoteProtocolError(f"{self._url} gave more than {self._max_bytes} bytes"))
+            self.done.errback(RemoteProtocolError(f"{self._url} sent more than {self._max_bytes} bytes"))
             self.abort()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if self.done.called:
             return
-        if is_whole(reason):
+        if is_complete(reason):
             self.done.callback(b"".join(self._parts))
         else:
             self.done.errback(reason)
@@ -290,7 +290,7 @@ class _Collector(Protocol):
 
 
 class ResponseLines(Protocol):
-    """Cuts a body into lines, and lets the sender wait while too much of it is held here."""
+    """Splits a body into lines; pauses the connection while too many of them are queued."""
 
     def __init__(self) -> None:
         self.end: Failure | None = None
@@ -298,7 +298,7 @@ class ResponseLines(Protocol):
         self._rest_bytes = 0
         self._is_too_long = False
         self._lines: deque[bytes] = deque()
-        self._held = 0
+        self._buffered = 0
         self._is_paused = False
         self._is_stopped = False
         self._waiter: Deferred[None] | None = None
@@ -312,9 +312,9 @@ class ResponseLines(Protocol):
         if others:
             *lines, last = b"".join(self.rest), *others
             self._lines += lines
-            self._held += sum(map(len, lines)) + LINE_BYTES * len(lines)
+            self._buffered += sum(map(len, lines)) + LINE_BYTES * len(lines)
             self.rest, self._rest_bytes = [last] if last else [], len(last)
-        if self._held > HELD_BYTES and not self._is_paused:
+        if self._buffered > MAX_BUFFERED_BYTES and not self._is_paused:
             self._is_paused = True
             assert self.transport is not None
             self.transport.pauseProducing()  # type: ignore[attr-defined]
@@ -328,32 +328,32 @@ class ResponseLines(Protocol):
         self.end = reason
         self._wake()
 
-    def take(self) -> bytes | None:
-        """The next line; None if there is none just now."""
+    def pop_line(self) -> bytes | None:
+        """Return the next line; None if none is queued."""
         if not self._lines:
             return None
         text = self._lines.popleft()
-        self._held -= len(text) + LINE_BYTES
-        if self._is_paused and self._held <= HELD_BYTES // 2 and self.end is None:
+        self._buffered -= len(text) + LINE_BYTES
+        if self._is_paused and self._buffered <= MAX_BUFFERED_BYTES // 2 and self.end is None:
             self._is_paused = False
             assert self.transport is not None
             self.transport.resumeProducing()  # type: ignore[attr-defined]
         return text
 
-    def take_all(self) -> list[bytes]:
-        """All lines that are here."""
+    def pop_lines(self) -> list[bytes]:
+        """Return all queued lines."""
         lines: list[bytes] = []
-        while (text := self.take()) is not None:
+        while (text := self.pop_line()) is not None:
             lines.append(text)
         return lines
 
-    async def changed(self) -> None:
-        """Returns when there is more, or no more."""
+    async def wait(self) -> None:
+        """Wait for more lines or the end of the response."""
         self._waiter = Deferred()
         await self._waiter
 
-    async def changed_within(self, seconds: float, clock: IClock) -> bool:
-        """Whether there is more, or no more, before so many seconds have passed in silence."""
+    async def wait_within(self, seconds: float, clock: IClock) -> bool:
+        """Wait like `wait`; False after so many seconds of silence."""
         waiter: Deferred[None] = Deferred()
         self._waiter = waiter
         timer = clock.callLater(seconds, waiter.errback, TimedOut())
@@ -366,17 +366,18 @@ class ResponseLines(Protocol):
                 timer.cancel()
         return True
 
-    def check_whole(self, url: str) -> None:
-        """Raises `NotConnected` unless it came to its proper end; `RemoteProtocolError` after a line that was
-        too long."""
+    def check_complete(self, url: str) -> None:
+        """Raises `NotConnected` unless the response is complete; `RemoteProtocolError` after a line over the
+        limit.
+        """
         assert self.end is not None
         if self._is_too_long:
-            raise RemoteProtocolError(f"{url} gave a line of more than {MAX_LINE_BYTES} bytes")
-        if not is_whole(self.end) or self.rest:
-            raise NotConnected(f"{url} broke off: {reason(self.end.value)}")  # type: ignore[arg-type]
+            raise RemoteProtocolError(f"{url} sent a line of more than {MAX_LINE_BYTES} bytes")
+        if not is_complete(self.end) or self.rest:
+            raise NotConnected(f"{url}: the response ended early: {reason(self.end.value)}")  # type: ignore[arg-type]
 
     def stop(self) -> None:
-        """Read no further."""
+        """Stop reading, and abort the response."""
         self._is_stopped = True
         if self.end is None:
             abort(self.transport)
@@ -387,23 +388,23 @@ class ResponseLines(Protocol):
             waiter.callback(None)
 
 
-async def each(lines: ResponseLines, url: str) -> Any:
+async def iterate_lines(lines: ResponseLines, url: str) -> Any:
     while True:
-        while (text := lines.take()) is not None:
+        while (text := lines.pop_line()) is not None:
             yield text
         if lines.end is not None:
             break
-        await lines.changed()
-    lines.check_whole(url)
+        await lines.wait()
+    lines.check_complete(url)
 
 
-def is_whole(reason: Failure) -> bool:
+def is_complete(reason: Failure) -> bool:
     from twisted.web.client import ResponseDone
 
     return reason.check(ResponseDone) is not None
 
 
 def abort(transport: Any) -> None:
-    """Close it without waiting for what is still coming."""
+    """Close a connection without flushing or reading the rest."""
     if transport is not None:
         getattr(transport, "abortConnection", transport.loseConnection)()

@@ -28,7 +28,7 @@ async def extent(log: Log, wanted: ChangelogQuery) -> dict[str, Any]:
             after=found.serial,
             upto=head,
             limit=MAX_FACTS if wanted.limit is None else wanted.limit - found.facts,
-            filter=wanted.chosen,
+            filter=wanted.filter,
         )
         for (stream, writer), token in more.tokens.items():
             clock = clock.advanced(stream, writer, token)

@@ -1,4 +1,4 @@
-"""The numbers that are only worth knowing when somebody looks."""
+"""Gauges that are computed when metrics are scraped."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -20,17 +20,16 @@ def collect(
     metrics: Metrics,
     log: Log,
     publisher: Publisher,
-    bringing: "StatusIngest | None" = None,
-    copies: "StatusReplication | None" = None,
+    ingest: "StatusIngest | None" = None,
+    replication: "StatusReplication | None" = None,
     files: "StatusFiles | None" = None,
 ) -> None:
-    """Set the gauges that show where things stand now: positions, and how far this daemon and its followers
-    are."""
+    """Set the gauges of positions, lag, replicas, leases and files to their current values."""
     for stream, positions in log.positions_by_stream().items():
-        for writer, token in _folded(positions):
+        for writer, token in _limited(positions):
             metrics.position.labels(stream, writer).set(token)
     readers = [follower.reader for follower in publisher.followers if follower.reader is not None]
-    parts = [part for part in (bringing, copies) if part is not None]
+    parts = [part for part in (ingest, replication) if part is not None]
     rows = [part.lag_rows() for part in parts] + [publisher.lag_rows(reader) for reader in readers]
     seconds = [part.lag_seconds() for part in parts] + [publisher.lag_seconds(reader) for reader in readers]
     metrics.lag_rows.set(max(rows, default=0))
@@ -39,19 +38,19 @@ def collect(
     metrics.epoch.set(log.epoch)
     metrics.serial.set(log.serial)
     metrics.begin_serial.set(log.trimmed_upto.serial)
-    if copies is not None:
-        _refresh_copies(metrics, copies.status())
+    if replication is not None:
+        _collect_replication(metrics, replication.status())
     if files is not None:
-        _refresh_files(metrics, files.status())
-    waiting = getattr(publisher, "send_buffer_bytes", None)
-    if waiting is not None:
-        metrics.send_buffer.set(waiting() if callable(waiting) else waiting)
+        _collect_files(metrics, files.status())
+    buffered = getattr(publisher, "send_buffer_bytes", None)
+    if buffered is not None:
+        metrics.send_buffer.set(buffered() if callable(buffered) else buffered)
 
 
-def _folded(positions: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Where the first writers of a stream are, and the highest position of all others together.
+def _limited(positions: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """Return the positions of a stream's first writers, and the highest of all other writers as entry series.
 
-    The first are those that the log names first, so that a series goes on while this daemon runs.
+    The order is the log's, so that a series continues while this daemon runs.
     """
     own = [writer for writer in islice(positions, POSITION_WRITERS) if writer != OTHERS]
     for writer in own:
@@ -61,21 +60,21 @@ def _folded(positions: Mapping[str, int]) -> Iterator[tuple[str, int]]:
         yield OTHERS, max(token for writer, token in positions.items() if writer not in shown)
 
 
-def _refresh_copies(metrics: Metrics, told: Mapping[str, Any]) -> None:
+def _collect_replication(metrics: Metrics, status: Mapping[str, Any]) -> None:
     for role in ("primary", "replica", "fenced"):
-        metrics.role.labels(role).set(role == told["role"])
-    states = Counter(one["state"] for one in told["replicas"])
+        metrics.role.labels(role).set(role == status["role"])
+    states = Counter(entry["state"] for entry in status["replicas"])
     for state in REPLICA_STATES:
         metrics.replicas.labels(state).set(states[state])
-    used = [one["used"] for one in told["leases"] if one["ended"] is None]
+    used = [entry["used"] for entry in status["leases"] if entry["ended"] is None]
     metrics.lease_used.set(max(used, default=0.0))
-    join = (told["upstream"] or {}).get("join")
+    join = (status["upstream"] or {}).get("join")
     metrics.join_remaining.set(0 if join is None else join["total"] - join["done"])
 
 
-def _refresh_files(metrics: Metrics, told: Mapping[str, Any]) -> None:
-    metrics.files_stored.set(told["stored"])
-    metrics.files_stored_bytes.set(told["stored_bytes"])
-    metrics.files_wanted.set(told["wanted"])
-    metrics.files_failing.set(len(told["failing"]))
-    metrics.files_quarantined.set(told["quarantined"])
+def _collect_files(metrics: Metrics, status: Mapping[str, Any]) -> None:
+    metrics.files_stored.set(status["stored"])
+    metrics.files_stored_bytes.set(status["stored_bytes"])
+    metrics.files_wanted.set(status["wanted"])
+    metrics.files_failing.set(len(status["failing"]))
+    metrics.files_quarantined.set(status["quarantined"])

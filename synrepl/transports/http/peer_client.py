@@ -10,7 +10,7 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.roles import CannotPromote, Claim, HandOver, PeerStatus
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.client_errors import ApiResponseError
-from synrepl.transports.http.http_client import HttpClient, decoded, public
+from synrepl.transports.http.http_client import HttpClient, decode_json, public_url
 
 __all__ = ["PeerClient"]
 
@@ -33,28 +33,28 @@ class PeerClient:
         url = self._url(address, "/v1/handover")
         body = msgspec.json.encode(asked)
         try:
-            answer = await self._http.whole("POST", url, body, MAX_ANSWER)
+            answer = await self._http.fetch("POST", url, body, MAX_ANSWER)
         except ApiResponseError as error:
             if error.status != REFUSED:
                 raise
             why = f"the primary does not hand over: {error.code}: {error.message}"
             raise CannotPromote("handover_refused", why, retryable=error.retryable) from error
-        return decoded(LogPosition, answer, public(url))
+        return decode_json(LogPosition, answer, public_url(url))
 
     async def claim(self, address: Address, claim: Claim) -> None:
         """Tell somebody who is primary now."""
         url = self._url(address, "/v1/claim")
-        await self._http.whole("POST", url, msgspec.json.encode(claim), MAX_ANSWER)
+        await self._http.fetch("POST", url, msgspec.json.encode(claim), MAX_ANSWER)
 
     async def describe(self, address: Address) -> PeerStatus:
         """Ask a daemon what it is."""
         url = self._url(address, "/v1/replication")
-        return decoded(PeerStatus, await self._http.whole("GET", url, None, MAX_ANSWER), public(url))
+        return decode_json(PeerStatus, await self._http.fetch("GET", url, None, MAX_ANSWER), public_url(url))
 
     async def digest(self, address: Address, serial: int) -> str | None:
         """Ask a daemon for the digest at this serial; None if it does not have it any more."""
         url = self._url(address, f"/v1/digests?serials={serial}")
-        answer = decoded(_Digests, await self._http.whole("GET", url, None, MAX_ANSWER), public(url))
+        answer = decode_json(_Digests, await self._http.fetch("GET", url, None, MAX_ANSWER), public_url(url))
         return answer.digests.get(str(serial))
 
     async def stop(self) -> None:

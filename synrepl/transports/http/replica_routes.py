@@ -1,4 +1,4 @@
-"""Routes for replicas that follow over HTTP alone: what they ask beside the changelog."""
+"""Routes for replicas that follow over HTTP, besides the changelog."""
 
 from typing import Any, Final
 
@@ -10,21 +10,21 @@ from synrepl.replication.relay.snapshot_codec import snapshot_lines
 from synrepl.replication.relay.snapshot_start import make_welcome, start_snapshot
 from synrepl.replication.wire_positions import standing
 from synrepl.transports.http.api_error import ApiError
-from synrepl.transports.http.append_body import read_said
+from synrepl.transports.http.append_body import read_json
 from synrepl.wire.native import JoinRequest, Refusal, Subscription, WelcomeBody, WirePosition
 
-__all__ = ["AckBody", "JoinAnswer", "JoinBody", "ReplicaRoutes", "SubscribeBody", "refused_over_http"]
+__all__ = ["AckBody", "JoinAnswer", "JoinBody", "ReplicaRoutes", "SubscribeBody", "refusal_error"]
 
 MAX_BODY: Final = 4 * 1024 * 1024
 
 PRESENT_SECONDS: Final = 15.0
-"""A replica that has said nothing for so long counts as gone."""
+"""A replica without requests for this time counts as disconnected."""
 
 READER: Final = "reader:"
 
 
 class SubscribeBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A replica says who it is, where it stands, and what it wants from there on."""
+    """A replica's identity, position and filter."""
 
     name: str
     subscription: Subscription
@@ -33,7 +33,7 @@ class SubscribeBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class JoinBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A replica says who it is, and that it wants a copy."""
+    """A replica's identity and its request for a snapshot."""
 
     name: str
     join: JoinRequest
@@ -42,8 +42,10 @@ class JoinBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class JoinAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts up to `place` are to be read from the changelog, those after `after`; beside them stands
-    `snapshot` (lines of JSON, as in a block), unless it is there already."""
+    """Response to a join: the reader fetches the facts after `after`, up to `position`, from the changelog.
+
+    `snapshot` is the rest of the snapshot (lines of JSON, as in a block); None if the replica has it already.
+    """
 
     join: str
     history: str
@@ -55,73 +57,74 @@ class JoinAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AckBody(msgspec.Struct, frozen=True):
-    """A replica holds everything up to this serial, durably."""
+    """A replica has stored everything up to this serial durably."""
 
     epoch: int
     serial: int
 
 
 class ReplicaRoutes:
-    """Answers them: the same judgement, leases and list as for those that speak natively."""
+    """Handles the requests, with the admission, leases and list of native replicas."""
 
-    def __init__(self, relays: ReplicaRegistry) -> None:
-        self._relays = relays
+    def __init__(self, registry: ReplicaRegistry) -> None:
+        self._registry = registry
 
     async def about(self, request: Any) -> bytes:
-        """``GET /v1/replication``: which history this is, where it and its epochs began, where it stands."""
-        relays = self._relays
-        welcome: WelcomeBody = make_welcome(relays, proof="")
-        # Beside what replicas need: what other daemons verify claims with (`roles.Described`).
-        more = {"epoch_starts": relays.log.epoch_starts, "promoting": relays.is_promoting()}
+        """``GET /v1/replication``: return the history of this log, its epochs, oldest position and head."""
+        registry = self._registry
+        welcome: WelcomeBody = make_welcome(registry, proof="")
+        # Besides the replicas' fields: the fields with which other daemons verify claims
+        # (`roles.PeerStatus`).
+        more = {"epoch_starts": registry.log.epoch_starts, "promoting": registry.is_promoting()}
         return msgspec.json.encode(msgspec.to_builtins(welcome) | more)
 
     async def subscribe(self, request: Any, uuid: str) -> bytes:
-        """``POST /v1/replicas/<uuid>``: may this be served? From then on a lease holds what it lacks."""
-        asked = read_said(SubscribeBody, request, MAX_BODY)
-        name = self._name(asked, uuid)
-        relays = self._relays
-        refused = await relays.admission(
+        """``POST /v1/replicas/<uuid>``: admit a replica, and make a lease for the facts that it lacks."""
+        body = read_json(SubscribeBody, request, MAX_BODY)
+        name = self._name(body, uuid)
+        registry = self._registry
+        refusal = await registry.admission(
             uuid,
             name,
-            asked.subscription,
+            body.subscription,
             request.access,
-            registered=asked.registered,
-            address=asked.address,
+            registered=body.registered,
+            address=body.address,
         )
-        refused = refused or relays.duplicate_refusal(uuid, name)
-        if refused is not None:
-            raise refused_over_http(refused)
-        serial = asked.subscription.position.serial
-        relays.leases.make(uuid, name, registered=asked.registered, serial=serial, address=asked.address)
-        relays.note_http_reader(uuid, PRESENT_SECONDS)
-        position = self._relays.log.position
+        refusal = refusal or registry.duplicate_refusal(uuid, name)
+        if refusal is not None:
+            raise refusal_error(refusal)
+        serial = body.subscription.position.serial
+        registry.leases.make(uuid, name, registered=body.registered, serial=serial, address=body.address)
+        registry.note_http_reader(uuid, PRESENT_SECONDS)
+        position = self._registry.log.position
         return msgspec.json.encode(
             {
                 "position": standing(position),
-                "peers": relays.peers(but=uuid),
+                "peers": registry.peers(but=uuid),
             }
         )
 
     async def join(self, request: Any, uuid: str) -> bytes:
-        """``POST /v1/replicas/<uuid>/join``: which facts a copy has, and what stands beside them."""
-        asked = read_said(JoinBody, request, MAX_BODY)
-        name = self._name(asked, uuid)
-        relays = self._relays
-        refused = relays.join_refusal(
-            uuid, name, asked.join.filter, request.access, registered=asked.registered
+        """``POST /v1/replicas/<uuid>/join``: start a snapshot for a replica."""
+        body = read_json(JoinBody, request, MAX_BODY)
+        name = self._name(body, uuid)
+        registry = self._registry
+        refusal = registry.join_refusal(
+            uuid, name, body.join.filter, request.access, registered=body.registered
         )
-        refused = refused or relays.duplicate_refusal(uuid, name)
-        if refused is not None:
-            raise refused_over_http(refused)
+        refusal = refusal or registry.duplicate_refusal(uuid, name)
+        if refusal is not None:
+            raise refusal_error(refusal)
         begins = await start_snapshot(
-            relays, uuid, name, asked.join, registered=asked.registered, address=asked.address
+            registry, uuid, name, body.join, registered=body.registered, address=body.address
         )
-        relays.note_http_reader(uuid, PRESENT_SECONDS)
+        registry.note_http_reader(uuid, PRESENT_SECONDS)
         snapshot: LogSnapshot | None = begins.snapshot
         return msgspec.json.encode(
             JoinAnswer(
                 join=begins.join,
-                history=relays.log.history,
+                history=registry.log.history,
                 position=standing(begins.of),
                 trimmed_upto=standing(begins.trimmed_upto),
                 after=begins.at.serial,
@@ -131,40 +134,42 @@ class ReplicaRoutes:
         )
 
     def reads(self, reader: str, since: int, wait: float) -> None:
-        """Somebody who reads the changelog under a name holds everything up to `since`: what comes after it
-        is kept for him, for a while. Raises `ApiError` where that is one lease too many."""
+        """Renew the lease of a named changelog reader, which has everything up to `since`.
+
+        Raises `ApiError` at the limit of leases.
+        """
         uuid = f"{READER}{reader}"
-        relays = self._relays
-        lease = relays.leases[uuid]
+        registry = self._registry
+        lease = registry.leases[uuid]
         if lease is None or lease.ended_ms is not None or since < lease.serial:
-            if (refused := relays.lease_limit_refusal(uuid, registered=False)) is not None:
-                raise refused_over_http(refused, status=429)
-            relays.leases.make(uuid, reader, registered=False, serial=since)
+            if (refusal := registry.lease_limit_refusal(uuid, registered=False)) is not None:
+                raise refusal_error(refusal, status=429)
+            registry.leases.make(uuid, reader, registered=False, serial=since)
         else:
-            relays.leases.advance(uuid, since)
-        relays.note_http_reader(uuid, wait + PRESENT_SECONDS)
+            registry.leases.advance(uuid, since)
+        registry.note_http_reader(uuid, wait + PRESENT_SECONDS)
 
     async def acknowledge(self, request: Any, uuid: str) -> bytes:
-        """``POST /v1/replicas/<uuid>/ack``: it is there, and holds everything up to a serial."""
-        said = read_said(AckBody, request, MAX_BODY)
-        relays = self._relays
-        lease = relays.leases[uuid]
+        """``POST /v1/replicas/<uuid>/ack``: record a replica's durable position."""
+        body = read_json(AckBody, request, MAX_BODY)
+        registry = self._registry
+        lease = registry.leases[uuid]
         if lease is None or lease.ended_ms is not None:
-            raise ApiError(409, "unknown", "nothing is kept for this replica; it is to subscribe again")
-        if said.serial > relays.log.serial:
-            why = f"it acknowledged serial {said.serial}, this log ends at {relays.log.serial}"
+            raise ApiError(409, "unknown", "this replica has no lease: subscribe again")
+        if body.serial > registry.log.serial:
+            why = f"acknowledged serial {body.serial} is beyond the end of this log, {registry.log.serial}"
             raise ApiError(409, "bad_ack", why)
-        relays.note_http_reader(uuid, PRESENT_SECONDS)
-        relays.leases.advance(uuid, said.serial)
-        return msgspec.json.encode({"serial": relays.log.serial, "peers": relays.peers(but=uuid)})
+        registry.note_http_reader(uuid, PRESENT_SECONDS)
+        registry.leases.advance(uuid, body.serial)
+        return msgspec.json.encode({"serial": registry.log.serial, "peers": registry.peers(but=uuid)})
 
-    def _name(self, asked: SubscribeBody | JoinBody, uuid: str) -> str:
-        if (unfit := self._relays.identity_refusal(uuid, asked.name, asked.address)) is not None:
-            raise refused_over_http(unfit, status=400)
-        return asked.name or uuid
+    def _name(self, body: SubscribeBody | JoinBody, uuid: str) -> str:
+        if (unfit := self._registry.identity_refusal(uuid, body.name, body.address)) is not None:
+            raise refusal_error(unfit, status=400)
+        return body.name or uuid
 
 
-def refused_over_http(refused: Refusal, *, status: int = 409) -> ApiError:
-    """A refusal of a replica as the answer to its request."""
-    more = {name: value for name, value in msgspec.to_builtins(refused).items() if name != "message"}
-    return ApiError(status, refused.code, refused.message, more=more)
+def refusal_error(refusal: Refusal, *, status: int = 409) -> ApiError:
+    """Make the error response for a refusal replica."""
+    more = {name: value for name, value in msgspec.to_builtins(refusal).items() if name != "message"}
+    return ApiError(status, refusal.code, refusal.message, more=more)

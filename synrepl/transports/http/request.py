@@ -1,4 +1,4 @@
-"""A request whose body is bounded, and whose failures tell nothing about our code."""
+"""Requests with bounded bodies, and error responses without internal details."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -10,11 +10,11 @@ from twisted.web.server import Request, Site
 
 from synrepl.ports.access import Access
 from synrepl.ports.interfaces import IClock
-from synrepl.transports.http.api_error import INTERNAL, ApiError, ours
+from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body
 from synrepl.transports.http.authorization import AccessCheck
 
 if TYPE_CHECKING:
-    # A daemon without files need not have all of this in memory.
+    # Imported for types only: a daemon without files should not load these modules.
     from synrepl.replication.files import Files
     from synrepl.transports.http.uploads import Upload
 
@@ -22,14 +22,17 @@ __all__ = ["ApiRequest", "ApiSite"]
 
 LENGTH: Final = b"content-length:"
 MAX_LENGTH_LINE: Final = 64
-"""Bytes of such a line: 2**63 has 19 digits."""
+"""Limit for this header line in bytes: 2**63 has 19 digits."""
 
 LINGER_SECONDS: Final = 10.0
-"""How long a client that was refused may go on sending before the connection is cut under it."""
+"""Time that a refused client may continue to send before its connection is aborted."""
 
 
 class ApiChannel(HTTPChannel):
-    """A connection; Python raises for a length of 5,000 digits, and Twisted would close without an answer."""
+    """A connection that refuses overlong Content-Length values.
+
+    Python raises for a number of 5,000 digits, and Twisted would close without a response.
+    """
 
     def headerReceived(self, line: bytes) -> bool:
         if len(line) > MAX_LENGTH_LINE and line[: len(LENGTH)].lower() == LENGTH:
@@ -42,10 +45,10 @@ class ApiChannel(HTTPChannel):
 
 
 class ApiSite(Site):
-    """A site that bounds bodies, writes no access log and shows no traceback.
+    """A site that bounds bodies, writes no access log and shows no tracebacks.
 
-    `clock` does what Twisted's site wants a reactor for: time-outs. A body may have `max_body` bytes, unless
-    it is a file, which may have `max_file` and goes to `files` while it comes in.
+    `clock` replaces the reactor for timeouts. A body may have `max_body` bytes; an uploaded file may have
+    `max_file`, and is streamed to `files`.
     """
 
     displayTracebacks = False
@@ -73,7 +76,7 @@ class ApiSite(Site):
         self.max_file = max_file
 
     def recheck(self) -> None:
-        """End the requests of peers whose key was revoked while they are answered."""
+        """Abort the requests of peers whose key was revoked."""
         for request in list(self.admitted):
             try:
                 self.guard.access(request)
@@ -81,14 +84,14 @@ class ApiSite(Site):
                 request.channel.transport.abortConnection()
 
     def logPrefix(self) -> str:
-        """What Twisted calls this listener in the log."""
+        """The name of this listener in Twisted's log messages."""
         return "http"
 
     def log(self, request: Any) -> None:
-        """No access log: there are metrics for that."""
+        """Write no access log: metrics count requests."""
 
     def files_for(self, method: bytes, uri: bytes) -> "Files | None":
-        """Where the body of such a request goes, if it is a file."""
+        """Return the file store if this request uploads a file, else None."""
         if self.files is None:
             return None
         from synrepl.transports.http.uploads import uploaded
@@ -97,25 +100,25 @@ class ApiSite(Site):
 
     @staticmethod
     def upload(files: "Files", transport: Any, failed: Callable[[ApiError], None]) -> "Upload":
-        """Something to write a file to; `failed` is called if that is in vain."""
+        """Make the upload for a request's body; `failed` is called if it fails."""
         from synrepl.transports.http.uploads import Upload
 
         return Upload(files, transport, failed)
 
 
 class ApiRequest(Request):
-    """Refuses a body over the site's bound as soon as it knows of it, and holds nothing of such a one.
+    """A request that refuses a body over the site's limit as early as possible.
 
-    Nor does it hold the body of a peer that may not ask.
+    It does not buffer such a body, nor that of an unauthenticated peer.
     """
 
     access: Access | None = None
-    """What the peer may do, as far as it may do anything."""
+    """Rights of the peer; None before authentication."""
 
     _limit = 0
     _room = 0
-    _is_received = False
-    _drops = False
+    _is_complete = False
+    _is_dropping = False
     _is_refused = False
     _linger: Any = None
     _admitted: "set[ApiRequest]" = set()
@@ -124,12 +127,12 @@ class ApiRequest(Request):
 
     def gotLength(self, length: int | None) -> None:
         site: ApiSite = self.channel.site
-        # The channel knows these, and tells the request only when all of it is here.
+        # The channel has these already, and sets them only when the request is complete.
         self.method, self.client = self.channel._command, self.channel.getPeer()
         try:
             self.access = site.guard.access(self)
         except ApiError:
-            self._drops = True
+            self._is_dropping = True
         else:
             self._admitted = site.admitted
             site.admitted.add(self)
@@ -137,8 +140,8 @@ class ApiRequest(Request):
         self._room = self._limit = site.max_body if files is None else site.max_file
         if length is not None and length > self._limit:
             self._refuse_body(self._too_large())
-        if files is None or self._is_refused or self._drops:
-            super().gotLength(0 if self._is_refused or self._drops else length)
+        if files is None or self._is_refused or self._is_dropping:
+            super().gotLength(0 if self._is_refused or self._is_dropping else length)
         else:
             self.content = site.upload(files, self.channel.transport, self._upload_failed)
 
@@ -149,33 +152,35 @@ class ApiRequest(Request):
         if self._room < 0:
             self.content.truncate(0)
             self._refuse_body(self._too_large())
-        elif not self._drops:
+        elif not self._is_dropping:
             super().handleContentChunk(data)
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
-        self._is_received = True
+        self._is_complete = True
         if self._is_refused:
             self.channel.loseConnection()
         else:
             super().requestReceived(command, path, version)
 
     def process(self) -> None:
-        """Answer what Klein would answer in plain text, or with a traceback in the log."""
+        """Handle the request, except for errors that Klein would report in plain text or log with a
+        traceback.
+        """
         try:
             self.method.decode("ascii")
             unquote_to_bytes(self.path).decode("utf-8")
-            # As Werkzeug does, which answers what fails with 500.
+            # Werkzeug does the same, and responds with 500 if it fails.
             (self.getRequestHostname() or b"").decode("utf-8").partition(":")[0].encode("idna")
         except UnicodeError:
             self.prepath, self.postpath = [], []
             self.site = self.channel.site
-            why = "the method and the path must be UTF-8, and Host the name of a machine"
+            why = "the method and path must be UTF-8, and Host must be a host name"
             self._answer(ApiError(400, "bad_request", why))
         else:
             super().process()
 
     def processingFailed(self, reason: Failure) -> Failure:
-        self._log.failure("a request failed", failure=reason)
+        self._log.failure("request failed", failure=reason)
         if not self.startedWriting:
             self._answer(INTERNAL)
         elif self.channel is not None:
@@ -192,32 +197,32 @@ class ApiRequest(Request):
             self._linger.cancel()
         super().connectionLost(reason)
 
-    def _answer(self, refused: ApiError) -> None:
-        body = ours(refused)
-        self.setResponseCode(refused.status)
+    def _answer(self, error: ApiError) -> None:
+        body = api_body(error)
+        self.setResponseCode(error.status)
         self.setHeader(b"Content-Type", b"application/json")
         self.setHeader(b"Content-Length", b"%d" % len(body))
         self.write(body)
         self.finish()
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, "too_large", f"a body may have {self._limit} bytes")
+        return ApiError(413, "too_large", f"the body is limited to {self._limit} bytes")
 
-    def _upload_failed(self, refused: ApiError) -> None:
-        """There is no point in sending the rest."""
-        if self.channel is not None and not self._is_received and not self._is_refused:
-            self._refuse_body(refused)
+    def _upload_failed(self, error: ApiError) -> None:
+        """Refuse the rest of a failed upload."""
+        if self.channel is not None and not self._is_complete and not self._is_refused:
+            self._refuse_body(error)
 
-    def _refuse_body(self, refused: ApiError) -> None:
-        """Say so at once, then let what is under way run out: closing on it would lose the answer."""
+    def _refuse_body(self, error: ApiError) -> None:
+        """Send the error at once, and let the client finish sending: a close would lose the response."""
         site: ApiSite = self.channel.site
         self._is_refused = True
-        # Or the channel would tell the client to go on.
+        # Otherwise the channel would send 100 Continue.
         self.requestHeaders.removeHeader(b"expect")
-        body = ours(refused)
+        body = api_body(error)
         self.channel.transport.write(
             b"HTTP/1.1 %d %b\r\nConnection: close\r\n"
             b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-            % (refused.status, RESPONSES[refused.status], len(body), body)
+            % (error.status, RESPONSES[error.status], len(body), body)
         )
         self._linger = site.clock.callLater(LINGER_SECONDS, self.channel.transport.abortConnection)

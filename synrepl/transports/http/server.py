@@ -1,4 +1,4 @@
-"""The site of a daemon, ready to listen with."""
+"""The HTTP site of a daemon."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
@@ -31,8 +31,8 @@ def make_site(
     log: Log,
     publisher: Publisher,
     table: StreamTable,
-    bringing: "StatusIngest | None" = None,
-    copies: "StatusReplication | None" = None,
+    ingest: "StatusIngest | None" = None,
+    replication: "StatusReplication | None" = None,
     metrics: Metrics,
     clock: IClock,
     instance: str,
@@ -44,22 +44,22 @@ def make_site(
     started_at: float | None = None,
     files: "Files | None" = None,
     max_file: int = MAX_FILE,
-    relaying: "IWriteForwarder | None" = None,
+    write_forwarder: "IWriteForwarder | None" = None,
     roles: "RoleManager | None" = None,
     relays: "ReplicaRegistry | None" = None,
     refuses_stale: bool = False,
 ) -> ApiSite:
-    """A site to listen with, over a log that has been started, what is `bringing` facts into it, and its
-    `copies`, if any: what role this daemon has in them (`roles`), and who is served (`relays`).
+    """Make a site over a started log; `ingest` brings facts into it, `replication` makes the daemon a primary
+    or replica.
 
-    With `keys`, ``/v1``, ``/_synapse`` and ``/status`` want one of them as ``Authorization: Bearer``. Without
-    any, `hosts` are the names with dots under which clients may reach it. `dialect` is the release to whose
-    shape catch-up is cut; None for the newest. `max_body` is in bytes, `started_at` in
-    the clock's seconds (None: now). `clock` is the reactor, outside of tests. `files` were started; one may
-    have `max_file` bytes. `relaying` takes facts that are posted to a replica. One that
-    `refuses_stale` reads answers none while it may lack too much.
+    With `keys`, ``/v1``, ``/_synapse`` and ``/status`` need one of them as ``Authorization: Bearer``. Without
+    keys, `hosts` are the names with dots under which clients may reach the daemon. `dialect` is the release
+    for whose row shapes catch-up is projected; None for the newest. `max_body` and `max_file` are limits in
+    bytes; `started_at` is in the clock's seconds (None: now). `clock` is the reactor, except in tests.
+    `files` must be started. `write_forwarder` takes facts that are posted to a replica. With `refuses_stale`,
+    the site refuses reads while the daemon may be missing data.
     """
-    # Klein imports the reactor, which only who calls this has chosen.
+    # Klein imports the reactor, which the caller must have installed before.
     from synrepl.transports.http.api import Api
 
     guard = AccessCheck(
@@ -69,8 +69,8 @@ def make_site(
         log=log,
         publisher=publisher,
         table=table,
-        bringing=bringing,
-        copies=copies,
+        ingest=ingest,
+        replication=replication,
         metrics=metrics,
         clock=clock,
         instance=instance,
@@ -79,7 +79,7 @@ def make_site(
         dialect=dialect,
         started_at=clock.seconds() if started_at is None else started_at,
         files=files,
-        relaying=relaying,
+        write_forwarder=write_forwarder,
         roles=roles,
         relays=relays,
         refuses_stale=refuses_stale,

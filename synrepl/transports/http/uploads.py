@@ -11,7 +11,7 @@ from synrepl.errors import ReplicationError
 from synrepl.ports.files import ChecksumMismatch, DiskFull, ISpool
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.files import Files
-from synrepl.transports.http.api_error import INTERNAL, ApiError, as_refused
+from synrepl.transports.http.api_error import INTERNAL, ApiError, as_api_error
 
 __all__ = ["Upload", "refused_upload", "uploaded"]
 
@@ -155,4 +155,4 @@ def refused_upload(error: ReplicationError) -> ApiError | None:
             return ApiError(400, "checksum_mismatch", f"{error.why}; nothing was kept", more=more)
         case DiskFull():
             return ApiError(507, "disk_full", str(error))
-    return as_refused(error)
+    return as_api_error(error)

@@ -36,10 +36,10 @@ from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import decode_facts
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.changelog_client import ChangelogClient
-from synrepl.transports.http.changelog_lines import inner
+from synrepl.transports.http.changelog_lines import decode_line
 from synrepl.transports.http.client_errors import ApiResponseError
 from synrepl.transports.http.command_routes import MAX_FORWARDED_BYTES, AcceptedForwards, ForwardedCommands
-from synrepl.transports.http.http_client import HttpClient, decoded, public
+from synrepl.transports.http.http_client import HttpClient, decode_json, public_url
 from synrepl.transports.http.replica_routes import AckBody, JoinAnswer, JoinBody, SubscribeBody
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import JoinRequest, Refusal, Subscription, WelcomeBody, WirePosition
@@ -223,7 +223,7 @@ class HttpConversation:
         url = self._url + path
         body = None if asked is None else msgspec.json.encode(asked)
         try:
-            return decoded(shape, await self._http.whole(method, url, body, most), public(url))
+            return decode_json(shape, await self._http.fetch(method, url, body, most), public_url(url))
         except ApiResponseError as error:
             raise _as_refused(error) from error
 
@@ -288,15 +288,15 @@ class HttpConversation:
                 continue
             self._facts(facts)
             facts = []
-            what, told = inner(line)
+            what, told = decode_line(line)
             match what:
                 case "heartbeat":
                     self._beat(told)
                 case "held":
-                    held = decoded(list[msgspec.Raw], told, self._url)
+                    held = decode_json(list[msgspec.Raw], told, self._url)
                     self._put(Ephemeral(decode_facts(b"\n".join(map(bytes, held))), is_all=True))
                 case "command":
-                    self._put(DownstreamCommand(decoded(str, told, self._url).encode()))
+                    self._put(DownstreamCommand(decode_json(str, told, self._url).encode()))
                 case "ephemeral":
                     self._put(Ephemeral(decode_facts(told)))
                 case _:
@@ -316,7 +316,7 @@ class HttpConversation:
             self._put(Facts(facts))
 
     def _beat(self, told: bytes) -> None:
-        beat = decoded(_HeartbeatLine, told, self._url)
+        beat = decode_json(_HeartbeatLine, told, self._url)
         self._head = max(self._head, beat.serial, beat.head)
         if beat.digest is not None:
             self._put(

@@ -1,8 +1,8 @@
-"""Facts posted to a replica: checked here, kept by the primary, answered once they are here.
+"""Forwards writes posted to a replica to its primary, and responds once they are applied locally.
 
-Every wait is bounded and costs no thread, and each way in which it can end is told apart: kept and here, kept
-and not here yet, refused, not kept, and unknown. With an idempotency key on every write, the unknown becomes
-known by asking again.
+Every wait is bounded and uses no thread. A write ends in one of five ways: stored and applied, stored and not
+applied yet, refused, not stored, or unknown. Every write has an idempotency key, so that a retry resolves an
+unknown outcome.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -35,15 +35,15 @@ MIB: Final = 1024 * 1024
 TIMEOUT_SECONDS: Final = 10.0
 LOWEST_SECONDS: Final = 0.1
 HIGHEST_SECONDS: Final = 300.0
-AGAIN_SECONDS: Final = (0.1, 0.2, 0.5, 1.0)
-"""How long after an unclear outcome the primary is asked again, with the same key."""
+RETRY_DELAYS: Final = (0.1, 0.2, 0.5, 1.0)
+"""Delays before retries after an unknown outcome, with the same idempotency key."""
 MAX_HOPS: Final = 8
 
 Query = Sequence[tuple[bytes, bytes]]
 
 
 class IPostClient(Protocol):
-    """Where facts are passed on to; `HttpAppender` is one."""
+    """Client of the primary; `HttpAppender` implements it."""
 
     async def post(self, stream: str, body: bytes, *, query: Query, timeout: float) -> Appended: ...
 
@@ -51,7 +51,7 @@ class IPostClient(Protocol):
 
 
 class _PostResponse(msgspec.Struct, frozen=True):
-    """The primary's answer: up to `serial` the facts are committed there."""
+    """The primary's response: the facts up to `serial` are committed there."""
 
     body: bytes
     epoch: int
@@ -60,58 +60,58 @@ class _PostResponse(msgspec.Struct, frozen=True):
 
 
 class WriteForwarder:
-    """Passes facts on to the daemon at `upstream`, by what `appender_for` gives for its URL.
+    """Forwards facts to the daemon at the URL that `primary_url` returns, with the client that `make_client`
+    makes.
 
-    `is_active` says whether this daemon relays at all just now: one that was promoted does not. `file_here`
-    says whether the file of this checksum is here, or gets here in so many seconds. Of facts that were not
-    answered yet, at most `max_pending_bytes` are held.
+    `is_active` tells whether this daemon forwards now: a promoted one does not. `has_file` waits, for some
+    seconds, until a file is stored locally. At most `max_pending_bytes` of facts wait for their responses.
     """
 
     def __init__(
         self,
         log: Log,
         clock: IClock,
-        appender_for: Callable[[str], IPostClient],
-        upstream: Callable[[], str | None],
+        make_client: Callable[[str], IPostClient],
+        primary_url: Callable[[], str | None],
         *,
         is_active: Callable[[], bool] = lambda: True,
-        file_here: Callable[[str, float], Awaitable[bool]] | None = None,
+        has_file: Callable[[str, float], Awaitable[bool]] | None = None,
         max_pending_bytes: int = 64 * MIB,
         logger: Logger,
     ) -> None:
         self._log = log
         self._clock = clock
-        self._appender_for = appender_for
-        self._upstream = upstream
+        self._make_client = make_client
+        self._primary_url = primary_url
         self._is_active = is_active
-        self._file_here = file_here
+        self._has_file = has_file
         self._max_pending_bytes = max_pending_bytes
         self._pending_bytes = 0
         self._logger = logger
-        self._tasks = Tasks(logger, "relaying")
-        self._appender: tuple[str, IPostClient] | None = None
+        self._tasks = Tasks(logger, "write forwarding")
+        self._client: tuple[str, IPostClient] | None = None
 
     @property
     def is_active(self) -> bool:
-        """Whether facts go to the primary."""
+        """Whether facts are forwarded to the primary."""
         return self._is_active()
 
     @property
     def pending_bytes(self) -> int:
-        """How many bytes of facts are on their way."""
+        """Bytes of facts that wait for the primary's response."""
         return self._pending_bytes
 
     async def stop(self) -> None:
-        """Give up what is on its way, and close the connections."""
+        """Cancel pending writes, and close the connections."""
         self._tasks.cancel_all()
-        appender, self._appender = self._appender, None
-        if appender is not None:
-            await appender[1].stop()
+        client, self._client = self._client, None
+        if client is not None:
+            await client[1].stop()
 
-    async def answer(self, request: Any, stream: Stream[Any], body: bytes, waiting: LogWaiters) -> bytes:
-        """What the primary answers, once it is true here too. Raises `ApiError`.
+    async def answer(self, request: Any, stream: Stream[Any], body: bytes, waiters: LogWaiters) -> bytes:
+        """Forward facts; return the primary's response once they are applied locally. Raises `ApiError`.
 
-        If nobody waits for the answer any more, the facts are passed on all the same.
+        If the client disconnects, the facts are forwarded all the same.
         """
         timeout = seconds(
             request, "timeout", lowest=LOWEST_SECONDS, highest=HIGHEST_SECONDS, default=TIMEOUT_SECONDS
@@ -121,37 +121,46 @@ class WriteForwarder:
         query = self._query(request)
         posted = read_body(body)
         facts = await read_facts(stream, posted, self._clock)
-        if waiting.is_full or self._pending_bytes + len(body) > max(self._max_pending_bytes, len(body)):
-            raise ApiError(503, "busy", "too much is being passed on already", retry_after=RETRY_SECONDS)
+        if waiters.is_full or self._pending_bytes + len(body) > max(self._max_pending_bytes, len(body)):
+            raise ApiError(
+                503,
+                "busy",
+                "too many writes are being forwarded to the primary: retry later",
+                retry_after=RETRY_SECONDS,
+            )
         key = posted.idempotency_key if isinstance(posted.idempotency_key, str) else str(uuid4())
         files = _files_of(stream.name, facts) if wants_files else frozenset()
         del facts
 
         outcome: Deferred[_PostResponse | ApiError] = Deferred()
         self._tasks.start(
-            self._pass_on(outcome, stream.name, _with_key(posted, key), key, query, until), "passing on facts"
+            self._forward(outcome, stream.name, _with_key(posted, key), key, query, until), "forwarding facts"
         )
-        told = await outcome
-        if isinstance(told, ApiError):
-            if told.status >= 500:
-                told.more = {**told.more, "idempotency_key": key}
-            raise told
-        if told.serial is not None:
-            await self._arrived(told, told.serial, key, files, until, waiting)
-        return told.body
+        response = await outcome
+        if isinstance(response, ApiError):
+            if response.status >= 500:
+                response.more = {**response.more, "idempotency_key": key}
+            raise response
+        if response.serial is not None:
+            await self._wait_until_applied(response, response.serial, key, files, until, waiters)
+        return response.body
 
     async def append(self, stream: str, facts: Sequence[bytes]) -> None:
-        """Pass on facts (each the JSON array of its rows) that nobody waits for. Raises `ApiError`."""
+        """Forward facts (each the JSON array of its rows) without waiting until they are applied. Raises
+        `ApiError`.
+        """
         key = str(uuid4())
         body = b'{"idempotency_key":%b,"facts":[%b]}' % (msgspec.json.encode(key), b",".join(facts))
         via = [(b"via", self._log.uuid.encode())]
-        told = await self._settled(stream, body, key, via, self._clock.seconds() + TIMEOUT_SECONDS)
-        if isinstance(told, ApiError):
-            raise told
+        response = await self._post_until_known(
+            stream, body, key, via, self._clock.seconds() + TIMEOUT_SECONDS
+        )
+        if isinstance(response, ApiError):
+            raise response
 
-    # -- to the primary ------------------------------------------------------------------------------------
+    # -- request to the primary ----------------------------------------------------------------------------
 
-    async def _pass_on(
+    async def _forward(
         self,
         outcome: "Deferred[_PostResponse | ApiError]",
         stream: str,
@@ -162,27 +171,27 @@ class WriteForwarder:
     ) -> None:
         self._pending_bytes += len(body)
         try:
-            told = await self._settled(stream, body, key, query, until)
+            response = await self._post_until_known(stream, body, key, query, until)
         except CancelledError:
-            told = _unknown(key, "this daemon is being stopped")
+            response = _unknown(key, "this daemon is shutting down")
         except Exception:
-            self._logger.failure("facts could not be passed on")
-            told = _unknown(key, "something went wrong here; it is in the log of this daemon")
+            self._logger.failure("cannot forward facts to the primary")
+            response = _unknown(key, "internal error; see the log of this daemon")
         finally:
             self._pending_bytes -= len(body)
         if not outcome.called:
-            outcome.callback(told)
+            outcome.callback(response)
 
-    async def _settled(
+    async def _post_until_known(
         self, stream: str, body: bytes, key: str, query: Query, until: float
     ) -> "_PostResponse | ApiError":
-        """What became of the facts; asks again, while there is time, for as long as nobody knows."""
+        """Post the facts; retry, until the deadline, while the outcome is unknown."""
         doubt = ""
-        for pause in chain(AGAIN_SECONDS, repeat(AGAIN_SECONDS[-1])):
-            told, why = await self._try(stream, body, query, until)
-            # While an earlier try is in doubt, that this one came to nothing says nothing.
-            if told is not None and (not doubt or isinstance(told, _PostResponse) or told.status < 500):
-                return told
+        for pause in chain(RETRY_DELAYS, repeat(RETRY_DELAYS[-1])):
+            result, why = await self._try(stream, body, query, until)
+            # A refusal of this try says nothing about an earlier try with an unknown outcome.
+            if result is not None and (not doubt or isinstance(result, _PostResponse) or result.status < 500):
+                return result
             doubt = doubt or why
             if self._clock.seconds() + pause >= until:
                 break
@@ -192,38 +201,42 @@ class WriteForwarder:
     async def _try(
         self, stream: str, body: bytes, query: Query, until: float
     ) -> "tuple[_PostResponse | ApiError | None, str]":
-        """Ask once: what is told to the client, or None and why nobody knows what became of it."""
-        url = self._upstream()
+        """Post once. Return the result; or None, and the reason why the outcome is unknown."""
+        url = self._primary_url()
         if url is None:
-            why = "no primary is known just now"
+            why = "no primary is known: retry later"
             return ApiError(503, "upstream_away", why, retry_after=RETRY_SECONDS), ""
         left = max(until - self._clock.seconds(), LOWEST_SECONDS)
-        asked = [*query, (b"timeout", b"%.3f" % left)]
+        full_query = [*query, (b"timeout", b"%.3f" % left)]
         try:
-            return _told(await self._at(url).post(stream, body, query=asked, timeout=left)), ""
+            return _response(
+                await self._client_for(url).post(stream, body, query=full_query, timeout=left)
+            ), ""
         except NeverSent as error:
             return upstream_unreachable(f"nothing was stored: {error}"), ""
         except ApiResponseError as error:
-            return _refused(error), str(error)
+            return _refusal(error), str(error)
         except ReplicationError as error:
             return None, str(error)
 
-    def _at(self, url: str) -> IPostClient:
-        if self._appender is None or self._appender[0] != url:
-            before, self._appender = self._appender, (url, self._appender_for(url))
+    def _client_for(self, url: str) -> IPostClient:
+        if self._client is None or self._client[0] != url:
+            before, self._client = self._client, (url, self._make_client(url))
             if before is not None:
                 self._tasks.start(before[1].stop(), "closing connections to a former primary")
-        return self._appender[1]
+        return self._client[1]
 
     def _query(self, request: Any) -> Query:
-        """The whole query is passed on, and by whom. Raises `ApiError` when it has been here before."""
-        # A character for a byte, whatever the bytes are.
-        given = request.uri.partition(b"?")[2].decode("latin-1")
-        pairs = parse_qsl(given, keep_blank_values=True, encoding="latin-1")
+        """Return the request's query with this daemon added to `via`. Raises `ApiError` for a forwarding
+        loop.
+        """
+        # Latin-1 maps any bytes to characters and back.
+        query_text = request.uri.partition(b"?")[2].decode("latin-1")
+        pairs = parse_qsl(query_text, keep_blank_values=True, encoding="latin-1")
         via = text(request, "via")
         hops = via.split(",") if via else []
         if self._log.uuid in hops or len(hops) >= MAX_HOPS:
-            why = "this write goes round in a circle: no daemon on its way is the primary"
+            why = "forwarding loop: none of the daemons on the way is the primary"
             raise ApiError(503, "upstream_away", why, retry_after=RETRY_SECONDS)
         others = [
             (name.encode("latin-1"), value.encode("latin-1"))
@@ -232,47 +245,47 @@ class WriteForwarder:
         ]
         return [*others, (b"via", ",".join([*hops, self._log.uuid]).encode())]
 
-    # -- back here -----------------------------------------------------------------------------------------
+    # -- wait until the facts are applied locally -----------------------------------------------------------
 
-    async def _arrived(
+    async def _wait_until_applied(
         self,
-        told: _PostResponse,
+        response: _PostResponse,
         serial: int,
         key: str,
         files: Collection[str],
         until: float,
-        waiting: LogWaiters,
+        waiters: LogWaiters,
     ) -> None:
-        """Return when the facts are here, and the files if they are wanted. Raises `ApiError` otherwise."""
-        more = {"epoch": told.epoch, "tokens": told.tokens, "idempotency_key": key}
+        """Wait until the facts are applied, and requested files stored. Raises `ApiError` on timeout."""
+        more = {"epoch": response.epoch, "tokens": response.tokens, "idempotency_key": key}
         try:
-            is_here = await waiting.reach(serial, until - self._clock.seconds())
-        except ApiError:  # too many wait: no reason to say that these facts are not kept
+            is_here = await waiters.wait_for(serial, until - self._clock.seconds())
+        except ApiError:  # the limit of waiters: the facts are stored all the same
             is_here = False
         if not is_here:
             raise not_here_yet(serial, self._log.serial, **more)
-        if self._log.epoch != told.epoch and not await self._is_ours(serial, told, key):
-            if self._log.epoch < told.epoch:
+        if self._log.epoch != response.epoch and not await self._is_same_append(serial, response, key):
+            if self._log.epoch < response.epoch:
                 raise not_here_yet(serial, self._log.serial, **more)
-            raise _unknown(key, f"epoch {told.epoch}, of which these facts were, has ended meanwhile")
-        if files and self._file_here is not None and not await self._have(files, until):
+            raise _unknown(key, f"epoch {response.epoch}, in which these facts were stored, has ended")
+        if files and self._has_file is not None and not await self._has_files(files, until):
             raise not_here_yet(serial, self._log.serial, files=sorted(files), **more)
 
-    async def _is_ours(self, serial: int, told: _PostResponse, key: str) -> bool:
-        """Whether the facts up to this serial are those that were passed on, and not of a later epoch."""
-        first = serial - len(told.tokens) + 1
+    async def _is_same_append(self, serial: int, response: _PostResponse, key: str) -> bool:
+        """Whether the facts at these serials are the forwarded ones, not facts of a later epoch."""
+        first = serial - len(response.tokens) + 1
         receipts = await self._log.receipts_between(first - 1, first)
         return any(receipt.key == key for receipt in receipts)
 
-    async def _have(self, files: Collection[str], until: float) -> bool:
-        assert self._file_here is not None
+    async def _has_files(self, files: Collection[str], until: float) -> bool:
+        assert self._has_file is not None
         for sha256 in sorted(files):
-            if not await self._file_here(sha256, until - self._clock.seconds()):
+            if not await self._has_file(sha256, until - self._clock.seconds()):
                 return False
         return True
 
 
-def _told(appended: Appended) -> _PostResponse:
+def _response(appended: Appended) -> _PostResponse:
     first = appended.first_serial
     return _PostResponse(
         body=msgspec.json.encode(appended),
@@ -282,32 +295,32 @@ def _told(appended: Appended) -> _PostResponse:
     )
 
 
-def _refused(error: ApiResponseError) -> "_PostResponse | ApiError | None":
-    """What the primary's refusal means here; None if it leaves open whether the facts were stored."""
+def _refusal(error: ApiResponseError) -> "_PostResponse | ApiError | None":
+    """Convert the primary's error; None if the outcome is unknown."""
     match error.status, error.code:
-        case ((502 | 504), _) if not error.body:  # by a proxy on the way
+        case ((502 | 504), _) if not error.body:  # from a proxy
             return None
         case 504, "not_here_yet":
-            # By a replica between us and the primary: the facts are kept, and we wait for them as it did.
-            return _of_chain(error)
+            # From a replica on the way: the facts are stored. Wait for them as it did.
+            return _stored_upstream(error)
         case 504, _:
             return None
-        case 400, "garbled":  # on the way there
+        case 400, "garbled":  # corrupted in transit
             return None
         case ((502 | 503), api_error.UPSTREAM_UNREACHABLE):
-            # By a replica between us and the primary: it went no further.
+            # From a replica on the way: the primary did not receive the facts.
             return upstream_unreachable(error.message)
         case 503, _:
             return ApiError(503, "upstream_away", str(error), retry_after=RETRY_SECONDS)
         case ((401 | 403), _):
-            why = f"the primary does not take this daemon's key: {error}"
+            why = f"the primary refuses this daemon's key; check its secret_file: {error}"
             return ApiError(502, "upstream_refused", why, more={"retryable": False})
         case status, _ if error.body and (400 <= status < 500 or status == 502):
-            return _as_it_is(error)
+            return _unchanged(error)
     return ApiError(502, "upstream_failed", str(error))
 
 
-def _as_it_is(error: ApiResponseError) -> ApiError:
+def _unchanged(error: ApiResponseError) -> ApiError:
     more = {name: value for name, value in error.body.items() if name not in {"error", "message"}}
     message = error.body.get("message")
     return ApiError(
@@ -315,42 +328,42 @@ def _as_it_is(error: ApiResponseError) -> ApiError:
     )
 
 
-def _of_chain(error: ApiResponseError) -> "_PostResponse | None":
+def _stored_upstream(error: ApiResponseError) -> "_PostResponse | None":
     try:
-        told = msgspec.convert(error.body, type=_NotThereYet)
+        response = msgspec.convert(error.body, type=_NotHereYetBody)
     except msgspec.ValidationError:
         return None
-    first = told.serial - len(told.tokens) + 1
-    return _told(Appended(epoch=told.epoch, first_serial=first, tokens=told.tokens))
+    first = response.serial - len(response.tokens) + 1
+    return _response(Appended(epoch=response.epoch, first_serial=first, tokens=response.tokens))
 
 
-class _NotThereYet(msgspec.Struct):
+class _NotHereYetBody(msgspec.Struct):
     serial: int
     epoch: int
     tokens: list[int]
 
 
 def _unknown(key: str, why: str) -> ApiError:
-    message = f"nobody knows whether this was stored; ask again with the same idempotency key: {why}"
+    message = f"unknown outcome; retry with the same idempotency key: {why}"
     return ApiError(504, "outcome_unknown", message, more={"idempotency_key": key}, retry_after=RETRY_SECONDS)
 
 
 def _with_key(posted: AppendBody, key: str) -> bytes:
-    """The facts as they were posted, byte by byte, with this idempotency key."""
+    """Encode the facts as they were posted, byte by byte, with this idempotency key."""
     writer = b"" if posted.writer is msgspec.UNSET else b'"writer":%b,' % msgspec.json.encode(posted.writer)
     facts = b",".join(map(bytes, posted.facts))
     return b'{%b"idempotency_key":%b,"facts":[%b]}' % (writer, msgspec.json.encode(key), facts)
 
 
 def _wants_files(request: Any) -> bool:
-    given = text(request, "files")
-    if given not in (None, "here"):
-        raise ApiError(400, "bad_request", f"files can be here, not {given[:40]!r}")
-    return given == "here"
+    query_text = text(request, "files")
+    if query_text not in (None, "here"):
+        raise ApiError(400, "bad_request", f"files must be 'here' or absent, not {query_text[:40]!r}")
+    return query_text == "here"
 
 
 def _files_of(stream: str, facts: Collection[bytes]) -> frozenset[str]:
-    """The checksums that rows of ``files`` name, unless they delete."""
+    """Return the checksums that rows of ``files`` name, except those that delete."""
     if stream != "files":
         return frozenset()
     rows = (row for fact in facts for row in msgspec.json.decode(fact))
