@@ -1,4 +1,4 @@
-"""What `twistd synrepl` and `twist synrepl` run: flags to settings, settings to the daemon."""
+"""Entry point of `twistd synrepl` and `twist synrepl`: options, settings and the daemon's service."""
 
 import atexit
 import gc
@@ -29,18 +29,18 @@ _logger = Logger(namespace="synrepl.process")
 
 
 class Options(usage.Options):
-    """The flags, one for each setting; none has a default of its own, so that a file can say otherwise."""
+    """The flags, one per setting. A flag has no default, so that it does not override the file."""
 
     synopsis = "[options]"
     longdesc = (
-        "Keeps a durable log of replication streams and serves it to followers, live and from any position."
+        "Keeps a durable log of replication streams, and serves it to followers live and from any position."
     )
     optParameters = [
         [
             "config",
             "c",
             None,
-            "A YAML file with settings, by the names of the flags with _ for -; flags win.",
+            "A YAML file with settings, named like the flags with _ in place of -. Flags override the file.",
         ],
         *(
             [one.flag, None, None, f"{one.help} [default: {one.default_text}]"]
@@ -59,11 +59,11 @@ class Options(usage.Options):
         self._file: Path | None = None
 
     def opt_listen(self, endpoint: str) -> None:
-        """Where followers connect: a Twisted server endpoint string. May be repeated."""
+        """Add a listener."""
         self.listen.append(endpoint)
 
     def opt_follow(self, endpoint: str) -> None:
-        """A server to take streams from. May be repeated."""
+        """Add a server to follow."""
         self.follow.append(endpoint)
 
     opt_listen.__doc__, opt_follow.__doc__ = (
@@ -71,30 +71,30 @@ class Options(usage.Options):
     )
 
     def __setitem__(self, name: str, value: Any) -> None:
-        # Twisted keeps the last of several values, in silence.
+        # Twisted keeps the last of several values without a warning.
         if name == "upstream" and (before := self.get(name)) is not None:
             raise usage.UsageError(
-                f"--upstream is given twice, as {_public(before)} and {_public(value)}: a replica follows one"
-                " daemon; name the one to follow"
+                f"--upstream is given twice, as {_redact(before)} and {_redact(value)}: a replica follows one"
+                " daemon; remove the other"
             )
         super().__setitem__(name, value)
 
     def opt_version(self) -> None:
-        """Show the version, and exit."""
+        """Show the version and exit."""
         from importlib.metadata import version
 
-        print(f"synrepl {version('synrepl')}")  # noqa: T201  # asked for
+        print(f"synrepl {version('synrepl')}")  # noqa: T201  # the purpose of --version
         sys.exit(0)
 
     def parseOptions(self, options: Any = None) -> None:
         try:
             super().parseOptions(options)
         except usage.UsageError as error:
-            raise usage.UsageError(_with_nearest(str(error))) from error
+            raise usage.UsageError(_add_suggestion(str(error))) from error
 
     def parseArgs(self, *extra: str) -> None:
         if extra:
-            raise usage.UsageError(f"{extra[0]!r} is no option: options begin with --")
+            raise usage.UsageError(f"unexpected argument {extra[0]!r}: options begin with --")
 
     def postOptions(self) -> None:
         flags: dict[str, Any] = {}
@@ -107,7 +107,7 @@ class Options(usage.Options):
             if given := getattr(self, name):
                 flags[name] = given
         self._flags = flags
-        # Absolute, as a daemon that detaches works in another directory when it reads the file again.
+        # Absolute: a detached daemon has another working directory when it reads the file again.
         self._file = Path(self["config"]).absolute() if self["config"] else None
         try:
             self.settings = self.read()
@@ -115,12 +115,12 @@ class Options(usage.Options):
             raise usage.UsageError(str(error)) from error
 
     def read(self) -> Settings:
-        """The settings as flags and files say them now. Raises `ConfigError`."""
+        """Read the settings from the flags and the current file. Raises `ConfigError`."""
         return Settings.build(self._flags, file=self._file)
 
 
 def makeService(options: Options) -> IService:
-    """The daemon, ready to be started."""
+    """Return the daemon's service, not yet started."""
     from twisted.internet import reactor
 
     from synrepl.daemon.service import Daemon
@@ -128,19 +128,19 @@ def makeService(options: Options) -> IService:
     assert options.settings is not None
 
     def failed() -> None:
-        # Neither twistd nor twist has a way to be told an exit code; theirs would be 0.
-        atexit.register(_exit_in_trouble)
+        # twistd and twist would exit with code 0; neither accepts an exit code.
+        atexit.register(_exit_with_failure)
         reactor.callWhenRunning(reactor.stop)
 
     daemon = Daemon(options.settings, reactor, on_failure=failed)
     reactor.callWhenRunning(_handle_signals, reactor, daemon, options)
-    globalLogPublisher.addObserver(_end_without_memory)
+    globalLogPublisher.addObserver(_exit_on_memory_error)
     _raise_descriptor_limit()
     return daemon
 
 
 def _handle_signals(reactor: Any, daemon: "Daemon", options: Options) -> None:
-    """SIGHUP reloads; SIGUSR1 and SIGUSR2 do nothing, unless twistd has taken one to rotate its log."""
+    """Reload on SIGHUP. Ignore SIGUSR1 and SIGUSR2, unless twistd uses the signal to rotate its log."""
 
     def reload(number: int, frame: Any) -> None:
         reactor.callFromThread(_reload, daemon, options)
@@ -152,27 +152,27 @@ def _handle_signals(reactor: Any, daemon: "Daemon", options: Options) -> None:
 
 
 @implementer(ILogObserver)
-def _end_without_memory(event: LogEvent) -> None:
-    """End at once after a MemoryError that no request was answered for: what it has interrupted is not known.
+def _exit_on_memory_error(event: LogEvent) -> None:
+    """Exit at once after an unhandled MemoryError: the code that it interrupted is unknown.
 
-    All that was acknowledged is on disk, and a supervisor starts the daemon again.
+    All acknowledged facts are on disk, and a supervisor restarts the daemon.
     """
     failure = event.get("log_failure")
     if failure is not None and failure.check(MemoryError):
-        _logger.critical("out of memory: the daemon ends; give it more, or set a smaller --max-body-bytes")
-        _exit_in_trouble()
+        _logger.critical("out of memory: the daemon exits; give it more memory, or reduce --max-body-bytes")
+        _exit_with_failure()
 
 
 def _raise_descriptor_limit() -> None:
-    """Allow as many descriptors as the system lets this user have: each connection takes one."""
+    """Raise the limit of file descriptors to the hard limit: each connection needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _reload(daemon: "Daemon", options: Options) -> None:
-    """Open log files anew (logrotate has moved them), and take what the settings say now."""
+    """Reopen the log files, which logrotate has moved, and apply the current settings."""
     # Twisted keeps no list of its log files.
     for found in gc.get_objects():
         if isinstance(found, BaseLogFile) and not found.closed:
@@ -180,22 +180,22 @@ def _reload(daemon: "Daemon", options: Options) -> None:
     try:
         daemon.reload(options.read())
     except ConfigError as error:
-        _logger.error("SIGHUP: nothing is changed: {why}", why=str(error))
+        _logger.error("cannot reload on SIGHUP, the old settings remain: {why}", why=str(error))
 
 
-def _exit_in_trouble() -> None:
+def _exit_with_failure() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
 
 
-def _public(url: str) -> str:
-    """A URL without user and password."""
+def _redact(url: str) -> str:
+    """Return a URL without user and password."""
     scheme, separator, rest = url.partition("://")
     return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
 
-def _with_nearest(message: str) -> str:
+def _add_suggestion(message: str) -> str:
     words = message.split()
     given = next((word.lstrip("-") for word in words if word.startswith("--")), "")
     if "not recognized" not in message or not given:

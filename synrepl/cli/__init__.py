@@ -1,4 +1,4 @@
-"""The command line: one console script, a module for each of its commands."""
+"""The command line: one console script, one module per command."""
 
 from synrepl.cli.main import main
 

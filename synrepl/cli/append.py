@@ -1,4 +1,4 @@
-"""``synrepl append``: rows from standard input become facts."""
+"""``synrepl append``: append rows from standard input as facts."""
 
 import os
 import re
@@ -27,16 +27,18 @@ _array: Final = msgspec.json.Decoder(list[msgspec.Raw])
 @click.command(epilog=EXIT_CODES)
 @click.argument("stream")
 @url_option(required=True)
-@click.option("--writer", metavar="NAME", help="Who wrote the facts; unless said, the daemon's own instance.")
+@click.option(
+    "--writer", metavar="NAME", help="The writer of the facts [default: the daemon's instance name]"
+)
 @secret_option
 @click.option(
-    "--batch", type=click.IntRange(1, 10_000), default=BATCH, show_default=True, help="Facts a request."
+    "--batch", type=click.IntRange(1, 10_000), default=BATCH, show_default=True, help="Facts per request."
 )
 def append(stream: str, url: str, writer: str | None, secret_file: Path | None, batch: int) -> None:
     """Append rows from standard input to STREAM.
 
-    One row (a JSON array) a line, each a fact of its own. Prints {"serial", "token"} for each, once it is
-    durable; the serial is null for ephemeral streams. Ends at the first bad row: what came before it is
+    Each line is a row (a JSON array) and becomes a fact. Prints {"serial", "token"} for each fact once it is
+    durable; the serial is null for ephemeral streams. Stops at the first invalid row; the rows before it are
     stored.
     """
     appending = _AppendRun(stream, writer, FactPoster(connect(url, secret_file)))
@@ -49,11 +51,11 @@ def append(stream: str, url: str, writer: str | None, secret_file: Path | None, 
     except OutputClosed:
         sys.exit(0)
     except KeyboardInterrupt:
-        raise CliError(f"interrupted; {appending.said}, and perhaps a batch that was under way") from None
+        raise CliError(f"interrupted; {appending.stored_text}, and possibly the batch in progress") from None
 
 
 class _Row:
-    """A row, and the number of its line. `bad` says what is wrong with it, if something is."""
+    """A row and its line number. `bad` is the reason if the row is invalid, otherwise empty."""
 
     __slots__ = ("bad", "number", "text")
 
@@ -70,26 +72,26 @@ class _Row:
 
 
 class _AppendRun:
-    """What was stored so far."""
+    """A run of the command: the input is appended in batches."""
 
-    def __init__(self, stream: str, writer: str | None, posting: FactPoster) -> None:
+    def __init__(self, stream: str, writer: str | None, poster: FactPoster) -> None:
         self._stream = stream
         self._writer = writer
-        self._posting = posting
+        self._poster = poster
         self._lines = JsonLines()
         self._stored = 0
 
     @property
-    def said(self) -> str:
-        """How many facts are stored, in words."""
+    def stored_text(self) -> str:
+        """The number of stored facts, as a phrase."""
         return f"{self._stored} facts were stored before" if self._stored else "nothing was stored"
 
     def add(self, rows: Sequence[_Row]) -> None:
-        """Append these rows, those before the first bad one if there is one."""
+        """Append these rows, up to the first invalid one. Raises `CliError` for an invalid row."""
         bad = next((position for position, row in enumerate(rows) if row.bad), None)
         if bad is not None:
             self.add(rows[:bad])
-            raise CliError(f"line {rows[bad].number}: {rows[bad].bad}; {self.said}")
+            raise CliError(f"line {rows[bad].number}: {rows[bad].bad}; {self.stored_text}")
         if not rows:
             return
         try:
@@ -97,23 +99,23 @@ class _AppendRun:
         except HttpError as error:
             found = re.match(r"fact (\d+), row \d+: ", error.message)
             if error.code != "bad_row" or found is None or int(found[1]) >= len(rows):
-                raise CliError(f"{error.message}; {self.said}") from error
+                raise CliError(f"{error.message}; {self.stored_text}") from error
             rows[int(found[1])].bad = error.message[found.end() :]
             self.add(rows)
 
     def _post(self, rows: Sequence[_Row]) -> None:
-        answer = self._posting.post(self._stream, [b"[%b]" % row.text for row in rows], writer=self._writer)
-        serial = answer["first_serial"]
+        response = self._poster.post(self._stream, [b"[%b]" % row.text for row in rows], writer=self._writer)
+        serial = response["first_serial"]
         self._stored += len(rows)
-        for position, token in enumerate(answer["tokens"]):
+        for position, token in enumerate(response["tokens"]):
             self._lines.add({"serial": None if serial is None else serial + position, "token": token})
         self._lines.flush()
 
 
 def _batches(source: object, batch: int) -> Iterator[list[_Row]]:
-    """Rows as they come: many at a time if they are there, and none held back for more to come."""
+    """Yield the rows read so far, in batches; no row waits for a batch to fill."""
     number, rest = 0, b""
-    while chunk := source.read1(CHUNK):  # type: ignore[attr-defined]  # every binary buffer of Python has it
+    while chunk := source.read1(CHUNK):  # type: ignore[attr-defined]  # every binary buffer has it
         lines = (rest + chunk).split(b"\n")
         rest = lines.pop()
         rows = [_Row(position, line) for position, line in enumerate(lines, number + 1) if line.strip()]
@@ -124,9 +126,9 @@ def _batches(source: object, batch: int) -> Iterator[list[_Row]]:
 
 
 def _size(source: object) -> int | None:
-    """How long the input is, if that is known beforehand."""
+    """Return the size of the input in bytes, if known."""
     try:
-        found = os.fstat(source.fileno())  # type: ignore[attr-defined]  # what has none is told by the exception
+        found = os.fstat(source.fileno())  # type: ignore[attr-defined]  # an AttributeError is caught below
     except (OSError, AttributeError):
         return None
     return found.st_size if stat.S_ISREG(found.st_mode) else None

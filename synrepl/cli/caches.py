@@ -1,4 +1,4 @@
-"""``synrepl caches``: a worker's caches, and what invalidates them."""
+"""``synrepl caches``: check the caches of a worker and their invalidations."""
 
 import contextlib
 import importlib
@@ -28,7 +28,7 @@ __all__ = ["caches"]
 DAEMON: Final = "http://127.0.0.1:9093"
 
 Row = tuple[str, list[str] | None]
-"""The name of a cache or alias, and the keys."""
+"""The name of a cache or alias, and its keys."""
 
 
 class _Row(msgspec.Struct, array_like=True):
@@ -43,13 +43,15 @@ class _Fact(msgspec.Struct):
 
 @click.group(epilog=EXIT_CODES)
 def caches() -> None:
-    """A worker's caches, and what invalidates them."""
+    """Check the caches of a worker and their invalidations."""
 
 
 @caches.command(epilog=EXIT_CODES)
 @click.argument("registry", metavar="MODULE:ATTRIBUTE")
 @click.option(
-    "--url", metavar="URL", help=f"The HTTP address of the daemon whose changelog counts [default: {DAEMON}]"
+    "--url",
+    metavar="URL",
+    help=f"The HTTP address of the daemon to read the changelog from [default: {DAEMON}]",
 )
 @click.option(
     "--capture",
@@ -57,28 +59,29 @@ def caches() -> None:
     multiple=True,
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A recorded session in place of a daemon. May be repeated.",
+    help="A recorded session to read in place of a daemon. May be repeated.",
 )
 @secret_option
 @click.option("--json", "as_json", is_flag=True, help='[{"kind", "cache", "text"}, ...]')
 def lint(
     registry: str, url: str | None, captures: tuple[Path, ...], secret_file: Path | None, as_json: bool
 ) -> None:
-    """What is probably wrong with the caches of the `CacheRegistry` named ATTRIBUTE in MODULE.
+    """Find probable mistakes in the `CacheRegistry` named ATTRIBUTE in MODULE.
 
-    MODULE is imported, from the current directory too. What is announced on `caches` is learned from a
-    daemon's changelog, or from recorded sessions. Exit code 1: there is something to look at.
+    MODULE is imported, from the current directory too. The registry is compared with the invalidations on the
+    `caches` stream, read from a daemon's changelog or from recorded sessions. Exit code 1: there are
+    findings.
     """
     if url is not None and captures:
-        raise click.UsageError("--url or --capture, not both")
-    found = _imported(registry)
-    seen = _Seen(found)
+        raise click.UsageError("--url and --capture exclude each other: use one of them")
+    found = _import_registry(registry)
+    seen = _SeenInvalidations(found)
     if captures:
         for path in captures:
-            seen.add(_captured(path))
+            seen.add(_read_capture(path))
     else:
-        with Advance("reading what was announced", None) as advance:
-            seen.add(_announced(url or DAEMON, read_secret(secret_file), advance))
+        with Advance("reading invalidations", None) as advance:
+            seen.add(_read_changelog(url or DAEMON, read_secret(secret_file), advance))
     findings = find_wrong(found, seen.names, seen.lengths)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(findings)))
@@ -88,8 +91,8 @@ def lint(
         sys.exit(1)
 
 
-class _Seen:
-    """The names seen, and how long their keys were. Nothing is invalidated: the worker does not run."""
+class _SeenInvalidations:
+    """The names of seen invalidations and the lengths of their keys. No cache is invalidated."""
 
     def __init__(self, registry: CacheRegistry) -> None:
         self.names = NameCounts()
@@ -97,7 +100,7 @@ class _Seen:
         self._registry = registry
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Take these rows."""
+        """Count these rows."""
         for name, keys in rows:
             self.names.add(name)
             if keys is not None and name in self.names:
@@ -109,25 +112,25 @@ class _Seen:
                 self._registry.misshapen.add(name)
 
 
-def _imported(name: str) -> CacheRegistry:
-    """The registry of this name. Whatever the module says meanwhile goes to standard error."""
+def _import_registry(name: str) -> CacheRegistry:
+    """Import the registry. Output of the module goes to standard error."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise click.UsageError(f"{name!r} is not MODULE:ATTRIBUTE, as my_worker.caches:registry")
+        raise click.UsageError(f"{name!r} is not MODULE:ATTRIBUTE, such as my_worker.caches:registry")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
         with contextlib.redirect_stdout(sys.stderr):
             found = operator.attrgetter(attribute)(importlib.import_module(module))
-    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+    except (Exception, SystemExit) as error:  # an import runs any code
         why = " ".join(str(error).split())
         raise click.UsageError(f"cannot import {name}: {type(error).__name__}: {why}") from error
     if not isinstance(found, CacheRegistry):
-        raise click.UsageError(f"{name} is no CacheRegistry, but of type {type(found).__name__}")
+        raise click.UsageError(f"{name} is of type {type(found).__name__}, not CacheRegistry")
     return found
 
 
-def _captured(path: Path) -> Iterator[Row]:
+def _read_capture(path: Path) -> Iterator[Row]:
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -139,7 +142,7 @@ def _captured(path: Path) -> Iterator[Row]:
                 yield row.cache_func, row.keys
 
 
-def _announced(url: str, secret: str | None, advance: Advance) -> Iterator[Row]:
+def _read_changelog(url: str, secret: str | None, advance: Advance) -> Iterator[Row]:
     try:
         head, lines = BlockingClient(url, secret=secret).get_lines("/v1/changelog?streams=caches")
         advance.expect(int(head.get("Synrepl-Serial", 0)))
@@ -152,18 +155,18 @@ def _announced(url: str, secret: str | None, advance: Advance) -> Iterator[Row]:
     except (ConnectError, HttpError) as error:
         raise CliError(f"{url}: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise CliError(f"{url} does not answer as a synrepl daemon does") from error
+        raise CliError(f"{url} does not respond as a synrepl daemon; check --url") from error
 
 
-def _show(registry: CacheRegistry, seen: _Seen, findings: list[CacheWarning]) -> None:
+def _show(registry: CacheRegistry, seen: _SeenInvalidations, findings: list[CacheWarning]) -> None:
     console = Console(highlight=False)
-    told = [
+    summary = [
         counted(len(registry.caches), "cache"),
         f"{counted(sum(seen.names.values()), 'invalidation')} of {counted(len(seen.names), 'name')} seen",
-        f"read as {registry.vintage.name} means them",
+        f"interpreted as {registry.vintage.name}",
     ]
-    console.print(", ".join(told), markup=False, soft_wrap=True)
+    console.print(", ".join(summary), markup=False, soft_wrap=True)
     for finding in findings:
         console.print(f"{finding.kind}: {finding.text}", markup=False, soft_wrap=True)
     if not findings:
-        console.print("nothing to look at", style="green")
+        console.print("no findings", style="green")

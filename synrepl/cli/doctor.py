@@ -1,4 +1,4 @@
-"""``synrepl doctor``: what is wrong with the streams in a database, and what mends it."""
+"""``synrepl doctor``: find and repair problems of the streams in a database."""
 
 import sys
 import time
@@ -28,7 +28,7 @@ WHAT: Final = {
     "other": "an unknown database",
 }
 READ_ONLY: Final = (
-    "nothing was changed: a homeserver's database is only ever read. Stop the homeserver, and run the"
+    "nothing was changed: a homeserver's database is only read. Stop the homeserver, and run the"
     " statements above."
 )
 
@@ -38,16 +38,16 @@ READ_ONLY: Final = (
 @click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A daemon's configuration, for the tables that its `table_streams` name.",
+    help="A daemon's configuration file, to check the tables of its `table_streams`.",
 )
-@click.option("--fix", is_flag=True, help="Mend what can be mended without losing anything.")
-@click.option("--quick", is_flag=True, help="Of a log, check the newest 10,000 facts only.")
-@click.option("--json", "as_json", is_flag=True, help="The diagnosis in JSON.")
+@click.option("--fix", is_flag=True, help="Repair what can be repaired without data loss.")
+@click.option("--quick", is_flag=True, help="Check the newest 10,000 facts of a log only.")
+@click.option("--json", "as_json", is_flag=True, help="Print the diagnosis as JSON.")
 def doctor(url: str, config: Path | None, fix: bool, quick: bool, as_json: bool) -> None:
-    """What is wrong with the streams in a database: that of a daemon's log, or a homeserver's own.
+    """Find problems of the streams in a database: a daemon's log, or a homeserver's database.
 
-    A Synapse database is recognized, and only ever read: what would mend it is printed as SQL. Exit code 1:
-    something is wrong, and was not mended.
+    A Synapse database is recognized and only read: the repair is printed as SQL. Exit code 1: there is a
+    problem that was not repaired.
     """
     try:
         database = Database(url, what="synrepl doctor")
@@ -72,8 +72,8 @@ def doctor(url: str, config: Path | None, fix: bool, quick: bool, as_json: bool)
     except KeyboardInterrupt:
         raise CliError("interrupted; nothing was changed") from None
     if as_json:
-        told = {**msgspec.structs.asdict(diagnosis), "healthy": diagnosis.is_healthy}
-        click.echo(msgspec.json.encode(told).decode())
+        result = {**msgspec.structs.asdict(diagnosis), "healthy": diagnosis.is_healthy}
+        click.echo(msgspec.json.encode(result).decode())
     else:
         _show(diagnosis, fix=fix)
     if not diagnosis.is_healthy:
@@ -81,7 +81,7 @@ def doctor(url: str, config: Path | None, fix: bool, quick: bool, as_json: bool)
 
 
 def _configured(settings: Settings, url: str) -> list[IdStream]:
-    """The streams whose tables are in this database, as far as the configuration tells."""
+    """Return the configured streams whose tables are in this database."""
     if settings.tables_database not in (None, url) and settings.database == url:
         return []
     return [one.ids for one in settings.table_streams]
@@ -115,7 +115,7 @@ def _show_complaint(console: Console, complaint: Complaint, statements: set[str]
     if complaint.remedy:
         _say(console, f"    {complaint.remedy}")
     if complaint.statement and complaint.statement not in statements:
-        # One statement can mend several things; it is to be run once.
+        # One statement can repair several problems and must be run once.
         statements.add(complaint.statement)
         _say(console, f"    {complaint.statement};")
 

@@ -1,4 +1,4 @@
-"""How a command says that something went wrong: one line, and an exit code that scripts can tell apart."""
+"""Errors and options that commands share. An error is one line and an exit code that scripts can rely on."""
 
 import sys
 from collections.abc import Callable
@@ -24,16 +24,16 @@ __all__ = [
     "url_option",
 ]
 
-EXIT_CODES: Final = "Exit codes: 0 all went well, 1 there was trouble (told in one line), 2 wrong usage."
+EXIT_CODES: Final = "Exit codes: 0 success, 1 failure (explained in one line), 2 wrong usage."
 
 MAX_LINE: Final = 2_000
-"""Characters of what is told; some of it quotes a daemon."""
+"""Maximum length of an error in characters. An error may quote a daemon."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class CliError(click.ClickException):
-    """Ends the command with exit code 1 and this line."""
+    """A failure that ends the command with exit code 1 and this line."""
 
     exit_code = 1
 
@@ -44,14 +44,14 @@ class CliError(click.ClickException):
 def connect(
     url: str, secret_file: Path | None, *, timeout: float = http_client.TIMEOUT_SECONDS
 ) -> http_client.BlockingClient:
-    """A connection to the daemon at `url`, whose answers are safe to show on a terminal."""
+    """Return a client of the daemon at `url` whose responses are safe to show on a terminal."""
     return http_client.BlockingClient(
         url, secret=read_secret(secret_file), timeout=timeout, clean=printable_values
     )
 
 
 def read_secret(path: Path | None) -> str | None:
-    """The shared secret, from its file."""
+    """Read the shared secret from its file. Raises `CliError`."""
     if path is None:
         return None
     try:
@@ -61,12 +61,12 @@ def read_secret(path: Path | None) -> str | None:
 
 
 def confirm(*, yes: bool) -> None:
-    """Return if the operator says to go on, on a terminal or, with `yes`, on the command line."""
+    """Return if the operator confirms, on a terminal or with `yes`; otherwise end the command."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError("this is no terminal to ask on: say --yes")
-    click.confirm("Go on?", abort=True, err=True)
+        raise click.UsageError("cannot ask for confirmation without a terminal: use --yes to confirm")
+    click.confirm("Continue?", abort=True, err=True)
 
 
 class _DialectType(click.ParamType[Dialect]):
@@ -76,7 +76,11 @@ class _DialectType(click.ParamType[Dialect]):
         if isinstance(value, Dialect):
             return value
         if value == "native":
-            self.fail("native is what replicas speak (--upstream); to follow, say a release", param, ctx)
+            self.fail(
+                "native is the protocol of replicas (--upstream); to follow a server, name a release",
+                param,
+                ctx,
+            )
         try:
             return Dialect.parse(value)
         except ConfigError as error:
@@ -84,7 +88,7 @@ class _DialectType(click.ParamType[Dialect]):
 
 
 def dialect_option(*, default: str | None, help: str) -> Callable[[Command], Command]:
-    """``--dialect``"""
+    """Return the ``--dialect`` option."""
     return click.option("--dialect", type=_DialectType(), default=default, show_default=True, help=help)
 
 
@@ -96,7 +100,7 @@ secret_option = click.option(
 
 
 def url_option(*, required: bool) -> Callable[[Command], Command]:
-    """``--url``"""
+    """Return the ``--url`` option."""
     text = "The HTTP address of the daemon."
     if required:
         return click.option("--url", required=True, metavar="URL", help=text)

@@ -1,4 +1,4 @@
-"""Facts to a daemon, in order, each stored once however often it must be sent."""
+"""Client that posts facts to a daemon: in order, idempotent across retries."""
 
 import json
 import time
@@ -16,42 +16,42 @@ from synrepl.streams import jsontext
 __all__ = ["BATCH", "FactPoster"]
 
 BATCH: Final = 500
-"""Facts in one request, unless said otherwise."""
+"""Default number of facts per request."""
 
-PATIENCE: Final = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0)
-"""Seconds between attempts while the daemon is away."""
+RETRY_DELAYS: Final = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0)
+"""Seconds between attempts while the daemon does not respond."""
 
 
 class FactPoster:
-    """Posts facts. A batch goes after the answer to the one before: that keeps their order."""
+    """Poster of facts. A batch is sent after the response to the previous one, which keeps the order."""
 
-    def __init__(self, asking: BlockingClient, *, patience: Sequence[float] = PATIENCE) -> None:
-        self._asking = asking
-        self._patience = patience
+    def __init__(self, client: BlockingClient, *, retry_delays: Sequence[float] = RETRY_DELAYS) -> None:
+        self._client = client
+        self._retry_delays = retry_delays
 
     def post(self, stream: str, facts: Sequence[bytes], *, writer: str | None = None) -> dict[str, Any]:
-        """Append facts, each a JSON array of rows; gives the daemon's answer.
+        """Append facts, each a JSON array of rows, and return the response of the daemon.
 
-        The same key goes with every attempt, so that one whose answer was lost is not stored again. Raises
-        `HttpError` when the daemon does not want them, and `CliError` when it does not answer.
+        Every attempt has the same idempotency key, so that facts are stored once even if a response was lost.
+        Raises `HttpError` if the daemon refuses the facts, and `CliError` if it does not respond.
         """
         head: dict[str, Any] = {"idempotency_key": uuid.uuid4().hex}
         if writer is not None:
             head["writer"] = writer
         body = json.dumps(head).encode()[:-1] + b', "facts": ' + jsontext.join(facts) + b"}"
         path = f"/v1/streams/{quote(stream, safe='')}/facts"
-        waits = iter(self._patience)
+        delays = iter(self._retry_delays)
         while True:
             try:
-                answer: dict[str, Any] = self._asking.post_json(path, body)
-                return answer
+                response: dict[str, Any] = self._client.post_json(path, body)
+                return response
             except (ConnectError, HttpError) as error:
                 if isinstance(error, HttpError) and not error.is_retryable:
                     raise
-                wait = next(waits, None)
-                if wait is None:
+                delay = next(delays, None)
+                if delay is None:
                     raise CliError(
-                        f"{self._asking.url}: {error}; whether the last batch was stored is not known"
+                        f"{self._client.url}: {error}; the last batch may have been stored"
                     ) from error
-                click.echo(f"{self._asking.url}: {error}; trying again", err=True)
-            time.sleep(wait)
+                click.echo(f"{self._client.url}: {error}; retrying in {delay:g} s", err=True)
+            time.sleep(delay)

@@ -1,4 +1,4 @@
-"""``synrepl leases``: what is kept of the log for whom."""
+"""``synrepl leases``: list, add and drop leases on the log."""
 
 import json
 import time
@@ -21,36 +21,36 @@ __all__ = ["leases"]
 @click.argument("name", required=False)
 @url_option(required=False)
 @secret_option
-@click.option("--json", "as_json", is_flag=True, help="What the daemon answers.")
+@click.option("--json", "as_json", is_flag=True, help="Print the response of the daemon as JSON.")
 def leases(action: str, name: str | None, url: str, secret_file: Path | None, as_json: bool) -> None:
-    """What a daemon keeps of its log, and for whom.
+    """List, add and drop the leases by which a daemon retains its log for replicas.
 
-    `list` shows every lease, those that hold most back first. `add NAME` keeps what comes from now on for a
-    replica of that name which is yet to come, and lets one in again that was dropped. `drop NAME` (or its
-    uuid) ends a lease: the log is no longer kept for that replica, and it is not served any more.
+    `list` shows every lease, those that retain most first. `add NAME` retains facts from now on for a future
+    replica of that name, or readmits a dropped one. `drop NAME` (or its uuid) ends a lease: the log is no
+    longer retained for that replica, and the replica is no longer served.
     """
     if (name is None) is not (action == "list"):
         raise click.UsageError(f"{action} takes {'no name' if action == 'list' else 'the name of a replica'}")
-    answer = _ask(connect(url, secret_file), action, name or "")
+    response = _request(connect(url, secret_file), action, name or "")
     if as_json:
-        click.echo(json.dumps(answer["leases"] if action == "list" else answer))
+        click.echo(json.dumps(response["leases"] if action == "list" else response))
         return
     if action == "add":
-        click.echo(f"what comes after serial {answer['serial']} is kept for {answer['name']}")
+        click.echo(f"facts after serial {response['serial']} are retained for {response['name']}")
     elif action == "drop":
-        click.echo(f"{answer['name']} is dropped: nothing is kept for it, and it is not served any more")
+        click.echo(f"{response['name']} is dropped: no facts are retained for it, and it is no longer served")
     else:
         console = Console(highlight=False)
-        for part in tables.leases(answer["leases"], time.time()) or ["no leases"]:
+        for part in tables.leases(response["leases"], time.time()) or ["no leases"]:
             console.print(part)
 
 
-def _ask(asking: BlockingClient, action: str, name: str) -> Any:
+def _request(client: BlockingClient, action: str, name: str) -> Any:
     try:
         if action == "list":
-            return asking.get_json("/v1/leases")
+            return client.get_json("/v1/leases")
         if action == "add":
-            return asking.post_json("/v1/leases", json.dumps({"name": name}).encode())
-        return asking.delete_json(f"/v1/leases/{quote(name, safe='')}")
+            return client.post_json("/v1/leases", json.dumps({"name": name}).encode())
+        return client.delete_json(f"/v1/leases/{quote(name, safe='')}")
     except (ConnectError, HttpError) as error:
-        raise CliError(f"{asking.url}: {error}") from error
+        raise CliError(f"{client.url}: {error}") from error

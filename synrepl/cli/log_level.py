@@ -1,4 +1,4 @@
-"""What Twisted has to say, on the command line: nothing, unless something is broken."""
+"""Log level of the command line: critical only."""
 
 import sys
 
@@ -15,7 +15,7 @@ __all__ = ["quiet"]
 
 
 def quiet() -> None:
-    """Show faults on standard error, and nothing else of the log."""
+    """Log critical events to standard error, and drop all others."""
     observer: ILogObserver = FilteringLogObserver(
         textFileLogObserver(sys.stderr), [LogLevelFilterPredicate(LogLevel.critical)]
     )

@@ -1,4 +1,4 @@
-"""A question that takes long, with what happens meanwhile shown on a terminal."""
+"""A long request, with its progress shown on a terminal."""
 
 import sys
 import threading
@@ -15,37 +15,37 @@ LOOK_SECONDS: Final = 0.5
 
 
 def post_and_watch(
-    asking: BlockingClient,
-    looking: BlockingClient,
+    client: BlockingClient,
+    status_client: BlockingClient,
     path: str,
     body: bytes,
-    shown: Callable[[Mapping[str, Any]], str],
+    format_status: Callable[[Mapping[str, Any]], str],
 ) -> Any:
-    """Post, and meanwhile ask for the status again and again, over a connection of its own.
+    """Post with `client`, and meanwhile poll the status with `status_client`. Return the response.
 
-    What `shown` makes of it is shown on standard error if that is a terminal. Raises what `BlockingClient`
-    raises.
+    `format_status` renders the status as a line for standard error, if that is a terminal. Raises the errors
+    of `BlockingClient`.
     """
-    answer: list[Any] = []
+    response: list[Any] = []
     failure: list[BaseException] = []
 
     def post() -> None:
         try:
-            answer.append(asking.post_json(path, body))
+            response.append(client.post_json(path, body))
         except BaseException as error:
             failure.append(error)
 
-    posting = threading.Thread(target=post, daemon=True)
-    posting.start()
+    thread = threading.Thread(target=post, daemon=True)
+    thread.start()
     if sys.stderr.isatty():
-        with Console(stderr=True).status("asking") as line:
-            while posting.is_alive():
+        with Console(stderr=True).status("waiting for the response") as line:
+            while thread.is_alive():
                 try:
-                    line.update(shown(looking.get_json("/v1/status")))
+                    line.update(format_status(status_client.get_json("/v1/status")))
                 except (ConnectError, HttpError) as error:
                     line.update(str(error))
-                posting.join(LOOK_SECONDS)
-    posting.join()
+                thread.join(LOOK_SECONDS)
+    thread.join()
     if failure:
         raise failure[0]
-    return answer[0]
+    return response[0]

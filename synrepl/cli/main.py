@@ -1,4 +1,4 @@
-"""What `synrepl` says about itself, and which commands it has."""
+"""The `synrepl` command group."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ __all__ = ["main"]
 
 
 class _Commands(click.Group):
-    """All commands; what is wrong with what they were told is one line."""
+    """The commands. A `ConfigError` ends a command with one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

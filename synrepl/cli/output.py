@@ -1,4 +1,4 @@
-"""What goes to standard output: JSON lines, many at a time, and numbers in words."""
+"""JSON lines on standard output, written in batches."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ __all__ = ["JsonLines", "OutputClosed"]
 
 
 class OutputClosed(Exception):
-    """Nobody reads our output any more."""
+    """Standard output was closed by its reader."""
 
 
 class _OutputStream(Protocol):
@@ -21,7 +21,7 @@ class _OutputStream(Protocol):
 
 
 class JsonLines:
-    """Gathers lines; `flush` writes them in one go. What `flush` returned from was handed to the system."""
+    """A buffer of JSON lines. Lines are handed to the system when `flush` returns."""
 
     def __init__(self, stream: _OutputStream | None = None) -> None:
         self._stream = stream if stream is not None else sys.stdout.buffer
@@ -31,11 +31,11 @@ class JsonLines:
         return len(self._waiting)
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """One object, one line."""
+        """Add an object as a line."""
         self._waiting.append(jsontext.dumps(line))
 
     def flush(self) -> None:
-        """Write what was gathered. Raises `OutputClosed` if nobody reads it."""
+        """Write the buffered lines. Raises `OutputClosed` if the reader has closed the output."""
         if not self._waiting:
             return
         self._waiting.append(b"")
@@ -44,6 +44,6 @@ class JsonLines:
             self._stream.write(data)
             self._stream.flush()
         except BrokenPipeError:
-            # Python flushes standard output once more at the end; let that go nowhere, not fail.
+            # Python flushes standard output again at exit; /dev/null keeps that from failing.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise OutputClosed from None

@@ -1,4 +1,4 @@
-"""``synrepl pipeline``: the jobs that run on Spark."""
+"""``synrepl pipeline``: the Spark jobs."""
 
 import click
 
@@ -15,7 +15,7 @@ __all__ = ["pipeline"]
 
 @click.group(epilog=EXIT_CODES)
 def pipeline() -> None:
-    """Archive, compact, audit, report on, play back and watch the streams, on Spark."""
+    """Archive, compact, audit, report on, replay and watch the streams, on Spark."""
 
 
 for command in (

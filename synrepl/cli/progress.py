@@ -1,4 +1,4 @@
-"""How far a long command is, on a terminal only: pipes and logs stay clean."""
+"""Progress bar of a long command, on a terminal only: pipes and logs stay clean."""
 
 import sys
 from types import TracebackType
@@ -12,7 +12,7 @@ __all__ = ["Advance"]
 
 
 class _Rate(ProgressColumn):
-    """Facts a second."""
+    """A column with the facts per second."""
 
     def render(self, task: Task) -> Text:
         seconds = task.elapsed or 0.0
@@ -21,7 +21,7 @@ class _Rate(ProgressColumn):
 
 
 class Advance:
-    """A bar on standard error, if that is a terminal; `total` is in the unit of `step`'s first argument."""
+    """A progress bar on a terminal's standard error. `total` is in the unit of `done` in `step`."""
 
     def __init__(self, what: str, total: int | None) -> None:
         self._progress = Progress(
@@ -37,11 +37,11 @@ class Advance:
         self._facts = 0
 
     def expect(self, total: int) -> None:
-        """So much is to be done in all, as is known now."""
+        """Set the total, once known."""
         self._progress.update(self._task, total=total)
 
     def step(self, done: int, facts: int) -> None:
-        """So much more is done."""
+        """Advance by `done` units and `facts` facts."""
         self._facts += facts
         self._progress.update(self._task, advance=done, facts=self._facts)
 

@@ -1,9 +1,9 @@
-"""Reading recorded sessions: which facts a master sent.
+"""Parser of recorded sessions: the facts that a master sent.
 
-``<seconds> <mark> <line>``, with ``>`` towards the master, ``<`` from it, ``*`` a remark. A proxy's recording
-has the number of the connection, ``c3``, before the mark; a collection of samples a count in place of
-seconds; a recording of Redis a time and a channel, with tabs. Bare lines, as a peer sent them, are read too,
-and so are facts as the changelog has them, a line of JSON each.
+A line is ``<seconds> <mark> <line>``, with ``>`` for lines to the master, ``<`` for lines from it, ``*`` for
+a comment. A proxy's recording has the connection, such as ``c3``, before the mark. A collection of samples
+has a count in place of the seconds. A Redis recording has a time and a channel, separated by tabs. Bare
+protocol lines and the JSON lines of a changelog are accepted too.
 """
 
 import re
@@ -27,8 +27,9 @@ _WITH_INSTANCE: Final = span(since="1.13")
 
 
 class RecordedFacts(msgspec.Struct, frozen=True):
-    """A fact of a recording: its rows in canonical form. `at` is when it came, in seconds, if known; `writer`
-    who wrote it, if that is to be kept.
+    """A fact of a recording, its rows in canonical form.
+
+    `at` is the time of arrival in seconds, if known; `writer` is set if the writer is to be kept.
     """
 
     stream: str
@@ -38,7 +39,7 @@ class RecordedFacts(msgspec.Struct, frozen=True):
 
 
 class BadLine(msgspec.Struct, frozen=True):
-    """A row that was left out, by the number of its line."""
+    """A skipped row and its line number."""
 
     number: int
     stream: str
@@ -46,7 +47,7 @@ class BadLine(msgspec.Struct, frozen=True):
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """What a recorded session holds."""
+    """The content of a recorded session."""
 
     dialect: Dialect
     facts: list[RecordedFacts]
@@ -54,7 +55,7 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """A line of the changelog; one without a stream is no fact."""
+    """A line of the changelog; a line without a stream is not a fact."""
 
     stream: str = ""
     writer: str = ""
@@ -78,24 +79,24 @@ class _Row(msgspec.Struct, frozen=True):
 def read(
     data: bytes, table: StreamTable, *, dialect: Dialect | None = None, connection: str | None = None
 ) -> Recording:
-    """The facts of a recording, in order; rows that no known release writes so are left out, and listed.
+    """Return the facts of a recording, in order, and the rows that were skipped because they do not parse.
 
-    The `dialect` is found from the lines if it is not given. Where several connections were recorded,
-    those of `connection` count, or else those of the first one with rows.
+    The `dialect` is detected from the lines by default. Of several recorded connections only `connection` is
+    read; the default is the first with rows.
     """
     if data.lstrip()[:1] == b"{":
         return _RecordingReader(table, NEWEST).changelog(data)
-    lines = list(_received(data))
+    lines = list(_lines_from_master(data))
     if connection is None:
         connection = next((line.connection for line in lines if line.text.startswith(b"RDATA ")), "")
     lines = [line for line in lines if line.connection == connection]
     if dialect is None:
-        dialect = _found(line.text for line in lines)
+        dialect = _detect_dialect(line.text for line in lines)
     return _RecordingReader(table, dialect).all(lines)
 
 
-def _received(data: bytes) -> Iterable[_Line]:
-    """What came from the master."""
+def _lines_from_master(data: bytes) -> Iterable[_Line]:
+    """Yield the lines that the master sent."""
     for number, line in enumerate(data.split(b"\n"), 1):
         if found := _MARKED.fullmatch(line):
             seconds, connection, mark, text = found.groups()
@@ -108,8 +109,8 @@ def _received(data: bytes) -> Iterable[_Line]:
             yield _Line(number, None, "", line)
 
 
-def _found(lines: Iterable[bytes]) -> Dialect:
-    """The dialect of these lines, by the words of POSITION or RDATA: whichever says most."""
+def _detect_dialect(lines: Iterable[bytes]) -> Dialect:
+    """Return the dialect of these lines, by the number of words of POSITION, or else of RDATA."""
     guess = CURRENT
     for line in lines:
         name, *words = line.split(b" ")
@@ -121,13 +122,13 @@ def _found(lines: Iterable[bytes]) -> Dialect:
 
 
 class _RecordingReader:
-    """Joins the rows of a fact, and checks them."""
+    """Collector of facts: joins the rows of a fact and checks them."""
 
     def __init__(self, table: StreamTable, dialect: Dialect) -> None:
         self._table = table
         self._dialect = dialect
         self._words = 3 if dialect.release in _WITH_INSTANCE else 2
-        self._begun: dict[tuple[bytes, ...], list[_Row]] = {}
+        self._incomplete: dict[tuple[bytes, ...], list[_Row]] = {}
         self._facts: list[RecordedFacts] = []
         self._bad: list[BadLine] = []
 
@@ -136,21 +137,21 @@ class _RecordingReader:
         for line in lines:
             if line.text.startswith(b"RDATA "):
                 self._rdata(line)
-        for (stream, *_), rows in self._begun.items():
+        for (stream, *_), rows in self._incomplete.items():
             for row in rows:
-                self._leave_out(row.number, stream, "its fact has no end in the recording")
+                self._leave_out(row.number, stream, "the recording ends before its fact does")
         self._bad.sort(key=lambda bad: bad.number)
         return Recording(self._dialect, self._facts, self._bad)
 
     def changelog(self, data: bytes) -> Recording:
-        """Read every line, as the changelog has it."""
+        """Read every line of a changelog."""
         for number, line in enumerate(data.split(b"\n"), 1):
             if not line.strip():
                 continue
             try:
                 entry = msgspec.json.decode(line, type=_Entry)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                self._leave_out(number, b"", f"no line of a changelog: {error}")
+                self._leave_out(number, b"", f"not a line of a changelog: {error}")
                 continue
             if entry.stream:
                 at = entry.committed_at_ms / 1000
@@ -161,15 +162,15 @@ class _RecordingReader:
     def _rdata(self, line: _Line) -> None:
         words = line.text.split(b" ", self._words + 1)[1:]
         if len(words) <= self._words or not _TOKEN.fullmatch(words[-2]):
-            self._leave_out(line.number, words[0], f"not a row as {self._dialect} writes it")
+            self._leave_out(line.number, words[0], f"not a row of the dialect {self._dialect}")
             return
         *writer, token, text = words
         row = _Row(line.number, line.at, text)
         key = tuple(writer)
         if token == b"batch":
-            self._begun.setdefault(key, []).append(row)
+            self._incomplete.setdefault(key, []).append(row)
         else:
-            self._fact(writer[0], [*self._begun.pop(key, []), row])
+            self._fact(writer[0], [*self._incomplete.pop(key, []), row])
 
     def _fact(self, stream: bytes, rows: list[_Row], writer: str | None = None) -> None:
         declared = self._table.get(stream.decode(errors="replace"))
@@ -190,5 +191,5 @@ class _RecordingReader:
 
 
 def as_posted(fact: RecordedFacts) -> bytes:
-    """The fact as a JSON array of its rows."""
+    """Return the fact as a JSON array of its rows."""
     return jsontext.join(fact.rows)

@@ -1,4 +1,4 @@
-"""``synrepl replay``: the rows of a recorded session become new facts."""
+"""``synrepl replay``: append the rows of a recorded session as new facts."""
 
 import json
 import sys
@@ -28,18 +28,20 @@ BATCH_BYTES: Final = 4 * 1024 * 1024
 @click.command(epilog=EXIT_CODES)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True))
 @url_option(required=True)
-@dialect_option(default=None, help="How the recorded master spoke; found from the recording unless said.")
+@dialect_option(
+    default=None, help="The dialect of the recorded master [default: detected from the recording]"
+)
 @click.option(
     "--connection",
     metavar="cN",
-    help="Whose rows count in a proxy's recording [default: the first with rows]",
+    help="The connection to replay from a proxy's recording [default: the first with rows]",
 )
 @click.option(
     "--speed",
     type=click.FloatRange(0),
     default=0.0,
     show_default=True,
-    help="How many times as fast as recorded; 0 is as fast as possible.",
+    help="The speed as a multiple of the recorded speed; 0 is as fast as possible.",
 )
 @secret_option
 @click.option("--json", "as_json", is_flag=True, help="The summary as JSON.")
@@ -54,29 +56,29 @@ def replay(
 ) -> None:
     """Append the rows of the recorded session FILE as new facts.
 
-    FILE may also have facts as lines of JSON, as the changelog does, and the file in which a replica leaves
-    what only it had; those keep their writers. Repeats are included, in order, the rows of one fact together;
-    the recorded tokens are not kept. A row in no known shape is told on standard error and left out, and the
-    exit code is 1 at the end.
+    FILE may also contain facts as JSON lines: the changelog, or the file to which a replica wrote the facts
+    that only it had. Such facts keep their writers. Repeated rows are appended too, in order, the rows of a
+    fact together; the recorded tokens are not kept. A row that cannot be parsed is skipped and reported on
+    standard error, and the exit code is then 1.
     """
-    posting = FactPoster(connect(url, secret_file))
+    poster = FactPoster(connect(url, secret_file))
     recording = _recording(file, dialect, connection)
     for bad in recording.bad:
-        click.echo(f"{file}, line {bad.number}: left out a row of {bad.stream}: {bad.why}", err=True)
+        click.echo(f"{file}, line {bad.number}: skipped a row of {bad.stream}: {bad.why}", err=True)
     begun = time.monotonic()
     stored = 0
     try:
         with Advance(f"replaying {file.name}", len(recording.facts)) as advance:
             for facts in _requests(recording.facts, speed):
                 _wait_for(facts[0], recording.facts[0], speed, begun)
-                posting.post(facts[0].stream, list(map(as_posted, facts)), writer=facts[0].writer)
+                poster.post(facts[0].stream, list(map(as_posted, facts)), writer=facts[0].writer)
                 stored += len(facts)
                 advance.step(len(facts), len(facts))
     except HttpError as error:
         raise CliError(f"{error.message}; {stored} facts were stored before") from error
     except KeyboardInterrupt:
         raise CliError(
-            f"interrupted; {stored} facts were stored, and perhaps some that were under way"
+            f"interrupted; {stored} facts were stored, and possibly the batch in progress"
         ) from None
     _summary(recording, time.monotonic() - begun, as_json=as_json)
     if recording.bad:
@@ -90,13 +92,14 @@ def _recording(file: Path, dialect: Dialect | None, connection: str | None) -> R
         raise CliError(f"cannot read {file}: {error.strerror}") from error
     recording = read(data, StreamTable.default(), dialect=dialect, connection=connection)
     if not recording.facts and not recording.bad:
-        raise CliError(f"{file} holds no rows" + (f" of connection {connection}" if connection else ""))
+        raise CliError(f"{file} contains no rows" + (f" of connection {connection}" if connection else ""))
     return recording
 
 
 def _requests(facts: Sequence[RecordedFacts], speed: float) -> Iterator[list[RecordedFacts]]:
-    """Neighbors of one stream and writer together, within bounds; with a speed, only what came at the same
-    time.
+    """Yield batches of adjacent facts of one stream and writer, within bounds.
+
+    With a speed, a batch contains only facts recorded at the same time.
     """
     for _, run in groupby(facts, key=lambda fact: (fact.stream, fact.writer, fact.at if speed else None)):
         batch: list[RecordedFacts] = []

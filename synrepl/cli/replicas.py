@@ -1,4 +1,4 @@
-"""``synrepl replicas``: the copies of a daemon's log, and how each is doing."""
+"""``synrepl replicas``: the replicas of a daemon and their state."""
 
 import json
 import sys
@@ -21,10 +21,10 @@ BAD: Final = frozenset({"lost", "behind", "ended"})
 @click.command(epilog=EXIT_CODES)
 @url_option(required=False)
 @secret_option
-@click.option("--check", is_flag=True, help="Exit code 1 if one of them is lost, behind or ended.")
-@click.option("--json", "as_json", is_flag=True, help="A list of objects, as /v1/status has it.")
+@click.option("--check", is_flag=True, help="Exit with code 1 if a replica is lost, behind or ended.")
+@click.option("--json", "as_json", is_flag=True, help="Print the list of replicas in /v1/status as JSON.")
 def replicas(url: str, secret_file: Path | None, check: bool, as_json: bool) -> None:
-    """The replicas of a daemon: live, idle, behind, lost, never seen or ended; the worst first."""
+    """Show the replicas of a daemon: live, idle, behind, lost, never seen or ended; the worst first."""
     found = ask_status(url, secret_file).get("replicas") or []
     if as_json:
         click.echo(json.dumps(found))

@@ -1,4 +1,4 @@
-"""``synrepl status``: how a daemon is."""
+"""``synrepl status``: the status of a daemon."""
 
 import json
 import sys
@@ -24,22 +24,20 @@ TIMEOUT_SECONDS: Final = 10.0
 @click.command(epilog=EXIT_CODES)
 @url_option(required=False)
 @secret_option
-@click.option(
-    "--watch", is_flag=True, help="Ask again and again, until Ctrl-C; with --json a line each time."
-)
+@click.option("--watch", is_flag=True, help="Refresh until Ctrl-C; with --json print a line each time.")
 @click.option(
     "--interval",
     type=click.FloatRange(0.1, 3600),
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="How often, with --watch.",
+    help="The time between refreshes, with --watch.",
 )
-@click.option("--json", "as_json", is_flag=True, help="As the daemon says it, in JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the response of the daemon as JSON.")
 def status(url: str, secret_file: Path | None, watch: bool, interval: float, as_json: bool) -> None:
-    """How a daemon is: what is wrong first, then what it is, where it stands, and who follows it.
+    """Show the status of a daemon: problems first, then role, position and followers.
 
-    A replica that joins or catches up shows how far it is, and how long it will take.
+    A replica that joins or catches up shows its progress and the remaining time.
     """
     if watch:
         _watch(url, secret_file, interval, as_json=as_json)
@@ -54,14 +52,14 @@ def status(url: str, secret_file: Path | None, watch: bool, interval: float, as_
 
 
 def _watch(url: str, secret_file: Path | None, interval: float, *, as_json: bool) -> None:
-    """A daemon that does not answer is told of, and asked again."""
-    asking = connect(url, secret_file, timeout=TIMEOUT_SECONDS)
+    """Show the status again and again; a daemon that does not respond is shown and retried."""
+    client = connect(url, secret_file, timeout=TIMEOUT_SECONDS)
     console = Console(highlight=False)
     try:
         with Live(console=console, auto_refresh=False, screen=console.is_terminal and not as_json) as live:
             while True:
                 try:
-                    found = _ask(asking)
+                    found = _get_status(client)
                     parts = _parts(found, time.time())
                 except (ConnectError, HttpError) as error:
                     found = {"error": str(error)}
@@ -69,7 +67,7 @@ def _watch(url: str, secret_file: Path | None, interval: float, *, as_json: bool
                 if as_json:
                     click.echo(json.dumps(found))
                 else:
-                    live.update(tables.together(parts), refresh=True)
+                    live.update(tables.stack(parts), refresh=True)
                 time.sleep(interval)
     except KeyboardInterrupt:
         sys.exit(0)
@@ -78,7 +76,7 @@ def _watch(url: str, secret_file: Path | None, interval: float, *, as_json: bool
 
 
 def _parts(found: dict[str, Any], now: float) -> list[RenderableType]:
-    """What is shown of it."""
+    """Render the status."""
     parts = [
         *tables.errors(found, now),
         tables.about(found),
@@ -104,11 +102,11 @@ def _parts(found: dict[str, Any], now: float) -> list[RenderableType]:
 
 
 def _sources(found: dict[str, Any]) -> list[RenderableType]:
-    """What is heard from where, and whom that misses."""
+    """Render the sources of facts and the stuck writers."""
     tables: list[RenderableType] = []
     sources = [found["redis"]] if found.get("redis") else []
     if sources or found.get("following"):
-        table = Table("heard from", "", "lag in rows", "lag in seconds", "gaps", "lost", "writes")
+        table = Table("source", "", "lag in rows", "lag in seconds", "gaps", "lost", "writes")
         table.columns[0].no_wrap = True
         for one in [*sources, *found.get("following", [])]:
             is_up = one.get("hearing", one.get("connected"))
@@ -134,15 +132,15 @@ def _sources(found: dict[str, Any]) -> list[RenderableType]:
 
 
 def ask_status(url: str, secret_file: Path | None) -> dict[str, Any]:
-    """What the daemon at this address says about itself."""
+    """Return the status of the daemon at `url`. Raises `CliError`."""
     try:
-        return _ask(connect(url, secret_file, timeout=TIMEOUT_SECONDS))
+        return _get_status(connect(url, secret_file, timeout=TIMEOUT_SECONDS))
     except (ConnectError, HttpError) as error:
         raise CliError(f"{url}: {error}") from error
 
 
-def _ask(asking: BlockingClient) -> dict[str, Any]:
-    found = asking.get_json("/v1/status")
+def _get_status(client: BlockingClient) -> dict[str, Any]:
+    found = client.get_json("/v1/status")
     if not isinstance(found, dict):
-        raise CliError(f"{asking.url} does not answer as a synrepl daemon does")
+        raise CliError(f"{client.url} does not respond as a synrepl daemon; check --url")
     return found

@@ -1,4 +1,4 @@
-"""``synrepl streams``: which streams a daemon has, where they stand, and what holds them."""
+"""``synrepl streams``: the streams of a daemon, their positions, and stuck writers."""
 
 import json
 import sys
@@ -19,22 +19,23 @@ __all__ = ["streams"]
 @url_option(required=False)
 @secret_option
 @click.option(
-    "--stuck", is_flag=True, help="What holds them: who has ids unfinished, is silent, or is behind."
+    "--stuck", is_flag=True, help="Show the writers that hold streams back: unfinished ids, silent or behind."
 )
 @click.option(
     "--database",
     metavar="URL",
-    help="With --stuck: look in the writers' database (sqlite:PATH or postgresql://...), not at a daemon.",
+    help="With --stuck: read the writers' database (sqlite:PATH or postgresql://...), not a daemon.",
 )
 @click.option("--json", "as_json", is_flag=True, help='{stream: {"kept": bool, "writers": {writer: token}}}')
 def streams(url: str, secret_file: Path | None, stuck: bool, database: str | None, as_json: bool) -> None:
-    """The streams of a daemon: kept or ephemeral, and the position of each writer.
+    """Show the streams of a daemon: kept or ephemeral, and the position of each writer.
 
-    With --stuck: what holds streams that several processes write, worst first. Exit code 1: something is
-    stuck, and will not pass by itself. In JSON: {"stuck": bool, "holds": [...], "tables": [...]}.
+    With --stuck: show the writers that hold back streams with several writers, the worst first. Exit code 1:
+    a writer is stuck and does not recover by itself. In JSON: {"stuck": bool, "holds": [...], "tables":
+    [...]}.
     """
     if database is not None and not stuck:
-        raise click.UsageError("--database goes with --stuck")
+        raise click.UsageError("--database needs --stuck")
     if stuck:
         _show_stuck(
             of_status(ask_status(url, secret_file)) if database is None else of_database(database),

@@ -1,4 +1,4 @@
-"""What holds streams, from a daemon's status or from the writers' database."""
+"""Writers that hold streams back, from a daemon's status or from the writers' database."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -17,8 +17,9 @@ __all__ = ["StuckStream", "of_database", "of_status"]
 
 
 class ReadTable(msgspec.Struct, frozen=True):
-    """A stream that the daemon reads from tables: read up to `upto`, complete up to `limit`, all right at
-    `right_at`, in seconds since 1970.
+    """A stream that the daemon reads from a table: read up to `upto`, complete up to `limit`.
+
+    `right_at` is the time of the last success, in seconds since 1970.
     """
 
     stream: str
@@ -29,7 +30,7 @@ class ReadTable(msgspec.Struct, frozen=True):
 
 
 class StuckStream(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds what. `remark`: why there may be nothing to tell."""
+    """The holds of streams. `remark` explains why there may be none."""
 
     holds: Sequence[Hold]
     tables: Sequence[ReadTable] = ()
@@ -37,17 +38,17 @@ class StuckStream(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether something will not pass by itself."""
+        """Whether a hold does not pass by itself."""
         return any(is_stuck for is_stuck, _ in self.lines())
 
     def lines(self) -> Iterator[tuple[bool, str]]:
-        """Each hold in words, and whether it is stuck; those that are come first."""
+        """Yield whether a hold is stuck, and its text; stuck holds first."""
         yield from ((True, f"{one.stream}: {one.trouble}") for one in self.tables if one.trouble)
         for one in sorted(self.holds, key=lambda hold: not hold.is_stuck):
             yield one.is_stuck, f"{one.stream}: {one.text}"
 
     def as_json(self) -> Any:
-        """For programs."""
+        """Return the result as JSON objects."""
         return {
             "stuck": self.is_stuck,
             "holds": msgspec.to_builtins(self.holds),
@@ -56,7 +57,7 @@ class StuckStream(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_database(url: str) -> StuckStream:
-    """As the tables of the writers tell."""
+    """Return the holds in the writers' database."""
     try:
         database = Database(url, what="synrepl streams")
     except (ConfigError, ReplicationError) as error:
@@ -68,16 +69,18 @@ def of_database(url: str) -> StuckStream:
 
 
 def of_status(status: dict[str, Any]) -> StuckStream:
-    """As a daemon tells that reads streams from tables."""
+    """Return the holds in the status of a daemon that reads streams from tables."""
     if not status.get("tables") and not status.get("writers"):
         return StuckStream(
-            holds=[], remark="this daemon reads no streams from tables; --database asks a database"
+            holds=[], remark="this daemon reads no streams from tables; use --database to read a database"
         )
     try:
         states = msgspec.convert(status.get("writers") or [], list[WriterState])
         tables = msgspec.convert(status.get("tables") or [], list[ReadTable])
     except msgspec.ValidationError as error:
-        raise CliError(f"the daemon does not tell of its tables as this release knows it: {error}") from error
+        raise CliError(
+            f"cannot parse the status of tables: {error}; is the daemon of another release?"
+        ) from error
     positions: dict[str, dict[str, int]] = {}
     for state in states:
         positions.setdefault(state.stream, {})[state.writer] = state.position

@@ -1,4 +1,4 @@
-"""``synrepl tail``: what a server sends, as JSON lines."""
+"""``synrepl tail``: the updates of a server as JSON lines."""
 
 import re
 from pathlib import Path
@@ -18,27 +18,33 @@ __all__ = ["tail"]
 
 @click.command(epilog=EXIT_CODES)
 @click.argument("target")
-@click.option("--stream", "streams", multiple=True, metavar="S", help="Only this stream. May be repeated.")
+@click.option(
+    "--stream", "streams", multiple=True, metavar="S", help="Show this stream only. May be repeated."
+)
 @click.option(
     "--from",
     "start",
     type=click.Choice(["latest", "earliest"]),
     default="latest",
     show_default=True,
-    help="Where to begin, unless the state says where to go on.",
+    help="The start position, unless --state has one.",
 )
 @click.option(
     "--state",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Keep the position in this file, so that a restart goes on exactly.",
+    help="Save the position in this file, so that a restart continues exactly there.",
 )
-@dialect_option(default="current", help="How to speak: legacy, middle, current or a release.")
-@click.option("--name", default="synrepl-tail", show_default=True, help="What to call ourselves.")
-@click.option("--server-name", help="Refuse a server with another server_name.")
+@dialect_option(default="current", help="The dialect: legacy, middle, current or a release.")
 @click.option(
-    "--http", metavar="URL", help="Where to pull what was missed [default: the same host, port 9093]"
+    "--name", default="synrepl-tail", show_default=True, help="The instance name to send to the server."
 )
-@click.option("--exit-after", type=click.IntRange(1), metavar="N", help="Stop after so many facts.")
+@click.option("--server-name", help="Fail if the server has another server_name.")
+@click.option(
+    "--http",
+    metavar="URL",
+    help="The HTTP address to fetch missing rows from [default: the same host, port 9093]",
+)
+@click.option("--exit-after", type=click.IntRange(1), metavar="N", help="Stop after N facts.")
 @secret_option
 def tail(
     target: str,
@@ -52,16 +58,16 @@ def tail(
     exit_after: int | None,
     secret_file: Path | None,
 ) -> None:
-    """Follow TARGET, and print one JSON object a line.
+    """Follow TARGET, and print one JSON object per line.
 
     TARGET is host:port or a Twisted client endpoint string (the line protocol), the URL of a Redis (the
     channel of --server-name, as redis://localhost:6379), or an HTTP URL (the changelog of a synrepl daemon).
-    The "type" of a line is connected, disconnected, server, position, rdata or error.
-    SIGINT and SIGTERM end it well, and keep the state. A connection that is refused or lost is tried again;
-    what no attempt can mend (another server_name, no such stream, no rights, no TLS) ends it with code 1.
+    The "type" of a line is connected, disconnected, server, position, rdata or error. SIGINT and SIGTERM end
+    the command with exit code 0, and save the state. A refused or lost connection is retried. A permanent
+    failure (another server_name, no such stream, no rights, no TLS) ends the command with exit code 1.
     """
     if name.split() != [name]:
-        raise click.UsageError("--name is one word")
+        raise click.UsageError("--name must be one word")
     secret = read_secret(secret_file)
     is_http = target.startswith(("http://", "https://"))
     is_redis = target.startswith(SCHEMES)
@@ -75,13 +81,13 @@ def tail(
     from synrepl.cli.tail_lines import tail_lines
 
     quiet()
-    tailing = TailOutput(reactor, JsonLines(), exit_after=exit_after)
+    output = TailOutput(reactor, JsonLines(), exit_after=exit_after)
     try:
         if file is not None:
             file.open()
         if is_http:
             tail_changelog(
-                tailing,
+                output,
                 target,
                 streams=streams,
                 start=start,
@@ -91,7 +97,7 @@ def tail(
             )
         else:
             tail_lines(
-                tailing,
+                output,
                 endpoint,
                 streams=streams,
                 start=start,
@@ -107,12 +113,12 @@ def tail(
     finally:
         if file is not None:
             file.close()
-    if tailing.trouble:
-        raise CliError(tailing.trouble)
+    if output.error:
+        raise CliError(output.error)
 
 
 def _endpoint(target: str) -> str:
-    """TARGET as an endpoint string that Twisted understands."""
+    """Return TARGET as a Twisted client endpoint string."""
     from synrepl.transports.endpoints import check_client
 
     if found := re.fullmatch(r"\[([0-9a-fA-F:.]+)\]:(\d+)", target):
@@ -129,7 +135,7 @@ def _endpoint(target: str) -> str:
 
 
 def _http(endpoint: str) -> str | None:
-    """Where missed rows are pulled from unless said: the same host."""
+    """Return the default address to fetch missing rows from: the same host."""
     found = re.match(r"(tcp|tls):(?:host=)?((?:\\:|[^:=])+)", endpoint)
     if found is None:
         return None

@@ -27,7 +27,7 @@ SAVE_SECONDS: Final = 0.1
 
 
 class _Status(msgspec.Struct):
-    """What is asked of a daemon before its changelog."""
+    """The part of a daemon's status that is checked before its changelog is read."""
 
     server_name: str
     epoch: int
@@ -44,7 +44,7 @@ class _Fact(msgspec.Struct):
 
 
 def tail_changelog(
-    tailing: TailOutput,
+    output: TailOutput,
     url: str,
     *,
     streams: Sequence[str],
@@ -53,17 +53,17 @@ def tail_changelog(
     server_name: str | None,
     secret: str | None,
 ) -> None:
-    """Read a daemon's changelog, and print it, until the end."""
-    reading = _ChangelogTail(tailing, url, streams, start, state, server_name, secret)
-    tailing.run(reading.start, reading.stop)
+    """Read a daemon's changelog and print it until the command ends."""
+    reader = _ChangelogTail(output, url, streams, start, state, server_name, secret)
+    output.run(reader.start, reader.stop)
 
 
 class _ChangelogTail:
-    """One reader, and its place."""
+    """A reader of the changelog and its position."""
 
     def __init__(
         self,
-        tailing: TailOutput,
+        output: TailOutput,
         url: str,
         streams: Sequence[str],
         start: Literal["latest", "earliest"],
@@ -71,49 +71,49 @@ class _ChangelogTail:
         server_name: str | None,
         secret: str | None,
     ) -> None:
-        self._tailing = tailing
+        self._output = output
         self._url = url.rstrip("/")
         self._streams = list(streams) or None
         self._earliest = start == "earliest"
         self._state = state
         self._server_name = server_name
         self._secret = secret
-        self._changelog = ChangelogClient(tailing.reactor, url, secret=secret)
+        self._changelog = ChangelogClient(output.reactor, url, secret=secret)
         self._tasks = Tasks(Logger(), "tail")
-        self._place = state.load_place() if state is not None else None
+        self._position = state.load_place() if state is not None else None
         self._save_timer: Any = None
         self._is_connected = False
 
     def start(self) -> None:
-        """Begin to read."""
-        self._tasks.start(self._read_for_ever(), "reading the changelog")
+        """Start reading."""
+        self._tasks.start(self._read(), "reading the changelog")
 
     def stop(self) -> "Deferred[None]":
-        """Read no more, and keep the place."""
+        """Stop reading, and save the position."""
         self._tasks.cancel_all()
         self._save()
         return Deferred.fromCoroutine(self._changelog.stop())
 
-    async def _read_for_ever(self) -> None:
+    async def _read(self) -> None:
         attempt = 0
-        while not self._tailing.is_ending:
+        while not self._output.is_ending:
             try:
                 if not self._is_connected:
                     await self._connect()
-                assert self._place is not None
+                assert self._position is not None
                 upto = await self._changelog.pages(
-                    self._place.serial, self._streams, WAIT_SECONDS, self._show
+                    self._position.serial, self._streams, WAIT_SECONDS, self._show
                 )
-                self._move(ChangelogPlace(max(upto, self._place.serial), self._place.epoch))
+                self._move(ChangelogPlace(max(upto, self._position.serial), self._position.epoch))
                 attempt = 0
             except AheadOfLog as error:
-                self._tailing.say(
-                    "error", message=f"{error}: its history is another one than what was read before"
+                self._output.write_event(
+                    "error", message=f"{error}: the log of the daemon is not the one that was read before"
                 )
-                self._tailing.end(f"{error}; start anew, without the old state")
+                self._output.end(f"{error}; remove the state file and start again")
             except ApiResponseError as error:
                 if not error.retryable:
-                    self._tailing.end(str(error))
+                    self._output.end(str(error))
                     return
                 await self._pause(error, attempt)
                 attempt += 1
@@ -123,22 +123,22 @@ class _ChangelogTail:
 
     async def _connect(self) -> None:
         try:
-            status = await self._ask_status()
+            status = await self._get_status()
         except RemoteProtocolError as error:
-            self._tailing.end(error.why)
+            self._output.end(error.why)
             await Deferred()
         if self._server_name not in (None, status.server_name):
-            self._tailing.end(f"this is {status.server_name}, expected {self._server_name}")
+            self._output.end(f"the server_name is {status.server_name}, expected {self._server_name}")
             await Deferred()
         self._is_connected = True
-        self._tailing.say("connected")
-        self._tailing.say("server", name=status.server_name)
-        if self._place is None:
+        self._output.write_event("connected")
+        self._output.write_event("server", name=status.server_name)
+        if self._position is None:
             self._move(ChangelogPlace(0 if self._earliest else status.serial, status.epoch))
         else:
             self._check_epoch(status.epoch)
 
-    async def _ask_status(self) -> _Status:
+    async def _get_status(self) -> _Status:
         import treq
 
         headers: dict[bytes | str, bytes | str] = (
@@ -146,19 +146,21 @@ class _ChangelogTail:
         )
         url = f"{self._url}/v1/status"
         try:
-            response = await treq.get(url, headers=headers, reactor=self._tailing.reactor, timeout=10)
+            response = await treq.get(url, headers=headers, reactor=self._output.reactor, timeout=10)
             body = await treq.content(response)
-        except Exception as error:  # Agent has a dozen ways to say that nobody answers
-            why = f"{self._url} cannot be reached: {_reason(error)}"
+        except Exception as error:  # Agent raises many types for a connection failure
+            why = f"cannot connect to {self._url}: {_reason(error)}"
             raise (NotConnected if advice_for(why) is None else RemoteProtocolError)(why) from error
         if response.code != 200:
             raise ApiResponseError(
-                url=url, status=response.code, code="refused", message="is the secret right?"
+                url=url, status=response.code, code="refused", message="check --secret-file"
             )
         try:
             return msgspec.json.decode(body, type=_Status)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RemoteProtocolError(f"{self._url} does not answer as a synrepl daemon does") from error
+            raise RemoteProtocolError(
+                f"{self._url} does not respond as a synrepl daemon; check TARGET"
+            ) from error
 
     def _show(self, text: bytes) -> Deferred[None] | None:
         fact = msgspec.json.decode(text, type=_Fact)
@@ -171,40 +173,40 @@ class _ChangelogTail:
             "serial": fact.serial,
             "rows": jsontext.loads(bytes(fact.rows)),
         }
-        if not self._tailing.fact(line):
-            return Deferred()  # for ever: it must not count as had
+        if not self._output.write_fact(line):
+            return Deferred()  # never fires: this fact must not count as printed
         self._move(ChangelogPlace(fact.serial, fact.epoch))
         return None
 
     def _check_epoch(self, epoch: int) -> None:
-        assert self._place is not None
-        if epoch != self._place.epoch:
-            why = f"the epoch changed from {self._place.epoch} to {epoch}: history may have forked"
-            self._tailing.say("error", message=why)
-            self._move(ChangelogPlace(self._place.serial, epoch))
+        assert self._position is not None
+        if epoch != self._position.epoch:
+            why = f"the epoch changed from {self._position.epoch} to {epoch}: history may have forked"
+            self._output.write_event("error", message=why)
+            self._move(ChangelogPlace(self._position.serial, epoch))
 
     async def _pause(self, error: ReplicationError, attempt: int) -> None:
         self._is_connected = False
-        self._tailing.say("disconnected", reason=str(error))
+        self._output.write_event("disconnected", reason=str(error))
         seconds = RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
-        await deferLater(self._tailing.reactor, seconds)
+        await deferLater(self._output.reactor, seconds)
 
     def _move(self, position: ChangelogPlace) -> None:
-        self._place = position
+        self._position = position
         if self._state is not None and self._save_timer is None:
-            self._save_timer = self._tailing.reactor.callLater(SAVE_SECONDS, self._save)
+            self._save_timer = self._output.reactor.callLater(SAVE_SECONDS, self._save)
 
     def _save(self) -> None:
         timer, self._save_timer = self._save_timer, None
-        if timer is None or self._state is None or self._place is None:
+        if timer is None or self._state is None or self._position is None:
             return
         if timer.active():
             timer.cancel()
-        if self._tailing.flush():
+        if self._output.flush():
             try:
-                self._state.save_place(self._place)
+                self._state.save_place(self._position)
             except StorageError as error:
-                self._tailing.end(str(error))
+                self._output.end(str(error))
 
 
 def _reason(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""What every kind of `synrepl tail` shares: lines out, and an orderly end."""
+"""Output and shutdown of `synrepl tail`, for every transport."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,42 +12,43 @@ __all__ = ["PrintedPositions", "TailOutput"]
 
 
 class TailOutput:
-    """Prints, at most once a turn of the reactor, until it is told to end, nobody reads, or enough is out.
+    """Printer of lines that also runs and stops the reactor.
 
-    `exit_after` is how many facts are enough; None is never.
+    Lines are written at most once per reactor iteration. The output ends on `end`, when standard output is
+    closed, or after `exit_after` facts; None means no limit. `error` is the line the command fails with.
     """
 
     def __init__(self, reactor: Any, lines: JsonLines, *, exit_after: int | None) -> None:
         self.reactor = reactor
-        self.trouble = ""
+        self.error = ""
         self.is_ending = False
         self._lines = lines
         self._left = exit_after
         self._is_closed = False
 
-    def say(self, kind: str, **fields: Any) -> None:
+    def write_event(self, kind: str, **fields: Any) -> None:
         """Print a line of this type."""
-        self.say_object({"type": kind, **fields})
+        self.write({"type": kind, **fields})
 
-    def say_object(self, line: Mapping[str, Any]) -> None:
+    def write(self, line: Mapping[str, Any]) -> None:
         """Print a line."""
         if not self._lines:
             self.reactor.callLater(0, self.flush)
         self._lines.add(line)
 
-    def fact(self, line: Mapping[str, Any]) -> bool:
-        """Print a fact. False: it was not, since enough are printed; then it must not count as had."""
+    def write_fact(self, line: Mapping[str, Any]) -> bool:
+        """Print a fact. Return False if the limit was reached: the fact is not printed and not consumed."""
         if self._left is not None:
             if self._left <= 0:
                 return False
             self._left -= 1
             if not self._left:
                 self.end()
-        self.say_object(line)
+        self.write(line)
         return True
 
     def flush(self) -> bool:
-        """Hand over all lines to whoever reads them; False if nobody does."""
+        """Write all lines to standard output. Return False if standard output is closed."""
         if self._is_closed:
             return False
         try:
@@ -58,15 +59,15 @@ class TailOutput:
             return False
         return True
 
-    def end(self, trouble: str = "") -> None:
-        """Finish; with `trouble`, the command fails with that line."""
-        self.trouble = self.trouble or trouble
+    def end(self, error: str = "") -> None:
+        """Finish; with `error`, the command fails with that line."""
+        self.error = self.error or error
         if not self.is_ending:
             self.is_ending = True
             self.reactor.callWhenRunning(self._stop)
 
     def run(self, start: Callable[[], None], stop: Callable[[], Any]) -> None:
-        """Run the reactor: `start` is called first; `stop` when it ends, by a signal or by itself."""
+        """Run the reactor. Call `start` first, and `stop` when the reactor ends, by a signal or by itself."""
         self.reactor.callWhenRunning(start)
         self.reactor.addSystemEventTrigger("before", "shutdown", stop)
         self.reactor.run()
@@ -78,20 +79,20 @@ class TailOutput:
 
 
 class PrintedPositions:
-    """An `IPositionStore` that claims nothing that was not printed."""
+    """An `IPositionStore` that saves positions of printed facts only."""
 
-    def __init__(self, file: FilePositions, tailing: TailOutput) -> None:
+    def __init__(self, file: FilePositions, output: TailOutput) -> None:
         self._file = file
-        self._tailing = tailing
+        self._output = output
 
     def load(self) -> SaveablePosition:
-        """What the file says."""
+        """Return the positions in the file."""
         return self._file.load()
 
     def save(self, positions: SaveablePosition) -> None:
-        """Print what waits, then keep the positions."""
-        if self._tailing.flush():
+        """Print the waiting lines, then save the positions."""
+        if self._output.flush():
             try:
                 self._file.save(positions)
             except StorageError as error:
-                self._tailing.end(str(error))
+                self._output.end(str(error))

@@ -1,4 +1,4 @@
-"""Which failures end `synrepl tail`: those that no further attempt can mend."""
+"""Permanent failures, which end `synrepl tail`: no retry can succeed."""
 
 import re
 from collections.abc import Callable, Collection
@@ -16,10 +16,10 @@ from synrepl.wire.commands import Position
 __all__ = ["PERMANENT", "PermanentFailure", "TargetCheck", "advice_for", "speaks_http"]
 
 SILENT_SECONDS: Final = 3.0
-"""A server greets at once. After this the target is asked whether it speaks HTTP."""
+"""A server greets at once. Without a greeting for this long, the target is probed for HTTP."""
 
 STREAMS_SECONDS: Final = 3.0
-"""A server says where all of its streams stand at once. A stream without a position by then is not there."""
+"""A server sends the positions of all streams at once. A stream without one by then does not exist."""
 
 PROBE_SECONDS: Final = 5.0
 
@@ -27,7 +27,7 @@ SAID_BY_SERVER: Final = "the server reports: "
 
 
 class PermanentFailure(NamedTuple):
-    """A reason that stays until somebody changes something, and what that is (empty: the reason says so)."""
+    """A reason that stays until the configuration changes, and the advice (empty: the reason has it)."""
 
     reason: re.Pattern[str]
     advice: str = ""
@@ -47,51 +47,51 @@ PERMANENT: Final = (
         )
     ),
 )
-"""Every other reason passes by itself: a refused or lost connection, a restart, a name that is not found."""
+"""Every other reason is retried: a refused or lost connection, a restart, a host name that is not found."""
 
 
 def advice_for(reason: str) -> str | None:
-    """What to do about a failure for good; None if the failure may pass."""
+    """Return the advice for a permanent failure; None if a retry may succeed."""
     return next((failure.advice for failure in PERMANENT if failure.reason.search(reason)), None)
 
 
 class TargetCheck:
-    """Ends a `synrepl tail` over the line protocol when its target can never answer.
+    """Check that ends a `synrepl tail` over the line protocol when the target can never be followed.
 
-    `target` is how messages call it. `probe` asks the target whether it speaks HTTP; `streams` are those that
-    are wanted, and that a server must have. A server that pushes (`tells_all` is False) does not tell all of
-    its streams.
+    `target` is its name in messages. `probe` checks whether the target speaks HTTP. `streams` are the
+    requested streams, which the server must have, unless `announces_all` is False: a server that pushes does
+    not announce all of its streams.
     """
 
     def __init__(
         self,
-        tailing: TailOutput,
+        output: TailOutput,
         target: str,
         *,
         streams: Collection[str],
-        tells_all: bool,
+        announces_all: bool,
         probe: "Callable[[], Deferred[bool]]",
     ) -> None:
-        self._tailing = tailing
+        self._output = output
         self._target = target
-        self._streams = streams if tells_all else ()
+        self._streams = streams if announces_all else ()
         self._probe = probe
-        self._told: set[str] = set()
+        self._announced: set[str] = set()
         self._is_greeted = True
         self._timer: Any = None
 
     def watch(self, follower: Follower) -> None:
-        """Watch what this follower meets."""
-        follower.on_event(self.event)
-        follower.on_command(Position)(self.position)
+        """Watch the events of this follower."""
+        follower.on_event(self.on_event)
+        follower.on_command(Position)(self.on_position)
 
-    def event(self, event: FollowerEvent) -> None:
-        """Something happened to the follower."""
+    def on_event(self, event: FollowerEvent) -> None:
+        """Handle an event of the follower."""
         match event.kind:
             case "connected":
                 self._is_greeted = False
-                self._told.clear()
-                self._wait(SILENT_SECONDS, self._ask_whether_http)
+                self._announced.clear()
+                self._wait(SILENT_SECONDS, self._probe_http)
             case "server":
                 self._is_greeted = True
                 self._cancel()
@@ -100,18 +100,18 @@ class TargetCheck:
                 self._judge(event.text)
                 if not self._is_greeted:
                     self._is_greeted = True
-                    self._ask_whether_http()
+                    self._probe_http()
             case "error" if event.text.startswith(SAID_BY_SERVER):
                 self._judge(event.text.removeprefix(SAID_BY_SERVER))
 
-    def position(self, command: Position) -> None:
-        """The server said where a stream stands."""
-        if not self._told and self._streams:
+    def on_position(self, command: Position) -> None:
+        """Handle the position of a stream."""
+        if not self._announced and self._streams:
             self._wait(STREAMS_SECONDS, self._compare_streams)
-        self._told.add(command.stream)
+        self._announced.add(command.stream)
 
     def stop(self) -> None:
-        """Check no more."""
+        """Stop checking."""
         self._cancel()
 
     def _judge(self, reason: str) -> None:
@@ -120,23 +120,24 @@ class TargetCheck:
             self._end(f"{reason}; {advice}" if advice else reason)
 
     def _compare_streams(self) -> None:
-        missing = [stream for stream in self._streams if stream not in self._told]
+        missing = [stream for stream in self._streams if stream not in self._announced]
         if missing:
-            self._end(f"it has no stream {', '.join(missing)}; it has {', '.join(sorted(self._told))}")
+            announced = ", ".join(sorted(self._announced))
+            self._end(f"there is no stream {', '.join(missing)}; the server has {announced}")
 
-    def _ask_whether_http(self) -> None:
-        self._probe().addCallback(self._answered)
+    def _probe_http(self) -> None:
+        self._probe().addCallback(self._on_probed)
 
-    def _answered(self, is_http: bool) -> None:
+    def _on_probed(self, is_http: bool) -> None:
         if is_http:
-            self._end("it speaks HTTP, not the line protocol; give the port of the line protocol, or a URL")
+            self._end("it speaks HTTP, not the line protocol; use the port of the line protocol, or a URL")
 
     def _end(self, why: str) -> None:
-        self._tailing.end(f"cannot follow {self._target}: {why}")
+        self._output.end(f"cannot follow {self._target}: {why}")
 
     def _wait(self, seconds: float, then: Callable[[], None]) -> None:
         self._cancel()
-        self._timer = self._tailing.reactor.callLater(seconds, then)
+        self._timer = self._output.reactor.callLater(seconds, then)
 
     def _cancel(self) -> None:
         if self._timer is not None and self._timer.active():
@@ -144,43 +145,43 @@ class TargetCheck:
         self._timer = None
 
 
-class _Question(Protocol):
-    """Asks for a page, and looks whether the answer is one of HTTP."""
+class _HttpProbe(Protocol):
+    """A request for a page, to check whether the response is HTTP."""
 
     def __init__(self) -> None:
-        self.answer: Deferred[bool] = Deferred(self._give_up)
-        self._heard = b""
+        self.is_http: Deferred[bool] = Deferred(self._cancel)
+        self._received = b""
 
     def connectionMade(self) -> None:
         assert self.transport is not None
         self.transport.write(b"GET / HTTP/1.0\r\n\r\n")
 
     def dataReceived(self, data: bytes) -> None:
-        self._heard += data
-        if len(self._heard) >= len(b"HTTP/"):
+        self._received += data
+        if len(self._received) >= len(b"HTTP/"):
             assert self.transport is not None
             self.transport.loseConnection()
-            self._answer(self._heard.startswith(b"HTTP/"))
+            self._finish(self._received.startswith(b"HTTP/"))
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        self._answer(False)
+        self._finish(False)
 
-    def _give_up(self, _: Any) -> None:
+    def _cancel(self, _: Any) -> None:
         if self.transport is not None:
             self.transport.loseConnection()
 
-    def _answer(self, is_http: bool) -> None:
-        if not self.answer.called:
-            self.answer.callback(is_http)
+    def _finish(self, is_http: bool) -> None:
+        if not self.is_http.called:
+            self.is_http.callback(is_http)
 
 
 async def speaks_http(reactor: Any, endpoint: IStreamClientEndpoint) -> bool:
-    """Whether what listens there answers as an HTTP server does, in time."""
-    factory: Factory[_Question] = Factory.forProtocol(_Question)
+    """Whether the server at `endpoint` responds over HTTP in time."""
+    factory: Factory[_HttpProbe] = Factory.forProtocol(_HttpProbe)
     factory.noisy = False
     try:
-        question: Any = await endpoint.connect(factory).addTimeout(PROBE_SECONDS, reactor)
-        is_http: bool = await question.answer.addTimeout(PROBE_SECONDS, reactor)
-    except Exception:  # it does not answer: that is no answer of HTTP
+        probe: Any = await endpoint.connect(factory).addTimeout(PROBE_SECONDS, reactor)
+        is_http: bool = await probe.is_http.addTimeout(PROBE_SECONDS, reactor)
+    except Exception:  # no response is not an HTTP response
         return False
     return is_http

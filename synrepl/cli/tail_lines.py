@@ -21,7 +21,7 @@ __all__ = ["tail_lines"]
 
 
 def tail_lines(
-    tailing: TailOutput,
+    output: TailOutput,
     endpoint: str,
     *,
     streams: Sequence[str],
@@ -33,11 +33,11 @@ def tail_lines(
     http: str | None,
     secret: str | None,
 ) -> None:
-    """Follow a server, and print what it says, until the end, or until the target cannot be followed."""
-    store = PrintedPositions(state, tailing) if state is not None else None
+    """Follow a server and print its updates until the command ends or the target fails permanently."""
+    store = PrintedPositions(state, output) if state is not None else None
     follower = Follower(
         instance=name,
-        clock=tailing.reactor,
+        clock=output.reactor,
         positions=store,
         start=start,
         raw=True,
@@ -51,8 +51,8 @@ def tail_lines(
             "token": updates.token,
             "rows": updates.rows,
         }
-        # What is not printed is never done, so that no position goes past it.
-        return None if tailing.fact(line) else Deferred()
+        # The handler of a fact that is not printed never finishes: no position advances past the fact.
+        return None if output.write_fact(line) else Deferred()
 
     if streams:
         known = StreamTable.default()
@@ -60,9 +60,9 @@ def tail_lines(
             follower.on(known.get(one) or untyped(one))(show)
     else:
         follower.on_everything(show)
-    follower.on_event(lambda event: _show_event(tailing, event))
+    follower.on_event(lambda event: _show_event(output, event))
     service = connect(
-        tailing.reactor,
+        output.reactor,
         endpoint,
         follower,
         dialect=dialect,
@@ -71,8 +71,8 @@ def tail_lines(
         secret=secret,
     )
 
-    # On a channel of Redis there is no server that greets, or that tells all streams.
-    check = None if endpoint.startswith(SCHEMES) else _check(tailing, endpoint, streams, dialect)
+    # On a Redis channel no server sends a greeting or announces all streams.
+    check = None if endpoint.startswith(SCHEMES) else _check(output, endpoint, streams, dialect)
     if check is not None:
         check.watch(follower)
 
@@ -84,28 +84,30 @@ def tail_lines(
             store.save(store.load() | follower.positions())
         return stopped
 
-    tailing.run(service.startService, stop)
+    output.run(service.startService, stop)
 
 
-def _check(tailing: TailOutput, endpoint: str, streams: Sequence[str], dialect: Dialect) -> TargetCheck:
+def _check(output: TailOutput, endpoint: str, streams: Sequence[str], dialect: Dialect) -> TargetCheck:
     def probe() -> "Deferred[bool]":
-        asked = speaks_http(tailing.reactor, client_endpoint(tailing.reactor, endpoint))
-        return Deferred.fromCoroutine(asked)
+        is_http = speaks_http(output.reactor, client_endpoint(output.reactor, endpoint))
+        return Deferred.fromCoroutine(is_http)
 
-    tells_all = not following(dialect).pushed
-    return TargetCheck(tailing, endpoint, streams=streams, tells_all=tells_all, probe=probe)
+    announces_all = not following(dialect).pushed
+    return TargetCheck(output, endpoint, streams=streams, announces_all=announces_all, probe=probe)
 
 
-def _show_event(tailing: TailOutput, event: FollowerEvent) -> None:
+def _show_event(output: TailOutput, event: FollowerEvent) -> None:
     match event.kind:
         case "connected":
-            tailing.say("connected")
+            output.write_event("connected")
         case "disconnected":
-            tailing.say("disconnected", reason=event.text)
+            output.write_event("disconnected", reason=event.text)
         case "server":
-            tailing.say("server", name=event.text)
+            output.write_event("server", name=event.text)
         case "position":
-            tailing.say("position", stream=event.stream, writer=event.writer, token=event.token)
+            output.write_event("position", stream=event.stream, writer=event.writer, token=event.token)
         case "error":
             where = {"stream": event.stream, "writer": event.writer}
-            tailing.say("error", message=event.text, **{key: value for key, value in where.items() if value})
+            output.write_event(
+                "error", message=event.text, **{key: value for key, value in where.items() if value}
+            )

@@ -1,12 +1,12 @@
-"""How a job tells how far it is."""
+"""Progress callback of a job."""
 
 from collections.abc import Callable
 
-__all__ = ["Tell", "nobody"]
+__all__ = ["Progress", "ignore_progress"]
 
-Tell = Callable[[str, int, int], None]
-"""What is being done, how much of it is done, of how much: 0 where that was told before, or is not known."""
+Progress = Callable[[str, int, int], None]
+"""Called with the step, the amount done and the total. The total is 0 if unchanged or unknown."""
 
 
-def nobody(what: str, done: int, total: int) -> None:
-    """Tell nobody."""
+def ignore_progress(step: str, done: int, total: int) -> None:
+    """Discard a report of progress."""

@@ -12,7 +12,7 @@ import msgspec
 from synrepl.errors import ConfigError
 from synrepl.pipeline.archive.manifest import Manifest, manifests
 from synrepl.pipeline.archive.reader import LAST, rows_of
-from synrepl.pipeline.progress import Tell, nobody
+from synrepl.pipeline.progress import Progress, ignore_progress
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.data_sink import bodies, facts_of
 from synrepl.pipeline.source.data_source import register
@@ -51,7 +51,7 @@ def replay(
     speed: float = 0.0,
     name: str | None = None,
     secret_file: str | None = None,
-    tell: Tell = nobody,
+    progress: Progress = ignore_progress,
     pause: Callable[[float], None] = time.sleep,
     seconds: Callable[[], float] = time.monotonic,
 ) -> ReplayResult:
@@ -74,7 +74,7 @@ def replay(
     pace = _Pace(options, speed, pause, seconds) if speed else None
     total, done, facts = sum(one.facts for one in found), 0, 0
     counts: dict[str, int] = {}
-    tell("replaying", 0, total)
+    progress("replaying", 0, total)
     for manifest in found:
         rows = rows_of(spark, store, [manifest], streams=streams, after=after, upto=upto)
         rows = rows.where("row IS NOT NULL").select(*COLUMNS)
@@ -86,7 +86,7 @@ def replay(
         else:
             pace.play(rows)
         done += manifest.facts
-        tell("replaying", done, total)
+        progress("replaying", done, total)
     return ReplayResult(
         facts=facts,
         rows=sum(counts.values()),

@@ -82,7 +82,7 @@ def test_what_to_look_at(tmp_path: Path) -> None:
 
     assert result.exit_code == 1
     assert result.stdout.splitlines() == [
-        "1 cache, 3 invalidations of 2 names seen, read as NEWEST means them",
+        "1 cache, 3 invalidations of 2 names seen, interpreted as NEWEST",
         (
             "misshapen: Each such invalidation drops all of get_user_by_id: keys of 3 arguments were seen;"
             " its own have 1. Give it the arguments that writers name, or declare it with tree=True."
@@ -98,7 +98,7 @@ def test_nothing_to_look_at(tmp_path: Path) -> None:
     """A registry of which everything is known."""
     result = lint("linted_worker:Worker.caches", "--capture", recording(tmp_path, ROWS.splitlines()[0]))
 
-    assert (0, "nothing to look at") == (result.exit_code, result.stdout.splitlines()[-1])
+    assert (0, "no findings") == (result.exit_code, result.stdout.splitlines()[-1])
 
 
 def test_a_cache_that_nothing_reaches(tmp_path: Path) -> None:
@@ -133,10 +133,10 @@ def test_an_alias_with_keys_that_it_does_not_take(tmp_path: Path) -> None:
         (["broken_worker:caches"], 2, "RuntimeError: no configuration found"),
         (["ending_worker:caches"], 2, "SystemExit: 7"),
         (["linted_worker:nothing"], 2, "has no attribute 'nothing'"),
-        (["linted_worker:get_user_by_id"], 2, "is no CacheRegistry, but of type CachedFunction"),
+        (["linted_worker:get_user_by_id"], 2, "is of type CachedFunction, not CacheRegistry"),
         (["linted_worker"], 2, "is not MODULE:ATTRIBUTE"),
         ([], 2, "Missing argument"),
-        (["linted_worker:caches", "--url", "http://127.0.0.1:1", "--capture", "x"], 2, "not both"),
+        (["linted_worker:caches", "--url", "http://127.0.0.1:1", "--capture", "x"], 2, "exclude each other"),
         (["linted_worker:caches", "--url", "http://127.0.0.1:1"], 1, "Connection refused"),
         (["linted_worker:caches", "--capture", "/no/such"], 1, "cannot read /no/such"),
     ],

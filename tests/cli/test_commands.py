@@ -68,7 +68,7 @@ def test_a_recording_without_rows_is_told(tmp_path: Path) -> None:
 
     result = CliRunner().invoke(main, ["replay", str(path), "--url", NOBODY])
 
-    assert (1, True) == (result.exit_code, "holds no rows" in result.stderr)
+    assert (1, True) == (result.exit_code, "contains no rows" in result.stderr)
 
 
 def test_a_bad_row_is_told_by_its_line_before_anything_is_sent() -> None:

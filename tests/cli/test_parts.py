@@ -33,7 +33,7 @@ class Daemon:
 
 def posting(daemon: Any) -> FactPoster:
     """Without a pause between attempts."""
-    return FactPoster(daemon, patience=(0, 0))
+    return FactPoster(daemon, retry_delays=(0, 0))
 
 
 def test_a_batch_whose_answer_was_lost_is_not_stored_again() -> None:
@@ -54,7 +54,7 @@ def test_what_the_daemon_does_not_want_is_not_said_again() -> None:
     with pytest.raises(HttpError):
         posting(refused).post("receipts", [b"[[1]]"])
     away = Daemon(*[ConnectError("away")] * 3)
-    with pytest.raises(CliError, match="whether the last batch was stored is not known"):
+    with pytest.raises(CliError, match="the last batch may have been stored"):
         posting(away).post("receipts", [b"[[1]]"])
 
     assert [1, 3] == [len(daemon.bodies) for daemon in (refused, away)]
@@ -70,12 +70,12 @@ class Reactor(Clock):
 def test_facts_beyond_enough_do_not_count_as_had() -> None:
     """The place that is kept would be beyond them, and the next run would leave them out."""
     reactor = Reactor()
-    tailing = TailOutput(reactor, JsonLines(), exit_after=2)
+    output = TailOutput(reactor, JsonLines(), exit_after=2)
 
-    assert [True, True, False, False] == [tailing.fact({"n": n}) for n in range(4)]
+    assert [True, True, False, False] == [output.write_fact({"n": n}) for n in range(4)]
 
-    assert tailing.is_ending
-    assert 2 == len(tailing._lines)
+    assert output.is_ending
+    assert 2 == len(output._lines)
 
 
 def test_what_a_daemon_answers_is_safe_to_show() -> None:

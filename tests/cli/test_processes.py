@@ -206,4 +206,4 @@ def test_a_replay_with_a_bad_row_says_so_and_goes_on(tmp_path: Path) -> None:
         answer = run(tmp_path, "replay", str(path), "--url", daemon.url, "--json")
 
     assert (1, 2) == (answer.returncode, json.loads(answer.stdout)["facts"])
-    assert "line 2: left out a row of push_rules" in answer.stderr
+    assert "line 2: skipped a row of push_rules" in answer.stderr

@@ -55,7 +55,7 @@ def test_leases_are_listed_added_and_dropped(stage: Stage) -> None:
     listed = json.loads(run("leases", "--url", berlin.url, "--json").stdout)
     shown = run("leases", "list", "--url", berlin.url)
 
-    assert added.stdout == "what comes after serial 20 is kept for lisbon\n"
+    assert added.stdout == "facts after serial 20 are retained for lisbon\n"
     assert {one["name"] for one in listed} == {"paris", "lisbon"}
     assert "lisbon" in shown.stdout
     assert run("leases", "add", "lisbon", "--url", berlin.url).exit_code == 1
@@ -106,7 +106,7 @@ def test_a_replica_is_promoted_and_the_old_primary_rejoins(stage: Stage) -> None
     assert (1, "upstream_away") == (away.exit_code, json.loads(away.stdout)["error"])
     assert json.loads(away.stdout)["what_to_do"] == WHAT_TO_DO["upstream_away"]
     assert (promoted["role"], promoted["epoch"]) == ("primary", 2)
-    assert (2, True) == (unasked.exit_code, "say --yes" in unasked.stderr)
+    assert (2, True) == (unasked.exit_code, "use --yes" in unasked.stderr)
     assert "another daemon is primary since epoch 2" in rejoined.stderr
     told = json.loads(rejoined.stdout)
     assert told["state"] == "live"
@@ -161,8 +161,8 @@ def test_a_daemon_that_is_fenced_and_should_not_be_is_promoted_by_force(stage: S
         refused.exit_code,
         "fenced: another daemon is primary since epoch 7" in refused.stderr,
     )
-    assert (2, True) == (unasked.exit_code, "say --yes" in unasked.stderr)
-    assert "This daemon stands at serial 20 of epoch 1." in promoted.stderr
+    assert (2, True) == (unasked.exit_code, "use --yes" in unasked.stderr)
+    assert "This daemon is at serial 20 of epoch 1." in promoted.stderr
     assert "its address is unknown" in promoted.stderr
     assert (0, "primary in epoch 8, from serial 20 on\n") == (promoted.exit_code, promoted.stdout)
     assert (1, True) == (again.exit_code, "only a replica can be promoted" in again.stderr)

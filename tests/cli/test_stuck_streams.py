@@ -136,7 +136,7 @@ def test_a_database_without_writers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--database", "sqlite:x"], "--database goes with --stuck"),
+        (["--database", "sqlite:x"], "--database needs --stuck"),
         (["--stuck", "--database", "mysql:x"], "a database is"),
     ],
 )
@@ -207,4 +207,4 @@ def test_a_daemon_that_says_something_else(monkeypatch: pytest.MonkeyPatch) -> N
     result = of_daemon(monkeypatch, {"writers": [{"stream": 5}]})
 
     assert result.exit_code == 1
-    assert "does not tell of its tables as this release knows it" in result.stderr
+    assert "cannot parse the status of tables" in result.stderr

@@ -58,29 +58,29 @@ def test_what_passes_by_itself_is_tried_again(reason: str) -> None:
     assert advice_for(reason) is None
 
 
-class FakeTailing:
+class FakeOutput:
     """Notes why it was ended."""
 
     def __init__(self) -> None:
         self.reactor = Clock()
-        self.trouble = ""
+        self.error = ""
 
-    def end(self, trouble: str = "") -> None:
-        """As `Tailing.end`."""
-        self.trouble = self.trouble or trouble
+    def end(self, error: str = "") -> None:
+        """As `TailOutput.end`."""
+        self.error = self.error or error
 
 
 class Story:
     """A check, and what its follower meets."""
 
-    def __init__(self, *streams: str, tells_all: bool = True, is_http: bool = False) -> None:
-        self.tailing = FakeTailing()
+    def __init__(self, *streams: str, announces_all: bool = True, is_http: bool = False) -> None:
+        self.output = FakeOutput()
         self.probes = 0
         self.check = TargetCheck(
-            self.tailing,  # type: ignore[arg-type]
+            self.output,  # type: ignore[arg-type]
             "tcp:h:1",
             streams=streams,
-            tells_all=tells_all,
+            announces_all=announces_all,
             probe=lambda: self._probe(is_http),
         )
 
@@ -90,10 +90,10 @@ class Story:
 
     def greeted(self, *streams: str) -> "Story":
         """A server greets, and tells its streams."""
-        self.check.event(FollowerEvent(kind="connected"))
-        self.check.event(FollowerEvent(kind="server", text="hs"))
+        self.check.on_event(FollowerEvent(kind="connected"))
+        self.check.on_event(FollowerEvent(kind="server", text="hs"))
         for stream in streams:
-            self.check.position(Position(stream=stream, instance="master", prev_token=1, token=1))
+            self.check.on_position(Position(stream=stream, instance="master", prev_token=1, token=1))
         return self
 
 
@@ -101,65 +101,72 @@ def test_a_stream_that_the_server_lacks_ends_the_tail() -> None:
     """It waited in silence for ever."""
     story = Story("receipts", "nope").greeted("caches", "receipts")
 
-    story.tailing.reactor.advance(STREAMS_SECONDS)
+    story.output.reactor.advance(STREAMS_SECONDS)
 
-    assert story.tailing.trouble == "cannot follow tcp:h:1: it has no stream nope; it has caches, receipts"
+    assert (
+        story.output.error
+        == "cannot follow tcp:h:1: there is no stream nope; the server has caches, receipts"
+    )
 
 
-@pytest.mark.parametrize("tells_all", [True, False])
-def test_streams_that_are_there_or_cannot_be_known_end_nothing(tells_all: bool) -> None:
+@pytest.mark.parametrize("announces_all", [True, False])
+def test_streams_that_are_there_or_cannot_be_known_end_nothing(announces_all: bool) -> None:
     """Old servers push what is missing first, and tell each stream after that."""
-    story = Story("receipts", *([] if tells_all else ["typing"]), tells_all=tells_all).greeted("receipts")
+    story = Story("receipts", *([] if announces_all else ["typing"]), announces_all=announces_all).greeted(
+        "receipts"
+    )
 
-    story.tailing.reactor.advance(STREAMS_SECONDS * 2)
+    story.output.reactor.advance(STREAMS_SECONDS * 2)
 
-    assert story.tailing.trouble == ""
+    assert story.output.error == ""
 
 
 def test_a_connection_lost_before_all_streams_are_told_ends_nothing() -> None:
     """What is lacking may come with the next connection."""
     story = Story("receipts", "typing").greeted("receipts")
-    story.check.event(FollowerEvent(kind="disconnected", text="Connection was closed cleanly."))
+    story.check.on_event(FollowerEvent(kind="disconnected", text="Connection was closed cleanly."))
 
-    story.tailing.reactor.advance(STREAMS_SECONDS * 2)
+    story.output.reactor.advance(STREAMS_SECONDS * 2)
 
-    assert story.tailing.trouble == ""
+    assert story.output.error == ""
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_an_http_server_on_the_line_port_ends_the_tail(is_closed: bool) -> None:
     """It says nothing, as it waits for the end of a request, or it closes; neither ever passes."""
     story = Story(is_http=True)
-    story.check.event(FollowerEvent(kind="connected"))
+    story.check.on_event(FollowerEvent(kind="connected"))
 
     if is_closed:
-        story.check.event(FollowerEvent(kind="disconnected", text="Connection was closed cleanly."))
+        story.check.on_event(FollowerEvent(kind="disconnected", text="Connection was closed cleanly."))
     else:
-        story.tailing.reactor.advance(SILENT_SECONDS)
+        story.output.reactor.advance(SILENT_SECONDS)
 
-    assert "it speaks HTTP, not the line protocol" in story.tailing.trouble
+    assert "it speaks HTTP, not the line protocol" in story.output.error
 
 
 def test_a_server_that_is_only_slow_is_waited_for() -> None:
     """One question whether it speaks HTTP, and none when it greets."""
     story = Story()
-    story.check.event(FollowerEvent(kind="connected"))
-    story.tailing.reactor.advance(SILENT_SECONDS)
+    story.check.on_event(FollowerEvent(kind="connected"))
+    story.output.reactor.advance(SILENT_SECONDS)
     story.greeted()
-    story.tailing.reactor.advance(SILENT_SECONDS)
+    story.output.reactor.advance(SILENT_SECONDS)
 
-    assert (story.tailing.trouble, story.probes) == ("", 1)
+    assert (story.output.error, story.probes) == ("", 1)
 
 
 def test_a_missing_row_says_nothing_of_the_target() -> None:
     """Only what the server itself reports counts."""
     story = Story()
-    story.check.event(FollowerEvent(kind="error", text="gap in receipts: http://h: unknown stream receipts"))
-    assert story.tailing.trouble == ""
+    story.check.on_event(
+        FollowerEvent(kind="error", text="gap in receipts: http://h: unknown stream receipts")
+    )
+    assert story.output.error == ""
 
-    story.check.event(FollowerEvent(kind="error", text="the server reports: unknown stream receipts"))
+    story.check.on_event(FollowerEvent(kind="error", text="the server reports: unknown stream receipts"))
 
-    assert story.tailing.trouble == "cannot follow tcp:h:1: unknown stream receipts; check --stream"
+    assert story.output.error == "cannot follow tcp:h:1: unknown stream receipts; check --stream"
 
 
 def test_a_real_tail_ends_with_code_1_and_one_line(tmp_path: Path) -> None:
@@ -178,7 +185,7 @@ def test_a_real_tail_ends_with_code_1_and_one_line(tmp_path: Path) -> None:
         assert "expected other.org" in ended(daemon.follow, "--server-name", "other.org")
         assert "port must be 0-65535" in ended("127.0.0.1:99999")
         assert "it speaks HTTP" in ended(http_port)
-        assert "it has no stream nope" in ended(daemon.follow, "--stream", "nope")
+        assert "there is no stream nope" in ended(daemon.follow, "--stream", "nope")
         assert "unknown stream nope" in ended(daemon.follow, "--stream", "nope", "--dialect", "legacy")
         assert "expected other.org" in ended(daemon.url, "--server-name", "other.org")
         assert "nope" in ended(daemon.url, "--stream", "nope")

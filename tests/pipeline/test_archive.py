@@ -110,7 +110,7 @@ def test_each_fact_is_archived_once_through_crashes(
         with pytest.raises(Exception, match="Killed"):
             archive(spark, daemon.url, store, batch_facts=1_000, at=at)
         assert batches == len(manifests(store))
-    done = archive(spark, daemon.url, store, batch_facts=1_000, tell=lambda *now: told.append(now))
+    done = archive(spark, daemon.url, store, batch_facts=1_000, progress=lambda *now: told.append(now))
     again = archive(spark, daemon.url, store, batch_facts=1_000)
 
     facts = list(changelog(daemon.url))

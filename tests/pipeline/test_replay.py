@@ -58,7 +58,7 @@ def test_an_archive_played_back_is_the_same_facts_in_the_same_order(
             Store(str(tmp_path / "archive")),
             daemon.url,
             name="once",
-            tell=lambda *now: seen.append(now),
+            progress=lambda *now: seen.append(now),
         )
         again = replay(spark, Store(str(tmp_path / "archive")), daemon.url, name="once")
         found = held(daemon)

@@ -38,7 +38,7 @@ class Made:
         assert merge(spark, self.store, now_ms=self.batches[-1].archived_at_ms + 1, fewest=3) >= 3
         self.told: list[tuple[str, int, int]] = []
         self.report: ReportResult = report(
-            spark, self.store, folder / "out", top=7, tell=lambda *step: self.told.append(step)
+            spark, self.store, folder / "out", top=7, progress=lambda *step: self.told.append(step)
         )
         files = [self.store.uri(file.path) for one in manifests(self.store) for file in one.files]
         self._files = files
@@ -207,7 +207,7 @@ def test_what_is_wrong_is_found(spark: "SparkSession", tmp_path: Path) -> None:
     write_manifest(Store(position), msgspec.structs.replace(whole, files=[*whole.files, copy]))
 
     daemon = DaemonStatus(url="http://127.0.0.1:1", trouble="it cannot be reached: no")
-    found = measure(spark, Store(position), top=5, daemon=daemon, tell=lambda *step: None)
+    found = measure(spark, Store(position), top=5, daemon=daemon, progress=lambda *step: None)
 
     assert [
         ("caches", HOSTILE, "missing", 10, after, after + 1),

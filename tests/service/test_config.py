@@ -266,7 +266,7 @@ def test_unknown_names_are_told_with_the_nearest_known_one(tmp_path: Path) -> No
         (["--secret-file", "/no/such/file"], "cannot read the secret file /no/such/file"),
         (["--config", "/no/such/file"], "cannot read /no/such/file"),
         (["--ping-seconds", "30"], "longer than --ping-seconds"),
-        (["extra"], "'extra' is no option"),
+        (["extra"], "unexpected argument 'extra'"),
         (
             ["--upstream", "https://ada:hush@berlin.example", "--upstream", "tcp:rome:9092"],
             "--upstream is given twice, as https://berlin.example and tcp:rome:9092",

@@ -50,7 +50,7 @@ def test_without_memory_for_a_body_the_daemon_goes_on_or_ends(tmp_path: Path) ->
         assert 200 not in answers
         if is_over(daemon):
             assert daemon.code == 1
-            daemon.wait_for("out of memory: the daemon ends")
+            daemon.wait_for("out of memory: the daemon exits")
         else:
             assert ask(daemon, "GET", "/readyz") == 200
             daemon.wait_for("not enough memory")

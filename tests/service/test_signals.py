@@ -85,7 +85,7 @@ def test_settings_that_make_no_sense_change_nothing(tmp_path: Path) -> None:
     with Daemon(tmp_path, options=("--secret-file", str(secret))) as daemon:
         secret.write_text("")
         os.kill(daemon.pid, signal.SIGHUP)
-        daemon.wait_for("SIGHUP: nothing is changed: ")
+        daemon.wait_for("cannot reload on SIGHUP, the old settings remain: ")
 
         assert status(daemon, "old") == 200
 

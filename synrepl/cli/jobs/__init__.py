@@ -1,1 +1,1 @@
-"""The jobs of ``synrepl pipeline``, a module for each."""
+"""The jobs of ``synrepl pipeline``, one module per job."""

@@ -1,4 +1,4 @@
-"""``pipeline archive``: the log as Parquet."""
+"""``pipeline archive``: the log as Parquet files."""
 
 import signal
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from synrepl.cli.errors import EXIT_CODES, secret_option, url_option
-from synrepl.cli.jobs.common import archive_option, running, say, spark_options, telling
+from synrepl.cli.jobs.common import archive_option, print_result, show_progress, spark_options, spark_session
 from synrepl.html.humanize import counted
 
 __all__ = ["archive_command"]
@@ -17,26 +17,26 @@ __all__ = ["archive_command"]
 @click.command("archive", epilog=EXIT_CODES)
 @url_option(required=True)
 @archive_option
-@click.option("--follow", is_flag=True, help="Go on with what comes, until interrupted.")
+@click.option("--follow", is_flag=True, help="Archive new facts until interrupted.")
 @click.option(
     "--every",
     type=click.FloatRange(0.1),
     default=5.0,
     show_default=True,
-    help="With --follow: seconds from one batch to the next.",
+    help="With --follow: seconds between two batches.",
 )
 @click.option(
     "--batch-facts",
     type=click.IntRange(1),
     default=500_000,
     show_default=True,
-    help="In a batch, at most.",
+    help="The maximum number of facts in a batch.",
 )
 @secret_option
 @spark_options
 def archive_command(
     url: str,
-    position: str,
+    location: str,
     follow: bool,
     every: float,
     batch_facts: int,
@@ -44,13 +44,13 @@ def archive_command(
     as_json: bool,
     **spark: Any,
 ) -> None:
-    """Bring the archive DIR up to what the daemon has.
+    """Archive the log of a daemon up to its current position.
 
-    Each fact is in it once, whatever is killed at whatever time; run it again to go on. Who reads it takes
-    the files that DIR/_manifests names.
+    The archive contains each fact exactly once, even if a process is killed at any time; run the command
+    again to continue. Readers of the archive use the files named in DIR/_manifests.
     """
     stop: list[bool] = []
-    with running("archive", **spark) as session, telling() as tell:
+    with spark_session("archive", **spark) as session, show_progress() as progress:
         from synrepl.pipeline.archive.archive import archive
         from synrepl.pipeline.store import Store
 
@@ -60,15 +60,15 @@ def archive_command(
         done = archive(
             session,
             url,
-            Store(position),
+            Store(location),
             secret_file=None if secret_file is None else str(secret_file.absolute()),
             follow=follow,
             every_seconds=every,
             batch_facts=batch_facts,
-            tell=tell,
+            progress=progress,
             stopped=lambda: bool(stop),
         )
-    say(done, as_json=as_json, lines=_archived)
+    print_result(done, as_json=as_json, lines=_archived)
 
 
 def _archived(done: Any) -> Iterator[str]:
@@ -78,7 +78,7 @@ def _archived(done: Any) -> Iterator[str]:
             f" in {counted(done.batches, 'batch', 'batches')}, {done.seconds:.1f} s"
         )
     else:
-        yield "nothing new"
+        yield "no new facts"
     if done.merged:
         yield f"merged {done.merged} small batches"
     yield f"the archive ends at serial {done.serial} of epoch {done.epoch}, digest {done.digest[:16]}"

@@ -1,4 +1,4 @@
-"""``pipeline audit``: whether an archive is whole."""
+"""``pipeline audit``: check an archive for missing and changed rows."""
 
 import json
 import sys
@@ -10,7 +10,13 @@ import click
 import msgspec
 
 from synrepl.cli.errors import EXIT_CODES, read_secret, secret_option
-from synrepl.cli.jobs.common import archive_option, maybe_url_option, running, spark_options, telling
+from synrepl.cli.jobs.common import (
+    archive_option,
+    maybe_url_option,
+    show_progress,
+    spark_options,
+    spark_session,
+)
 from synrepl.html.humanize import counted
 
 __all__ = ["audit_command"]
@@ -19,33 +25,33 @@ __all__ = ["audit_command"]
 @click.command("audit", epilog=EXIT_CODES)
 @archive_option
 @maybe_url_option
-@click.option("--deep", is_flag=True, help="Compute every digest anew, also where nothing looks wrong.")
+@click.option("--deep", is_flag=True, help="Compute every digest again, also of files without a finding.")
 @secret_option
 @spark_options
 def audit_command(
-    position: str,
+    location: str,
     url: str | None,
     deep: bool,
     secret_file: Path | None,
     as_json: bool,
     **spark: Any,
 ) -> None:
-    """Find out whether the archive DIR is whole, and with --url whether the daemon has the same.
+    """Check that the archive is complete and, with --url, that the daemon has the same facts.
 
-    Tells missing, doubled and changed rows by stream, writer and tokens, and which file. The exit code is 1
-    if anything is wrong.
+    Reports missing, duplicate and changed rows by stream, writer, tokens and file. Exit code 1: there are
+    findings.
     """
-    with running("audit", **spark) as session, telling() as tell:
+    with spark_session("audit", **spark) as session, show_progress() as progress:
         from synrepl.pipeline.audit.audit import audit
         from synrepl.pipeline.store import Store
 
         done = audit(
             session,
-            Store(position),
+            Store(location),
             url=url,
             secret=read_secret(secret_file),
             deep=deep,
-            tell=tell,
+            progress=progress,
         )
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(done) | {"is_clean": done.is_clean}))

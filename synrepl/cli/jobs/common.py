@@ -1,4 +1,4 @@
-"""What the jobs have in common on the command line: which Spark, how far it is, what went wrong."""
+"""Options, Spark session, progress and output that the job commands share."""
 
 import json
 import signal
@@ -17,64 +17,75 @@ from synrepl.http_client import ConnectError, HttpError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["archive_option", "maybe_url_option", "running", "say", "spark_options", "telling"]
+__all__ = [
+    "archive_option",
+    "maybe_url_option",
+    "spark_session",
+    "print_result",
+    "spark_options",
+    "show_progress",
+]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-ARCHIVE: Final = "A folder, or an URI that Spark and pyarrow reach (s3://, gs://, hdfs://)."
+ARCHIVE: Final = "A directory, or a URI that Spark and pyarrow can open (s3://, gs://, hdfs://)."
 
 
 def archive_option(command: Command) -> Command:
-    """``--archive``"""
-    return click.option("--archive", "position", required=True, metavar="DIR", help=ARCHIVE)(command)
+    """Add the ``--archive`` option."""
+    return click.option("--archive", "location", required=True, metavar="DIR", help=ARCHIVE)(command)
 
 
-maybe_url_option = click.option("--url", metavar="URL", help="The HTTP address of a daemon to be asked too.")
+maybe_url_option = click.option("--url", metavar="URL", help="The HTTP address of a daemon to read too.")
 
 
 def spark_options(command: Command) -> Command:
-    """What every job takes: which Spark it runs on."""
+    """Add the options of every job: output and Spark."""
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="The result as JSON."),
-        click.option("--ui", is_flag=True, help="Serve Spark's own pages while the job runs, on loopback."),
-        click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; repeatable."),
-        click.option("--memory", default="1g", show_default=True, help="Of the driver, and each executor."),
-        click.option("--remote", metavar="URL", help="A Spark Connect server, such as sc://host:15002."),
-        click.option("--master", metavar="URL", help="A cluster, such as spark://host:7077 [default: local]"),
+        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+        click.option("--ui", is_flag=True, help="Serve the Spark UI on loopback while the job runs."),
+        click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A Spark setting. May be repeated."),
+        click.option(
+            "--memory", default="1g", show_default=True, help="The memory of the driver and of each executor."
+        ),
+        click.option("--remote", metavar="URL", help="The Spark Connect server, such as sc://host:15002."),
+        click.option(
+            "--master", metavar="URL", help="The Spark master, such as spark://host:7077 [default: local]"
+        ),
     ):
         command = option(command)
     return command
 
 
 @contextmanager
-def running(
+def spark_session(
     job: str, *, master: str | None, remote: str | None, ui: bool, memory: str, conf: tuple[str, ...]
 ) -> Iterator["SparkSession"]:
-    """A session for this job. Whatever Spark says of a failure becomes one line."""
+    """Provide a Spark session for a job. A failure of Spark becomes a one-line `CliError`."""
     from synrepl.pipeline.failures import words
     from synrepl.pipeline.session import session
 
-    said = {}
+    settings = {}
     for one in conf:
         name, equals, value = one.partition("=")
         if not equals:
-            raise click.UsageError(f"--conf is KEY=VALUE, not {one!r}")
-        said[name] = value
-    # An end like any other: what is under way is whole, or counts for nothing.
+            raise click.UsageError(f"--conf must be KEY=VALUE, not {one!r}")
+        settings[name] = value
+    # SIGTERM ends the job as SIGINT does: work in progress is committed in whole or not at all.
     before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        yield session(app=f"synrepl {job}", master=master, remote=remote, ui=ui, memory=memory, conf=said)
+        yield session(app=f"synrepl {job}", master=master, remote=remote, ui=ui, memory=memory, conf=settings)
     except (ConfigError, click.ClickException):
         raise
     except ReplicationError as error:
         raise CliError(str(error)) from error
     except ConnectError as error:
-        raise CliError(f"the daemon does not answer: {error}") from error
+        raise CliError(f"the daemon does not respond: {error}") from error
     except HttpError as error:
-        raise CliError(f"the daemon refuses: {error.code}: {error.message}") from error
+        raise CliError(f"the daemon refuses the request: {error.code}: {error.message}") from error
     except OSError as error:
-        # Of the folder, the disk, or whatever is where an archive is kept.
+        # An error of the file system of the archive.
         raise CliError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
     except KeyboardInterrupt:
         raise CliError("interrupted") from None
@@ -88,25 +99,25 @@ def running(
 
 
 @contextmanager
-def telling() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for each thing that a job does, on a terminal."""
+def show_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Provide a callback that shows the progress of a job in bars, on a terminal."""
     bars = _Bars()
     try:
-        yield bars.tell
+        yield bars.show
     finally:
         bars.close()
 
 
 class _Bars:
-    """One bar after the other."""
+    """The progress bars of a job, one at a time."""
 
     def __init__(self) -> None:
         self._bar: Advance | None = None
         self._what = ""
         self._done = 0
 
-    def tell(self, what: str, done: int, total: int) -> None:
-        """How far it is."""
+    def show(self, what: str, done: int, total: int) -> None:
+        """Show the progress of one step of the job."""
         if self._bar is None or what != self._what:
             self.close()
             self._bar, self._what, self._done = Advance(what, total or None), what, 0
@@ -117,14 +128,14 @@ class _Bars:
         self._done = done
 
     def close(self) -> None:
-        """Nothing more is done."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.__exit__(None, None, None)
             self._bar = None
 
 
-def say(result: Any, *, as_json: bool, lines: Callable[[Any], Iterator[str]]) -> None:
-    """The result of a job: as JSON, or as a few lines for people."""
+def print_result(result: Any, *, as_json: bool, lines: Callable[[Any], Iterator[str]]) -> None:
+    """Print the result of a job as JSON or as text lines."""
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(result, enc_hook=str)))
     else:

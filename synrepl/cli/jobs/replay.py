@@ -1,4 +1,4 @@
-"""``pipeline replay``: an archive, played back."""
+"""``pipeline replay``: append the facts of an archive to a daemon."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from synrepl.cli.errors import EXIT_CODES, secret_option, url_option
-from synrepl.cli.jobs.common import archive_option, running, say, spark_options, telling
+from synrepl.cli.jobs.common import archive_option, print_result, show_progress, spark_options, spark_session
 
 __all__ = ["replay_command"]
 
@@ -15,23 +15,27 @@ __all__ = ["replay_command"]
 @click.command("replay", epilog=EXIT_CODES)
 @archive_option
 @url_option(required=True)
-@click.option("--stream", "streams", multiple=True, metavar="STREAM", help="Only this one; repeatable.")
 @click.option(
-    "--after", type=click.IntRange(0), default=0, show_default=True, help="From behind this serial."
+    "--stream", "streams", multiple=True, metavar="STREAM", help="Replay this stream only. May be repeated."
 )
-@click.option("--upto", type=click.IntRange(1), help="Up to this serial [default: the end]")
+@click.option(
+    "--after", type=click.IntRange(0), default=0, show_default=True, help="Replay facts after this serial."
+)
+@click.option("--upto", type=click.IntRange(1), help="Replay facts up to this serial [default: the end]")
 @click.option(
     "--speed",
     type=click.FloatRange(0),
     default=0.0,
     show_default=True,
-    help="How many times as fast as once they came; 0 is as fast as possible.",
+    help="The speed as a multiple of the original speed; 0 is as fast as possible.",
 )
-@click.option("--name", help="Done again under this name within a day, nothing is stored twice.")
+@click.option(
+    "--name", help="The name of the replay: a repeat under the same name within a day stores no fact twice."
+)
 @secret_option
 @spark_options
 def replay_command(
-    position: str,
+    location: str,
     url: str,
     streams: tuple[str, ...],
     after: int,
@@ -42,18 +46,18 @@ def replay_command(
     as_json: bool,
     **spark: Any,
 ) -> None:
-    """Append what the archive DIR holds to a daemon, as new facts.
+    """Append the facts of the archive to a daemon, as new facts.
 
-    For tests, for moving to another daemon, and to see a day once more. Streams, writers, rows and their
-    order stay; serials, tokens and times are new.
+    For tests, for a migration to another daemon, and to reproduce a day. Streams, writers, rows and their
+    order stay the same; serials, tokens and times are new.
     """
-    with running("replay", **spark) as session, telling() as tell:
+    with spark_session("replay", **spark) as session, show_progress() as progress:
         from synrepl.pipeline.replay import replay
         from synrepl.pipeline.store import Store
 
         done = replay(
             session,
-            Store(position),
+            Store(location),
             url,
             streams=streams or None,
             after=after,
@@ -61,9 +65,9 @@ def replay_command(
             speed=speed,
             name=name,
             secret_file=None if secret_file is None else str(secret_file.absolute()),
-            tell=tell,
+            progress=progress,
         )
-    say(done, as_json=as_json, lines=_replayed)
+    print_result(done, as_json=as_json, lines=_replayed)
 
 
 def _replayed(done: Any) -> Iterator[str]:

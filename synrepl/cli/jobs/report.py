@@ -1,4 +1,4 @@
-"""``pipeline report``: what an archive tells, on a page."""
+"""``pipeline report``: an HTML report on an archive."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,14 @@ from typing import Any
 import click
 
 from synrepl.cli.errors import EXIT_CODES, read_secret, secret_option
-from synrepl.cli.jobs.common import archive_option, maybe_url_option, running, say, spark_options, telling
+from synrepl.cli.jobs.common import (
+    archive_option,
+    maybe_url_option,
+    print_result,
+    show_progress,
+    spark_options,
+    spark_session,
+)
 
 __all__ = ["report_command"]
 
@@ -19,14 +26,14 @@ __all__ = ["report_command"]
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Where the page, its pictures and its tables go.",
+    help="The directory for the page, its plots and its tables.",
 )
 @maybe_url_option
-@click.option("--top", type=click.IntRange(1), default=20, show_default=True, help="How many are named.")
+@click.option("--top", type=click.IntRange(1), default=20, show_default=True, help="The length of rankings.")
 @secret_option
 @spark_options
 def report_command(
-    position: str,
+    location: str,
     out: Path,
     url: str | None,
     top: int,
@@ -34,24 +41,24 @@ def report_command(
     as_json: bool,
     **spark: Any,
 ) -> None:
-    """Draw what the archive DIR tells: throughput, lag, hot caches, gaps, on one page in OUT.
+    """Write a page on the archive to OUT: throughput, lag, hot caches and gaps.
 
-    With --url the daemon is asked for its leases too.
+    With --url the page includes the leases of the daemon.
     """
-    with running("report", **spark) as session, telling() as tell:
+    with spark_session("report", **spark) as session, show_progress() as progress:
         from synrepl.pipeline.report.report import report
         from synrepl.pipeline.store import Store
 
         done = report(
             session,
-            Store(position),
+            Store(location),
             out,
             url=url,
             secret=read_secret(secret_file),
             top=top,
-            tell=tell,
+            progress=progress,
         )
-    say(done, as_json=as_json, lines=_reported)
+    print_result(done, as_json=as_json, lines=_reported)
 
 
 def _reported(done: Any) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""``pipeline watch``: what happens, as it happens."""
+"""``pipeline watch``: live events of the streams."""
 
 import signal
 from pathlib import Path
@@ -7,27 +7,37 @@ from typing import Any
 import click
 
 from synrepl.cli.errors import EXIT_CODES, secret_option, url_option
-from synrepl.cli.jobs.common import running, say, spark_options
+from synrepl.cli.jobs.common import print_result, spark_options, spark_session
 
 __all__ = ["watch_command"]
 
 
 @click.command("watch", epilog=EXIT_CODES)
 @url_option(required=True)
-@click.option("--stream", "streams", multiple=True, metavar="STREAM", help="Only this one; repeatable.")
+@click.option(
+    "--stream", "streams", multiple=True, metavar="STREAM", help="Watch this stream only. May be repeated."
+)
 @click.option(
     "--stall-seconds",
     type=click.FloatRange(0, min_open=True),
     default=60.0,
     show_default=True,
-    help="A writer that is silent for so long, and for ten times as long as usual, has stalled.",
+    help="A writer has stalled if it is silent for this long and for ten times its usual interval.",
 )
 @click.option(
-    "--every", type=click.FloatRange(0.1), default=5.0, show_default=True, help="Seconds to a look."
+    "--every", type=click.FloatRange(0.1), default=5.0, show_default=True, help="Seconds between two batches."
 )
-@click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="How many are named.")
-@click.option("--from", "since", default="latest", show_default=True, help="latest, earliest, or a serial.")
-@click.option("--checkpoint", metavar="DIR", help="What is known is kept there, for the next run.")
+@click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="The length of rankings.")
+@click.option(
+    "--from",
+    "since",
+    default="latest",
+    show_default=True,
+    help="The start position: latest, earliest, or a serial.",
+)
+@click.option(
+    "--checkpoint", metavar="DIR", help="The checkpoint directory, from which the next run continues."
+)
 @secret_option
 @spark_options
 def watch_command(
@@ -42,13 +52,13 @@ def watch_command(
     as_json: bool,
     **spark: Any,
 ) -> None:
-    """Write lines of JSON as things happen: gaps, writers that fall silent, hot caches of each minute.
+    """Write events as JSON lines until interrupted: gaps, stalled writers, hot caches of each minute.
 
-    Until interrupted. Types of lines: turn, restart, gap, repaired, again, active, stall, hot. With --json
-    the last line is what was told in all.
+    Types of lines: turn, restart, gap, repaired, again, active, stall, hot. With --json the last line is the
+    summary.
     """
     stop: list[bool] = []
-    with running("watch", **spark) as session:
+    with spark_session("watch", **spark) as session:
         from synrepl.pipeline.watch.watch import watch
 
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -67,4 +77,4 @@ def watch_command(
             stopped=lambda: bool(stop),
         )
     if as_json:
-        say(done, as_json=True, lines=lambda done: iter(()))
+        print_result(done, as_json=True, lines=lambda done: iter(()))

@@ -18,7 +18,7 @@ from synrepl.pipeline.archive.cleanup import tidy
 from synrepl.pipeline.archive.commit import BatchOrigin
 from synrepl.pipeline.archive.lock import locked
 from synrepl.pipeline.archive.manifest import BadArchive, Manifest, manifests
-from synrepl.pipeline.progress import Tell, nobody
+from synrepl.pipeline.progress import Progress, ignore_progress
 from synrepl.pipeline.retries import retried
 from synrepl.pipeline.session import is_remote
 from synrepl.pipeline.source.daemon_client import SourceClient
@@ -62,7 +62,7 @@ def archive(
     follow: bool = False,
     every_seconds: float = EVERY_SECONDS,
     batch_facts: int = BATCH_FACTS,
-    tell: Tell = nobody,
+    progress: Progress = ignore_progress,
     stopped: Callable[[], bool] = lambda: False,
     at: At = lambda point: None,
 ) -> ArchiveResult:
@@ -74,7 +74,7 @@ def archive(
     """
     began = time.monotonic()
     with locked(store):
-        job = _Job(spark, url, store, secret_file, tell, at)
+        job = _Job(spark, url, store, secret_file, progress, at)
         writer = job.begin()
         try:
             job.run(follow=follow, every_seconds=every_seconds, batch_facts=batch_facts, stopped=stopped)
@@ -99,12 +99,18 @@ class _Job:
     """One run."""
 
     def __init__(
-        self, spark: "SparkSession", url: str, store: Store, secret_file: str | None, tell: Tell, at: At
+        self,
+        spark: "SparkSession",
+        url: str,
+        store: Store,
+        secret_file: str | None,
+        progress: Progress,
+        at: At,
     ) -> None:
         register(spark)
         self._spark = spark
         self._store = store
-        self._tell = tell
+        self._progress = progress
         self._at = at
         # The same for all runs of this archive: while it is late, the daemon keeps what it needs.
         reader = f"archive-{sha256(store.place.encode()).hexdigest()[:12]}"
@@ -127,9 +133,9 @@ class _Job:
                 f" {before.server_name}); name another folder for this one"
             )
         self._writer = ArchiveBatchWriter(
-            self._spark, self._store, origin, before, self._daemon, self._tell, self._at
+            self._spark, self._store, origin, before, self._daemon, self._progress, self._at
         )
-        self._tell("archiving", 0, max(0, status["serial"] - self._writer.serial))
+        self._progress("archiving", 0, max(0, status["serial"] - self._writer.serial))
         if before is None:
             self._begin_trimmed(status)
         return self._writer

@@ -14,7 +14,7 @@ from synrepl.pipeline.archive.commit import BatchOrigin, batch_of
 from synrepl.pipeline.archive.manifest import Manifest, manifests, write_manifest
 from synrepl.pipeline.archive.merge import FEWEST, merge
 from synrepl.pipeline.archive.writer import WRITTEN, WrittenFile, write_files
-from synrepl.pipeline.progress import Tell
+from synrepl.pipeline.progress import Progress
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart, LogPosition
@@ -43,7 +43,7 @@ class ArchiveBatchWriter:
         origin: BatchOrigin,
         before: Manifest | None,
         daemon: SourceClient,
-        tell: Tell,
+        progress: Progress,
         at: At,
     ) -> None:
         self.origin = origin
@@ -53,7 +53,7 @@ class ArchiveBatchWriter:
         self._store = store
         self._number = next_batch(store)
         self._daemon = daemon
-        self._tell = tell
+        self._progress = progress
         self._at = at
         self._unmerged = 0
         self._tidy_ms = now_ms()
@@ -96,7 +96,7 @@ class ArchiveBatchWriter:
         self.facts += manifest.facts
         self.rows += manifest.rows
         self.bytes += sum(file.bytes for file in manifest.files)
-        self._tell("archiving", self.facts, 0)
+        self._progress("archiving", self.facts, 0)
         self._unmerged += 1
         if self._unmerged >= FEWEST:
             self.merge()

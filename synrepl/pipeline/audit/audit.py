@@ -16,7 +16,7 @@ from synrepl.pipeline.audit.explanation import Explanation
 from synrepl.pipeline.audit.file_scan import SEEN, FileScan, look_at_all
 from synrepl.pipeline.audit.findings import AuditFindings, AuditResult
 from synrepl.pipeline.audit.manifests import read_manifests, tell_unnamed
-from synrepl.pipeline.progress import Tell, nobody
+from synrepl.pipeline.progress import Progress, ignore_progress
 from synrepl.pipeline.retries import retried
 from synrepl.pipeline.store import Store
 
@@ -36,7 +36,7 @@ def audit(
     url: str | None = None,
     secret: str | None = None,
     deep: bool = False,
-    tell: Tell = nobody,
+    progress: Progress = ignore_progress,
 ) -> AuditResult:
     """Find out whether an archive is what its manifests say, and whole; with `url`, what that daemon has.
 
@@ -53,11 +53,11 @@ def audit(
             raise BadArchive(f"{archive}: nothing is archived there yet")
         tell_unnamed(archive, manifests, found)
     with clock.phase("files"):
-        seen = _look(spark, archive, manifests, tell)
+        seen = _look(spark, archive, manifests, progress)
     with clock.phase("rows"):
         compared = Comparison(manifests, seen, found)
         compared.compare()
-        Explanation(spark, archive, compared, found).explain(deep=deep, tell=tell)
+        Explanation(spark, archive, compared, found).explain(deep=deep, progress=progress)
     if url is not None and manifests:
         with clock.phase("daemon"):
             asking = BlockingClient(url, secret=secret)
@@ -80,12 +80,12 @@ def audit(
 
 
 def _look(
-    spark: "SparkSession", archive: Store, manifests: Sequence[Manifest], tell: Tell
+    spark: "SparkSession", archive: Store, manifests: Sequence[Manifest], progress: Progress
 ) -> dict[str, FileScan]:
     """See every file that is named."""
     seen: dict[str, FileScan] = {}
     files = {file.path: file for manifest in manifests for file in manifest.files}
-    tell("files", 0, len(files))
+    progress("files", 0, len(files))
     if files:
         shares = int(spark.conf.get("spark.sql.shuffle.partitions") or TASKS_AT_LEAST)
         tasks = min(len(files), max(TASKS_AT_LEAST, shares))
@@ -103,7 +103,7 @@ def _look(
         for row in rows:
             one = msgspec.json.decode(row["seen"], type=FileScan)
             seen[one.path] = one
-    tell("files", len(files), len(files))
+    progress("files", len(files), len(files))
     return seen
 
 

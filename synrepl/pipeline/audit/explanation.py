@@ -11,7 +11,7 @@ from synrepl.pipeline.audit import windows
 from synrepl.pipeline.audit.comparison import Comparison
 from synrepl.pipeline.audit.file_rows import read_files
 from synrepl.pipeline.audit.findings import AuditFindings
-from synrepl.pipeline.progress import Tell
+from synrepl.pipeline.progress import Progress
 from synrepl.pipeline.store import Store
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Explanation:
         self._compared = compared
         self._found = found
 
-    def explain(self, *, deep: bool, tell: Tell) -> None:
+    def explain(self, *, deep: bool, progress: Progress) -> None:
         """Look into what is suspicious; with `deep`, into everything."""
         if deep:
             uneven = {manifest.batch for manifest in self._compared.manifests}
@@ -60,12 +60,12 @@ class Explanation:
         chosen = [one for one in self._compared.manifests if one.batch in uneven]
         if not chosen:
             return
-        tell("rows", 0, sum(one.rows for one in chosen))
+        progress("rows", 0, sum(one.rows for one in chosen))
         serials, breaks = self._windows(chosen, broken)
         self._tell_wrong(serials.wrong)
         self._tell_missing(serials.missing, self._holes(breaks, chosen))
         self._tell_unexplained(chosen)
-        tell("rows", sum(one.rows for one in chosen), sum(one.rows for one in chosen))
+        progress("rows", sum(one.rows for one in chosen), sum(one.rows for one in chosen))
 
     def _windows(
         self, chosen: Sequence[Manifest], broken: set[tuple[int, str]]

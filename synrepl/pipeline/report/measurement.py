@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Final
 
 from synrepl.pipeline.archive.manifest import manifests
-from synrepl.pipeline.progress import Tell
+from synrepl.pipeline.progress import Progress
 from synrepl.pipeline.report import chains, counts
 from synrepl.pipeline.report.bins import Bins, bins_for
 from synrepl.pipeline.report.coverage import coverage, positions_before
@@ -26,10 +26,10 @@ DAY_SECONDS: Final = 86_400
 
 
 def measure(
-    spark: "SparkSession", archive: Store, *, top: int, daemon: DaemonStatus | None, tell: Tell
+    spark: "SparkSession", archive: Store, *, top: int, daemon: DaemonStatus | None, progress: Progress
 ) -> Measurements:
     """All there is to say about this archive. Raises `BadArchive`."""
-    tell("reading manifests", 0, STEPS)
+    progress("reading manifests", 0, STEPS)
     found = manifests(archive)
     covers = coverage(found)
     if covers is None:
@@ -39,7 +39,7 @@ def measure(
     facts = facts_of(spark, archive, found).persist()
     seconds = facts
     try:
-        tell("counting facts", 1, STEPS)
+        progress("counting facts", 1, STEPS)
         totals = counts.by_writer(facts)
         is_dense = sum(row["facts"] for row in totals) == covers.facts
         if not is_dense or chains.suspicious(totals, before=before, compacted=covers.compacted):
@@ -49,16 +49,16 @@ def measure(
             totals = counts.by_writer(facts)
             twice.unpersist()
         seconds = seconds_of(facts).persist()
-        tell("looking at them over time", 2, STEPS)
+        progress("looking at them over time", 2, STEPS)
         over_time = counts.over_time(seconds, bins)
         width = 3600 if covers.seconds >= DAY_SECONDS else 60
         hours = counts.when(seconds, width)
         peaks = counts.peaks(seconds)
-        tell("looking at sizes", 3, STEPS)
+        progress("looking at sizes", 3, STEPS)
         sizes = counts.sizes_by_stream(facts)
         spread = counts.spread(facts)
         largest = counts.largest(facts, top)
-        tell("looking for gaps", 4, STEPS)
+        progress("looking for gaps", 4, STEPS)
         broken = chains.breaks(
             facts,
             totals,
@@ -69,7 +69,7 @@ def measure(
         shared = [stream for stream, writers in covers.writers.items() if len(writers) > 1]
         doubles = chains.told_by_many(facts, shared)
         voided = chains.void(facts, covers.epoch_starts)
-        tell("expanding cache invalidations", 5, STEPS)
+        progress("expanding cache invalidations", 5, STEPS)
         minutes = bins if bins.width >= 60 else _minutes(covers.first_ms, covers.last_ms)
         parts = parts_of(found, CACHES)
         told = invalidations(spark, archive, parts, minutes, top) if parts else None

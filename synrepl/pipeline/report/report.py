@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from synrepl.errors import ConfigError
-from synrepl.pipeline.progress import Tell, nobody
+from synrepl.pipeline.progress import Progress, ignore_progress
 from synrepl.pipeline.report.daemon_status import ask
 from synrepl.pipeline.report.measurement import STEPS, measure
 from synrepl.pipeline.report.measurements import Measurements
@@ -57,7 +57,7 @@ def report(
     url: str | None = None,
     secret: str | None = None,
     top: int = 20,
-    tell: Tell = nobody,
+    progress: Progress = ignore_progress,
 ) -> ReportResult:
     """Write a report on this archive to the folder `out`, over one that is there.
 
@@ -70,10 +70,10 @@ def report(
     except ImportError as error:
         raise ConfigError(f"pictures need matplotlib ({error}): pip install matplotlib") from error
     daemon = None if url is None else ask(url, secret)
-    measured = measure(spark, archive, top=top, daemon=daemon, tell=tell)
-    tell("drawing", STEPS - 1, STEPS)
+    measured = measure(spark, archive, top=top, daemon=daemon, progress=progress)
+    progress("drawing", STEPS - 1, STEPS)
     made = write(measured, out)
-    tell("done", STEPS, STEPS)
+    progress("done", STEPS, STEPS)
     return made
 
 

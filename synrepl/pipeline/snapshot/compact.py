@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.pipeline.archive.manifest import ArchivedFile, BadArchive, Manifest, manifests
-from synrepl.pipeline.progress import Tell, nobody
+from synrepl.pipeline.progress import Progress, ignore_progress
 from synrepl.pipeline.retries import retried
 from synrepl.pipeline.snapshot import fold
 from synrepl.pipeline.snapshot.parts import FILE_ROWS, WRITTEN, write_parts
@@ -81,7 +81,7 @@ def compact(
     full: bool = False,
     file_rows: int = FILE_ROWS,
     now_ms: int | None = None,
-    tell: Tell = nobody,
+    progress: Progress = ignore_progress,
 ) -> CompactResult:
     """Bring the snapshot to the end of the archive.
 
@@ -103,9 +103,9 @@ def compact(
             )
     table = StreamTable.default()
     reading = _reading(batches, None if full else former, table)
-    tell("reading", 0, reading.rows)
+    progress("reading", 0, reading.rows)
     try:
-        written, keys = _made(spark, archive, snapshot, reading, end, table, file_rows, tell)
+        written, keys = _made(spark, archive, snapshot, reading, end, table, file_rows, progress)
     except PySparkException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
             raise BadArchive(f"{archive}: a file is missing: {error.getMessage()}") from error
@@ -210,7 +210,7 @@ def _made(
     end: Manifest,
     table: StreamTable,
     file_rows: int,
-    tell: Tell,
+    progress: Progress,
 ) -> tuple[list[PartFile], int]:
     """The files of the new snapshot, and how many keys are in them."""
     rows = _rows(spark, archive, snapshot, reading)
@@ -223,8 +223,8 @@ def _made(
         counted = _counted(last, end.last_serial)
         keys = sum(alive for _, alive, _ in counted)
         is_gone = any(gone for _, _, gone in counted)
-        tell("reading", reading.rows, reading.rows)
-        tell("writing", 0, keys)
+        progress("reading", reading.rows, reading.rows)
+        progress("writing", 0, keys)
         facts = fold.kept(rows, last, declaring, look=is_gone and reading.may_have_several)
         ranges = _ranges(counted, file_rows)
         found = (
@@ -240,7 +240,7 @@ def _made(
         for row in found.collect():
             written.append(msgspec.json.decode(row["written"], type=PartFile))
             done += row["keys"]
-        tell("writing", done, keys)
+        progress("writing", done, keys)
     finally:
         last.unpersist()
     written.sort(key=lambda file: file.first_serial)
