@@ -1,4 +1,4 @@
-"""Writes the pages of the manual that are derived from the code: what is declared once is told once."""
+"""Writes the pages of the manual that derive from declarations in the code."""
 
 import argparse
 import inspect
@@ -32,43 +32,48 @@ DOCS: Final = ROOT / "docs"
 MADE: Final = "<!-- Written by scripts/docs from the code; edit that. -->\n"
 
 WIRE: Final = f"""\
-Lines of UTF-8, each ended by LF and without it at most {MAX_LENGTH:,} bytes long: a word, and what belongs
-to it. A release of Synapse knows some commands, and some of their fields. Where no releases are named,
-something has always been so, that is since 0.21. A connection speaks as one release does. What only
-Redis carries passes on the channel of a homeserver, one message for each line, without the line end.
-Dialects that have a name:"""
+This page has every command with its grammar in each release. How real peers use them is in [real
+peers](peers.md).
+
+The wire carries lines of UTF-8. Each ends with LF, and has at most {MAX_LENGTH:,} bytes without it: the
+name of a command, then its fields. Each release of Synapse knows some commands, and some of their
+fields. An entry without releases has existed since 0.21, the first release with this wire. A connection
+speaks as one release. A command sent by "Redis, from anyone" travels on the channel of a homeserver,
+one message for each line, without the LF. Named dialects:"""
 
 STREAMS: Final = """\
-Rows are JSON arrays; those of a stream with several kinds are `[tag, [fields]]`. The fields below are those
-of the newest shape, in order, with the releases that have them. Coming in, a row of any release is taken, and
-where it lacks a field the value in the last column is assumed. A field that says "before" a release is gone
-from the newest shape. Where it says "kept", a row of a release that has the field holds it behind the fields
-of the newest shape: in the log, in the changelog and in archives. Followers of releases that have the field
-get it back; other followers, and the pages of `rows`, do not show it.
+This page has every stream with the fields of its rows, in order, and the releases that have each field.
 
-* **Kept** streams are in the log on disk. **Ephemeral** ones are held in memory, and their tokens begin anew
-  with the daemon.
-* The **key** tells which rows replace earlier ones.
+A row is a JSON array; in a stream with several kinds of rows it is `[tag, [fields]]`. The daemon reads
+a row in the shape of any release, and stores the newest shape. A field that the row lacks gets the
+value in the last column. "Before" a release: later releases, and the newest shape, do not have the
+field. "Kept": the value is stored after the fields of the newest shape, in the log, in the changelog
+and in archives. Only followers of releases that have the field receive it; the pages of `rows` omit it.
+
+* **Kept** streams are in the log on disk. **Ephemeral** ones are in memory, and their tokens start
+  again with the daemon.
+* **Key**: a newer row with the same key replaces an older one.
 * **Ordered**: facts arrive in the order of their tokens.
 * **Monotonic**: tokens do not go back when the writer restarts."""
 
 SETTINGS: Final = """\
-Of `twistd synrepl` and `twist synrepl`: flags, or keys of the YAML file that `--config` names; flags win. An
-unknown key is an error. An example is [contrib/config.example.yaml](../../contrib/config.example.yaml)."""
+This page has every setting of `twistd synrepl` and `twist synrepl`. Give them as flags, or as keys of
+the YAML file in `--config`; flags win. An unknown key is an error. An example is
+[contrib/config.example.yaml](../../contrib/config.example.yaml)."""
 
 METRICS: Final = """\
-At `/metrics` of the HTTP endpoint, in the format of Prometheus. Labels come from closed sets: names of
-streams, writers, commands and caches, and directions (`in`, `out`)."""
+This page has every metric at `/metrics` of the HTTP endpoint, in the format of Prometheus. Labels come
+from closed sets: names of streams, writers, commands and caches, and directions (`in`, `out`)."""
 
 METRICS_OF_FOLLOWERS: Final = """\
-Gaps, refused rows, reconnects and fetches that failed are counted where the follower is: in a worker, give
-`Follower` and `connect` a `Metrics` with a registry that you serve. The numbers of caches are those of the
-caches that it was given with `Metrics.watch_caches`."""
+Gaps, refused rows, reconnects and failed fetches are counted in the follower's process: in a worker,
+pass `Follower` and `connect` a `Metrics` with a registry that you serve. Metrics of caches cover the
+caches passed to `Metrics.watch_caches`."""
 
 MUSEUM: Final = """\
-Real bugs of Synapse and of other systems that replicate. Each has a test here: at the lowest level that shows
-it, in memory, on a fake clock. `./scripts/test tests/museum` runs them all. The number in the second column
-is that of the report."""
+This page lists real bugs of Synapse and of other systems that replicate. Each has a test here, at the
+lowest level that shows it, in memory, on a fake clock. `./scripts/test tests/museum` runs them all. The
+second column names the report."""
 
 SENDERS: Final = {Side.SERVER: "the server", Side.CLIENT: "the client", Side.BROKER: "Redis, from anyone"}
 
@@ -103,7 +108,7 @@ def _about(command: type[Command]) -> Iterator[str]:
         types = typing.get_type_hints(command)
         yield ""
         yield from _table(
-            ("field", "type", "releases", "elsewhere"),
+            ("field", "type", "releases", "in other releases"),
             [
                 (
                     f"`{field.name}`",
@@ -177,7 +182,7 @@ def _stream(stream: Stream[Any]) -> Iterator[str]:
         yield f"Releases: {_span(_both(stream.span, kind.span))}.{flat} Key: {_key(stream, kind.row)}."
         yield ""
         yield from _table(
-            ("field", "type", "releases", "assumed"),
+            ("field", "type", "releases", "default"),
             [
                 (
                     f"`{field.name}`",
@@ -249,7 +254,7 @@ def metrics() -> str:
             "",
             METRICS,
             "",
-            *_table(("name", "type", "labels", "what"), rows),
+            *_table(("name", "type", "labels", "meaning"), rows),
             "",
             METRICS_OF_FOLLOWERS,
         ]
@@ -260,6 +265,8 @@ def cli() -> str:
     """Every command of `synrepl`."""
     lines = [
         "# The command line",
+        "",
+        "This page has every command of `synrepl`, with its options.",
         "",
         f"`synrepl`: {inspect.getdoc(synrepl_command.callback)} `python -m synrepl` is the same.",
         "",
