@@ -1,1 +1,1 @@
-"""The wire: commands, dialects, sessions. Without input or output, and without Twisted."""
+"""The wire protocol: commands, dialects, sessions. Sans I/O, without Twisted."""

@@ -1,4 +1,4 @@
-"""Blocks: many bytes behind one line that says how many."""
+"""Blocks: a line that announces a length and a checksum, then that many bytes."""
 
 from hashlib import sha256
 from typing import Any, Final, cast
@@ -20,21 +20,21 @@ MAX_FACT: Final = 64 * MIB
 """Bytes of the rows of one fact, as the log keeps them."""
 
 BLOCK_BYTES: Final = MIB
-"""Lines go together into a block up to so many bytes; a longer line alone makes a block of its own."""
+"""Lines share a block up to this many bytes. A longer line gets a block of its own."""
 
 MAX_BLOCK: Final = MAX_FACT + 8 * MIB
-"""Bytes in a block: one fact of the largest size, what stands around its rows, and a page of small ones."""
+"""Bytes in a block: one fact of the largest size with its other fields, and a page of small facts."""
 
 MAX_HELD: Final = MAX_FACT + 64 * MIB
-"""Bytes in a ``held`` block, which cannot be parted: the largest fact, and 8 MiB of each ephemeral stream."""
+"""Bytes in a ``held`` block, which cannot be split: the largest fact, and 8 MiB of each ephemeral stream."""
 
 MAX_LINES: Final = 65_536
-"""Lines in a block; a page of the log has some thousands at most."""
+"""Lines in a block; a page of the log has a few thousand at most."""
 
 MAX_HELD_LINES: Final = 4 * MAX_LINES
 
 COUNTED_BYTES: Final = 4 * MIB
-"""The lines of larger blocks are counted before they are read."""
+"""The lines of larger blocks are counted before they are decoded."""
 
 _codec: Final = codec_of(NATIVE, ours=CLIENT, theirs=SERVER)
 _HEAD: Final = b"BLOCK "
@@ -42,9 +42,9 @@ _NEXT: Final = b"\n" + _HEAD
 
 
 class Payload(msgspec.Struct, frozen=True):
-    """A whole block, its checksum verified.
+    """A complete block with a verified checksum.
 
-    `data` is a bytearray where the block came in parts: copying it would take its size once more.
+    `data` is a bytearray if the block arrived in parts, as a copy would double the memory.
     """
 
     kind: str
@@ -53,37 +53,37 @@ class Payload(msgspec.Struct, frozen=True):
 
 
 def block(kind: str, lines: int, data: bytes) -> bytes:
-    """The line that announces a block, and the block."""
+    """Encode one block: the line that announces it, then its data."""
     checksum = sha256(data).hexdigest().encode()
     return b"BLOCK %b %d %d %b\n%b" % (kind.encode(), lines, len(data), checksum, data)
 
 
 def blocks(kind: str, lines: list[bytes]) -> bytes:
-    """Blocks of these lines, each with its line end; nothing where there is no line."""
+    """Encode lines, which include their line ends, as blocks. No lines give no bytes."""
     if not lines:
         return b""
     data = b"".join(lines)
-    # A page of the log, mostly.
+    # The common case: a page of the log.
     if len(data) <= BLOCK_BYTES:
         return block(kind, len(lines), data)
     parts: list[bytes] = []
-    together: list[bytes] = []
+    batch: list[bytes] = []
     size = 0
     for line in lines:
-        if together and size + len(line) > BLOCK_BYTES:
-            parts.append(block(kind, len(together), b"".join(together)))
-            together, size = [], 0
-        together.append(line)
+        if batch and size + len(line) > BLOCK_BYTES:
+            parts.append(block(kind, len(batch), b"".join(batch)))
+            batch, size = [], 0
+        batch.append(line)
         size += len(line)
-    parts.append(block(kind, len(together), b"".join(together)))
+    parts.append(block(kind, len(batch), b"".join(batch)))
     return b"".join(parts)
 
 
 class BlockReader:
-    """Cuts what arrives into lines and blocks, however it was parted on the way. Empty lines are left out.
+    """Splits received bytes into lines and blocks, at any chunk boundaries. Skips empty lines.
 
-    Holds at most one unfinished line or block, and of a block no more than has arrived. Work is linear in the
-    bytes that arrive.
+    Buffers at most one unfinished line or block, and never allocates for bytes that have not arrived. Work is
+    linear in the received bytes.
     """
 
     def __init__(self) -> None:
@@ -93,8 +93,10 @@ class BlockReader:
         self._checksum: Any = None
 
     def feed(self, data: bytes) -> list[bytes | Payload]:
-        """The lines, and the blocks, that are now whole. Raises RemoteProtocolError at what makes no sense,
-        after which nothing more must be fed."""
+        """Return the lines and blocks that are now complete.
+
+        Raises RemoteProtocolError for malformed input; do not feed the reader after that.
+        """
         found: list[bytes | Payload] = []
         at = 0
         while at < len(data):
@@ -102,7 +104,7 @@ class BlockReader:
         return found
 
     def _lines(self, data: bytes, at: int, found: list[bytes | Payload]) -> int:
-        """Take lines up to the next one that announces a block, or all; gives where that ends."""
+        """Read lines up to the next block announcement, or all of them; return the end position."""
         if self._rest:
             end = data.find(b"\n", at)
             if end < 0:
@@ -127,7 +129,7 @@ class BlockReader:
 
     def _keep(self, rest: bytes) -> None:
         if len(rest) > MAX_LENGTH:
-            raise RemoteProtocolError(f"a line holds {MAX_LENGTH} bytes")
+            raise RemoteProtocolError(f"a line has at most {MAX_LENGTH} bytes")
         self._rest = rest
 
     def _line(self, line: bytes, found: list[bytes | Payload]) -> None:
@@ -140,16 +142,16 @@ class BlockReader:
         is_held = announced.kind == "held"
         most, most_lines = (MAX_HELD, MAX_HELD_LINES) if is_held else (MAX_BLOCK, MAX_LINES)
         if not 0 <= announced.size <= most:
-            raise RemoteProtocolError(f"a block holds up to {most} bytes, not {announced.size}")
+            raise RemoteProtocolError(f"a block has at most {most} bytes, not {announced.size}")
         if not 0 <= announced.lines <= most_lines:
-            raise RemoteProtocolError(f"a block holds up to {most_lines} lines, not {announced.lines}")
+            raise RemoteProtocolError(f"a block has at most {most_lines} lines, not {announced.lines}")
         if announced.size:
             self._block = announced
         else:
-            found.append(_whole(announced, b"", sha256()))
+            found.append(_verify(announced, b"", sha256()))
 
     def _part(self, data: bytes, at: int, found: list[bytes | Payload]) -> int:
-        """Take what belongs to the block; gives where that ends."""
+        """Read bytes of the announced block; return the end position."""
         announced = self._block
         assert announced is not None
         if not self._data:
@@ -157,22 +159,24 @@ class BlockReader:
             if end <= len(data):
                 whole = data[at:end]
                 self._block = None
-                found.append(_whole(announced, whole, sha256(whole)))
+                found.append(_verify(announced, whole, sha256(whole)))
                 return end
             self._checksum = sha256()
         part = data[at : at + announced.size - len(self._data)]
         self._checksum.update(part)
         self._data += part
         if len(self._data) == announced.size:
-            gathered, self._block, self._data = self._data, None, bytearray()
-            found.append(_whole(announced, cast(bytes, gathered), self._checksum))
+            complete, self._block, self._data = self._data, None, bytearray()
+            found.append(_verify(announced, cast(bytes, complete), self._checksum))
         return at + len(part)
 
 
-def _whole(announced: Block, data: bytes, checksum: Any) -> Payload:
+def _verify(announced: Block, data: bytes, checksum: Any) -> Payload:
     if checksum.hexdigest() != announced.sha256:
-        raise RemoteProtocolError(f"a block of {printable(announced.kind)} was changed on its way here")
-    # Before anybody makes objects of them. What a small block can hold is harmless, and counting takes time.
+        raise RemoteProtocolError(
+            f"a block of {printable(announced.kind)} was corrupted in transit: its checksum differs"
+        )
+    # Before they are decoded to objects. Small blocks are harmless, and counting takes time.
     if len(data) > COUNTED_BYTES and data.count(b"\n") > announced.lines:
-        raise RemoteProtocolError(f"a block of {printable(announced.kind)} has more lines than it says")
+        raise RemoteProtocolError(f"a block of {printable(announced.kind)} has more lines than announced")
     return Payload(announced.kind, announced.lines, data)

@@ -1,4 +1,4 @@
-"""All commands as one release writes them: lines to commands and back, directions checked."""
+"""Codecs: parse and format all commands as one release writes them, and check who may send them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -14,10 +14,10 @@ from synrepl.wire.rdata_runs import RunReader
 __all__ = ["MAX_LENGTH", "MAX_MESSAGE", "Codec", "codec_of"]
 
 MAX_LENGTH = 16_384
-"""Bytes in a line, its end not counted; peers of every release refuse longer ones."""
+"""Bytes in a line without its end. Peers of every release reject longer ones."""
 
 MAX_MESSAGE: Final = 64 * 1024 * 1024
-"""Bytes in a message on a broker. Its peers have no bound; this one is below that of Redis (512 MB)."""
+"""Bytes in a message on a broker. Other members have no bound; Redis has 512 MB."""
 
 _KNOWN_POINTS = (LEGACY, MIDDLE, CURRENT, NEWEST, NATIVE)
 
@@ -35,15 +35,15 @@ COMMANDS: Mapping[str, type[Command]] = _table(declared_commands())
 
 @lru_cache(maxsize=64)
 def codec_of(dialect: Dialect, *, ours: Side, theirs: Side) -> "Codec":
-    """The codec of all connections that speak so; it holds nothing of any of them."""
+    """Return the codec that all connections of this dialect and direction share. It has no state."""
     return Codec(dialect, ours=ours, theirs=theirs)
 
 
 class Codec:
-    """Reads what the peer's side may send, and writes what ours may, as one release does it.
+    """Parses commands that the peer's side may send, and formats those that our side may send.
 
-    Lenient in one thing: a command that the release does not have, but another has, is read as that one
-    wrote it (a bare REPLICATE is all we know of a peer's release). Nothing of that kind is ever written.
+    It is lenient in one way: a command that only another release has is parsed as that release wrote it, as
+    a bare REPLICATE may be the only hint at a peer's release. Such commands are never formatted.
     """
 
     def __init__(self, dialect: Dialect, *, ours: Side, theirs: Side) -> None:
@@ -72,23 +72,26 @@ class Codec:
         return nearest(self.dialect, [point for point in _KNOWN_POINTS if exists(command, point.release)])
 
     def parse(self, line: bytes) -> Command:
-        """The command in this line. Raises RemoteProtocolError with words for the peer."""
+        """Parse a line. Raises RemoteProtocolError with a message for the peer."""
         name, space, arguments = line.partition(b" ")
         parse = self.parsers.get(name)
         if parse is None:
             if name in self._other_side:
-                raise RemoteProtocolError(f"invalid command: {name.decode()} is not for this side to send")
+                raise RemoteProtocolError(f"invalid command: this side must not send {name.decode()}")
             raise RemoteProtocolError(f"invalid command: {show(name)}")
         return parse(arguments) if space else self.bare_parsers[name]()
 
     def format(self, command: Command) -> bytes:
-        """The line, without its end. Raises LocalProtocolError if it is not ours to send, or too long."""
+        """Format a command as a line without its end.
+
+        Raises LocalProtocolError if this side must not send the command, or the line is too long.
+        """
         form = self._forms.get(type(command))
         if form is None:
             raise LocalProtocolError(f"{command.NAME} cannot be sent in {self.dialect} by this side")
         line = form.format(command)
         if len(line) > self.max_length:
             raise LocalProtocolError(
-                f"{command.NAME} is {len(line)} bytes long; a line holds {self.max_length}"
+                f"{command.NAME} is {len(line)} bytes long; a line has at most {self.max_length}"
             )
         return line

@@ -1,6 +1,6 @@
-"""Every command of the wire's history, each declared once.
+"""All commands in the history of the wire, each declared once.
 
-Spans are the releases of Synapse (found in its source, from the tags v0.21.0 to v1.163.2).
+Spans are releases of Synapse, found in its source (tags v0.21.0 to v1.163.2).
 """
 
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ ANYONE = BOTH | BROKER
 
 @command("SERVER", sent_by=SERVER)
 class Server(Command, frozen=True):
-    """Who the server is; the client closes if it wanted another."""
+    """The server's name. The client closes the connection if it expects another one."""
 
     server_name: str = word()
 
@@ -62,10 +62,10 @@ class Server(Command, frozen=True):
 
 @command("RDATA", sent_by=SERVER | BROKER)
 class Rdata(Command, frozen=True):
-    """A row of a stream. Rows that share a token travel as a batch.
+    """A row of a stream. Rows that share a token are sent as a batch.
 
-    `token` is None (``batch`` on the wire) for every row of a batch but the last. `row` is JSON text;
-    the stream's row type reads it.
+    `token` is None (``batch`` on the wire) for every row of a batch but the last. `row` is JSON text that
+    the stream's row type decodes.
     """
 
     stream: str = word()
@@ -81,9 +81,9 @@ class Rdata(Command, frozen=True):
 
 @command("POSITION", sent_by=SERVER | BROKER)
 class Position(Command, frozen=True):
-    """Everything this writer has up to `token` is out, and nothing lies between `prev_token` and `token`.
+    """The writer has sent all its rows up to `token`, and has none between `prev_token` and `token`.
 
-    `prev_token` is None where the release does not send it (before 1.22).
+    `prev_token` is None if the release does not send it (before 1.22).
     """
 
     stream: str = word()
@@ -100,7 +100,7 @@ class Position(Command, frozen=True):
 
 @command("ERROR", sent_by=BOTH)
 class Error(Command, frozen=True):
-    """Something is wrong, in words. Whoever sends it closes the connection."""
+    """An error message. The sender then closes the connection."""
 
     text: str = rest(may_be_empty=True)
 
@@ -109,7 +109,7 @@ class Error(Command, frozen=True):
 
 @command("PING", sent_by=BOTH)
 class Ping(Command, frozen=True):
-    """I am here. Who has ever sent one is timed out when silent. The text is free; peers put a time in ms."""
+    """A keepalive. A peer that has ever sent one times out when silent. The text is usually a time in ms."""
 
     text: str | None = rest(optional=True)
 
@@ -118,7 +118,7 @@ class Ping(Command, frozen=True):
 
 @command("NAME", sent_by=CLIENT)
 class Name(Command, frozen=True):
-    """What to call this client in logs."""
+    """The client's name, for logs."""
 
     name: str = rest()
 
@@ -127,10 +127,10 @@ class Name(Command, frozen=True):
 
 @command("REPLICATE", sent_by=CLIENT | BROKER)
 class Replicate(Command, frozen=True):
-    """Legacy: send me this stream from here on (None: from now). Current: tell me where every stream stands.
+    """A request to follow. Legacy: one stream, from `token` on (None: from now). Current: all streams.
 
-    The stream ``ALL`` means every stream the server has. From 1.13 on whatever follows the name is ignored;
-    real clients send a space and nothing.
+    A current server answers with a POSITION of every stream. The legacy stream ``ALL`` means all streams of
+    the server. From 1.13 on the text after the name is ignored; real clients send only a space.
     """
 
     stream: str | None = word(until="1.13", default=None)
@@ -144,7 +144,7 @@ class Replicate(Command, frozen=True):
 class UserSync(Command, frozen=True):
     """A user started or stopped syncing on a worker.
 
-    `instance_id` names one life of that worker (before 1.13: the connection does).
+    `instance_id` identifies one run of that worker (before 1.13, the connection does).
     """
 
     instance_id: str = word(since="1.13", default="")
@@ -162,7 +162,7 @@ class UserSync(Command, frozen=True):
 
 @command("CLEAR_USER_SYNC", sent_by=CLIENT | BROKER, since="1.13")
 class ClearUserSync(Command, frozen=True):
-    """This worker stops: nobody syncs on it any more."""
+    """A worker stops: no user syncs on it any more."""
 
     instance_id: str = word()
 
@@ -171,7 +171,7 @@ class ClearUserSync(Command, frozen=True):
 
 @command("FEDERATION_ACK", sent_by=CLIENT | BROKER)
 class FederationAck(Command, frozen=True):
-    """This federation sender has the federation stream up to `token`."""
+    """A federation sender has received the federation stream up to `token`."""
 
     instance: str = word(since="1.18", default="")
     token: int = integer()
@@ -181,10 +181,10 @@ class FederationAck(Command, frozen=True):
 
 @command("REMOVE_PUSHER", sent_by=CLIENT, until="1.29")
 class RemovePusher(Command, frozen=True):
-    """A push gateway refused this push key: drop the pusher.
+    """A push gateway rejected this push key: drop the pusher.
 
-    Push keys hold spaces, and the wire does not quote them: what stands between the first and the last word
-    is the key (peers split at every space and get those wrong).
+    Push keys may contain spaces, which the wire does not quote: the key is all text between the first and
+    the last word. Peers split at every space and get such keys wrong.
     """
 
     app_id: str = word()
@@ -196,7 +196,7 @@ class RemovePusher(Command, frozen=True):
 
 @command("INVALIDATE_CACHE", sent_by=CLIENT, until="1.14")
 class InvalidateCache(Command, frozen=True):
-    """Make every process drop this entry of a cache."""
+    """A cache entry that every process must drop."""
 
     cache: str = word()
     keys: Any = json_value()
@@ -206,7 +206,7 @@ class InvalidateCache(Command, frozen=True):
 
 @command("SYNC", sent_by=BOTH, until="1.13")
 class Sync(Command, frozen=True):
-    """Used by tests to know that what was sent before has arrived."""
+    """A marker for tests: when it arrives, everything sent before it has arrived."""
 
     text: str = rest(may_be_empty=True)
 
@@ -215,7 +215,7 @@ class Sync(Command, frozen=True):
 
 @command("REMOTE_SERVER_UP", sent_by=ANYONE, since="1.9")
 class RemoteServerUp(Command, frozen=True):
-    """Another homeserver may be back: try it again. A server passes it on to its other clients."""
+    """Another homeserver may be reachable again: retry it. A server forwards this to its other clients."""
 
     server: str = word()
 
@@ -224,9 +224,9 @@ class RemoteServerUp(Command, frozen=True):
 
 @command("USER_IP", sent_by=CLIENT | BROKER, since="0.23", channel="USER_IP")
 class UserIp(Command, frozen=True):
-    """A user was seen: ``[access token, ip, user agent, device, last seen in ms]``.
+    """A user was active: ``[access token, ip, user agent, device, last seen in ms]``.
 
-    0.22 wrote single words, in a form no other release has; it is not spoken here.
+    0.22 wrote single words, in a form that no other release has; it is not supported.
     """
 
     user_id: str = word()
@@ -238,13 +238,13 @@ class UserIp(Command, frozen=True):
     }
 
     def __repr__(self) -> str:
-        # The access token is a secret: it must not reach a log.
+        # The access token is a secret and must not reach a log.
         return f"UserIp(user_id={self.user_id!r}, seen=...)"
 
 
 @command("LOCK_RELEASED", sent_by=ANYONE, since="1.90")
 class LockReleased(Command, frozen=True):
-    """A lock was given back: ``[instance, lock name, key]``."""
+    """A lock was released: ``[instance, lock name, key]``."""
 
     lock: Any = json_array(3)
 
@@ -253,7 +253,7 @@ class LockReleased(Command, frozen=True):
 
 @command("NEW_ACTIVE_TASK", sent_by=BROKER, since="1.92")
 class NewActiveTask(Command, frozen=True):
-    """A background task became active. Travels by Redis only."""
+    """A background task became active. Redis only."""
 
     task_id: str = word()
 
@@ -262,7 +262,7 @@ class NewActiveTask(Command, frozen=True):
 
 @command("CANCEL_TASK", sent_by=BROKER, since="1.146")
 class CancelTask(Command, frozen=True):
-    """A background task was called off. Travels by Redis only."""
+    """A background task was cancelled. Redis only."""
 
     task_id: str = word()
 
@@ -270,7 +270,7 @@ class CancelTask(Command, frozen=True):
 
 
 def declared_commands() -> Iterator[type[Command]]:
-    """All commands: those declared in this module, in its order, then those of daemons among themselves."""
+    """All commands: those of this module in their order, then those between synrepl daemons."""
     for value in globals().values():
         if isinstance(value, type) and issubclass(value, Command) and value is not Command:
             yield value

@@ -1,8 +1,8 @@
-"""Where a connection stands on the line of Synapse releases.
+"""Dialects: the Synapse release that a connection speaks.
 
-There is no negotiation on this wire, so a dialect is simply a release: commands, their fields, streams
-and the fields of their rows each have a span of releases (`Span`) in which they exist, and a connection
-is compared with those spans. No other code asks which dialect it is talking.
+The wire has no negotiation, so a dialect is a release. Commands, their fields, streams and the fields of
+their rows each have a span of releases (`Span`) in which they exist. Codecs compare the dialect with these
+spans; no other code depends on it.
 """
 
 import re
@@ -57,7 +57,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 def span(since: str = "", until: str = "") -> Span:
-    """A span from release numbers as people write them: ``span(since="1.13", until="1.22")``."""
+    """Return the span between two release numbers: ``span(since="1.13", until="1.22")``."""
     return Span(since=_release(since) if since else (0, 0, 0), until=_release(until) if until else None)
 
 
@@ -69,9 +69,15 @@ def _text(release: Release) -> str:
 
 
 class Dialect(msgspec.Struct, frozen=True, order=True):
-    """How a connection speaks: as this release of Synapse does.
+    """The release of Synapse that a connection speaks. Ordered by release; `name` is for display.
 
-    Ordered by release. `name` is for people.
+    `LEGACY` (1.0), `MIDDLE` (1.21), `CURRENT` (1.66) and `NATIVE` (between synrepl daemons) are constants;
+    `parse` makes the dialect of any other release.
+
+    >>> Dialect.parse("1.83") > CURRENT
+    True
+    >>> print(Dialect.parse("legacy"), Dialect.parse("1.83"))
+    legacy 1.83
     """
 
     release: Release
@@ -79,16 +85,16 @@ class Dialect(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, text: str) -> "Dialect":
-        """A dialect by name (``legacy``, ``middle``, ``current``, ``native``) or release (``1.83``).
+        """Parse a name (``legacy``, ``middle``, ``current``, ``native``) or a release (``1.83``).
 
-        Raises `ConfigError` for anything else, and for releases before 0.21, which had no such wire.
+        Raises `ConfigError` for anything else, and for releases before 0.21, which had no TCP replication.
         """
         for known in (LEGACY, MIDDLE, CURRENT, NATIVE):
             if text == known.name:
                 return known
         if not re.fullmatch(r"\d{1,3}\.\d{1,4}(\.\d{1,4})?", text, re.ASCII):
             raise ConfigError(
-                f"{text!r} is not a dialect: say legacy, middle, current, native or a release such as 1.83"
+                f"{text!r} is not a dialect: use legacy, middle, current, native or a release such as 1.83"
             )
         release = _release(text)
         if release < (0, 21, 0):
@@ -107,5 +113,5 @@ NATIVE = Dialect(release=(999, 0, 0), name="native")
 
 
 def nearest(dialect: Dialect, points: Sequence[Dialect]) -> Dialect:
-    """The first of these (in order of release) after `dialect`, or the last of them if none is."""
+    """Return the first of these sorted points after `dialect`, or the last point if none follows."""
     return next((point for point in points if point > dialect), points[-1])

@@ -1,8 +1,8 @@
-"""How a command is declared, and the codec that follows from the declaration.
+"""Command declarations, and the codecs derived from them.
 
-A command is a class with fields, in the order of the wire. Each field has a kind (how it is written) and
-a span of releases; a field that a release does not have takes its default when read and is left off when
-written. `CommandForm` is one command as one release writes it.
+A command is a class with fields, in the order of the wire. Each field has a kind (how it is written) and a
+span of releases. A field that a release lacks takes its default when parsed and is omitted when formatted.
+`CommandForm` is one command as one release writes it.
 """
 
 import enum
@@ -54,7 +54,7 @@ _REQUIRED: Final = object()
 
 
 class Side(enum.Flag):
-    """Who sends. `BROKER` is a process on a shared channel, where there are no sides."""
+    """The sender's side. `BROKER` is a member of a shared channel, which has no sides."""
 
     SERVER = enum.auto()
     CLIENT = enum.auto()
@@ -68,7 +68,7 @@ BOTH: Final = Side.SERVER | Side.CLIENT
 
 
 class FieldSpec(msgspec.Struct, frozen=True):
-    """One field of a command: its kind, the releases that have it, and what stands in where it is not."""
+    """One field of a command: its kind, the releases that have it, and the default for other releases."""
 
     kind: Any
     span: Span
@@ -81,12 +81,12 @@ def _field(kind: FieldKind, since: str, until: str, default: Any) -> Any:
 
 
 def word(*, since: str = "", until: str = "", default: Any = _REQUIRED, none: str | None = None) -> Any:
-    """Text without spaces; the word `none`, if given, stands for None."""
+    """Text without spaces. The word `none`, if given, is None."""
     return _field(Word() if none is None else WordOr(none), since, until, default)
 
 
 def integer(*, since: str = "", until: str = "", default: Any = _REQUIRED, least: int = MIN_INTEGER) -> Any:
-    """A 64-bit integer, not below `least`."""
+    """A 64-bit integer of at least `least`."""
     return _field(Integer(least=least), since, until, default)
 
 
@@ -113,30 +113,30 @@ def rest(
 ) -> Any:
     """Free text to the end of the line.
 
-    With `optional` a missing argument is None, which differs from an empty one by a space. `ignored` text
-    means nothing to anybody, so it cannot tell which release a peer speaks.
+    If `optional`, a missing argument is None; an empty one, after a space, is not. `ignored` text has no
+    meaning, so it cannot show which release a peer speaks.
     """
     kind = Rest(optional=optional, may_be_empty=may_be_empty or optional, ignored=ignored)
     return _field(kind, since, until, default)
 
 
 def middle_text(*, since: str = "", until: str = "", default: Any = _REQUIRED) -> Any:
-    """Text that may hold spaces although single words follow it."""
+    """Text that may contain spaces, followed by single words."""
     return _field(MiddleText(), since, until, default)
 
 
 def json_rest(*, since: str = "", until: str = "", default: Any = _REQUIRED) -> Any:
-    """JSON to the end of the line as bytes, not read yet."""
+    """JSON to the end of the line, as undecoded bytes."""
     return _field(RawJson(), since, until, default)
 
 
 def json_value(*, since: str = "", until: str = "", default: Any = _REQUIRED) -> Any:
-    """JSON to the end of the line."""
+    """JSON to the end of the line, decoded."""
     return _field(JsonValue(), since, until, default)
 
 
 def json_array(length: int, *, since: str = "", until: str = "", default: Any = _REQUIRED) -> Any:
-    """A JSON array of exactly so many items to the end of the line."""
+    """A JSON array of exactly `length` items, to the end of the line."""
     return _field(JsonArray(length), since, until, default)
 
 
@@ -144,7 +144,7 @@ def json_array(length: int, *, since: str = "", until: str = "", default: Any = 
 
 
 class Command(msgspec.Struct, frozen=True):
-    """A line of the wire. Subclasses are made by `command`."""
+    """A line of the wire. `command` makes the subclasses."""
 
     NAME: ClassVar[str]
     SENT_BY: ClassVar[Side]
@@ -165,12 +165,11 @@ T = typing.TypeVar("T")
 def command(
     name: str, *, sent_by: Side, since: str = "", until: str = "", channel: str = ""
 ) -> Callable[[type[T]], type[T]]:
-    """Declare a command: its name, who may send it, and the releases that have it.
+    """Declare a command: its name, its senders, and the releases that have it.
 
-    On a broker it has a `channel` of its own, named after that of all others with ``/`` and this behind it.
-
-    Fields are class attributes made by `word`, `integer` and their like, in the order of the wire.
-    `EXAMPLES` maps dialects to lines; each must parse and format back to itself.
+    Fields are class attributes made by `word`, `integer` and similar functions, in the order of the wire.
+    `EXAMPLES` maps dialects to lines; each line must parse and format back to itself. With `channel`, a
+    broker carries the command on a channel of its own: the main channel's name, ``/`` and `channel`.
     """
 
     def make(declared: type[T]) -> type[T]:
@@ -179,7 +178,7 @@ def command(
             msgspec.structs.replace(field.default, name=field.name)
             for field in msgspec.structs.fields(typing.cast("type[msgspec.Struct]", declared))
         )
-        # Required fields first, so that a Struct can be made by position: that is what the hot path does.
+        # Required fields first, as the hot path makes Structs by position.
         members: list[Any] = [(f.name, types[f.name]) for f in fields if f.default is _REQUIRED]
         members += [(f.name, types[f.name], f.default) for f in fields if f.default is not _REQUIRED]
         kept = ("__doc__", "__repr__", "EXAMPLES")
@@ -205,7 +204,7 @@ def command(
 
 
 class CommandForm:
-    """One command as one release writes it: parses and formats what follows its name."""
+    """One command as one release writes it: parses and formats the arguments after its name."""
 
     def __init__(self, made: type[Command], dialect: Dialect) -> None:
         self.command = made
@@ -219,16 +218,16 @@ class CommandForm:
         self.parse: Callable[[bytes], Command] = self._unrolled() or self._parse
 
     def grammar(self) -> str:
-        """The line as documentation shows it."""
+        """The line as the documentation shows it."""
         return " ".join([self.command.NAME, *(f.kind.grammar.format(name=f.name) for f in self.fields)])
 
     def _struct_order(self) -> list[int | None]:
-        """For each member of the Struct the place of its field in this form; None takes the default."""
-        places = {field.name: position for position, field in enumerate(self.fields)}
-        return [places.get(name) for name in self.command.__struct_fields__]
+        """The position of each Struct member's field in this form; None takes the default."""
+        positions = {field.name: position for position, field in enumerate(self.fields)}
+        return [positions.get(name) for name in self.command.__struct_fields__]
 
     def _unrolled(self) -> Callable[[bytes], Command] | None:
-        """A parser without loops for the two shapes that every row comes in (RDATA)."""
+        """Return a parser without loops for the two forms of RDATA, which carries every row."""
         present = [position for position in self._order if position is not None]
         if self._spread is not None or self._order[: len(present)] != present or not present:
             return None
@@ -263,7 +262,7 @@ class CommandForm:
         return parse4
 
     def _parse(self, arguments: bytes) -> Command:
-        """Any form, and the words for what is wrong. Raises RemoteProtocolError."""
+        """Parse any form. Raises RemoteProtocolError with a message for the peer."""
         parts = self._split(arguments)
         values = []
         for field, part in zip(self.fields, parts, strict=True):
@@ -282,12 +281,12 @@ class CommandForm:
         count = len(self.fields)
         if count == 0:
             if arguments:
-                raise RemoteProtocolError(f"cannot parse {self.command.NAME}: it takes no argument")
+                raise RemoteProtocolError(f"cannot parse {self.command.NAME}: it takes no arguments")
             return []
         if self._spread is not None:
-            behind = count - self._spread - 1
+            following = count - self._spread - 1
             parts = arguments.split(b" ", self._spread)
-            parts[-1:] = parts[-1].rsplit(b" ", behind)
+            parts[-1:] = parts[-1].rsplit(b" ", following)
         elif self.fields[-1].kind.takes_rest:
             parts = arguments.split(b" ", count - 1)
         else:
@@ -299,7 +298,7 @@ class CommandForm:
         return parts
 
     def parse_bare(self) -> Command:
-        """The command with nothing after its name, not even a space. Raises RemoteProtocolError."""
+        """Parse a command that is only its name, without a space. Raises RemoteProtocolError."""
         if not self.fields:
             return self.command()
         if len(self.fields) == 1 and isinstance(kind := self.fields[0].kind, Rest) and kind.optional:
@@ -307,7 +306,7 @@ class CommandForm:
         raise RemoteProtocolError(f"cannot parse {self.command.NAME}: expected {self.grammar()}, got nothing")
 
     def format(self, value: Command) -> bytes:
-        """The line, without its end. Raises LocalProtocolError if the value cannot be written."""
+        """Format the line without its end. Raises LocalProtocolError if a value does not fit its field."""
         parts = [self._name]
         try:
             for field in self.fields:
@@ -316,10 +315,10 @@ class CommandForm:
                     continue
                 parts.append(field.kind.format(member, self._dialect))
         except (ValueError, TypeError) as error:
-            raise LocalProtocolError(f"cannot write {self.command.NAME}: {field.name} {error}") from error
+            raise LocalProtocolError(f"cannot format {self.command.NAME}: {field.name} {error}") from error
         return b" ".join(parts)
 
 
 def exists(made: type[Command], release: Release) -> bool:
-    """Whether this release has this command."""
+    """Whether a release has a command."""
     return release in made.SPAN

@@ -1,4 +1,4 @@
-"""JSON as the peers write it, to the byte."""
+"""JSON text, byte for byte as peers write it."""
 
 import json
 from typing import Any, Final
@@ -16,20 +16,20 @@ _loads = msgspec.json.Decoder().decode
 
 
 def is_spaced(dialect: Dialect) -> bool:
-    """Whether this release puts a space after ``,`` and ``:`` (1.19.0 stopped; facts: wire history)."""
+    """Whether this release puts a space after ``,`` and ``:`` (1.19.0 stopped)."""
     return dialect.release in _SPACED
 
 
 def dumps(value: object, *, spaced: bool = False) -> bytes:
-    """JSON text, ASCII-escaped, as Python's json module writes it; not spaced is our canonical form.
+    """Encode a value as ASCII-escaped JSON, as Python's json module does; without spaces it is canonical.
 
-    Raises ValueError for NaN, infinities and what JSON cannot hold.
+    Raises ValueError or TypeError for NaN, infinities and types that JSON lacks.
     """
     return (_spaced if spaced else _compact).encode(value).encode("ascii")
 
 
 def loads(text: bytes) -> Any:
-    """The value of a JSON text. Raises ValueError, for nesting too deep as well."""
+    """Decode JSON text. Raises ValueError, also if it is nested too deeply."""
     try:
         return _loads(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

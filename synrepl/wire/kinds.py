@@ -1,4 +1,4 @@
-"""How one field of a command is written."""
+"""Field kinds: how a field of a command is parsed and formatted."""
 
 import typing
 from typing import Any, Final
@@ -28,29 +28,29 @@ MIN_INTEGER: Final = -(2**63)
 
 
 def show(data: bytes | str) -> str:
-    """Somebody's bytes, safe and short enough to stand in a message or on the wire."""
+    """Return received bytes as text that is safe and short enough for a message or the wire."""
     text = data.decode("utf-8", "backslashreplace") if isinstance(data, bytes) else data
     text = ascii(text[:80])
     return text if len(data) <= 80 else f"{text}..."
 
 
 class FieldKind:
-    """How one field is written. `takes_rest`: it may hold spaces, so it ends the line."""
+    """The format of a field. `takes_rest`: it may contain spaces, so it must be the last one."""
 
     takes_rest = False
     grammar = "<{name}>"
 
     def parse(self, data: bytes) -> Any:
-        """The value; raises ValueError with words that fit after the field's name."""
+        """Parse the value. Raises ValueError with a message that continues the field's name."""
         raise NotImplementedError
 
     def format(self, value: Any, dialect: Dialect) -> bytes:
-        """The bytes; raises ValueError likewise."""
+        """Format the value. Raises ValueError likewise."""
         raise NotImplementedError
 
 
 class _Names(dict[bytes, str]):
-    """Stream and writer names come again and again: decode each once. Bounded, as peers choose them."""
+    """A cache of decoded names of streams and writers, which repeat. Bounded, as peers choose them."""
 
     def __missing__(self, data: bytes) -> str:
         if not data:
@@ -63,7 +63,7 @@ class _Names(dict[bytes, str]):
 
 class Word(FieldKind):
     def __init__(self) -> None:
-        # A bound C method: every row's stream and writer pass here.
+        # A bound C method, as it parses the stream and writer of every row.
         self.parse = _Names().__getitem__  # type: ignore[method-assign, assignment]
 
     def format(self, value: Any, dialect: Dialect) -> bytes:
@@ -93,7 +93,7 @@ class Integer(FieldKind):
 
 
 class TokenOr(Integer):
-    """An integer, or a word that stands for None."""
+    """An integer, or a word for None."""
 
     def __init__(self, absent: str, *, any_case: bool) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class TokenOr(Integer):
 
 
 class WordOr(Word):
-    """A word, or another that stands for None."""
+    """A word, or a special word for None."""
 
     def __init__(self, absent: str) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class WordOr(Word):
 
 
 class Either(FieldKind):
-    """One of two words: True and False."""
+    """One of two words, for True and False."""
 
     def __init__(self, yes: str, no: str) -> None:
         self._words = {yes.encode(): True, no.encode(): False}
@@ -153,7 +153,7 @@ class Either(FieldKind):
 
 
 class Rest(FieldKind):
-    """Free text to the end of the line. `optional`: the space before it may be missing, which is None."""
+    """Free text to the end of the line. If `optional`, it is None if even the space before it is missing."""
 
     takes_rest = True
     grammar = "<{name}...>"
@@ -172,12 +172,12 @@ class Rest(FieldKind):
 
     def format(self, value: Any, dialect: Dialect) -> bytes:
         if "\n" in value:
-            raise ValueError("must not hold a line break")
+            raise ValueError("must not contain a line break")
         return typing.cast("str", value).encode("utf-8")
 
 
 class MiddleText(Rest):
-    """Text that may hold spaces although single words follow it: read from both ends."""
+    """Text that may contain spaces, followed by single words: parsed from both ends."""
 
     takes_rest = False
     grammar = "<{name}>"
@@ -187,7 +187,7 @@ class MiddleText(Rest):
 
 
 class RawJson(FieldKind):
-    """JSON to the end of the line, handed on unread: the stream's row decoder reads it, once."""
+    """JSON to the end of the line, left undecoded: the stream's row decoder reads it, once."""
 
     takes_rest = True
     grammar = "<{name}: JSON>"
@@ -199,12 +199,12 @@ class RawJson(FieldKind):
 
     def format(self, value: Any, dialect: Dialect) -> bytes:
         if b"\n" in value:
-            raise ValueError("must not hold a line break")
+            raise ValueError("must not contain a line break")
         return typing.cast("bytes", value)
 
 
 class JsonValue(FieldKind):
-    """JSON to the end of the line, read here."""
+    """JSON to the end of the line, decoded."""
 
     takes_rest = True
     grammar = "<{name}: JSON>"
@@ -220,7 +220,7 @@ class JsonValue(FieldKind):
 
 
 class JsonArray(JsonValue):
-    """A JSON array of a known length to the end of the line."""
+    """A JSON array of a fixed length, to the end of the line."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -229,6 +229,6 @@ class JsonArray(JsonValue):
     def parse(self, data: bytes) -> Any:
         value = super().parse(data)
         if not isinstance(value, list) or len(value) != self._length:
-            # What came is not shown: USER_IP holds an access token.
+            # The value is not shown: USER_IP contains an access token.
             raise ValueError(f"must be a JSON array of {self._length}")
         return value

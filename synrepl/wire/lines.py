@@ -1,4 +1,4 @@
-"""Bytes to lines."""
+"""Line buffer: splits received bytes into lines."""
 
 from synrepl.wire.codec import MAX_LENGTH
 
@@ -6,20 +6,22 @@ __all__ = ["LineBuffer"]
 
 
 class LineBuffer:
-    """Cuts what arrives into lines at every LF, however it was parted on the way.
+    """Splits received bytes into lines at every LF, at any chunk boundaries.
 
-    Holds at most one unfinished line, and that no longer than `MAX_LENGTH`.
+    Buffers at most one unfinished line of at most `MAX_LENGTH` bytes.
     """
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> tuple[list[bytes], bool]:
-        """The lines that are now whole, and whether an over-long one follows (then nothing after it
-        counts)."""
+        """Return the lines that are now complete, and whether a line that is too long follows.
+
+        After such a line the rest of the input is dropped.
+        """
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
-        # A chunk is tens of kilobytes: look for the long line only where there may be one.
+        # Find the long line only if there is one: a chunk has tens of kilobytes.
         if lines and max(map(len, lines)) > MAX_LENGTH:
             first = next(position for position, line in enumerate(lines) if len(line) > MAX_LENGTH)
             self._rest = b""

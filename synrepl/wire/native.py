@@ -1,29 +1,28 @@
-"""What only two daemons of ours say to each other: how a replica makes itself known, joins and subscribes.
+"""Native commands: handshake, snapshot and subscription between two synrepl daemons.
 
-The replica speaks first, and a server that was not spoken to so never says any of this. All of it goes as
-lines, like every other command; what is large goes as a `Block`: a line that says how long it is, and behind
-it exactly so many bytes.
+The replica speaks first; a server sends these commands only after HELLO. All are lines, like every other
+command. Large data follows a `Block` line, which announces its exact length in bytes.
 
 ::
 
-    replica                                  primary
-    HELLO      who I am, a nonce        -->
-                                        <--  CHALLENGE   a nonce, whether a proof is wanted
-    AUTH       a proof                  -->
-                                        <--  WELCOME     a proof, which history, where it stands
-    JOIN       from the beginning or on -->
-                                        <--  JOINING     the place of the snapshot
-                                        <--  BLOCK facts ... BLOCK meta ... BLOCK facts
-                                        <--  JOINED      the place reached
-    SUBSCRIBE  where I stand            -->
-                                        <--  SUBSCRIBED
-                                        <--  BLOCK facts, HEARTBEAT ...
-    ACK        what I hold              -->
-    UP         what a follower says     -->
-                                        <--  TAKEN       what was taken of it
-                                        <--  DOWN        what all processes are told
+    replica                                      primary
+    HELLO      identity, nonce              -->
+                                            <--  CHALLENGE   nonce, whether a proof is required
+    AUTH       proof                        -->
+                                            <--  WELCOME     proof, history, position
+    JOIN       a new snapshot, or resume    -->
+                                            <--  JOINING     position of the snapshot
+                                            <--  BLOCK facts ... BLOCK meta ... BLOCK facts
+                                            <--  JOINED      final position
+    SUBSCRIBE  own position, filter         -->
+                                            <--  SUBSCRIBED
+                                            <--  BLOCK facts, HEARTBEAT ...
+    ACK        durable position             -->
+    UP         a follower's command         -->
+                                            <--  TAKEN       number of the last accepted command
+                                            <--  DOWN        a command for all processes
 
-In place of any answer the primary may say REFUSED, and why; after it the connection ends.
+Instead of any answer the primary may send REFUSED with a reason, and then close the connection.
 """
 
 from typing import Annotated, Any, Final, TypeVar
@@ -83,33 +82,33 @@ __all__ = [
 ]
 
 VERSION: Final = 1
-"""Of this conversation. A peer of a higher one is spoken to in ours."""
+"""Version of this conversation. A peer of a higher version must speak this one."""
 
 CAPABILITIES: Final = ("digests", "ephemeral", "peers", "receipts")
-"""What both ends of version 1 can do; whoever says nothing of it can do just these. A later one says more,
-and is not sent what it does not say."""
+"""Capabilities of version 1, which a peer has if it announces none. A peer never receives messages of
+capabilities that it did not announce."""
 
 COMMANDS: Final = "commands"
-"""The capability to take and to pass on what followers send up (UP, TAKEN, DOWN)."""
+"""The capability to forward commands of followers (UP, TAKEN, DOWN)."""
 
 SPOKEN: Final = (*CAPABILITIES, COMMANDS)
-"""What this end can do. It is always said, as the value that a silent peer is taken to mean cannot change."""
+"""Capabilities of this release. Always announced, as the meaning of no announcement cannot change."""
 
 SINCE: Final = "999.0"
 M = TypeVar("M", bound=msgspec.Struct)
 
 Int64 = Annotated[int, msgspec.Meta(ge=MIN_INTEGER, le=MAX_INTEGER)]
-"""An integer that a database can hold. JSON has no bound of its own."""
+"""An integer that fits a database column. JSON integers are unbounded."""
 
 Natural64 = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)]
-"""An epoch, a serial or a count: the same, and not below 0."""
+"""An epoch, a serial or a count: such an integer of at least 0."""
 
 
-# -- what is said in them ----------------------------------------------------------------------------------
+# -- bodies ------------------------------------------------------------------------------------------------
 
 
 class WirePosition(msgspec.Struct, frozen=True):
-    """A place in a history."""
+    """A position in a history."""
 
     epoch: Natural64
     serial: Natural64
@@ -117,7 +116,7 @@ class WirePosition(msgspec.Struct, frozen=True):
 
 
 class Greeting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """HELLO: a replica says who it is. `address` is where it is itself, `nonce` is random."""
+    """HELLO: the replica's identity. `address` is its own address, `nonce` is random."""
 
     uuid: str
     name: str
@@ -129,7 +128,7 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ChallengeBody(msgspec.Struct, frozen=True, kw_only=True):
-    """CHALLENGE: the primary's nonce, and whether it wants a proof."""
+    """CHALLENGE: the primary's nonce, and whether it requires a proof."""
 
     nonce: str
     proof: bool
@@ -137,15 +136,15 @@ class ChallengeBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """AUTH: that one knows the secret, without saying it."""
+    """AUTH: proof of knowing the secret, without sending it."""
 
     proof: str = ""
 
 
 class WelcomeBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """WELCOME: who the upstream is, which history it has, and where that begins and stands.
+    """WELCOME: the upstream's identity, its history, its position and how far that is trimmed.
 
-    `address` is where it is, `primary` where the primary is, if it is not itself.
+    `address` is the upstream's own address; `primary` is that of the primary, if that is another daemon.
     """
 
     proof: str
@@ -164,7 +163,7 @@ class WelcomeBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """JOIN: a copy is wanted; with `join` that one of before, from `place` on."""
+    """JOIN: a request for a snapshot. With `join`, resume that snapshot after `position`."""
 
     filter: Filter = ALL
     join: str = ""
@@ -173,7 +172,7 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class JoiningBody(msgspec.Struct, frozen=True, kw_only=True):
-    """JOINING: the snapshot is of `place`; the log was trimmed up to `begin`; it goes on after `after`."""
+    """JOINING: the snapshot's `position`, and how far the log is trimmed. It starts after serial `after`."""
 
     join: str
     history: str
@@ -184,17 +183,18 @@ class JoiningBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinedBody(msgspec.Struct, frozen=True):
-    """JOINED: all up to here was sent; adopt it."""
+    """JOINED: the snapshot is complete up to `position` and can be adopted."""
 
     position: WirePosition
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """SUBSCRIBE: where the replica stands, and what it wants from there on.
+    """SUBSCRIBE: the replica's position, and the facts that it wants after it.
 
-    `turn` is where its epoch began, `began_ms` when: where trimming hides digests, that tells two daemons
-    apart that were promoted into one epoch at one place. An epoch that began since facts of `lost_stream`
-    beyond `lost_upto` were lost is another one than an epoch that began with a promotion.
+    `epoch_start` is where its epoch began, and `began_ms` when. They distinguish two daemons that were
+    promoted to the same epoch at the same serial, even if trimming hides the digests. If the
+    epoch began because facts were lost, and not by a promotion, these are the facts of `lost_stream` after
+    token `lost_upto`.
     """
 
     history: str
@@ -208,7 +208,7 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """REFUSED: what cannot be, by a code for programs and in words; whether to try the same again."""
+    """REFUSED: an error code for programs, a message for people, and whether to retry."""
 
     code: str
     message: str
@@ -219,7 +219,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class DigestsBody(msgspec.Struct, frozen=True):
-    """The digests at these serials, as far as they are known; None for the others."""
+    """The digests at these serials; None for those that are unknown."""
 
     digests: dict[str, str | None]
 
@@ -229,7 +229,7 @@ class DigestsBody(msgspec.Struct, frozen=True):
 
 @command("HELLO", sent_by=CLIENT, since=SINCE)
 class Hello(Command, frozen=True):
-    """A replica makes itself known: `uuid`, `name`, `nonce`, `registered`, `address`."""
+    """The replica's identity: `uuid`, `name`, `nonce`, `registered`, `address`."""
 
     body: bytes = json_rest()
 
@@ -238,7 +238,7 @@ class Hello(Command, frozen=True):
 
 @command("CHALLENGE", sent_by=SERVER, since=SINCE)
 class Challenge(Command, frozen=True):
-    """The primary's nonce, and whether it wants a proof of the secret."""
+    """The primary's nonce, and whether it requires a proof of the secret."""
 
     body: bytes = json_rest()
 
@@ -247,7 +247,7 @@ class Challenge(Command, frozen=True):
 
 @command("AUTH", sent_by=CLIENT, since=SINCE)
 class Auth(Command, frozen=True):
-    """HMAC-SHA256 over both nonces, the uuid and the name; the secret itself is never sent."""
+    """An HMAC-SHA256 over both nonces, the uuid and the name. The secret itself is never sent."""
 
     body: bytes = json_rest()
 
@@ -259,7 +259,7 @@ class Auth(Command, frozen=True):
 
 @command("WELCOME", sent_by=SERVER, since=SINCE)
 class Welcome(Command, frozen=True):
-    """Who the primary is, with its own proof; which history it has, and where that stands."""
+    """The primary's identity with its own proof, its history and its position."""
 
     body: bytes = json_rest()
 
@@ -268,7 +268,7 @@ class Welcome(Command, frozen=True):
 
 @command("JOIN", sent_by=CLIENT, since=SINCE)
 class Join(Command, frozen=True):
-    """A copy of everything is wanted, or the rest of one that was cut off."""
+    """A request for a snapshot, or for the rest of an interrupted one."""
 
     body: bytes = json_rest()
 
@@ -277,7 +277,7 @@ class Join(Command, frozen=True):
 
 @command("JOINING", sent_by=SERVER, since=SINCE)
 class Joining(Command, frozen=True):
-    """A snapshot follows, of this place."""
+    """A snapshot of this position follows."""
 
     body: bytes = json_rest()
 
@@ -286,7 +286,7 @@ class Joining(Command, frozen=True):
 
 @command("JOINED", sent_by=SERVER, since=SINCE)
 class Joined(Command, frozen=True):
-    """The copy is whole up to this place."""
+    """The snapshot is complete up to this position."""
 
     body: bytes = json_rest()
 
@@ -295,7 +295,7 @@ class Joined(Command, frozen=True):
 
 @command("SUBSCRIBE", sent_by=CLIENT, since=SINCE)
 class Subscribe(Command, frozen=True):
-    """Where the replica stands, and which streams and writers it wants from there on."""
+    """The replica's position, and the streams and writers that it wants after it."""
 
     body: bytes = json_rest()
 
@@ -304,7 +304,7 @@ class Subscribe(Command, frozen=True):
 
 @command("SUBSCRIBED", sent_by=SERVER, since=SINCE)
 class Subscribed(Command, frozen=True):
-    """It can be served: what it lacks follows, then what comes. Says where the primary stands."""
+    """The subscription is accepted: missing facts follow, then new ones. Has the primary's position."""
 
     body: bytes = json_rest()
 
@@ -313,11 +313,11 @@ class Subscribed(Command, frozen=True):
 
 @command("BLOCK", sent_by=SERVER, since=SINCE)
 class Block(Command, frozen=True):
-    """So many bytes follow, lines of JSON with this checksum (SHA-256).
+    """`size` bytes follow: lines of JSON with this SHA-256 checksum.
 
-    `kind` is ``facts`` (a fact a line, as the changelog has it), ``meta`` (turns, receipts),
-    ``snapshot`` (all that stands beside a snapshot), ``ephemeral`` (facts that nobody keeps) or ``held`` (all
-    that is held of those, and where their writers are).
+    `kind` is ``facts`` (a fact a line, as in the changelog), ``meta`` (epoch starts, receipts), ``snapshot``
+    (the metadata of a snapshot), ``ephemeral`` (new facts of ephemeral streams) or ``held`` (all retained
+    facts of ephemeral streams, and the positions of their writers).
     """
 
     kind: str = word()
@@ -330,9 +330,9 @@ class Block(Command, frozen=True):
 
 @command("HEARTBEAT", sent_by=SERVER, since=SINCE)
 class Heartbeat(Command, frozen=True):
-    """All that is wanted up to this place was sent; `head` is where the primary stands, `at_ms` its clock.
+    """All wanted facts up to this position were sent. `head` is the primary's serial, `at_ms` its clock.
 
-    `check` is the CRC-32 of the rest.
+    `check` is the CRC-32 of the other fields.
     """
 
     epoch: int = integer(least=0)
@@ -347,7 +347,7 @@ class Heartbeat(Command, frozen=True):
 
 @command("ACK", sent_by=CLIENT, since=SINCE)
 class Ack(Command, frozen=True):
-    """The replica holds everything up to here, durably; `at_ms` is that of the last HEARTBEAT it had then."""
+    """The replica has everything up to this position on disk. `at_ms` is that of its last HEARTBEAT."""
 
     epoch: int = integer(least=0)
     serial: int = integer(least=0)
@@ -358,8 +358,10 @@ class Ack(Command, frozen=True):
 
 @command("UP", sent_by=CLIENT, since=SINCE)
 class Up(Command, frozen=True):
-    """A follower of the replica sent this line up. `number` rises by one for each line of this origin, which
-    is one life of the replica; a number that was taken before is dropped.
+    """A command of a follower of the replica.
+
+    `origin` identifies one run of the replica, and `number` rises by one for each of its commands. The
+    primary drops a number that it has already accepted.
     """
 
     origin: str = word()
@@ -369,13 +371,13 @@ class Up(Command, frozen=True):
     EXAMPLES = {NATIVE: "UP replica1-f3a9 17 REMOTE_SERVER_UP example.org"}
 
     def __repr__(self) -> str:
-        # A USER_IP in it has an access token.
+        # The line may be a USER_IP, which has an access token.
         return f"Up(origin={self.origin!r}, number={self.number!r}, line=...)"
 
 
 @command("TAKEN", sent_by=SERVER, since=SINCE)
 class Taken(Command, frozen=True):
-    """All lines of this origin up to `number` were taken; those before `since` are not known here."""
+    """All commands of this origin up to `number` were accepted. Those before `since` are unknown."""
 
     origin: str = word()
     number: int = integer(least=0)
@@ -386,7 +388,7 @@ class Taken(Command, frozen=True):
 
 @command("DOWN", sent_by=SERVER, since=SINCE)
 class Down(Command, frozen=True):
-    """A line for all processes, which the replica passes on to its followers."""
+    """A command for all processes, which the replica forwards to its followers."""
 
     line: str = rest()
 
@@ -395,7 +397,7 @@ class Down(Command, frozen=True):
 
 @command("DIGESTS", sent_by=CLIENT, since=SINCE)
 class Digests(Command, frozen=True):
-    """Which digests are at these serials? Asked to find where two histories part."""
+    """A request for the digests at these serials, to find where two histories diverge."""
 
     body: bytes = json_rest()
 
@@ -404,7 +406,7 @@ class Digests(Command, frozen=True):
 
 @command("DIGESTS_ARE", sent_by=SERVER, since=SINCE)
 class DigestsAre(Command, frozen=True):
-    """The digests at those serials, as far as they are known here."""
+    """The digests at the requested serials, as far as they are known."""
 
     body: bytes = json_rest()
 
@@ -413,7 +415,7 @@ class DigestsAre(Command, frozen=True):
 
 @command("PEERS", sent_by=SERVER, since=SINCE)
 class Peers(Command, frozen=True):
-    """Where the other replicas are: whoever becomes primary tells them."""
+    """The addresses of the other replicas, which a new primary must notify."""
 
     body: bytes = json_rest()
 
@@ -422,7 +424,7 @@ class Peers(Command, frozen=True):
 
 @command("REFUSED", sent_by=SERVER, since=SINCE)
 class Refused(Command, frozen=True):
-    """It cannot be: a code, a text, and whether it may help to try again."""
+    """A request is refused: a code, a message, and whether to retry."""
 
     body: bytes = json_rest()
 
@@ -430,7 +432,7 @@ class Refused(Command, frozen=True):
 
 
 def native_commands() -> list[type[Command]]:
-    """The commands declared here, in the order of the conversation."""
+    """The native commands, in the order of the conversation."""
     return [
         Hello,
         Challenge,
@@ -455,24 +457,24 @@ def native_commands() -> list[type[Command]]:
 
 
 NATIVE_COMMANDS: Final = frozenset(native_commands())
-"""The same, to look one up."""
+"""The native commands as a set."""
 
 
 def heartbeat_check(epoch: int, serial: int, digest: str, head: int, at_ms: int) -> str:
-    """The `check` of a HEARTBEAT: a place changed on the way would make a replica pass over facts."""
+    """Return the `check` of a HEARTBEAT: a corrupted position would make a replica skip facts."""
     return f"{crc32(f'{epoch} {serial} {digest} {head} {at_ms}'.encode()):08x}"
 
 
 def encode_body(message: Any) -> bytes:
-    """The JSON of a message, for a command that holds one."""
+    """Encode a message as the body of a command. Raises LocalProtocolError."""
     try:
         return msgspec.json.encode(message, order="deterministic")
     except (TypeError, ValueError) as error:
-        raise LocalProtocolError(f"cannot write {type(message).__name__}: {error}") from error
+        raise LocalProtocolError(f"cannot encode {type(message).__name__}: {error}") from error
 
 
 def decode_body(shape: type[M], body: bytes) -> M:
-    """The message of a command. Raises RemoteProtocolError, with words for the peer."""
+    """Decode the body of a command. Raises RemoteProtocolError with a message for the peer."""
     try:
         return msgspec.json.decode(body, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

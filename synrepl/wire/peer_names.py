@@ -1,4 +1,4 @@
-"""What a peer may call itself: the one rule for names, uuids and addresses of readers and replicas."""
+"""Validation of names, uuids and addresses that readers and replicas give themselves."""
 
 from typing import Final
 
@@ -13,22 +13,22 @@ _UUID: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01
 
 
 def is_name(name: str) -> bool:
-    """Whether a reader, a replica or a writer may be called so."""
+    """Whether this is a valid name of a reader, a replica or a writer."""
     return 0 < len(name) <= MAX_NAME and name.isprintable() and " " not in name
 
 
 def is_uuid(uuid: str) -> bool:
-    """Whether this can be the uuid of a replica."""
+    """Whether this is a valid uuid of a replica."""
     return 0 < len(uuid) <= MAX_UUID and set(uuid) <= _UUID
 
 
 def is_address(address: str) -> bool:
-    """Whether this can be the address of a daemon; the empty one stands for an unknown address."""
+    """Whether this is a valid address of a daemon. An empty one means that the address is unknown."""
     return len(address) <= MAX_ADDRESS and address.isprintable()
 
 
 def identity_error(uuid: str, name: str, address: str = "") -> str:
-    """Why a peer cannot be known by these, for people; empty if it can. An empty name stands for the uuid."""
+    """Explain why this identity is invalid; empty if it is valid. An empty name means the uuid."""
     if not is_uuid(uuid):
         return f"a uuid is one word of 1 to {MAX_UUID} letters, digits and -_.:"
     if name and not is_name(name):

@@ -1,4 +1,4 @@
-"""Runs of RDATA: what a busy line is made of, read at a fraction of the cost of single commands."""
+"""Runs of RDATA: consecutive lines of one stream and writer, parsed together for speed."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -12,9 +12,9 @@ __all__ = ["RunReader", "RdataRun"]
 
 
 class RdataRun(msgspec.Struct, frozen=True):
-    """RDATA lines of one stream and writer that came one right after the other.
+    """Consecutive RDATA lines of one stream and writer.
 
-    It says the same as its `commands`; `tokens` holds None where a line says ``batch``.
+    Equivalent to its `commands`. A token is None where the line has ``batch``.
     """
 
     stream: str
@@ -23,13 +23,13 @@ class RdataRun(msgspec.Struct, frozen=True):
     rows: list[bytes]
 
     def commands(self) -> Iterator[Rdata]:
-        """The lines one by one."""
+        """The lines as single commands."""
         for token, row in zip(self.tokens, self.rows, strict=True):
             yield Rdata(stream=self.stream, instance=self.instance, token=token, row=row)
 
 
 class RunReader:
-    """Reads runs as one release writes RDATA (`form`). Whatever looks odd is left to the form itself."""
+    """Parses runs as one release writes RDATA (`form`). Unusual lines are left to the form."""
 
     def __init__(self, form: CommandForm) -> None:
         names = [field.name for field in form.fields]
@@ -40,7 +40,7 @@ class RunReader:
         self._read_token = form.fields[-2].kind.parse
 
     def read(self, lines: Sequence[bytes], start: int) -> RdataRun | None:
-        """The run that begins with this line of RDATA; None if there is none worth the name."""
+        """Parse the run that starts at this line; None if fewer than two lines belong together."""
         first = lines[start]
         head = first.split(b" ", self._words + 1)
         if len(head) != self._words + 2 or not all(head):
@@ -70,7 +70,7 @@ class RunReader:
         )
 
     def _tokens(self, words: list[bytes]) -> list[int | None]:
-        """The tokens up to the first that is none."""
+        """Parse the tokens up to the first invalid one."""
         if b"".join(words).isdigit() and all(words) and max(map(len, words)) < 19:
             return list(map(int, words))
         tokens: list[int | None] = []

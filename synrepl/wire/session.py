@@ -1,12 +1,11 @@
-"""One connection's side of the conversation, without input or output.
+"""Sessions: one side of a connection, sans I/O.
 
-A session takes lines and the time, and answers with actions: bytes to send, commands to deliver, close.
-Whoever drives it (TCP, Redis, a test, the simulator) performs them in order. Nothing that a peer sends
-makes a session raise: it answers with one ERROR line and the close.
+A session receives lines and the time, and returns actions: bytes to send, commands to deliver, close. The
+driver (TCP, Redis, a test, the simulator) performs them in order. No input from a peer makes a session raise:
+it returns one ERROR line and the close.
 
-On a shared channel (the side is BROKER) there is no peer to greet, to PING or to close on: a message is a
-line without its end, and one that makes no sense is complained of and passed over, as Synapse's own processes
-do.
+A shared channel (side BROKER) has no peer to greet, to PING or to close on. A message is a line without its
+end. Invalid messages are logged and skipped, as Synapse's own processes do.
 """
 
 import math
@@ -38,12 +37,12 @@ __all__ = [
 ]
 
 AUTO: Final = None
-"""In place of a dialect: take the one that the peer's first decisive command belongs to."""
+"""A dialect to detect: that of the peer's first command that only one dialect can mean."""
 
 MAX_TEXT: Final = 1_000
-"""Characters of an ERROR that are said, or shown."""
+"""Characters of an ERROR that are sent, or shown."""
 
-# Asked in this order; the first that can mean a command has it.
+# Tried in this order; the first that can parse a command wins.
 _GUESSES: Final = (LEGACY, CURRENT, NEWEST, NATIVE)
 
 
@@ -54,21 +53,19 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Deliver(msgspec.Struct, frozen=True):
-    """Hand on these commands, in order. RDATA that came in a run stays together."""
+    """Deliver these commands, in order. RDATA that arrived in a run stays together."""
 
     commands: list[Command | RdataRun]
 
 
 class Close(msgspec.Struct, frozen=True):
-    """Close the connection, after what was sent before. Nothing follows. `ours`: we found fault with the
-    peer."""
+    """Close the connection after all bytes are sent. No action follows."""
 
     why: str
-    ours: bool = True
 
 
 class Warn(msgspec.Struct, frozen=True):
-    """Tell whoever reads logs of this message on a shared channel: nobody can make sense of it."""
+    """Log that a message on a shared channel is invalid."""
 
     why: str
 
@@ -77,12 +74,14 @@ Action = Send | Deliver | Close | Warn
 
 
 class Keepalive(msgspec.Struct, frozen=True):
-    """PING when nothing was sent for `ping_seconds`; a peer that ever sent PING and is then silent for
-    `timeout_seconds` is gone. The defaults are those of every release.
+    """Intervals of keepalive, in seconds. The defaults are those of every release.
 
-    A server closes a connection that has asked for nothing for `handshake_seconds`; a peer that sends PING
-    is timed out instead, and one that asked for something and never sends PING is never timed out. A replica
-    has so long to finish HELLO and AUTH.
+    * `ping_seconds`: send PING after sending nothing for this long
+    * `timeout_seconds`: a peer that has ever sent PING times out after this much silence
+    * `handshake_seconds`: a server closes a connection without a request after this long, unless the peer
+      sends PING. A replica must finish HELLO and AUTH within it.
+
+    A peer that sent a request and never sends PING does not time out.
     """
 
     ping_seconds: float = 5.0
@@ -96,9 +95,9 @@ KEEPALIVE: Final = Keepalive()
 class Session:
     """One side of one connection.
 
-    `side` is ours. `name` is who we are: the server's name on the server's side, the client's on the
-    client's. A client closes on a server that is not `expected_server` (None: takes any).
-    `seconds` tells the time.
+    `side` is the local side. `name` is its own name: the server's on the server's side, the client's on the
+    client's. A client closes the connection if the server's name is not `expected_server` (None: any).
+    `seconds` returns the time.
     """
 
     def __init__(
@@ -112,7 +111,7 @@ class Session:
         keepalive: Keepalive = KEEPALIVE,
     ) -> None:
         if dialect is AUTO and side is not SERVER:
-            raise LocalProtocolError("only a server can find out which dialect its peer speaks")
+            raise LocalProtocolError("only a server can detect its peer's dialect")
         self.side = side
         self.dialect = dialect
         self.peer_name = ""
@@ -128,23 +127,22 @@ class Session:
         self._theirs = side if side is BROKER else BOTH & ~side
         self._codec = codec_of(_GUESSES[0] if dialect is AUTO else dialect, ours=side, theirs=self._theirs)
 
-    # -- what happens --------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------
 
     def connected(self) -> list[Action]:
-        """The greeting; on a shared channel nobody is greeted."""
+        """Greet the peer. A shared channel has no greeting."""
         if self.side is BROKER:
             return []
         hello = Server(server_name=self._name) if self.side is SERVER else Name(name=self._name)
         return [Send(self.lines([hello, self._ping()]))]
 
     def receive(self, lines: Sequence[bytes], *, clean: bool = False) -> list[Action]:
-        """What these lines mean. `clean`: they are known to be ASCII without CR, so that nobody need look
-        again."""
+        """Process received lines. If `clean`, they are known to be ASCII without CR and are not checked."""
         if self.closed or not lines:
             return []
         self._last_received = self._seconds()
         if self.side is BROKER:
-            return self._hear(lines, clean=clean)
+            return self._receive_shared(lines, clean=clean)
         commands: list[Command | RdataRun] = []
         good, why = (len(lines), "") if clean else _good_lines(lines)
         try:
@@ -156,11 +154,11 @@ class Session:
         return [Deliver(commands)] if commands else []
 
     def line_too_long(self) -> list[Action]:
-        """The peer sent more bytes without a line end than a line may hold."""
-        return self.fail(f"Line length exceeded: a line holds {MAX_LENGTH} bytes")
+        """Fail, as the peer sent more bytes without a line end than a line may have."""
+        return self.fail(f"Line length exceeded: a line has at most {MAX_LENGTH} bytes")
 
     def tick(self) -> list[Action]:
-        """Whatever the time demands: call it at `deadline()` or later, as often as you like."""
+        """Do what is due: PING, or time out. Call it at `deadline()` or later, at any frequency."""
         if self.closed or self.side is BROKER:
             return []
         now = self._seconds()
@@ -170,27 +168,27 @@ class Session:
             seconds = self._keepalive.handshake_seconds
             if self._must_authenticate:
                 return self.fail(f"HELLO and AUTH were not finished within {seconds:g} seconds")
-            return self.fail(f"nothing was asked for within {seconds:g} seconds: say REPLICATE to follow")
+            return self.fail(f"no request within {seconds:g} seconds: send REPLICATE to follow")
         if now >= self._pings_at:
             return [Send(self.lines([self._ping()]))]
         return []
 
     def not_listening(self) -> None:
-        """We have stopped reading, so the peer's silence is our own doing."""
+        """Restart the timeout: the driver paused reading, so the peer's silence proves nothing."""
         self._last_received = self._seconds()
 
     def deadline(self) -> float:
-        """When `tick` may next have something to do, in seconds on our clock."""
+        """When `tick` may next have something to do, in seconds of the session's clock."""
         if self.side is BROKER:
             return math.inf
         deadline = min(self._pings_at, self._introduced_by)
         return min(deadline, self._times_out_at) if self._peer_pings else deadline
 
     def authenticated(self) -> None:
-        """The peer is a replica, and HELLO and AUTH are done."""
+        """Note that the peer, a replica, has finished HELLO and AUTH."""
         self._is_introduced = True
 
-    # One sum for `tick` and `deadline`: a rounding error between them would make a driver spin.
+    # `tick` and `deadline` share these sums: a rounding error between them would make a driver spin.
 
     @property
     def _pings_at(self) -> float:
@@ -207,7 +205,7 @@ class Session:
         return self._started + self._keepalive.handshake_seconds
 
     def fail(self, why: str) -> list[Action]:
-        """Tell the peer what is wrong, and close. Once only."""
+        """Send ERROR and close. Does nothing if the session is already closed."""
         if self.closed:
             return []
         text = _one_line(why)
@@ -215,33 +213,33 @@ class Session:
         self.closed = True
         return [Send(data), Close(text)]
 
-    # -- what we say ---------------------------------------------------------------------------------------
+    # -- sending -------------------------------------------------------------------------------------------
 
     def lines(self, commands: Sequence[Command]) -> bytes:
-        """The bytes of these commands. Raises LocalProtocolError if one is not ours to send, or too long."""
+        """Format commands. Raises LocalProtocolError if this side must not send one, or it is too long."""
         self.sent()
         format_line = self._codec.format
         return b"".join([format_line(command) + b"\n" for command in commands])
 
     def sent(self) -> None:
-        """Bytes were sent on this connection just now (for those who write ready-made ones)."""
+        """Restart the PING interval, for a driver that sends bytes that it did not get from here."""
         self._last_sent = self._seconds()
 
     # -- reading -------------------------------------------------------------------------------------------
 
-    def _hear(self, messages: Sequence[bytes], *, clean: bool) -> list[Action]:
-        """Messages of a shared channel: a bad one harms no other."""
+    def _receive_shared(self, messages: Sequence[bytes], *, clean: bool) -> list[Action]:
+        """Process messages of a shared channel. An invalid one does not affect the others."""
         commands: list[Command | RdataRun] = []
         if clean:
             try:
                 self._read(messages, commands)
             except RemoteProtocolError:
-                commands = []  # which one it was, and what the others say, is found out one by one
+                commands = []  # One is invalid: parse them one by one below.
             else:
                 return [Deliver(commands)] if commands else []
         actions: list[Action] = []
         for message in messages:
-            # An end of line can only be white space in JSON here; let through, it could end a line of ours.
+            # A line end can only be white space in JSON. Unreplaced, it could end a line that we send on.
             line = message.replace(b"\n", b" ").replace(b"\r", b" ")
             try:
                 line.decode("utf-8")
@@ -276,23 +274,23 @@ class Session:
             position += 1
 
     def _guess(self, line: bytes) -> Command:
-        """A command from a peer of unknown dialect, which is then known if only one can mean it."""
+        """Parse a command from a peer of unknown dialect. Sets the dialect if the command shows it."""
         meanings: list[tuple[Codec, Command]] = []
-        complaints: list[str] = []
+        errors: list[str] = []
         for guess in _GUESSES:
             codec = codec_of(guess, ours=self.side, theirs=self._theirs)
             try:
                 command = codec.parse(line)
             except RemoteProtocolError as error:
-                if error.why not in complaints:
-                    complaints.append(error.why)
+                if error.why not in errors:
+                    errors.append(error.why)
                 continue
             if type(command) in NATIVE_COMMANDS and not exists(type(command), guess.release):
-                continue  # nobody who does not speak so says it by chance
+                continue  # Only a synrepl daemon sends it, which does not speak this dialect.
             if not self._is_ignored(command):
                 meanings.append((codec, command))
         if not meanings:
-            raise RemoteProtocolError("; or ".join(complaints))
+            raise RemoteProtocolError("; or ".join(errors))
         codec, command = meanings[0]
         if len(meanings) < len(_GUESSES) or any(other != command for _, other in meanings):
             self.dialect = codec.dialect
@@ -302,12 +300,11 @@ class Session:
 
     @staticmethod
     def _is_ignored(command: Command) -> bool:
-        """Whether it holds text that its release ignores, so that it says nothing about the release."""
+        """Whether the command has text that its release ignores, so that it does not show the release."""
         return bool(getattr(command, "ignored", None))
 
     def _note(self, command: Command) -> Command:
-        """Some commands concern the session itself. Gives the command, with text for people made printable.
-        Raises RemoteProtocolError."""
+        """Update the session by a command, and return it with printable text. Raises RemoteProtocolError."""
         if isinstance(command, Ping):
             self._peer_pings = True
         elif isinstance(command, Name):
@@ -330,17 +327,17 @@ class Session:
 
 
 def _is_for_replicas(dialect: Dialect) -> bool:
-    """Whether who speaks this dialect to a server is a replica, and must say HELLO and AUTH."""
+    """Whether a client of this dialect is a replica, which must send HELLO and AUTH."""
     return exists(Hello, dialect.release)
 
 
 def _one_line(text: str) -> str:
-    """`text` as one line that is safe to show: it may quote what a peer said."""
+    """Return `text` as one line that is safe to show, as it may quote a peer."""
     return printable(" ".join(text.split()), limit=MAX_TEXT)
 
 
 def _good_lines(lines: Sequence[bytes]) -> tuple[int, str]:
-    """How many of these lines are text as it should be, and what is wrong with the one after them."""
+    """Count the valid lines at the start, and explain what is wrong with the next one."""
     for position, line in enumerate(lines):
         if line.endswith(b"\r"):
             return position, "a line ends with LF alone, not with CR LF"

@@ -25,7 +25,7 @@ from synrepl.wire.session import (
     Warn,
 )
 
-NOTHING_ASKED = "nothing was asked for within 30 seconds: say REPLICATE to follow"
+NOTHING_ASKED = "no request within 30 seconds: send REPLICATE to follow"
 NOT_AUTHENTICATED = "HELLO and AUTH were not finished within 30 seconds"
 HELLO = b'HELLO {"uuid":"u","name":"n","nonce":"x"}'
 
@@ -338,13 +338,13 @@ BAD_INPUT: list[tuple[str, Side, list[bytes], str]] = [
         "wrong direction, to a server",
         SERVER,
         [b"RDATA a b 1 []"],
-        "invalid command: RDATA is not for this side",
+        "invalid command: this side must not send RDATA",
     ),
     (
         "wrong direction, to a client",
         CLIENT,
         [b"REPLICATE "],
-        "invalid command: REPLICATE is not for this side",
+        "invalid command: this side must not send REPLICATE",
     ),
     ("no argument", SERVER, [b"NAME"], "cannot parse NAME: expected NAME <name...>, got nothing"),
     ("no argument, to a client", CLIENT, [b"SERVER"], "cannot parse SERVER: expected SERVER <server_name>"),
@@ -395,7 +395,7 @@ def test_blank_lines_are_ignored() -> None:
 
 def test_a_line_too_long_is_told_the_limit() -> None:
     """16,384 bytes, on every release."""
-    assert told(server().line_too_long()) == f"Line length exceeded: a line holds {MAX_LENGTH} bytes"
+    assert told(server().line_too_long()) == f"Line length exceeded: a line has at most {MAX_LENGTH} bytes"
 
 
 def test_an_error_of_the_peer_is_handed_on_and_the_connection_kept() -> None:
