@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from scripts.docs import DOCS, PAGES, metrics
+from synrepl.config import settings
 from synrepl.ports.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -120,6 +121,14 @@ def test_the_table_of_contents_has_every_page() -> None:
     ]
 
     assert [] == [page.name for page in pages if page.resolve() not in listed]
+
+
+def test_the_example_configuration_has_every_setting() -> None:
+    """It says so in its first line."""
+    example = (ROOT / "contrib/config.example.yaml").read_text("utf-8")
+    named = set(re.findall(r"^#?([a-z_]+):", example, re.MULTILINE))
+
+    assert {setting.name for setting in settings()} == named
 
 
 def test_files_that_may_compare_dialects_exist() -> None:
