@@ -87,12 +87,12 @@ class RedisSource(Source):
 
     def problems(self) -> list[Problem]:
         """Problems that are not among `not_ready_reasons`."""
-        clash = self.peer.clash
-        return ([(str(clash), self.clock.seconds())] if clash is not None else []) + super().problems()
+        conflict = self.peer.name_conflict
+        return ([(str(conflict), self.clock.seconds())] if conflict is not None else []) + super().problems()
 
     def lag_seconds(self) -> float:
         """Seconds since this source was last caught up. A quiet channel that works counts as caught up."""
-        if self.peer.is_hearing:
+        if self.peer.is_subscribed:
             self.follower.mark_alive()
             if not self.peer.writers:
                 return 0.0  # no other process publishes on the channel

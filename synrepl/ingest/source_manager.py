@@ -125,8 +125,12 @@ class SourceManager:
 
     def refusal(self, stream: str, writer: str) -> str:
         """Why this process must not write a stream under this writer name now; empty if it may."""
-        clash = self.redis.peer.clash if self.redis is not None else None
-        return str(clash) if clash is not None and (clash.stream, clash.writer) == (stream, writer) else ""
+        conflict = self.redis.peer.name_conflict if self.redis is not None else None
+        return (
+            str(conflict)
+            if conflict is not None and (conflict.stream, conflict.writer) == (stream, writer)
+            else ""
+        )
 
     def lag_seconds(self) -> float:
         """Seconds since the source that is furthest behind was last caught up."""

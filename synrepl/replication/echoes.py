@@ -1,4 +1,4 @@
-"""Knowing one's own words when they come back."""
+"""Echoes: recognizes this process's own messages on a shared channel."""
 
 from collections import deque
 from typing import Final
@@ -11,56 +11,57 @@ from synrepl.wire.grammar import BROKER, Command
 __all__ = ["Echoes"]
 
 EXPIRY_SECONDS: Final = 600.0
-"""What has not come back by then was lost with a connection. Redis may have stood still for a while."""
+"""A message that has not come back by then was lost with a connection. Redis may stall for a while."""
 
-MAX_HELD: Final = 100_000
+MAX_RECORDED: Final = 100_000
 
 
 class Echoes:
-    """Remembers what was put on a shared channel, until it is heard there.
+    """Records the messages sent on a shared channel until they come back.
 
-    Equal words of somebody else are not taken for ours: each comes back once.
+    Each sent message matches one received message, so equal messages of other processes are told apart by
+    count.
     """
 
     def __init__(self, clock: IClock) -> None:
         self._clock = clock
         self._codec = codec_of(NEWEST, ours=BROKER, theirs=BROKER)
-        self._held: dict[bytes, deque[float]] = {}
+        self._sent_at: dict[bytes, deque[float]] = {}
         self._order: deque[tuple[float, bytes]] = deque()
 
-    def sent(self, command: Command) -> None:
-        """This was put on the channel."""
-        self.sent_line(self._codec.format(command))
+    def record(self, command: Command) -> None:
+        """Record a command that was sent on the channel."""
+        self.record_line(self._codec.format(command))
 
-    def sent_line(self, line: bytes) -> None:
-        """This line was, which is a command's."""
+    def record_line(self, line: bytes) -> None:
+        """Record a command's line that was sent on the channel."""
         now = self._clock.seconds()
-        while self._order and (self._order[0][0] < now - EXPIRY_SECONDS or len(self._order) >= MAX_HELD):
+        while self._order and (self._order[0][0] < now - EXPIRY_SECONDS or len(self._order) >= MAX_RECORDED):
             at, expired = self._order.popleft()
-            if self._held.get(expired, (None,))[0] == at:
+            if self._sent_at.get(expired, (None,))[0] == at:
                 self._forget(expired)
-        self._held.setdefault(line, deque()).append(now)
+        self._sent_at.setdefault(line, deque()).append(now)
         self._order.append((now, line))
 
-    def take(self, command: Command) -> bool:
-        """Whether this is ours; then it has come back."""
-        if not self._held:
+    def match_and_remove(self, command: Command) -> bool:
+        """Whether this received command is our own; removes it from the record."""
+        if not self._sent_at:
             self._order.clear()
             return False
         line = self._codec.format(command)
-        if line not in self._held:
+        if line not in self._sent_at:
             return False
         self._forget(line)
         return True
 
     def clear(self) -> None:
-        """Nothing of it will be heard."""
-        self._held.clear()
+        """Clear the record: nothing more will come back."""
+        self._sent_at.clear()
         self._order.clear()
 
     def _forget(self, line: bytes) -> None:
-        """The oldest of those that say this."""
-        times = self._held[line]
+        """Remove the oldest record of this line."""
+        times = self._sent_at[line]
         times.popleft()
         if not times:
-            del self._held[line]
+            del self._sent_at[line]

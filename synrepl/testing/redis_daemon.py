@@ -129,7 +129,7 @@ class OnFakeRedis:
             follower=self.follower,
             publisher=daemon.publisher,
             writes=self.writing.own,
-            chance=daemon.chance,
+            rng=daemon.chance,
         )
         self.link = link_to(
             redis, self.peer, instance=daemon.instance, chance=daemon.chance, metrics=daemon.metrics
@@ -151,9 +151,9 @@ class OnFakeRedis:
 
     def refusal(self, stream: str, writer: str) -> str:
         """Why an append would be refused now; empty if it would not."""
-        clash = self.peer.clash
-        if clash is not None and (clash.stream, clash.writer) == (stream, writer):
-            return str(clash)
+        conflict = self.peer.name_conflict
+        if conflict is not None and (conflict.stream, conflict.writer) == (stream, writer):
+            return str(conflict)
         return self.writing.refusal(self.daemon.log, stream, writer)
 
     def _lost(self, stream: str) -> None:

@@ -12,10 +12,10 @@ def test_replicate_waits_for_the_subscription() -> None:
     Here: a process asks only once it can hear, so no POSITION is missed.
     """
     story = Story(up=False)
-    story.peer.speaking()
+    story.peer.publisher_up()
     before = story.told()
 
-    story.peer.hearing()
+    story.peer.subscriber_up()
     asked = story.told()
     story.says("POSITION events w1 5 5")
 
@@ -32,10 +32,10 @@ def test_a_writer_that_reconnects_announces_its_positions() -> None:
     story.append("@a:hs")
     story.told()
 
-    story.peer.mute("connection lost")
+    story.peer.publisher_down("connection lost")
     story.append("@b:hs")
     lost = story.told()
-    story.peer.speaking()
+    story.peer.publisher_up()
 
     assert [] == lost
     assert "POSITION to_device us 2 2" in story.told()

@@ -99,8 +99,8 @@ class LinkContract(Contract):
         published: list[int] = []
 
         class Publishing(Recorder):
-            def hearing(self) -> None:
-                super().hearing()
+            def subscriber_up(self) -> None:
+                super().subscriber_up()
                 published.append(world.publish(SERVER, rdata(1)))
                 published.append(world.publish(USER_IP, rdata(2)))
 

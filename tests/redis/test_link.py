@@ -303,12 +303,12 @@ def test_a_member_that_fails_is_connected_anew(when: str) -> None:
 
     async def story(world: World) -> None:
         class Failing(Recorder):
-            def hearing(self) -> None:
-                super().hearing()
+            def subscriber_up(self) -> None:
+                super().subscriber_up()
                 self.fail_once("hearing")
 
-            def speaking(self) -> None:
-                super().speaking()
+            def publisher_up(self) -> None:
+                super().publisher_up()
                 self.fail_once("speaking")
 
             def fail_once(self, word: str) -> None:
@@ -335,8 +335,8 @@ def test_a_member_that_fails_on_bad_news_is_connected_anew(word: str) -> None:
     """Nobody but the link would ever try again."""
 
     class Failing(Recorder):
-        def deaf(self, why: str) -> None:
-            super().deaf(why)
+        def subscriber_down(self, why: str) -> None:
+            super().subscriber_down(why)
             self.fail_at("deaf")
 
         def unreachable(self, why: str) -> None:
@@ -378,8 +378,8 @@ def test_what_is_published_while_it_hears_is_heard_once_and_in_order(seed: int) 
     published = 0
 
     class Hearer(Recorder):
-        def hearing(self) -> None:
-            super().hearing()
+        def subscriber_up(self) -> None:
+            super().subscriber_up()
             self.tokens = []
             periods.append((published, self.tokens))
 

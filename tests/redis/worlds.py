@@ -40,17 +40,17 @@ class Recorder:
         self.batches: list[int] = []
         self.on_received: Callable[[Sequence[Command | RdataRun]], None] = lambda commands: None
 
-    def hearing(self) -> None:
+    def subscriber_up(self) -> None:
         self.told.append("hearing")
 
-    def deaf(self, why: str) -> None:
+    def subscriber_down(self, why: str) -> None:
         self.told.append("deaf")
         self.whys.append(why)
 
-    def speaking(self) -> None:
+    def publisher_up(self) -> None:
         self.told.append("speaking")
 
-    def mute(self, why: str) -> None:
+    def publisher_down(self, why: str) -> None:
         self.told.append("mute")
         self.whys.append(why)
 

@@ -13,7 +13,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import NotConnected
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.broker import CLASH_SECONDS, PROBE_SECONDS, BrokerPeer
+from synrepl.replication.broker import CONFLICT_SECONDS, PROBE_SECONDS, BrokerPeer
 from synrepl.replication.follower.catchup import MissedFacts
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import Updates
@@ -129,8 +129,8 @@ class Story:
         self.peer.broker = self.channel
         self._seen = 0
         if up:
-            self.peer.hearing()
-            self.peer.speaking()
+            self.peer.subscriber_up()
+            self.peer.publisher_up()
             self.echo()
             self.wait(PROBE_SECONDS)
             self.echo()
@@ -181,7 +181,7 @@ class Story:
 class TestJoining:
     """Asking everybody where they stand."""
 
-    @pytest.mark.parametrize("order", [["hearing", "speaking"], ["speaking", "hearing"]])
+    @pytest.mark.parametrize("order", [["subscriber_up", "publisher_up"], ["publisher_up", "subscriber_up"]])
     def test_it_asks_once_it_both_hears_and_speaks(self, order: Sequence[str]) -> None:
         """An answer that comes before we hear is lost."""
         story = Story(up=False)
@@ -195,8 +195,8 @@ class TestJoining:
     def test_nothing_is_told_in_the_probe_second(self) -> None:
         """Somebody may have our name; not even REPLICATE is answered."""
         story = Story(up=False)
-        story.peer.hearing()
-        story.peer.speaking()
+        story.peer.subscriber_up()
+        story.peer.publisher_up()
         story.append("@a:hs")
         story.says(REPLICATE)
         story.wait(PROBE_SECONDS - 0.2)
@@ -214,8 +214,8 @@ class TestJoining:
         """What was told meanwhile was missed."""
         story = Story()
         for _ in range(2):
-            story.peer.deaf("cut")
-            story.peer.hearing()
+            story.peer.subscriber_down("cut")
+            story.peer.subscriber_up()
 
             assert REPLICATE in story.told()
 
@@ -223,11 +223,11 @@ class TestJoining:
         """A question that went with the publisher's connection is answered by nobody: whoever is quiet is
         not believed until the next subscription."""
         story = Story(up=False)
-        story.peer.hearing()
-        story.peer.speaking()
+        story.peer.subscriber_up()
+        story.peer.publisher_up()
         story.channel.lines.clear()  # lost with the connection
-        story.peer.mute("cut")
-        story.peer.speaking()
+        story.peer.publisher_down("cut")
+        story.peer.publisher_up()
 
         assert REPLICATE in story.told()
 
@@ -237,8 +237,8 @@ class TestJoining:
         story.says("POSITION events w1 5 5", "POSITION events w2 3 3")
         story.wait(400)
         assert REPLICATE not in story.told()
-        story.peer.deaf("cut")
-        story.peer.hearing()
+        story.peer.subscriber_down("cut")
+        story.peer.subscriber_up()
         story.told()
         story.says("POSITION events w1 5 5")
 
@@ -255,8 +255,8 @@ class TestJoining:
         """Its position says where it stands; rows alone do not."""
         story = Story()
         story.says("POSITION events w1 5 5")
-        story.peer.deaf("cut")
-        story.peer.hearing()
+        story.peer.subscriber_down("cut")
+        story.peer.subscriber_up()
         story.told()
         story.says(answer)
         story.wait(6)
@@ -267,8 +267,8 @@ class TestJoining:
         """There may be a hole before them, which the answer tells."""
         story = Story()
         story.says("POSITION events w1 5 5")
-        story.peer.deaf("cut")
-        story.peer.hearing()
+        story.peer.subscriber_down("cut")
+        story.peer.subscriber_up()
         story.shelf.facts = [(7, [b'["state-all",["!r"]]']), (8, [b'["state-all",["!r"]]'])]
         story.says('RDATA events w1 8 ["state-all",["!r"]]')
         assert [] == story.applied
@@ -285,13 +285,13 @@ class TestJoining:
         story.says("POSITION caches w1 77 77", f"RDATA caches w1 82 {row}", f"RDATA caches w1 90 {row}")
         story.shelf.is_silent = True
         for token in (133, 218):
-            story.peer.deaf("cut")
-            story.peer.hearing()
+            story.peer.subscriber_down("cut")
+            story.peer.subscriber_up()
             story.says(f"POSITION caches w1 {token} {token}")
         story.shelf.is_silent = False
         story.shelf.facts = [(83, [row.encode()]), (90, [row.encode()]), (218, [row.encode()])]
-        story.peer.deaf("cut")
-        story.peer.hearing()
+        story.peer.subscriber_down("cut")
+        story.peer.subscriber_up()
         story.says("POSITION caches w1 218 218")
 
         assert [("caches", "w1", 77, token) for token in (133, 218, 218)] == story.shelf.asked
@@ -303,8 +303,8 @@ class TestJoining:
         story = Story()
         story.says("POSITION backfill w1 5 5", _backfill(2010, writer="w2"))
         story.wait(1)
-        story.peer.deaf("cut")
-        story.peer.hearing()
+        story.peer.subscriber_down("cut")
+        story.peer.subscriber_up()
         story.shelf.facts = [(2005, [b'["$2005","!r","t",null,null,null]'])]
 
         story.says("POSITION backfill w2 2010 2010")
@@ -335,8 +335,8 @@ class TestJoining:
 
     def test_every_order_of_coming_and_going_ends_in_the_same(self) -> None:
         """Whatever connection is lost and found first, and how often."""
-        steps = {"hearing": "deaf", "speaking": "mute"}
-        for order in itertools.product(["hearing", "speaking"], repeat=4):
+        steps = {"subscriber_up": "subscriber_down", "publisher_up": "publisher_down"}
+        for order in itertools.product(["subscriber_up", "publisher_up"], repeat=4):
             story = Story()
             is_up = dict.fromkeys(steps, True)
             for which in order:
@@ -354,7 +354,7 @@ class TestJoining:
 
             assert [f'RDATA to_device us {token} ["@last:hs"]'] == story.told(), order
             assert story.follower.is_connected
-            assert story.peer.clash is None
+            assert story.peer.name_conflict is None
 
 
 class TestTelling:
@@ -414,18 +414,18 @@ class TestTelling:
 
         assert [] == story.applied
         assert "to_device" not in story.follower.positions()
-        assert story.peer.clash is None
+        assert story.peer.name_conflict is None
 
     def test_after_it_was_mute_it_tells_where_it_stands(self) -> None:
         """What was written last, and meanwhile, others fetch."""
         story = Story()
         story.append("@a:hs")
         story.told()
-        story.peer.mute("cut")
+        story.peer.publisher_down("cut")
         story.append("@b:hs")
         assert [] == story.told()
 
-        story.peer.speaking()
+        story.peer.publisher_up()
 
         assert "POSITION to_device us 2 2" in story.told()
 
@@ -444,8 +444,8 @@ class TestTelling:
         """The new one is empty, and nobody will say that it can take more."""
         story = Story()
         story.peer.pause()
-        story.peer.mute("cut")
-        story.peer.speaking()
+        story.peer.publisher_down("cut")
+        story.peer.publisher_up()
         story.append("@a:hs")
 
         assert 'RDATA to_device us 1 ["@a:hs"]' in story.told()
@@ -453,8 +453,8 @@ class TestTelling:
     def test_after_stop_it_says_nothing(self) -> None:
         """And no timer of its own is left."""
         story = Story(up=False)
-        story.peer.hearing()
-        story.peer.speaking()
+        story.peer.subscriber_up()
+        story.peer.publisher_up()
         story.told()
         story.peer.stop()
         story.wait(PROBE_SECONDS + 1)
@@ -477,8 +477,8 @@ class TestClash:
         story.says(REPLICATE)
 
         assert [] == story.told()
-        assert story.peer.clash is not None
-        assert "another process on the channel writes to_device as us" in str(story.peer.clash)
+        assert story.peer.name_conflict is not None
+        assert "another process on the channel writes to_device as us" in str(story.peer.name_conflict)
 
     def test_the_very_next_fact_is_a_clash(self) -> None:
         """Both began at the same place, and the other was first; what is as far as ours may be ours."""
@@ -486,25 +486,25 @@ class TestClash:
         story.append("@a:hs", "@b:hs")
         story.told()
         story.says('RDATA to_device us 2 ["@b:hs"]')
-        assert story.peer.clash is None
+        assert story.peer.name_conflict is None
 
         story.says('RDATA to_device us 3 ["@x:hs"]')
 
-        assert story.peer.clash is not None
+        assert story.peer.name_conflict is not None
 
     def test_two_that_stop_for_each_other_do_not_go_on_together(self) -> None:
         """Each would hear the other's question in its quiet second, and both stop again, for ever."""
         waits = []
         for chance in (0.0, 1.0):
             story = Story()
-            story.peer._chance = Chance(chance)
+            story.peer._rng = Chance(chance)
             story.says("POSITION to_device us 7 7")
             began = story.clock.seconds()
             while REPLICATE not in story.channel.lines:
                 story.clock.advance(0.25)
             waits.append(story.clock.seconds() - began)
 
-        assert CLASH_SECONDS == waits[0]
+        assert CONFLICT_SECONDS == waits[0]
         assert waits[1] - waits[0] > 2 * PROBE_SECONDS
 
     def test_what_the_other_says_is_not_taken_in(self) -> None:
@@ -519,44 +519,44 @@ class TestClash:
         story = Story()
         story.says("POSITION to_device us 7 7")
         story.append("@a:hs")
-        story.wait(CLASH_SECONDS - 1)
+        story.wait(CONFLICT_SECONDS - 1)
         story.says("POSITION to_device us 8 8")
-        story.wait(CLASH_SECONDS - 1)
+        story.wait(CONFLICT_SECONDS - 1)
         assert [] == story.told()
 
-        story.wait(CLASH_SECONDS * 0.1 + 1.1 + PROBE_SECONDS)
+        story.wait(CONFLICT_SECONDS * 0.1 + 1.1 + PROBE_SECONDS)
 
         assert [REPLICATE, "POSITION to_device us 1 1"] == story.told()[:2]
-        assert story.peer.clash is None
+        assert story.peer.name_conflict is None
 
     def test_one_that_is_heard_in_the_probe_second_is_a_clash(self) -> None:
         """That is what the second is for."""
         story = Story(up=False)
-        story.peer.hearing()
-        story.peer.speaking()
+        story.peer.subscriber_up()
+        story.peer.publisher_up()
         story.echo()
         story.says('RDATA to_device us 7 ["@x:hs"]')
         story.wait(PROBE_SECONDS + 5)
 
         assert [REPLICATE] == story.told()
-        assert story.peer.clash is not None
+        assert story.peer.name_conflict is not None
 
     def test_our_name_in_a_stream_that_we_do_not_write_is_another_writer(self) -> None:
         """Its facts are heard as anybody's."""
         story = Story()
         story.says("POSITION events us 1 1", 'RDATA events us 2 ["state-all",["!r"]]')
 
-        assert story.peer.clash is None
+        assert story.peer.name_conflict is None
         assert [("events", "us", 2)] == story.applied
 
     def test_a_new_connection_does_not_end_it(self) -> None:
         """The other is still there."""
         story = Story()
         story.says("POSITION to_device us 7 7")
-        story.peer.mute("cut")
-        story.peer.deaf("cut")
-        story.peer.hearing()
-        story.peer.speaking()
+        story.peer.publisher_down("cut")
+        story.peer.subscriber_down("cut")
+        story.peer.subscriber_up()
+        story.peer.publisher_up()
         story.wait(5)
 
         assert [REPLICATE] == story.told()
@@ -570,7 +570,7 @@ class TestClash:
             story.told()
             story.wait(seconds)
 
-        assert story.peer.clash is None
+        assert story.peer.name_conflict is None
 
     @pytest.mark.parametrize("name", ["x" * 256, "\x07"])
     def test_names_that_cannot_be_kept_are_passed_over(self, name: str) -> None:
@@ -625,8 +625,8 @@ class TestCommands:
         worker.says(UP)
         story.wait(0.1)
         story.channel.lines.clear()  # they do not come back
-        story.peer.deaf("cut")
-        story.peer.hearing()
+        story.peer.subscriber_down("cut")
+        story.peer.subscriber_up()
         story.told()
         worker.hears()
         story.says(UP)
@@ -663,7 +663,7 @@ class TestCommands:
         """Fire and forget, as between Synapse's own processes; no echo is waited for."""
         story = Story()
         worker = story.worker("NAME w", REPLICATE)
-        story.peer.mute("cut")
+        story.peer.publisher_down("cut")
         worker.says(UP)
         story.wait(0.1)
         assert [] == story.told()
@@ -683,7 +683,7 @@ class TestCommands:
         story = Story()
         story.peer.send(command)
 
-        assert not story.peer._echoes.take(command)
+        assert not story.peer._position_echoes.match_and_remove(command)
 
     def test_the_follower_may_say_something_itself(self) -> None:
         """As a library's user does; its echo is not handed to it."""

@@ -260,18 +260,18 @@ class FakeSynapse:
 
     # -- what its connections say --------------------------------------------------------------------------
 
-    def hearing(self) -> None:
+    def subscriber_up(self) -> None:
         self._is_hearing = True
         self._join()
 
-    def deaf(self, why: str) -> None:
+    def subscriber_down(self, why: str) -> None:
         self._is_hearing = self._has_announced = False
 
-    def speaking(self) -> None:
+    def publisher_up(self) -> None:
         self._is_speaking = True
         self._join()
 
-    def mute(self, why: str) -> None:
+    def publisher_down(self, why: str) -> None:
         self._is_speaking = False
 
     def unreachable(self, why: str) -> None:

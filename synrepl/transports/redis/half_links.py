@@ -168,10 +168,10 @@ class SubscriberLink(HalfLink[SubscriberConnection]):
 
     def tell_up(self) -> None:
         self.read()
-        self._link.member.hearing()
+        self._link.member.subscriber_up()
 
     def tell_down(self, why: str) -> None:
-        self._link.member.deaf(why)
+        self._link.member.subscriber_down(why)
 
     def read(self) -> None:
         """Read, or do not, as the link says."""
@@ -191,7 +191,7 @@ class PublisherLink(HalfLink[PublisherConnection]):
         super().__init__(link, PublisherConnection)
 
     def tell_up(self) -> None:
-        self._link.member.speaking()
+        self._link.member.publisher_up()
 
     def tell_down(self, why: str) -> None:
-        self._link.member.mute(why)
+        self._link.member.publisher_down(why)

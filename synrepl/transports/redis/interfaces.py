@@ -19,16 +19,16 @@ __all__ = ["IAddressFinder", "IRedisLink", "IRedisMember"]
 class IRedisMember(Protocol):
     """Who is on the channel. Called in the reactor's thread, and not after `RedisLink.stop`."""
 
-    def hearing(self) -> None:
+    def subscriber_up(self) -> None:
         """Redis has confirmed every subscription: from here on nothing that is published is missed."""
 
-    def deaf(self, why: str) -> None:
-        """The subscriber's connection was lost: what is published until `hearing` is missed."""
+    def subscriber_down(self, why: str) -> None:
+        """The subscriber's connection was lost: what is published until `subscriber_up` is missed."""
 
-    def speaking(self) -> None:
+    def publisher_up(self) -> None:
         """The publisher's connection is up, and takes what is written."""
 
-    def mute(self, why: str) -> None:
+    def publisher_down(self, why: str) -> None:
         """It was lost, and with it perhaps what was sent last. Ends a `pause` as well."""
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
