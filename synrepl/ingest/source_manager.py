@@ -112,7 +112,7 @@ class SourceManager:
                 f"writer {one.writer} of {one.stream} stopped at {one.token}, {one.behind} behind the others",
                 now - one.seconds,
             )
-            for one in self.stalled_writers.found()
+            for one in self.stalled_writers.stalled()
         ]
         return found
 
@@ -145,7 +145,7 @@ class SourceManager:
         return {
             "redis": None if self.redis is None else self.redis.status(),
             "following": [server.status() for server in self.servers],
-            "stuck": [msgspec.to_builtins(one) for one in self.stalled_writers.found()],
+            "stuck": [msgspec.to_builtins(one) for one in self.stalled_writers.stalled()],
         }
 
     @property

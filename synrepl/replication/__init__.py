@@ -1,1 +1,1 @@
-"""Publishing the log to followers, and following."""
+"""Replication: publishing the log to followers, following other servers, replicas and roles."""

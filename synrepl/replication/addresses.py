@@ -1,4 +1,4 @@
-"""Where a daemon is."""
+"""Address: where a daemon can be reached."""
 
 import msgspec
 
@@ -6,7 +6,9 @@ __all__ = ["Address"]
 
 
 class Address(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a daemon is: a client endpoint string for replicas, and a URL. Either may be unknown."""
+    """The addresses of a daemon: a client endpoint string for replicas (`native`), and a URL (`http`). Either
+    may be empty.
+    """
 
     native: str = ""
     http: str = ""
@@ -16,12 +18,12 @@ class Address(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def parse(cls, text: str) -> "Address":
-        """The reverse of `str`."""
+        """Parse the result of `str`."""
         native, _, http = text.partition(" ")
         return cls(native="" if native == "-" else native, http="" if http in ("", "-") else http)
 
     def is_same(self, other: "Address") -> bool:
-        """Whether both are one place, as far as both know it."""
+        """Whether both are the same daemon, judged by the addresses that both have."""
         pairs = ((self.native, other.native), (self.http, other.http))
         return any(ours and ours == theirs for ours, theirs in pairs)
 

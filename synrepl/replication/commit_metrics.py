@@ -1,4 +1,4 @@
-"""Numbers about what comes into the log, whoever brings it."""
+"""CommitMetrics: metrics of facts committed to the log from any source."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,7 +10,7 @@ from synrepl.streams.facts import Fact
 __all__ = ["OTHERS", "CommitMetrics"]
 
 MAX_CACHES: Final = 500
-"""Names of caches are said by peers; so many get a number of their own."""
+"""Cache names with a counter of their own. Peers choose these names, so they are limited."""
 
 OTHERS: Final = "(others)"
 
@@ -18,14 +18,14 @@ MAX_NAME: Final = 100
 
 
 class CommitMetrics:
-    """Counts bytes by stream, and cache invalidations by the name they say. Give `committed` to the log."""
+    """Counts bytes by stream and cache invalidations by cache. Pass `committed` to the log."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._caches: set[str] = set()
 
     def committed(self, facts: Sequence[Fact]) -> None:
-        """These are in the log now."""
+        """Count facts that were committed."""
         sizes: dict[str, int] = {}
         for fact in facts:
             sizes[fact.stream] = sizes.get(fact.stream, 0) + len(fact.rows)
@@ -36,7 +36,7 @@ class CommitMetrics:
             self._metrics.stream_bytes.labels(stream).inc(size)
 
     def _cache(self, row: bytes) -> str:
-        """The cache that a canonical row names, which stands first in it."""
+        """The cache named by a canonical row, whose first element it is."""
         name = row[2 : row.index(b'"', 2)].decode("ascii", "replace")
         if name in self._caches:
             return name

@@ -1,4 +1,4 @@
-"""Facts as the lines one release gets of them, encoded once for all its readers."""
+"""Encoder: formats facts as lines of one release, once for all its readers."""
 
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
@@ -17,14 +17,13 @@ BATCH = b"batch "
 
 
 class Encoder:
-    """Writes facts for one release.
+    """Formats facts for one release.
 
-    What the release does not know is left out: streams, fields, rows. A fact of which nothing is left, or
-    with a row too long for a line, is never sent in part. Where the release has the means, a POSITION
-    stands for it: one that moves on (`certifies`), or one that makes the reader fetch the fact itself
-    (`pulls`). `withheld` hears of a fact that this release has no way to be told of. With `writes`, only
-    facts of these streams and writers are written at all; with `streams`, only facts of these; with
-    `writers`, only facts by these.
+    Streams, fields and rows that the release does not know are left out. A fact without rows, or with a row
+    too long for a line, is never sent in part. If the release supports it, POSITION replaces the fact: one
+    that advances the position (`certifies`), or one that makes the reader fetch the fact (`pulls`). Otherwise
+    `withheld` is called with the fact and the reason. `writes` limits facts to these streams and writers,
+    `streams` and `writers` to these names.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class Encoder:
         return self.command(position)
 
     def _prefix(self, stream: str, writer: str) -> bytes:
-        """What comes before the token in every RDATA of this stream and writer."""
+        """The part before the token in every RDATA of this stream and writer."""
         try:
             return self._prefixes[stream, writer]
         except KeyError:

@@ -1,4 +1,4 @@
-"""What nobody needs any more leaves the log, a slice at a time."""
+"""Retention: trims facts that newer facts replaced, a slice at a time."""
 
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -19,20 +19,20 @@ __all__ = ["Retention", "keys_of"]
 CHECK_SECONDS: Final = 10.0
 SLICE_FACTS: Final = 1_000
 PAUSE_SECONDS: Final = 0.02
-"""Between slices, so that appends and reads come first."""
+"""Pause between slices, so that appends and reads come first."""
 
 
 class TrimmedLog(ILog, Protocol):
-    """What is asked of the log."""
+    """The part of the log that retention uses."""
 
     async def trim(self, upto: int, keys: KeysOf, limit: int) -> LogPosition: ...
 
 
 class Retention:
-    """Trims a log of the facts that are older than `retain_seconds` and that no lease holds.
+    """Trims facts that are older than `retain_seconds` and not held by a lease.
 
-    Of what is trimmed the last fact of each key stays (`IEngine.trim`). `lowest` gives the serial beyond
-    which some reader still needs everything; None if nobody does.
+    The last trimmed fact of each key stays (`IEngine.trim`). `lowest` returns the serial after which a reader
+    still needs all facts; None without readers.
     """
 
     _logger = Logger()
@@ -57,28 +57,28 @@ class Retention:
         self._tasks = Tasks(self._logger, "retention")
 
     def start(self) -> None:
-        """Begin."""
+        """Start trimming periodically."""
         self._tasks.start(self._run(), "trimming the log")
 
     def stop(self) -> None:
-        """End after the slice under way."""
+        """Stop after the current slice."""
         self._tasks.cancel_all()
 
     async def _run(self) -> None:
         while True:
-            began, first = self._clock.seconds(), self._log.trimmed_upto.serial
+            started_at, first = self._clock.seconds(), self._log.trimmed_upto.serial
             try:
                 while await self.trim_some():
                     await self._pause(PAUSE_SECONDS)
             except ReplicationError as error:
-                self._logger.warn("the log could not be trimmed: {why}", why=str(error))
-            gone = self._log.trimmed_upto.serial - first
-            if gone:
+                self._logger.warn("cannot trim the log, retrying later: {why}", why=str(error))
+            trimmed = self._log.trimmed_upto.serial - first
+            if trimmed:
                 self._logger.info(
                     "trimmed {count} serials, up to {upto}, in {seconds:.1f} seconds",
-                    count=gone,
+                    count=trimmed,
                     upto=self._log.trimmed_upto.serial,
-                    seconds=self._clock.seconds() - began,
+                    seconds=self._clock.seconds() - started_at,
                 )
             await self._pause(self._check_seconds)
 
@@ -86,10 +86,10 @@ class Retention:
         await deferLater(self._clock, seconds)  # type: ignore[arg-type]
 
     async def trim_some(self) -> bool:
-        """One slice; False when there is nothing to trim just now."""
+        """Trim one slice. Returns False if there is nothing to trim."""
         log = self._log
-        held = self._lowest()
-        upto = log.serial if held is None else min(held, log.serial)
+        lowest = self._lowest()
+        upto = log.serial if lowest is None else min(lowest, log.serial)
         trimmed_upto = log.trimmed_upto.serial
         if upto <= trimmed_upto:
             return False
@@ -100,9 +100,9 @@ class Retention:
             if fact.committed_at_ms >= before_ms:
                 break
             old = fact.serial
-        # Asked again: a lease may have been made meanwhile.
-        held = self._lowest()
-        upto = old if held is None else min(held, old)
+        # Again: a lease may have been created during the read.
+        lowest = self._lowest()
+        upto = old if lowest is None else min(lowest, old)
         if upto <= trimmed_upto:
             return False
         position = await log.trim(upto, self._keys, SLICE_FACTS)
@@ -111,7 +111,7 @@ class Retention:
 
 
 def keys_of(table: StreamTable) -> KeysOf:
-    """The keys of a fact's rows, as its stream declares them."""
+    """A function that returns the keys of a fact's rows, as its stream declares them."""
 
     def keys(stream: str, rows: bytes) -> list[bytes] | None:
         declared = table.get(stream)
@@ -120,7 +120,7 @@ def keys_of(table: StreamTable) -> KeysOf:
         found: list[bytes] = []
         for row in jsontext.split(rows):
             key: Any = declared.key(declared.decode(row, NEWEST))
-            # What has no key is replaced by nothing.
+            # A row without a key is replaced by no other.
             found.append(row if key is None else repr(key).encode())
         return found
 

@@ -1,4 +1,4 @@
-"""Which writers stand still while others of their stream go on."""
+"""StalledWriters: finds writers that do not advance while others of their stream do."""
 
 from typing import Any, Final, Protocol
 
@@ -9,21 +9,21 @@ from synrepl.streams.table import StreamTable
 
 __all__ = ["STUCK_SECONDS", "StalledWriter", "StalledWriters"]
 
-LOOK_SECONDS: Final = 5.0
+CHECK_SECONDS: Final = 5.0
 
 STUCK_SECONDS: Final = 15.0
-"""Idle writers say within a second or two that they have seen what the others wrote."""
+"""Idle writers announce the others' positions within a second or two, so a longer delay is a stall."""
 
 
 class Positions(Protocol):
-    """What is asked of the log."""
+    """The part of the log that `StalledWriters` uses."""
 
     def positions_by_stream(self) -> SaveablePosition:
-        """The positions of every stream that has any facts."""
+        """The positions of every stream that has facts."""
 
 
 class StalledWriter(msgspec.Struct, frozen=True, kw_only=True):
-    """A writer at `token`, `behind` the highest of its stream, for `seconds`."""
+    """A writer at `token`, `behind` the highest token of its stream, for `seconds`."""
 
     stream: str
     writer: str
@@ -33,10 +33,10 @@ class StalledWriter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StalledWriters:
-    """Looks now and then how far the writers of each stream are.
+    """Periodically compares the positions of the writers of each stream.
 
-    A writer that does not follow the others holds back everybody who reads the stream as one line. Not so in
-    streams whose writers say nothing of the others: those without order, and those with one writer.
+    A stalled writer holds back all readers that read the stream as one sequence. Unordered and ephemeral
+    streams are not checked: their writers do not announce the others' positions.
     """
 
     def __init__(self, log: Positions, table: StreamTable, clock: IClock) -> None:
@@ -47,18 +47,18 @@ class StalledWriters:
         self._timer: Any = None
 
     def start(self) -> None:
-        """Begin to look."""
-        self._look()
+        """Start periodic checks."""
+        self._check()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop periodic checks."""
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
         self._timer = None
 
-    def found(self) -> list[StalledWriter]:
-        """Who stands still now, the longest first."""
-        self._note()
+    def stalled(self) -> list[StalledWriter]:
+        """The stalled writers, the longest stalled first."""
+        self._update()
         now = self._clock.seconds()
         positions = self._log.positions_by_stream()
         stalled = [
@@ -72,13 +72,13 @@ class StalledWriters:
             for (stream, writer), (token, since) in self._since.items()
             if now - since >= STUCK_SECONDS
         ]
-        return sorted(stalled, key=lambda one: -one.seconds)
+        return sorted(stalled, key=lambda writer: -writer.seconds)
 
-    def _look(self) -> None:
-        self._note()
-        self._timer = self._clock.callLater(LOOK_SECONDS, self._look)
+    def _check(self) -> None:
+        self._update()
+        self._timer = self._clock.callLater(CHECK_SECONDS, self._check)
 
-    def _note(self) -> None:
+    def _update(self) -> None:
         now = self._clock.seconds()
         positions = self._log.positions_by_stream()
         since: dict[tuple[str, str], tuple[int, float]] = {}
@@ -86,7 +86,7 @@ class StalledWriters:
             writers = positions.get(stream, {})
             highest = max(writers.values(), default=0)
             for writer, token in writers.items():
-                # A writer at 0 was named and never wrote.
+                # A writer at 0 was announced but never wrote.
                 if 0 < token < highest:
                     before = self._since.get((stream, writer))
                     since[stream, writer] = before if before and before[0] == token else (token, now)

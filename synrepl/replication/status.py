@@ -1,4 +1,4 @@
-"""What this daemon says about itself: the worst part first, and answers even while errors stand."""
+"""Status: this daemon's own report, problems first. It can be built even while errors persist."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
@@ -31,95 +31,96 @@ STATES: Final = {
     " kept is still sent",
     "serving": "facts are taken, by a replica for its primary, and sent",
 }
-"""The words that `state` can be, the worst first."""
+"""The values of `state`, the most severe first."""
 
 SHOWN: Final = 200
-"""Replicas and leases that are shown, those that are worst off first; the others are counted."""
+"""Replicas and leases listed, those in the worst state first; the rest are counted."""
 
 RECENT: Final = 20
-"""How many of the newest facts are shown."""
+"""The number of newest facts listed."""
 
 
 class StatusLog(ILog, Protocol):
-    """What is asked of the log beside its contract."""
+    """The part of the log that the status uses besides `ILog`."""
 
     @property
     def healthy(self) -> tuple[bool, str]:
-        """Whether the log can be expected to work; if not, why."""
+        """Whether the log works; if not, why."""
 
     def failing_since(self) -> float:
-        """When it was last known to work, if it is not healthy."""
+        """When the log last worked, if it is not healthy."""
 
     def head_age(self) -> float:
-        """Seconds since a group was last committed, or since the start."""
+        """Seconds since the last commit, or since the start."""
 
     def positions_by_stream(self) -> dict[str, dict[str, int]]:
-        """The positions of every stream that has any facts."""
+        """The positions of every stream that has facts."""
 
 
 class StatusIngest(Protocol):
-    """What is asked of all that brings facts in."""
+    """The part of ingest that the status uses."""
 
     def status(self, now: float) -> dict[str, Any]:
-        """How each is doing: `tables`, `writers`, `redis`, `following`, and who is `stuck`."""
+        """The state of each source: `tables`, `writers`, `redis`, `following`, and `stuck` writers."""
 
     def problems(self) -> list[tuple[str, float]]:
-        """Current problems, each with its start in Unix seconds."""
+        """Problems, each with its start in Unix seconds."""
 
     def not_ready_reasons(self) -> list[tuple[str, float]]:
-        """Reasons this daemon may be missing data; each is one of `problems` too."""
+        """The problems because of which this daemon may be missing data."""
 
     def is_followed(self, stream: str) -> bool:
-        """Whether the facts of this stream come from a table."""
+        """Whether this stream's facts come from a table."""
 
     def lag_seconds(self) -> float:
-        """How long ago it had all that was told."""
+        """Seconds since the sources were up to date."""
 
     def lag_rows(self) -> int:
-        """How many tokens are known to be missing."""
+        """The number of tokens that are known to be missing."""
 
 
 class StatusReplication(Protocol):
-    """What is asked of what makes a daemon a primary, or a replica."""
+    """The part of a primary's or a replica's services that the status uses."""
 
     def status(self) -> dict[str, Any]:
-        """What it is, and how it and its replicas are doing: `role`, `name`, `upstream`, `replicas`,
-        `leases`, `turns`."""
+        """The state of this daemon and its replicas: `role`, `name`, `upstream`, `replicas`, `leases`,
+        `epoch_starts`.
+        """
 
     def state(self) -> str:
-        """A word of `STATES`; empty if nothing is wrong."""
+        """A key of `STATES`; empty if there is no problem."""
 
     def not_ready_reasons(self) -> list[tuple[str, float]]:
         """Reasons this daemon may be missing data, each with its start in Unix seconds."""
 
     def problems(self) -> list[tuple[str, float]]:
-        """What else is wrong."""
+        """Other problems."""
 
     def lag_seconds(self) -> float:
-        """How long ago this copy had everything."""
+        """Seconds since this copy was up to date."""
 
     def lag_rows(self) -> int:
-        """How many facts it is known to lack."""
+        """The number of facts that are known to be missing."""
 
 
 class StatusFiles(Protocol):
-    """What is asked of the files by checksum."""
+    """The part of the file store that the status uses."""
 
     def status(self) -> dict[str, Any]:
-        """How they are doing."""
+        """The state of the files."""
 
     def problems(self) -> list[tuple[str, float]]:
-        """What is wrong with them, in words, and since when, in Unix seconds."""
+        """Problems with files, each with its start in Unix seconds."""
 
 
-NO_SOURCES: Final[dict[str, Any]] = {
+NO_INGEST: Final[dict[str, Any]] = {
     "tables": [],
     "writers": [],
     "redis": None,
     "following": [],
     "stuck": [],
 }
-NO_COPIES: Final[dict[str, Any]] = {
+NO_REPLICATION: Final[dict[str, Any]] = {
     "role": "primary",
     "name": "",
     "holds": "",
@@ -135,8 +136,8 @@ def build_status(
     log: StatusLog,
     publisher: Publisher,
     table: StreamTable,
-    bringing: StatusIngest | None,
-    copies: StatusReplication | None,
+    ingest: StatusIngest | None,
+    replication: StatusReplication | None,
     files: StatusFiles | None = None,
     clock: IClock,
     instance: str,
@@ -144,16 +145,16 @@ def build_status(
     started_at: float,
     version: str,
 ) -> dict[str, Any]:
-    """The status as JSON has it. Times are in seconds; lags are the worst of this daemon's own, behind what
-    it hears or follows, and of its followers'.
+    """The status as a JSON object. Times are in seconds. Lags are the worst of this daemon's own lag behind
+    its sources or upstream, and of its followers' lags.
     """
     now = clock.seconds()
     errors = _errors(log)
-    state = "failing" if errors else copies.state() if copies is not None else ""
-    for what, since in _problems(bringing, copies, files):
+    state = "failing" if errors else replication.state() if replication is not None else ""
+    for what, since in _troubles(ingest, replication, files):
         errors.append({"what": what, "since": round(since, 3)})
     followers = _followers(publisher, now)
-    lagging = [part for part in (bringing, copies) if part is not None]
+    lagging = [part for part in (ingest, replication) if part is not None]
     rows = [part.lag_rows() for part in lagging] + [follower["lag_rows"] for follower in followers]
     seconds = [part.lag_seconds() for part in lagging] + [follower["lag_seconds"] for follower in followers]
     return {
@@ -170,40 +171,40 @@ def build_status(
         "uuid": log.uuid,
         "lag_rows": max(rows, default=0),
         "lag_seconds": round(max(seconds, default=0.0), 3),
-        **_bounded(copies.status() if copies is not None else NO_COPIES),
+        **_bounded(replication.status() if replication is not None else NO_REPLICATION),
         "files": files.status() if files is not None else None,
         "followers": followers,
         "streams": _streams(log, table, publisher.holdings.filter),
         "recent": _recent(publisher),
-        **(bringing.status(now) if bringing is not None else NO_SOURCES),
+        **(ingest.status(now) if ingest is not None else NO_INGEST),
         "version": version,
         "uptime_seconds": round(now - started_at, 3),
     }
 
 
-def _bounded(told: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with up to `SHOWN` replicas and leases, and how many more there are."""
-    shown = dict(told)
-    for what in ("replicas", "leases"):
-        shown[what] = told[what][:SHOWN]
-        shown[f"more_{what}"] = len(told[what]) - len(shown[what])
+def _bounded(status: Mapping[str, Any]) -> dict[str, Any]:
+    """The same status with at most `SHOWN` replicas and leases, and the number of the rest."""
+    shown = dict(status)
+    for kind in ("replicas", "leases"):
+        shown[kind] = status[kind][:SHOWN]
+        shown[f"more_{kind}"] = len(status[kind]) - len(shown[kind])
     return shown
 
 
-def _problems(
-    bringing: StatusIngest | None, copies: StatusReplication | None, files: StatusFiles | None
+def _troubles(
+    ingest: StatusIngest | None, replication: StatusReplication | None, files: StatusFiles | None
 ) -> list[tuple[str, float]]:
-    """All that is wrong, but for the log; the worst first."""
-    found = [] if copies is None else [*copies.not_ready_reasons(), *copies.problems()]
-    if bringing is not None:
-        found += bringing.problems()
+    """All problems except the log's, the most severe first."""
+    found = [] if replication is None else [*replication.not_ready_reasons(), *replication.problems()]
+    if ingest is not None:
+        found += ingest.problems()
     if files is not None:
         found += files.problems()
     return found
 
 
 def _recent(publisher: Publisher) -> list[dict[str, Any]]:
-    """The newest facts, the newest first, without their rows."""
+    """The newest facts, newest first, without their rows."""
     return [
         {
             "serial": fact.serial or None,
@@ -218,13 +219,13 @@ def _recent(publisher: Publisher) -> list[dict[str, Any]]:
 
 
 def _errors(log: StatusLog) -> list[dict[str, Any]]:
-    """What is wrong, the worst first. `since` is when it was last known to be right, in Unix seconds."""
+    """The log's problems. `since` is when the log last worked, in Unix seconds."""
     is_healthy, why = log.healthy
     return [] if is_healthy else [{"what": f"log: {why}", "since": round(log.failing_since(), 3)}]
 
 
 def _followers(publisher: Publisher, now: float) -> list[dict[str, Any]]:
-    """Whoever is furthest behind first."""
+    """All followers, the one with the largest lag first."""
     described = []
     for follower in publisher.followers:
         reader = follower.reader
@@ -239,13 +240,12 @@ def _followers(publisher: Publisher, now: float) -> list[dict[str, Any]]:
                 "serial": None if reader is None else reader.serial,
             }
         )
-    described.sort(key=lambda one: (one["lag_seconds"], one["lag_rows"]), reverse=True)
+    described.sort(key=lambda entry: (entry["lag_seconds"], entry["lag_rows"]), reverse=True)
     return described
 
 
 def _streams(log: StatusLog, table: StreamTable, held: Filter) -> dict[str, Any]:
-    """Every stream known here, and every one that the log holds. A copy that holds only some streams or
-    writers names no others."""
+    """Every known stream, and every stream of the log, limited to those that a filtered copy holds."""
     positions = {
         name: {writer: token for writer, token in writers.items() if held.passes(name, writer)}
         for name, writers in log.positions_by_stream().items()

@@ -1,16 +1,16 @@
-"""Places in a history, as they are said on the wire."""
+"""Conversion between positions of the log and positions on the wire."""
 
 from synrepl.ports.history import LogPosition
 from synrepl.wire.native import WirePosition
 
-__all__ = ["said_place", "standing"]
+__all__ = ["log_position", "wire_position"]
 
 
-def standing(position: LogPosition) -> WirePosition:
-    """How a place is said."""
+def wire_position(position: LogPosition) -> WirePosition:
+    """The wire form of a log position."""
     return WirePosition(position.epoch, position.serial, position.digest)
 
 
-def said_place(said: WirePosition) -> LogPosition:
-    """The place that was said."""
-    return LogPosition(said.epoch, said.serial, said.digest)
+def log_position(position: WirePosition) -> LogPosition:
+    """The log position of a wire form."""
+    return LogPosition(position.epoch, position.serial, position.digest)

@@ -1,4 +1,4 @@
-"""Which streams this process tells on a shared channel: what the configuration says."""
+"""WritePolicy: the streams that this process publishes on a shared channel, from the configuration."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, Final
@@ -16,48 +16,52 @@ EVERYTHING: Final = "all"
 
 
 class StreamWrite(msgspec.Struct, frozen=True):
-    """A stream that this process tells on the channel, under the name `writer` (empty: its own)."""
+    """A stream that this process publishes under the name `writer` (empty: its instance name)."""
 
     stream: str
     writer: str = ""
 
 
 def read_writes(value: Any) -> tuple[StreamWrite, ...]:
-    """What the setting `redis_writes` says: names with commas between, or a list of names and of tables with
-    `stream` and `writer`. Raises `ConfigError`.
+    """Parse the setting `redis_writes`: comma-separated names, or a list of names and of tables with `stream`
+    and `writer`. Raises `ConfigError`.
     """
     if value in (None, "", [], ()):
         return ()
-    several = value.split(",") if isinstance(value, str) else value
-    if not isinstance(several, (list, tuple)):
-        raise ConfigError(f"is a list of streams, not {value!r}")
-    found = [_write(one) for one in several]
-    if len(set(found)) < len(found):
+    entries = value.split(",") if isinstance(value, str) else value
+    if not isinstance(entries, (list, tuple)):
+        raise ConfigError(f"must be a list of streams, not {value!r}")
+    parsed = [_parse_write(write) for write in entries]
+    if len(set(parsed)) < len(parsed):
         raise ConfigError(f"names a stream twice: {value!r}")
-    return tuple(found)
+    return tuple(parsed)
 
 
-def _write(given: Any) -> StreamWrite:
-    if isinstance(given, Mapping):
-        unknown = set(given) - {"stream", "writer"}
-        if unknown or "stream" not in given:
-            raise ConfigError(f"is a list of names, or of tables with `stream` and `writer`, not {given!r}")
-        return StreamWrite(stream=_word(given["stream"]), writer=_word(given.get("writer", "")) or "")
-    return StreamWrite(stream=_word(given.strip() if isinstance(given, str) else given))
+def _parse_write(entry: Any) -> StreamWrite:
+    if isinstance(entry, Mapping):
+        unknown = set(entry) - {"stream", "writer"}
+        if unknown or "stream" not in entry:
+            raise ConfigError(
+                f"must be a list of names, or of tables with `stream` and `writer`, not {entry!r}"
+            )
+        return StreamWrite(
+            stream=_parse_word(entry["stream"]), writer=_parse_word(entry.get("writer", "")) or ""
+        )
+    return StreamWrite(stream=_parse_word(entry.strip() if isinstance(entry, str) else entry))
 
 
-def _word(given: Any) -> str:
-    if not isinstance(given, str) or (given and given.split() != [given]):
-        raise ConfigError(f"names streams and writers, each one word, not {given!r}")
-    return given
+def _parse_word(entry: Any) -> str:
+    if not isinstance(entry, str) or (entry and entry.split() != [entry]):
+        raise ConfigError(f"must name streams and writers in one word each, not {entry!r}")
+    return entry
 
 
 class WritePolicy:
-    """What may be written here while others tell their facts on a shared channel.
+    """Decides which appends are allowed while other processes publish on a shared channel.
 
-    `own` are the streams and writers that this process tells. Of these the ones in `tables` get their ids
-    from the homeserver's database, the others from the log; which is only safe where nobody else writes the
-    same stream, as ids tell the order. ``caches`` has none.
+    `own` are the streams and writers that this process publishes. Those in `tables` get their ids from the
+    homeserver's database, the others from the log. Ids from the log are only safe if no other process writes
+    the same stream, since ids determine the order. ``caches`` has no order.
     """
 
     def __init__(
@@ -69,35 +73,35 @@ class WritePolicy:
         tables: Collection[str] = (),
     ) -> None:
         self._table = table
-        # A worker's own streams are in its table, too; nobody else knows them.
+        # A worker's own streams are in its table too, but Synapse does not know them.
         synapse = {stream.name for stream in StreamTable.default().known_to(NEWEST)}
         self._shared = frozenset(stream.name for stream in table if stream.name in synapse)
         self._tables = frozenset(tables)
         own: set[tuple[str, str]] = set()
-        for one in writes:
-            names = sorted(self._shared - self._tables) if one.stream == EVERYTHING else [one.stream]
+        for write in writes:
+            names = sorted(self._shared - self._tables) if write.stream == EVERYTHING else [write.stream]
             for name in names:
                 if name not in self._shared:
                     raise ConfigError(
-                        f"redis_writes: {name} is no stream that Synapse knows, so it never goes on its"
+                        f"redis_writes: Synapse does not know the stream {name}, so it cannot go on its"
                         " channel"
                     )
-                own.add((name, one.writer or instance))
+                own.add((name, write.writer or instance))
         self.own = frozenset(own)
 
     def gives_ids(self, stream: str) -> bool:
-        """Whether ids of this stream are the log's own, though others may hear them."""
+        """Whether the log allocates this stream's ids although other processes receive them."""
         return stream not in self._tables and any(stream == name for name, _ in self.own)
 
     def refusal(self, log: ILog, stream: str, writer: str) -> str:
-        """Why a fact of this stream cannot be given a token here; empty if it can."""
+        """The reason that this fact cannot be given a token here; empty if it can."""
         if stream not in self._shared or stream in self._tables:
             return ""
         if (stream, writer) not in self.own:
             mine = sorted(name for own, name in self.own if own == stream)
             if mine:
-                return f"its facts are heard from others; here it is written as {' and '.join(mine)} only"
-            return "its facts are heard from others; name it in redis_writes to write it here as well"
+                return f"other processes write it; this one may write it as {' and '.join(mine)} only"
+            return "other processes write it; name it in redis_writes to write it here as well"
         if not self._table[stream].ordered:
             return ""
         others = sorted(
@@ -107,7 +111,7 @@ class WritePolicy:
         )
         if others:
             return (
-                f"{', '.join(others)} writes it too, so its ids must come from their database: describe its"
-                " table in table_streams, and write there"
+                f"{', '.join(others)} writes it too, so its ids must come from the database: describe its"
+                " table in table_streams, and write to the table"
             )
         return ""

@@ -35,7 +35,7 @@ from synrepl.replication.replica.conversation import (
     TakenUpTo,
     UpstreamHeartbeat,
 )
-from synrepl.replication.wire_positions import said_place
+from synrepl.replication.wire_positions import log_position
 from synrepl.streams.ndjson import decode_facts
 from synrepl.transports.credentials import Credentials
 from synrepl.wire import native
@@ -167,15 +167,16 @@ class UpstreamConnection(Protocol):
                     JoinStarted(
                         said.join,
                         said.history,
-                        said_place(said.position),
-                        said_place(said.trimmed_upto),
+                        log_position(said.position),
+                        log_position(said.trimmed_upto),
                         said.resumed,
                     ),
                 )
             case native.Joined():
-                self._put(0, JoinFinished(said_place(decode_body(native.JoinedBody, command.body).position)))
+                joined = decode_body(native.JoinedBody, command.body)
+                self._put(0, JoinFinished(log_position(joined.position)))
             case native.Subscribed():
-                self._put(0, SubscriptionStarted(said_place(decode_body(WirePosition, command.body))))
+                self._put(0, SubscriptionStarted(log_position(decode_body(WirePosition, command.body))))
             case native.Challenge():
                 self._put(0, decode_body(native.ChallengeBody, command.body))
             case native.Welcome():

@@ -17,7 +17,7 @@ from synrepl.replication.relay import ReplicaRegistry
 from synrepl.replication.relay.leases import MAX_ANONYMOUS
 from synrepl.replication.replica import Replica
 from synrepl.replication.roles import Claim, HandOver, PeerStatus, RoleManager
-from synrepl.replication.status import NO_COPIES, SHOWN
+from synrepl.replication.status import NO_REPLICATION, SHOWN
 from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.transports.http.upstream import HttpUpstream
 from synrepl.wire.commands import FederationAck, RemoteServerUp
@@ -68,7 +68,7 @@ class DescribedRelays(Stale):
         self._relays = relays
 
     def status(self) -> dict[str, Any]:
-        return NO_COPIES | {
+        return NO_REPLICATION | {
             "replicas": self._relays.status(),
             "leases": self._relays.describe_leases(),
         }

@@ -34,7 +34,7 @@ class Story:
 
     def wait(self, seconds: float) -> list[tuple[str, str, int, int]]:
         self.time.pump([0.5] * int(seconds * 2))
-        return [(one.stream, one.writer, one.token, one.behind) for one in self.stalls.found()]
+        return [(one.stream, one.writer, one.token, one.behind) for one in self.stalls.stalled()]
 
 
 LONG = STUCK_SECONDS + 6

@@ -35,11 +35,11 @@ def test_settings_that_are_read(value: Any, expected: list[tuple[str, str]]) -> 
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (3, "is a list of streams"),
-        ([3], "each one word"),
-        ("two words", "each one word"),
-        ([{"stream": "two words"}], "each one word"),
-        ([{"stream": "events", "writer": "a b"}], "each one word"),
+        (3, "must be a list of streams"),
+        ([3], "in one word each"),
+        ("two words", "in one word each"),
+        ([{"stream": "two words"}], "in one word each"),
+        ([{"stream": "events", "writer": "a b"}], "in one word each"),
         ([{"writer": "w1"}], "tables with"),
         ([{"stream": "events", "instance": "w1"}], "tables with"),
         ("events,events", "twice"),
@@ -96,7 +96,7 @@ def test_all_leaves_out_streams_of_our_own() -> None:
 
 def test_a_stream_that_synapse_does_not_know_is_refused() -> None:
     """A POSITION of it would cut every real process off Redis."""
-    with pytest.raises(ConfigError, match="no stream that Synapse knows"):
+    with pytest.raises(ConfigError, match="Synapse does not know the stream"):
         writing(("groups", ""))
 
 
@@ -108,7 +108,7 @@ def test_a_stream_that_synapse_does_not_know_is_refused() -> None:
         ([], [], {}, "events", "us", "name it in redis_writes"),
         ([("receipts", "")], [], {}, "events", "us", "name it in redis_writes"),
         ([("events", "")], [], {}, "events", "us", ""),
-        ([("events", "")], [], {}, "events", "w1", "here it is written as us only"),
+        ([("events", "")], [], {}, "events", "w1", "this one may write it as us only"),
         ([("events", "")], [], {"us": 5}, "events", "us", ""),
         ([("events", "")], [], {"us": 5, "w1": 0}, "events", "us", ""),
         ([("events", "")], [], {"us": 5, "w1": 3}, "events", "us", "w1 writes it too"),

@@ -17,7 +17,7 @@ from synrepl.replication.relay.proof import PRIMARY, REPLICA, nonce, proof, prov
 from synrepl.replication.relay.refusals import refusal
 from synrepl.replication.relay.snapshot_codec import meta_block, snapshot_block
 from synrepl.replication.relay.snapshot_start import make_welcome, start_snapshot
-from synrepl.replication.wire_positions import said_place, standing
+from synrepl.replication.wire_positions import log_position, wire_position
 from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import encode_fact
 from synrepl.wire.blocks import block
@@ -398,8 +398,8 @@ class Relay:
         joining = JoiningBody(
             join=start.join,
             history=log.history,
-            position=standing(start.of),
-            trimmed_upto=standing(start.trimmed_upto),
+            position=wire_position(start.of),
+            trimmed_upto=wire_position(start.trimmed_upto),
             after=start.at.serial,
             resumed=start.resumed,
         )
@@ -419,7 +419,7 @@ class Relay:
             return
         self.state = "joined"
         registry.leases.advance(self.uuid, self.sent.serial)
-        self.connection.send(Joined(body=encode_body(JoinedBody(standing(self.sent)))))
+        self.connection.send(Joined(body=encode_body(JoinedBody(wire_position(self.sent)))))
 
     async def _send_snapshot_facts(self, snapshot: LogSnapshot) -> bool:
         """Send the facts of a snapshot. False if some were trimmed meanwhile."""
@@ -475,10 +475,10 @@ class Relay:
             address=greeting.address,
         )
         self._set_filter(request.filter)
-        self.sent = said_place(request.position)
+        self.sent = log_position(request.position)
         self.acknowledged = request.position.serial
         self._sent_epoch = request.position.epoch
-        self.connection.send(Subscribed(body=encode_body(standing(log.position))))
+        self.connection.send(Subscribed(body=encode_body(wire_position(log.position))))
         self._start_heartbeats()
         self._send_heartbeat()
         for relay in registry.connected:

@@ -5,7 +5,7 @@ import msgspec
 from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
 from synrepl.replication.relay.interfaces import IReplicaRegistry, ServedLog
 from synrepl.replication.relay.proof import nonce
-from synrepl.replication.wire_positions import said_place, standing
+from synrepl.replication.wire_positions import log_position, wire_position
 from synrepl.wire.native import SPOKEN, JoinRequest, WelcomeBody
 
 __all__ = ["SnapshotStart", "make_welcome", "start_snapshot"]
@@ -30,7 +30,7 @@ async def start_snapshot(
     log = registry.log
     lease, trimmed_upto = registry.leases[uuid], log.trimmed_upto
     is_leased = lease is not None and lease.ended_ms is None
-    position = None if request.position is None else said_place(request.position)
+    position = None if request.position is None else log_position(request.position)
     resumed = position is not None and is_leased and await _can_resume(log, request.join, position)
     # Before the snapshot is taken, so that none of its facts can be trimmed.
     serial = lease.serial if resumed and lease is not None else trimmed_upto.serial
@@ -71,7 +71,7 @@ def make_welcome(registry: IReplicaRegistry, *, proof: str) -> WelcomeBody:
         instance=registry.instance,
         server_name=registry.server_name,
         role=registry.role(),
-        position=standing(log.position),
+        position=wire_position(log.position),
         trimmed_upto=log.trimmed_upto.serial,
         filter=registry.filter(),
         address=registry.address(),

@@ -22,7 +22,7 @@ from synrepl.replication.replica.conversation import (
     UpstreamHeartbeat,
 )
 from synrepl.replication.replica.interfaces import ICopy, ReplicaLog
-from synrepl.replication.wire_positions import standing
+from synrepl.replication.wire_positions import wire_position
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import JoinRequest
@@ -131,7 +131,7 @@ class JoinAttempt:
             asked = JoinRequest(
                 filter=self._wanted,
                 join=noted.join,
-                position=standing(at),
+                position=wire_position(at),
                 has_meta=noted.has_meta,
             )
         self._conversation.join(asked)

@@ -32,7 +32,7 @@ from synrepl.replication.replica.forks import facts_after, last_common
 from synrepl.replication.replica.interfaces import IKeepLeftovers, ReplicaLog
 from synrepl.replication.replica.join import JoinAttempt, Progress
 from synrepl.replication.replica.states import STATES, WAYS_OUT
-from synrepl.replication.wire_positions import standing
+from synrepl.replication.wire_positions import wire_position
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.grammar import Command
@@ -235,7 +235,7 @@ class Replica:
         conversation.subscribe(
             Subscription(
                 history=log.history,
-                position=standing(position),
+                position=wire_position(position),
                 filter=self.wanted,
                 clock=clock if len(encode_body(clock)) <= MAX_CLOCK_BYTES else {},
                 epoch_start=None

@@ -30,7 +30,7 @@ from synrepl.replication.replica import (
     TakenUpTo,
     UpstreamHeartbeat,
 )
-from synrepl.replication.wire_positions import said_place
+from synrepl.replication.wire_positions import log_position
 from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import decode_facts
@@ -231,7 +231,7 @@ class HttpConversation:
         said = JoinBody(name=self._name, join=asked, registered=self._registered, address=self._address())
         path = f"/v1/replicas/{self._uuid}/join"
         answer: JoinAnswer = await self._ask("POST", path, said, JoinAnswer, most=MAX_JOIN_ANSWER)
-        position, trimmed_upto = said_place(answer.position), said_place(answer.trimmed_upto)
+        position, trimmed_upto = log_position(answer.position), log_position(answer.trimmed_upto)
         self._put(JoinStarted(answer.join, answer.history, position, trimmed_upto, answer.resumed))
         if answer.snapshot is None:
             # All of it was there; what came since follows once it is subscribed to.
@@ -260,7 +260,7 @@ class HttpConversation:
             "POST", f"/v1/replicas/{self._uuid}", said, _SubscribeAnswer
         )
         self._head = answer.position.serial
-        self._put(SubscriptionStarted(said_place(answer.position)))
+        self._put(SubscriptionStarted(log_position(answer.position)))
         self._put(KnownPeers(answer.peers))
         self._acknowledged = asked.position.serial
         self._ack_timer = self._reactor.callLater(ACK_SECONDS, self._acknowledge_soon)
