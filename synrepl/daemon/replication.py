@@ -227,14 +227,14 @@ class ReplicationServices:
             self._reactor,
             name=self.name,
             ephemeral=self._ephemeral,
-            wanted=Filter.of(streams=settings.upstream_streams, writers=settings.upstream_writers),
+            query=Filter.of(streams=settings.upstream_streams, writers=settings.upstream_writers),
             resync_on_fork=settings.resync_on_fork,
-            leftovers=self._diverged_facts.keep,
+            keep_leftovers=self._diverged_facts.keep,
             jitter=_jitter,
-            moved=self.roles.on_primary_moved,
-            changed=self._replica_changed,
+            on_primary_moved=self.roles.on_primary_moved,
+            on_change=self._replica_changed,
             commands=self.commands,
-            told_down=self._publisher.broadcast,
+            on_command=self._publisher.broadcast,
         )
 
     def _replica_changed(self) -> None:
@@ -387,7 +387,7 @@ class ReplicationServices:
                     replica.since,
                 )
             ]
-        joining = [(replica.joining_anew, replica.since)] if replica.joining_anew else []
+        joining = [(replica.rejoin_reason, replica.since)] if replica.rejoin_reason else []
         if (refusal := replica.refusal) is not None:
             since = self._reactor.seconds() - replica.lag_seconds()
             return [*joining, (f"the upstream refuses: {refusal.code}: {refusal.message}", since)]

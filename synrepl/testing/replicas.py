@@ -209,14 +209,14 @@ class FakeNode:
             self.clock,
             name=self.name,
             ephemeral=self.ephemeral,
-            wanted=self._wanted,
+            query=self._wanted,
             resync_on_fork=self._resync_on_fork,
-            leftovers=self._keep_leftovers,
+            keep_leftovers=self._keep_leftovers,
             jitter=self._jitter,
-            moved=self.roles.on_primary_moved,
-            changed=self._replica_changed,
+            on_primary_moved=self.roles.on_primary_moved,
+            on_change=self._replica_changed,
             commands=self.commands,
-            told_down=self.publisher.broadcast,
+            on_command=self.publisher.broadcast,
         )
 
     def _replica_changed(self) -> None:

@@ -14,7 +14,7 @@ from synrepl.cli import main
 from synrepl.cli.promote import WHAT_TO_DO
 from synrepl.replication.relay import RELAY_STATES, REPLICA_STATES
 from synrepl.replication.relay.refusals import REFUSALS
-from synrepl.replication.replica.states import STATES as UPSTREAM_STATES
+from synrepl.replication.replica import STATES as UPSTREAM_STATES
 from synrepl.replication.status import STATES
 from tests.service.processes import ROOT, Daemon, Process
 

@@ -423,7 +423,7 @@ class FollowingOverHttpTests(CopiesCase):
         """And stands where the primary stands."""
         self.post("push_rules", [["@ada:hs"]])
         self.receipts(5)
-        replica, log = self.replica(wanted=Filter.of(streams=("push_rules",)))
+        replica, log = self.replica(query=Filter.of(streams=("push_rules",)))
         self.receipts(3)
         self.post("push_rules", [["@bob:hs"]])
         self.pass_(3)
@@ -481,7 +481,7 @@ class FollowingOverHttpTests(CopiesCase):
         told: list[Any] = []
         commands = self.forwarder()
         self.receipts(2)
-        replica, _ = self.replica(commands=commands, told_down=told.append)
+        replica, _ = self.replica(commands=commands, on_command=told.append)
         self.publisher.broadcast(RemoteServerUp(server="one"))
         commands.forward(RemoteServerUp(server="mine"))
         self.pass_(2)

@@ -117,15 +117,15 @@ class TestJoiningReplica:
         world.wrote(a, 2)
         world.pass_(3)
         assert b.replica is not None
-        before = b.replica.joining_anew
+        before = b.replica.rejoin_reason
         a.kill()
         b.replica._must_join = "trimmed"
         peer = follower(world, b, "REPLICATE to_device 1")
 
         assert ['RDATA to_device 2 ["@u2"]', "POSITION to_device 2"] == peer.hears()
         assert "" == before
-        assert "joining anew (trimmed): the copy that is here is served until the new one is whole" == (
-            b.replica.joining_anew
+        assert "joining again (trimmed): the old copy is served until the new one is complete" == (
+            b.replica.rejoin_reason
         )
 
 

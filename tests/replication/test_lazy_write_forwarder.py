@@ -9,7 +9,7 @@ from twisted.python.failure import Failure
 
 from synrepl.daemon.write_forwarder import LazyWriteForwarder
 from synrepl.errors import NotConnected
-from synrepl.replication.replica.states import RESYNC
+from synrepl.replication.replica.replica import RESYNC
 from synrepl.replication.roles import ReadOnlyHere
 from synrepl.streams.table import StreamTable
 from tests.replication.worlds import World

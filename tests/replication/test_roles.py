@@ -12,7 +12,7 @@ from twisted.logger import formatEvent, globalLogPublisher
 from synrepl.errors import NotConnected, StorageError
 from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.replication.addresses import Address
-from synrepl.replication.replica.states import RESYNC, WAYS_OUT
+from synrepl.replication.replica.replica import RESYNC, WAYS_OUT
 from synrepl.replication.roles import (
     HANDOVER_SECONDS,
     CannotPromote,

@@ -1,4 +1,4 @@
-"""What stands beside the facts, as lines of JSON in a block."""
+"""Codec of the metadata around facts: epoch starts, receipts and positions, as lines of JSON in blocks."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -20,9 +20,9 @@ __all__ = [
 ]
 
 MAX_SNAPSHOT: Final = 640 * 1024 * 1024
-"""Bytes of memory for all that stands beside a snapshot's facts: 1.3 million receipts of a day, mostly."""
+"""The most memory in bytes for a snapshot's metadata: mostly the receipts of a day, 1.3 million."""
 LINE_BYTES: Final = 300
-"""What a line takes in memory beside its text."""
+"""The memory of a line in bytes, besides its text."""
 
 
 class _Receipt(msgspec.Struct):
@@ -35,7 +35,7 @@ class _Receipt(msgspec.Struct):
 
 
 class _Line(msgspec.Struct, omit_defaults=True):
-    """One of these."""
+    """One line: exactly one of these fields is set."""
 
     position: LogPosition | None = None
     trimmed_upto: LogPosition | None = None
@@ -49,18 +49,18 @@ _decoder: Final = msgspec.json.Decoder(_Line)
 
 
 def meta_block(epoch_starts: Sequence[EpochStart] = (), receipts: Sequence[AppendReceipt] = ()) -> bytes:
-    """Blocks of turns and receipts, as they come."""
+    """Encode epoch starts and receipts as blocks."""
     lines = (*(_Line(epoch_start=epoch_start) for epoch_start in epoch_starts), *map(_receipt, receipts))
     return blocks("meta", [_encode(line) + b"\n" for line in lines]) or block("meta", 0, b"")
 
 
 def snapshot_block(snapshot: LogSnapshot) -> bytes:
-    """Blocks of all that stands beside a snapshot's facts; where it ends, `SnapshotReader` knows."""
+    """Encode a snapshot's metadata as blocks; `SnapshotReader` finds its end."""
     return blocks("snapshot", snapshot_lines(snapshot))
 
 
 def snapshot_lines(snapshot: LogSnapshot) -> list[bytes]:
-    """All that stands beside a snapshot's facts, as lines. The place comes last: then all is there."""
+    """Encode a snapshot's metadata as lines. The position comes last and marks the end."""
     lines = [_Line(trimmed_upto=snapshot.trimmed_upto)]
     lines += [_Line(epoch_start=epoch_start) for epoch_start in snapshot.epoch_starts]
     lines += [
@@ -73,32 +73,32 @@ def snapshot_lines(snapshot: LogSnapshot) -> list[bytes]:
 
 
 def read_meta(data: bytes) -> tuple[list[EpochStart], list[AppendReceipt]]:
-    """The turns and the receipts of a block."""
+    """Decode the epoch starts and the receipts of a block."""
     lines = _lines(data)
     return [line.epoch_start for line in lines if line.epoch_start], [
-        _given(line) for line in lines if line.receipt
+        _append_receipt(line) for line in lines if line.receipt
     ]
 
 
 def read_snapshot(data: bytes) -> LogSnapshot:
-    """What stands beside a snapshot's facts."""
+    """Decode a snapshot's metadata."""
     return _snapshot(_lines(data))
 
 
 class SnapshotReader:
-    """Puts a snapshot together from its blocks, one after the other."""
+    """Assembles a snapshot from its blocks."""
 
     def __init__(self) -> None:
         self._lines: list[_Line] = []
         self._room = MAX_SNAPSHOT
 
     def feed(self, data: bytes) -> LogSnapshot | None:
-        """One more block: the snapshot, once its place has come. Raises RemoteProtocolError at what makes no
-        sense, and where there is too much of it."""
+        """Add a block; return the snapshot once its position was read. Raises RemoteProtocolError on an
+        invalid block, and above the limit of memory."""
         self._room -= len(data) + LINE_BYTES * data.count(b"\n")
         if self._room < 0:
             raise RemoteProtocolError(
-                f"what stands beside a snapshot's facts takes more than {MAX_SNAPSHOT} bytes of memory"
+                f"the metadata of the snapshot takes more than {MAX_SNAPSHOT} bytes of memory"
             )
         lines = _lines(data)
         self._lines += lines
@@ -109,18 +109,18 @@ class SnapshotReader:
 
 
 def _snapshot(lines: Sequence[_Line]) -> LogSnapshot:
-    places = [line.position for line in lines if line.position]
-    begins = [line.trimmed_upto for line in lines if line.trimmed_upto]
-    if len(places) != 1 or len(begins) != 1:
-        raise RemoteProtocolError("a snapshot has one place and one beginning")
+    positions = [line.position for line in lines if line.position]
+    starts = [line.trimmed_upto for line in lines if line.trimmed_upto]
+    if len(positions) != 1 or len(starts) != 1:
+        raise RemoteProtocolError("a snapshot must have one position and one start")
     return LogSnapshot(
-        position=places[0],
-        trimmed_upto=begins[0],
+        position=positions[0],
+        trimmed_upto=starts[0],
         epoch_starts=[line.epoch_start for line in lines if line.epoch_start],
         positions={
             line.writer_position[:2]: line.writer_position[2] for line in lines if line.writer_position
         },
-        receipts=[_given(line) for line in lines if line.receipt],
+        receipts=[_append_receipt(line) for line in lines if line.receipt],
     )
 
 
@@ -138,15 +138,15 @@ def _receipt(receipt: AppendReceipt) -> _Line:
     )
 
 
-def _given(line: _Line) -> AppendReceipt:
-    told = line.receipt
-    assert told is not None
-    appended = Appended(told.epoch, told.first_serial, told.tokens)
-    return AppendReceipt(told.key, told.request, appended, told.at_ms)
+def _append_receipt(line: _Line) -> AppendReceipt:
+    receipt = line.receipt
+    assert receipt is not None
+    appended = Appended(receipt.epoch, receipt.first_serial, receipt.tokens)
+    return AppendReceipt(receipt.key, receipt.request, appended, receipt.at_ms)
 
 
 def _lines(data: bytes) -> list[_Line]:
     try:
         return _decoder.decode_lines(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RemoteProtocolError(f"a line makes no sense: {error}") from error
+        raise RemoteProtocolError(f"invalid line of metadata: {error}") from error

@@ -1,4 +1,4 @@
-"""A daemon that is a copy of another one: how it becomes one, stays one, and what it does when it cannot."""
+"""Replication from an upstream: join, follow, detect divergence."""
 
 from synrepl.replication.replica.conversation import (
     DownstreamCommand,
@@ -17,8 +17,7 @@ from synrepl.replication.replica.conversation import (
     TakenUpTo,
     UpstreamHeartbeat,
 )
-from synrepl.replication.replica.replica import Replica
-from synrepl.replication.replica.states import STATES
+from synrepl.replication.replica.replica import STATES, Replica
 
 __all__ = [
     "STATES",

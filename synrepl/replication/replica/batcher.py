@@ -1,4 +1,4 @@
-"""Facts and epochs as they come from an upstream, kept in groups."""
+"""Batches of received facts and epoch starts, committed in groups."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -11,7 +11,7 @@ __all__ = ["FactBatcher", "BatchTarget"]
 
 
 class BatchTarget(Protocol):
-    """What takes facts as they are elsewhere: a log, or a copy in the making."""
+    """Receives facts with assigned serials: a log, or an unfinished copy."""
 
     @property
     def position(self) -> LogPosition: ...
@@ -24,15 +24,15 @@ class BatchTarget(Protocol):
 
 
 class FactBatcher:
-    """Gathers what comes, and gives it to the target in one piece at `flush`.
+    """Collects received facts and commits them to the target in one piece at `flush`.
 
-    Facts that the target has are left out. The receipt of an append comes before its facts, and all of them
-    are given together: whoever is promoted must know of an append whole, or not at all. Of a filtered feed
-    nothing is given before a place was told up to where that is all.
+    Facts that the target already has are dropped. The receipt of an append comes before its facts, and both
+    are committed together: a promoted replica must know an append wholly or not at all. Facts of a filtered
+    feed are committed only up to a position that the upstream has confirmed.
     """
 
     def __init__(self, target: BatchTarget, *, is_filtered: bool) -> None:
-        self.beat: UpstreamHeartbeat | None = None
+        self.heartbeat: UpstreamHeartbeat | None = None
         self._target = target
         self._is_filtered = is_filtered
         self._facts: list[Fact] = []
@@ -40,12 +40,12 @@ class FactBatcher:
         self._upto: LogPosition | None = None
 
     @property
-    def waiting(self) -> int:
-        """How many facts wait here."""
+    def pending(self) -> int:
+        """How many facts are waiting for `flush`."""
         return len(self._facts)
 
-    async def take(self, event: Facts | SnapshotMeta | UpstreamHeartbeat) -> None:
-        """One more event; an epoch that begins is begun at once, after what came before it."""
+    async def add(self, event: Facts | SnapshotMeta | UpstreamHeartbeat) -> None:
+        """Add one event. An epoch start is committed at once, after the facts before it."""
         match event:
             case Facts(facts):
                 after = self._facts[-1].serial if self._facts else self._target.position.serial
@@ -63,25 +63,25 @@ class FactBatcher:
                     if epoch_start.epoch > self._target.position.epoch:
                         await self._target.begin_epoch(epoch_start)
             case UpstreamHeartbeat(position):
-                self.beat = event
+                self.heartbeat = event
                 if self._is_filtered and position.serial > self._target.position.serial:
                     self._upto = position
 
     async def flush(self) -> None:
-        """Keep what was gathered, but for the beginning of an append whose end is still to come."""
+        """Commit the collected facts, except the beginning of an append whose end is still to come."""
         if not self._is_filtered:
-            reached = self._facts[-1].serial if self._facts else self._target.position.serial
-            cut = [receipt for receipt in self._receipts if _last(receipt) > reached]
-            end = min(map(_first, cut), default=reached + 1)
+            last_serial = self._facts[-1].serial if self._facts else self._target.position.serial
+            incomplete = [receipt for receipt in self._receipts if _last(receipt) > last_serial]
+            end = min(map(_first, incomplete), default=last_serial + 1)
             facts = [fact for fact in self._facts if fact.serial < end]
-            receipts = [receipt for receipt in self._receipts if _last(receipt) <= reached]
-            self._facts, self._receipts = self._facts[len(facts) :], cut
+            receipts = [receipt for receipt in self._receipts if _last(receipt) <= last_serial]
+            self._facts, self._receipts = self._facts[len(facts) :], incomplete
             if facts or receipts:
                 await self._target.follow(facts, receipts)
             return
         upto, self._upto = self._upto, None
         if upto is not None:
-            # More may have come since that was told.
+            # Facts received after that confirmation wait for the next one.
             facts = [fact for fact in self._facts if fact.serial <= upto.serial]
             receipts = [receipt for receipt in self._receipts if _first(receipt) <= upto.serial]
             self._facts = self._facts[len(facts) :]

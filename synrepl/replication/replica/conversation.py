@@ -1,4 +1,4 @@
-"""What a replica and its upstream say to each other, whatever carries it."""
+"""Messages between a replica and its upstream, independent of the transport."""
 
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -34,11 +34,11 @@ __all__ = [
 
 
 MAX_MESSAGE: Final = 1_000
-"""Characters of a refusal that are shown."""
+"""How many characters of a refusal are shown."""
 
 
 class RefusedByUpstream(ReplicationError):
-    """The upstream cannot do what was asked; `refusal` says why, in words that are safe to show."""
+    """The upstream refused the request; `refusal` gives the reason, safe to show."""
 
     def __init__(self, refusal: Refusal) -> None:
         refusal = msgspec.structs.replace(
@@ -53,9 +53,10 @@ class RefusedByUpstream(ReplicationError):
 
 
 class JoinStarted(msgspec.Struct, frozen=True):
-    """A snapshot of `place` follows, of a log of this `history` that was trimmed up to `begin`.
+    """A snapshot at `position` follows, of the log with this `history`, which was trimmed up to
+    `trimmed_upto`.
 
-    What is staged goes on if it is `resumed`.
+    If `resumed`, the staged part of the copy is continued.
     """
 
     join: str
@@ -72,39 +73,39 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class SnapshotFacts(msgspec.Struct, frozen=True):
-    """All that stands beside the snapshot's facts, which were all sent."""
+    """The metadata of the snapshot; all its facts were sent before."""
 
     snapshot: LogSnapshot
 
 
 class SnapshotMeta(msgspec.Struct, frozen=True):
-    """Epochs that begin here, and who got which answer for the facts before."""
+    """Epochs that begin at this position, and the receipts of the appends that follow."""
 
     epoch_starts: Sequence[EpochStart]
     receipts: Sequence[AppendReceipt]
 
 
 class Ephemeral(msgspec.Struct, frozen=True):
-    """Facts that nobody keeps; or, with `is_all`, all that is held of them, then where their writers are."""
+    """Ephemeral facts; with `is_all` every held one, then the positions of their writers."""
 
     facts: Sequence[Fact]
     is_all: bool = False
 
 
 class JoinFinished(msgspec.Struct, frozen=True):
-    """All up to here was sent."""
+    """The copy is complete at this position."""
 
     position: LogPosition
 
 
 class SubscriptionStarted(msgspec.Struct, frozen=True):
-    """What is lacking follows, then what comes; the upstream stands here."""
+    """Missing facts follow, then new ones; the upstream is at this position."""
 
     position: LogPosition
 
 
 class UpstreamHeartbeat(msgspec.Struct, frozen=True):
-    """All that was wanted up to `place` was sent; the upstream stands at the serial `head`."""
+    """All requested facts up to `position` were sent; the head of the upstream's log is the serial `head`."""
 
     position: LogPosition
     head: int
@@ -112,13 +113,13 @@ class UpstreamHeartbeat(msgspec.Struct, frozen=True):
 
 
 class KnownPeers(msgspec.Struct, frozen=True):
-    """Where the upstream's other replicas are."""
+    """The addresses of the upstream's other replicas."""
 
     addresses: Sequence[str]
 
 
 class TakenUpTo(msgspec.Struct, frozen=True):
-    """The upstream has taken an origin's commands up to `number`; it knows of those from `since` on."""
+    """The upstream has accepted an origin's commands up to `number`; it knows those from `since` on."""
 
     origin: str
     number: int
@@ -147,43 +148,44 @@ Event = (
 
 
 class IConversation(Protocol):
-    """One connection to an upstream, past the greeting."""
+    """One connection to an upstream, after the handshake."""
 
     welcome: WelcomeBody
 
-    def join(self, asked: JoinRequest) -> None:
-        """Ask for a copy. The answer is `JoinStarted`, facts, `SnapshotFacts`, facts and `SnapshotMeta`, and
-        `JoinFinished`."""
+    def join(self, request: JoinRequest) -> None:
+        """Request a copy. The response is `JoinStarted`, facts, `SnapshotFacts`, facts and `SnapshotMeta`,
+        and `JoinFinished`."""
 
-    def subscribe(self, asked: Subscription) -> None:
-        """Ask for what comes after a place. `SubscriptionStarted` comes first, then facts, `SnapshotMeta`,
-        `UpstreamHeartbeat` and `Ephemeral`."""
+    def subscribe(self, request: Subscription) -> None:
+        """Request the facts after a position. The response is `SubscriptionStarted`, then facts,
+        `SnapshotMeta`, `UpstreamHeartbeat` and `Ephemeral`."""
 
     async def next(self) -> Event:
-        """The next event. Raises `RefusedByUpstream`; `NotConnected` and `RemoteProtocolError` when there
-        will be no more."""
+        """Return the next event. Raises `RefusedByUpstream`; `NotConnected` and `RemoteProtocolError` when
+        there are no more."""
 
     def ready(self) -> Event | None:
-        """The next event, if it is here already."""
+        """Return the next event if it was already received, else None."""
 
     def acknowledge(self, position: LogPosition, at_ms: int) -> None:
-        """Everything up to there is held here, durably."""
+        """Acknowledge that all facts up to this position are durable."""
 
     def forward(self, origin: str, commands: Sequence[Numbered]) -> None:
-        """Say what followers sent up, if the welcome says that it is taken: `TakenUpTo` follows."""
+        """Forward commands of followers, if the welcome allows it: `TakenUpTo` follows."""
 
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
-        """The upstream's digests there, as far as it knows them. Not between `subscribe` and the end."""
+        """Return the upstream's digests at these serials, as far as it has them. Not between `subscribe` and
+        the end."""
 
     def close(self) -> None:
-        """End it. Harmless when repeated."""
+        """Close the connection. Idempotent."""
 
 
 class IUpstream(Protocol):
-    """How an upstream is reached."""
+    """Connects to an upstream."""
 
     where: Address
-    """Which upstream it is; shown to people."""
+    """The upstream's address, as shown to operators."""
 
     async def connect(self, uuid: str, name: str) -> IConversation:
-        """Reach it, and be known to it. Raises as `IConversation.next` does."""
+        """Connect and complete the handshake. Raises the errors of `IConversation.next`."""

@@ -1,4 +1,4 @@
-"""Where two histories part."""
+"""Divergence: the last serial that two histories share."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
@@ -9,21 +9,21 @@ from synrepl.streams.facts import Fact
 
 __all__ = ["facts_after", "last_common"]
 
-ASKED_AT_ONCE: Final = 64
+DIGESTS_PER_REQUEST: Final = 64
 PAGE_ROWS: Final = 1_000
 
 
 async def last_common(log: ILog, conversation: IConversation) -> int:
-    """The last serial at which this log and the upstream's are the same; 0 if there is none.
+    """Return the last serial at which this log and the upstream's are equal; 0 if there is none.
 
-    Where trimming has hidden it, the lowest serial that is still known to be different is taken for the
-    first: rather too much counts as different than too little.
+    Where trimmed facts hide it, the lowest serial known to differ counts as the first: too many facts count
+    as different rather than too few.
     """
-    # Everything up to `low` is the same, or unknown; at `high` it is not the same.
+    # All facts up to `low` are equal or unknown; the fact at `high` differs.
     low, high = 0, min(log.serial, conversation.welcome.position.serial) + 1
     while high - low > 1:
-        step = max(1, (high - low) // (ASKED_AT_ONCE + 1))
-        serials = list(range(low + step, high, step))[:ASKED_AT_ONCE]
+        step = max(1, (high - low) // (DIGESTS_PER_REQUEST + 1))
+        serials = list(range(low + step, high, step))[:DIGESTS_PER_REQUEST]
         theirs = await conversation.digests(serials)
         for serial in serials:
             ours = await log.digest_at(serial)
@@ -36,7 +36,7 @@ async def last_common(log: ILog, conversation: IConversation) -> int:
 
 
 async def facts_after(log: ILog, serial: int) -> AsyncIterator[Sequence[Fact]]:
-    """All facts of this log beyond a serial, page by page."""
+    """Yield all facts of this log after a serial, page by page."""
     upto = log.serial
     while serial < upto:
         facts, serial = await log.read(after=serial, upto=upto, limit=PAGE_ROWS)

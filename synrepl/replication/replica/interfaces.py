@@ -1,4 +1,4 @@
-"""What a replica asks of its log."""
+"""Interfaces that a replica needs: its log and the unfinished copy."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ __all__ = ["ICopy", "IKeepLeftovers", "ReplicaLog"]
 
 
 class ICopy(Protocol):
-    """A copy of another log in the making."""
+    """An unfinished copy of another log."""
 
     position: LogPosition
     notes: dict[str, str]
@@ -65,4 +65,4 @@ class ReplicaLog(ILog, Protocol):
 
 
 IKeepLeftovers = Callable[[AsyncIterator[Sequence[Fact]]], Awaitable[Any]]
-"""Keeps facts that only this copy has; gives where, or None if there was none."""
+"""Writes facts that only this copy has to a file; returns its path, or None without facts."""

@@ -1,4 +1,4 @@
-"""JOIN: a copy is made beside what is here, and takes its place in one step when it is whole."""
+"""JOIN: makes a new copy next to the old one, and replaces it in one step when complete."""
 
 from collections.abc import Callable, Sequence
 from operator import ge
@@ -30,15 +30,16 @@ from synrepl.wire.native import JoinRequest
 __all__ = ["JoinAttempt", "Progress", "UntrueCopy"]
 
 COMMIT_FACTS: Final = 8_000
-"""Facts of a snapshot that are committed together; few commits are fast, many lose less to a cut."""
+"""How many facts of a snapshot are committed together: few commits are fast, more lose less to a
+disconnect."""
 
 
 class UntrueCopy(RemoteProtocolError):
-    """The upstream sends other facts than it announced, so that nothing that is staged of them is of use."""
+    """The upstream sends other facts than it announced, so that the staged ones are useless."""
 
 
 class JoinRecord(msgspec.Struct, frozen=True):
-    """What is remembered of a copy in the making: which one, of what, and how far."""
+    """The stored state of an unfinished copy: its id, its log, its filter and its progress."""
 
     join: str
     history: str
@@ -49,15 +50,15 @@ class JoinRecord(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct):
-    """How far a copy is: serials done of those there were when it began, and how fast that goes."""
+    """The progress of a copy: serials done, the total when it began, and the rate."""
 
     done: int
     total: int
     began: float
     began_at: int
 
-    def status(self, now: float) -> dict[str, float | int | None]:
-        """As the status has it."""
+    def describe(self, now: float) -> dict[str, float | int | None]:
+        """The progress as the status shows it."""
         seconds = now - self.began
         rate = (self.done - self.began_at) / seconds if seconds > 0 else 0.0
         left = max(0, self.total - self.done)
@@ -77,194 +78,197 @@ class JoinAttempt:
         log: ReplicaLog,
         conversation: IConversation,
         clock: IClock,
-        wanted: Filter,
+        query: Filter,
         *,
-        tell: Callable[[str, Progress], None],
+        on_progress: Callable[[str, Progress], None],
     ) -> None:
         self._log = log
         self._conversation = conversation
         self._clock = clock
-        self._wanted = wanted
-        self._tell = tell
+        self._query = query
+        self._on_progress = on_progress
         self._copy: ICopy
-        self._begin: LogPosition | None = None
+        self._trimmed_upto: LogPosition | None = None
         self._announced = 0
         self._progress = Progress(0, 0, clock.seconds(), 0)
 
     @property
-    def has_come_further(self) -> bool:
-        """Whether this attempt was good for something, even if it was cut off."""
+    def made_progress(self) -> bool:
+        """Whether this attempt made progress, even if it was cut off."""
         return self._progress.done > self._progress.began_at
 
     async def run(self) -> None:
-        """Take over what the upstream has. Whatever goes wrong, what was here before is untouched, and what
-        came is kept for the next attempt."""
+        """Make a complete copy of the upstream's log. On an error the old copy is untouched, and the staged
+        facts are kept for the next attempt."""
         self._copy = await self._log.open_staged_copy()
         try:
-            noted = await self._ask()
-            await self._take(noted)
-            self._tell("adopting", self._progress)
-            is_open = self._wanted.is_open
+            record = await self._request_copy()
+            await self._receive_copy(record)
+            self._on_progress("adopting", self._progress)
+            is_open = self._query.is_open
             await self._copy.note(
-                history=noted.history,
+                history=record.history,
                 joined="yes",
-                filter=None if is_open else msgspec.json.encode(self._wanted).decode(),
+                filter=None if is_open else msgspec.json.encode(self._query).decode(),
                 joining=None,
             )
             await self._log.adopt_copy(self._copy)
         except UntrueCopy:
             await self._log.drop_copy(self._copy)
-            # It has come no further, so that the next attempts are further apart.
+            # Without progress the backoff grows.
             self._progress.done = self._progress.began_at
             raise
         except Exception:
             await self._copy.close()
             raise
 
-    async def _ask(self) -> JoinRecord:
-        """Ask for a copy, for the rest of the one that was cut off if there is one."""
-        noted = self._resumable()
-        if noted is None:
-            asked = JoinRequest(filter=self._wanted)
+    async def _request_copy(self) -> JoinRecord:
+        """Request a copy, or the rest of an interrupted one."""
+        record = self._resumable()
+        if record is None:
+            request = JoinRequest(filter=self._query)
         else:
             at = self._copy.position
-            asked = JoinRequest(
-                filter=self._wanted,
-                join=noted.join,
+            request = JoinRequest(
+                filter=self._query,
+                join=record.join,
                 position=wire_position(at),
-                has_meta=noted.has_meta,
+                has_meta=record.has_meta,
             )
-        self._conversation.join(asked)
-        begins = await self._conversation.next()
-        while isinstance(begins, UpstreamHeartbeat):
-            begins = await self._conversation.next()
-        if not isinstance(begins, JoinStarted):
-            raise RemoteProtocolError(f"{type(begins).__name__} came where a copy was to begin")
-        if not begins.resumed or noted is None:
+        self._conversation.join(request)
+        start = await self._conversation.next()
+        while isinstance(start, UpstreamHeartbeat):
+            start = await self._conversation.next()
+        if not isinstance(start, JoinStarted):
+            raise RemoteProtocolError(f"unexpected {type(start).__name__} at the start of a copy")
+        if not start.resumed or record is None:
             await self._log.drop_copy(self._copy)
             self._copy = await self._log.open_staged_copy()
-            noted = JoinRecord(
-                begins.join,
-                begins.history,
-                self._wanted,
-                begins.trimmed_upto,
-                begins.position.serial,
+            record = JoinRecord(
+                start.join,
+                start.history,
+                self._query,
+                start.trimmed_upto,
+                start.position.serial,
                 False,
             )
-            await self._note(noted)
-        self._begin = begins.trimmed_upto if self._wanted.is_open else None
-        self._announced = begins.position.serial
+            await self._save_record(record)
+        self._trimmed_upto = start.trimmed_upto if self._query.is_open else None
+        self._announced = start.position.serial
         at_serial = self._copy.position.serial
-        total = max(begins.position.serial, at_serial)
+        total = max(start.position.serial, at_serial)
         self._progress = Progress(at_serial, total, self._clock.seconds(), at_serial)
-        return noted
+        return record
 
     def _resumable(self) -> JoinRecord | None:
         text = self._copy.notes.get("joining")
         if text is None:
             return None
         try:
-            noted = msgspec.json.decode(text, type=JoinRecord)
+            record = msgspec.json.decode(text, type=JoinRecord)
         except msgspec.DecodeError:
             return None
-        is_same = (noted.history, noted.filter) == (self._conversation.welcome.history, self._wanted)
-        return noted if is_same else None
+        is_same = (record.history, record.filter) == (self._conversation.welcome.history, self._query)
+        return record if is_same else None
 
-    async def _note(self, noted: JoinRecord) -> None:
-        await self._copy.note(joining=msgspec.json.encode(noted).decode())
+    async def _save_record(self, record: JoinRecord) -> None:
+        await self._copy.note(joining=msgspec.json.encode(record).decode())
 
-    async def _take(self, noted: JoinRecord) -> None:
-        """Take what comes, until all of it is here."""
-        if not noted.has_meta:
-            self._tell("snapshot", self._progress)
-            await self._take_snapshot(noted)
-        self._tell("meanwhile", self._progress)
-        taking = FactBatcher(self._copy, is_filtered=not self._wanted.is_open)
+    async def _receive_copy(self, record: JoinRecord) -> None:
+        """Receive the copy until it is complete."""
+        if not record.has_meta:
+            self._on_progress("snapshot", self._progress)
+            await self._receive_snapshot(record)
+        self._on_progress("meanwhile", self._progress)
+        batcher = FactBatcher(self._copy, is_filtered=not self._query.is_open)
         while True:
             event = await self._conversation.next()
             match event:
                 case JoinFinished(position):
-                    await taking.flush()
+                    await batcher.flush()
                     if self._copy.position != position:
                         raise RemoteProtocolError(
-                            f"the copy is said to end at serial {position.serial}, it stands at"
+                            f"the upstream ends the copy at serial {position.serial}, but the copy is at"
                             f" {self._copy.position.serial}"
                         )
                     return
                 case Facts() | SnapshotMeta() | UpstreamHeartbeat():
-                    await taking.take(event)
-                    if taking.waiting >= COMMIT_FACTS:
-                        await taking.flush()
+                    await batcher.add(event)
+                    if batcher.pending >= COMMIT_FACTS:
+                        await batcher.flush()
                     self._progress.done = self._copy.position.serial
-                    self._tell("meanwhile", self._progress)
+                    self._on_progress("meanwhile", self._progress)
                 case Ephemeral() | KnownPeers():
                     pass
                 case _:
-                    raise RemoteProtocolError(f"{type(event).__name__} came in the middle of a copy")
+                    raise RemoteProtocolError(f"unexpected {type(event).__name__} within a copy")
 
-    async def _take_snapshot(self, noted: JoinRecord) -> None:
-        waiting: list[Facts] = []
+    async def _receive_snapshot(self, record: JoinRecord) -> None:
+        unstaged: list[Facts] = []
         try:
-            snapshot = await self._take_facts(waiting)
+            snapshot = await self._receive_facts(unstaged)
         except UntrueCopy:
             raise
         except (NotConnected, RemoteProtocolError):
-            # What came is good for the next attempt; over a bad link that may be all that ever comes at once.
-            await self._add(waiting)
+            # Keep the received facts for the next attempt: a bad link may never deliver more at once.
+            await self._stage(unstaged)
             raise
-        await self._add(waiting)
-        at = self._copy.position
-        # Its epoch may have begun after the last fact.
-        ends = (snapshot.position.serial, snapshot.position.digest)
-        is_whole = (at.serial, at.digest) == ends or snapshot.position.serial == snapshot.trimmed_upto.serial
-        if self._wanted.is_open and not is_whole:
+        await self._stage(unstaged)
+        position = self._copy.position
+        # Compare without the epoch: it may have begun after the last fact.
+        end = (snapshot.position.serial, snapshot.position.digest)
+        is_whole = (
+            position.serial,
+            position.digest,
+        ) == end or snapshot.position.serial == snapshot.trimmed_upto.serial
+        if self._query.is_open and not is_whole:
             raise RemoteProtocolError(
-                f"the snapshot is of serial {snapshot.position.serial}, its facts end at {at.serial}"
+                f"the snapshot is at serial {snapshot.position.serial}, its facts end at {position.serial}"
             )
         await self._copy.restore(snapshot)
-        await self._note(msgspec.structs.replace(noted, has_meta=True))
+        await self._save_record(msgspec.structs.replace(record, has_meta=True))
 
-    async def _take_facts(self, waiting: list[Facts]) -> LogSnapshot:
-        """Take facts; those of them that are not in the copy yet are in `waiting`."""
-        count, reached = 0, self._copy.position.serial
+    async def _receive_facts(self, unstaged: list[Facts]) -> LogSnapshot:
+        """Receive the facts of the snapshot; those not staged yet are in `unstaged`."""
+        count, last_serial = 0, self._copy.position.serial
         while True:
             event = await self._conversation.next()
             match event:
                 case Facts(facts):
                     if facts:
-                        reached = self._checked(facts, reached)
-                        waiting.append(event)
+                        last_serial = self._check_serials(facts, last_serial)
+                        unstaged.append(event)
                         count += len(facts)
                     if count >= COMMIT_FACTS:
-                        together = list(waiting)
-                        waiting.clear()
+                        batch = list(unstaged)
+                        unstaged.clear()
                         count = 0
-                        await self._add(together)
+                        await self._stage(batch)
                 case SnapshotFacts(snapshot):
                     return snapshot
                 case UpstreamHeartbeat() | Ephemeral():
                     pass
                 case _:
-                    raise RemoteProtocolError(f"{type(event).__name__} came in the middle of a snapshot")
+                    raise RemoteProtocolError(f"unexpected {type(event).__name__} within a snapshot")
 
-    def _checked(self, facts: Sequence[Fact], after: int) -> int:
-        """The last serial of these facts. Raises `UntrueCopy` unless they are among those announced, and each
-        comes once: that bounds what is staged."""
+    def _check_serials(self, facts: Sequence[Fact], after: int) -> int:
+        """Return the last serial of these facts. Raises `UntrueCopy` unless they are among the announced
+        facts, and in order without repeats: that bounds the size of the staged copy."""
         serials = [fact.serial for fact in facts]
         if serials[0] <= after or any(map(ge, serials, serials[1:])):
-            raise UntrueCopy(f"facts of the copy came twice, or out of order, after serial {after}")
+            raise UntrueCopy(f"repeated or unordered facts in the copy after serial {after}")
         if serials[-1] > self._announced:
             raise UntrueCopy(
-                f"the copy was announced up to serial {self._announced}, and serial {serials[-1]} came"
+                f"the copy was announced up to serial {self._announced}, but serial {serials[-1]} was sent"
             )
         return serials[-1]
 
-    async def _add(self, waiting: list[Facts]) -> None:
-        facts = [fact for event in waiting for fact in event.facts]
+    async def _stage(self, unstaged: list[Facts]) -> None:
+        facts = [fact for event in unstaged for fact in event.facts]
         if facts:
             last = facts[-1]
             await self._copy.add(
-                facts, LogPosition(last.epoch, last.serial, last.digest), trimmed_upto=self._begin
+                facts, LogPosition(last.epoch, last.serial, last.digest), trimmed_upto=self._trimmed_upto
             )
             self._progress.done = last.serial
-            self._tell("snapshot", self._progress)
+            self._on_progress("snapshot", self._progress)

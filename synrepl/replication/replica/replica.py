@@ -1,4 +1,4 @@
-"""A replica's life: reach the upstream, join if need be, follow, and start over when that ends."""
+"""Replica: connects to the upstream, joins if needed, follows, and reconnects with backoff."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -31,7 +31,6 @@ from synrepl.replication.replica.conversation import (
 from synrepl.replication.replica.forks import facts_after, last_common
 from synrepl.replication.replica.interfaces import IKeepLeftovers, ReplicaLog
 from synrepl.replication.replica.join import JoinAttempt, Progress
-from synrepl.replication.replica.states import STATES, WAYS_OUT
 from synrepl.replication.wire_positions import wire_position
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.wire.filter import ALL, Filter
@@ -40,31 +39,61 @@ from synrepl.wire.native import COMMANDS, Refusal, Subscription, WelcomeBody, Wi
 from synrepl.wire.peer_names import MAX_ADDRESS, is_address
 from synrepl.wire.text import printable
 
-__all__ = ["Replica"]
+__all__ = ["RESYNC", "STATES", "WAYS_OUT", "Replica"]
 
 FLUSH_FACTS: Final = 8_000
-"""Facts that are committed together while there is more."""
+"""How many facts are committed together while more are received."""
 
 FIRST_RETRY_SECONDS: Final = 0.2
 MAX_RETRY_SECONDS: Final = 10.0
 MAX_WHY: Final = 1_000
-"""Characters of what is wrong that are shown."""
+"""How many characters of an error are shown."""
 MAX_PEERS: Final = 100
-"""Addresses of other replicas that are remembered; an upstream tells 50."""
+"""How many addresses of other replicas are remembered; an upstream sends 50."""
 MAX_CLOCK_BYTES: Final = 8_000
-"""A vector clock larger than this would not fit in a line; the digest says the same."""
+"""A larger vector clock would not fit in a line. It is left out: the digest covers the same."""
 
-PARTED: Final = frozenset(WAYS_OUT)
-"""Refusals after which only an operator may give up what is here."""
+STATES: Final = {
+    "connecting": "connecting to its upstream",
+    "ready": "connected; the handshake is complete",
+    "snapshot": "joining: receiving the snapshot",
+    "meanwhile": "joining: receiving the facts committed since the snapshot",
+    "adopting": "joining: replacing the old copy with the complete new one",
+    "catching up": "receiving missing facts",
+    "live": "up to date; receiving new facts as they are committed",
+    "disconnected": "cannot reach its upstream; will retry",
+    "refused": "refused by its upstream for now; will retry",
+    "stopped": "its upstream cannot serve this copy: an operator must decide",
+    "off": "follows no upstream",
+}
+"""The states of a replica. Joining precedes subscribing; every state but the last can change to one of the
+three before it. Operators see these words."""
+
+RESYNC: Final = "synrepl resync writes the facts that only this copy has to a file, and joins again"
+
+WAYS_OUT: Final = {
+    "fork": RESYNC,
+    "ahead": f"{RESYNC}; if this copy is the right one, synrepl promote --force makes this daemon primary",
+    "other_history": f"if --upstream is wrong, restart with the right one; if it is right, {RESYNC}",
+}
+"""What an operator can do with a stopped replica, by the code of the refusal that stopped it."""
+
+REQUESTED: Final = "requested by an operator"
+"""The reason to join after `resync`."""
+
+DIVERGED: Final = frozenset(WAYS_OUT)
+"""Refusals after which only an operator may give up the facts of this copy."""
 
 
 class Replica:
-    """Keeps a log a copy of its upstream's.
+    """Keeps a log a copy of its upstream's log.
 
-    `wanted` are the facts it asks for. When the upstream has trimmed away what it lacks it joins again by
-    itself, and serves the old copy meanwhile. When it is ahead of its upstream, or their histories have
-    parted, it stops until `resync` is called, unless `resync_on_fork`; what only it had is kept in a file
-    first (`leftovers`). `moved` is told where the upstream says that the primary is.
+    `query` selects the facts to request. When the upstream has trimmed facts that this copy is missing, the
+    replica joins again by itself, and serves the old copy until then. When this copy is ahead of its
+    upstream, or their histories have diverged, the replica stops until `resync` is called, unless
+    `resync_on_fork`; facts that only this copy has are first written to a file (`keep_leftovers`).
+    `on_primary_moved` is called with the primary's address that the upstream sends, `on_command` with each
+    command for all processes.
     """
 
     _logger = Logger()
@@ -77,18 +106,18 @@ class Replica:
         *,
         name: str,
         ephemeral: Sequence[str] = (),
-        wanted: Filter | None = None,
+        query: Filter | None = None,
         resync_on_fork: bool = False,
-        leftovers: IKeepLeftovers | None = None,
+        keep_leftovers: IKeepLeftovers | None = None,
         jitter: Callable[[], float] = lambda: 1.0,
-        moved: Callable[[str], None] = lambda where: None,
-        changed: Callable[[], None] = lambda: None,
+        on_primary_moved: Callable[[str], None] = lambda where: None,
+        on_change: Callable[[], None] = lambda: None,
         commands: CommandForwarder | None = None,
-        told_down: Callable[[Command], None] = lambda command: None,
+        on_command: Callable[[Command], None] = lambda command: None,
     ) -> None:
         self.upstream = upstream
         self.name = name
-        self.wanted = wanted if wanted is not None else ALL
+        self.query = query if query is not None else ALL
         self.state = "off"
         self.why = ""
         self.since = clock.seconds()
@@ -96,99 +125,105 @@ class Replica:
         self.welcome: WelcomeBody | None = None
         self.progress: Progress | None = None
         self.head = 0
-        self.kept_leftovers: list[str] = []
+        self.leftover_paths: list[str] = []
         self._log = log
         self._clock = clock
         self._ephemeral = frozenset(ephemeral)
         self._resync_on_fork = resync_on_fork
-        self._leftovers = leftovers
+        self._keep_leftovers = keep_leftovers
         self._jitter = jitter
-        self._moved = moved
-        self._changed = changed
+        self._on_primary_moved = on_primary_moved
+        self._on_change = on_change
         self._commands = commands
-        self._told_down = told_down
+        self._on_command = on_command
         self._tasks = Tasks(self._logger, "replica")
         self._must_join = ""
-        self._told: Deferred[None] | None = None
-        self._is_told = False
+        self._resync_waiter: Deferred[None] | None = None
+        self._is_resync_requested = False
         self._attempt = 0
         self._fresh_at = clock.seconds()
-        self._heard_at: float | None = None
-        self._beat: UpstreamHeartbeat | None = None
+        self._contact_at: float | None = None
+        self._heartbeat: UpstreamHeartbeat | None = None
         self._conversation: IConversation | None = None
 
-    # -- its life ------------------------------------------------------------------------------------------
+    # -- start and stop ------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin."""
-        self._is_told = self._is_told or self._log.notes.get("resync") is not None
-        self._tasks.start(self._run(), "following the upstream")
+        """Start to follow."""
+        if self._log.notes.get("resync") is not None:
+            self._is_resync_requested = True
+        self._tasks.start(self._reconnect_forever(), "following the upstream")
 
     def stop(self) -> None:
-        """Follow nobody any more."""
+        """Stop following."""
         self._tasks.cancel_all()
         if self._conversation is not None:
             self._conversation.close()
-        self._set("off")
+        self._set_state("off")
 
     def resync(self) -> bool:
-        """An operator gives up what only this copy has: it is written to a file, and joins again. False if it
-        is not stopped: it does so if the upstream refuses it before it is served."""
+        """Give up the facts that only this copy has, on an operator's request: write them to a file, and join
+        again.
+
+        False if the replica is not stopped; it then does so if the upstream refuses it before serving it.
+        """
         if self.state != "stopped":
-            self._is_told = self.state not in ("catching up", "live")
+            self._is_resync_requested = self.state not in ("catching up", "live")
             return False
-        self._must_join = self._must_join or "told to"
-        # Whoever is killed before the copy is whole need not be told again.
-        self._tasks.start(self._log.note(resync="yes"), "remembering to join again")
-        told, self._told = self._told, None
-        if told is not None:
-            told.callback(None)
+        self._must_join = self._must_join or REQUESTED
+        # Saved: after a kill the operator need not request it again.
+        self._tasks.start(self._log.note(resync="yes"), "saving the request to join again")
+        waiter, self._resync_waiter = self._resync_waiter, None
+        if waiter is not None:
+            waiter.callback(None)
         return True
 
-    async def _run(self) -> None:
+    async def _reconnect_forever(self) -> None:
         while True:
             try:
-                self._set("connecting", self.why)
+                self._set_state("connecting", self.why)
                 conversation = await self.upstream.connect(self._log.uuid, self.name)
                 self._conversation = conversation
                 try:
-                    await self._converse(conversation)
+                    await self._run_conversation(conversation)
                 finally:
                     if self._commands is not None:
                         self._commands.disconnected()
                     self._conversation = None
                     conversation.close()
             except RefusedByUpstream as error:
-                await self._refused(error.refusal)
+                await self._on_refused(error.refusal)
             except CancelledError:
                 raise
             except ReplicationError as error:
-                # Errors quote what the upstream said.
-                self._set("disconnected", printable(str(error), limit=MAX_WHY))
-            await self._pause()
+                # Errors may quote the upstream.
+                self._set_state("disconnected", printable(str(error), limit=MAX_WHY))
+            await self._wait_before_retry()
 
-    async def _pause(self) -> None:
+    async def _wait_before_retry(self) -> None:
         if self._attempt == 0:
-            self._logger.info("{why}; it is tried again", why=self.why)
+            self._logger.info("{why}; will retry", why=self.why)
         delay = min(MAX_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2**self._attempt)
         self._attempt = min(self._attempt + 1, 10)
         await deferLater(self._clock, delay * self._jitter())  # type: ignore[arg-type]
 
-    async def _converse(self, conversation: IConversation) -> None:
+    async def _run_conversation(self, conversation: IConversation) -> None:
         welcome = self.welcome = conversation.welcome
-        self._heard_at = self._clock.seconds()
+        self._contact_at = self._clock.seconds()
         self.head = welcome.position.serial
-        self._set("ready")
-        why = self._must_join or self._reason_to_join(welcome)
+        self._set_state("ready")
+        why = self._must_join or self._why_join(welcome)
         if why:
             self._logger.info("joining {address}: {why}", address=str(self.upstream.where), why=why)
-            if why in PARTED or why == "told to":
-                await self._keep_what_only_we_have(conversation)
-            joining = JoinAttempt(self._log, conversation, self._clock, self.wanted, tell=self._joining)
+            if why in DIVERGED or why == REQUESTED:
+                await self._save_diverged(conversation)
+            join = JoinAttempt(
+                self._log, conversation, self._clock, self.query, on_progress=self._on_join_progress
+            )
             try:
-                await joining.run()
+                await join.run()
             finally:
-                if joining.has_come_further:
+                if join.made_progress:
                     self._attempt = 0
             self._must_join = ""
             self.progress = None
@@ -199,28 +234,30 @@ class Replica:
             )
         await self._follow(conversation)
 
-    def _reason_to_join(self, welcome: WelcomeBody) -> str:
-        """Why this log must become a copy first; empty if it is one."""
+    def _why_join(self, welcome: WelcomeBody) -> str:
+        """Return why this log must become a copy first; empty if it is one."""
         log = self._log
         if log.history == welcome.history:
-            return "" if held(log.notes) == self.wanted else "another filter is wanted"
-        return "" if log.serial or log.trimmed_upto.serial else "nothing is here yet"
+            return "" if held(log.notes) == self.query else "the filter has changed"
+        return "" if log.serial or log.trimmed_upto.serial else "the log is empty"
 
-    def _joining(self, state: str, progress: Progress) -> None:
+    def _on_join_progress(self, state: str, progress: Progress) -> None:
         self.progress = progress
-        self._heard_at = self._clock.seconds()
-        self._set(state)
+        self._contact_at = self._clock.seconds()
+        self._set_state(state)
 
-    async def _keep_what_only_we_have(self, conversation: IConversation) -> None:
-        if self._leftovers is None:
+    async def _save_diverged(self, conversation: IConversation) -> None:
+        if self._keep_leftovers is None:
             return
         is_ours = self._log.history == conversation.welcome.history
         common = await last_common(self._log, conversation) if is_ours else 0
-        kept = await self._leftovers(facts_after(self._log, common))
-        if kept is not None:
-            self.kept_leftovers.append(str(kept))
+        path = await self._keep_leftovers(facts_after(self._log, common))
+        if path is not None:
+            self.leftover_paths.append(str(path))
             self._logger.warn(
-                "what only this copy had, from serial {first} on, is in {path}", first=common + 1, path=kept
+                "wrote the facts that only this copy had, from serial {first} on, to {path}",
+                first=common + 1,
+                path=path,
             )
 
     # -- following -----------------------------------------------------------------------------------------
@@ -236,7 +273,7 @@ class Replica:
             Subscription(
                 history=log.history,
                 position=wire_position(position),
-                filter=self.wanted,
+                filter=self.query,
                 clock=clock if len(encode_body(clock)) <= MAX_CLOCK_BYTES else {},
                 epoch_start=None
                 if epoch_start is None
@@ -246,54 +283,58 @@ class Replica:
                 lost_upto=0 if epoch_start is None else epoch_start.token,
             )
         )
-        taking = FactBatcher(log, is_filtered=not self.wanted.is_open)
+        batcher = FactBatcher(log, is_filtered=not self.query.is_open)
         while True:
             event = await conversation.next()
-            self._heard_at = self._clock.seconds()
+            self._contact_at = self._clock.seconds()
             while True:
                 match event:
                     case Facts() | SnapshotMeta() | UpstreamHeartbeat():
-                        await taking.take(event)
-                        if taking.waiting >= FLUSH_FACTS:
-                            await taking.flush()
+                        await batcher.add(event)
+                        if batcher.pending >= FLUSH_FACTS:
+                            await batcher.flush()
                     case Ephemeral(facts, is_all):
-                        self._show(facts, is_all=is_all)
+                        self._add_ephemeral(facts, is_all=is_all)
                     case KnownPeers(addresses):
-                        self._tasks.start(self._note_peers(addresses), "remembering peers")
+                        self._tasks.start(self._save_peers(addresses), "saving peers")
                     case TakenUpTo(origin, number, since):
                         if self._commands is not None:
                             self._commands.acknowledged(origin, number, since)
                     case DownstreamCommand(line):
-                        self._told_down(command_of(line))
+                        self._on_command(command_of(line))
                     case SubscriptionStarted(at):
                         self._attempt = 0
-                        self._is_told = False
+                        self._is_resync_requested = False
                         self.refusal = None
                         if self._log.notes.get("resync") is not None:
                             await self._log.note(resync=None)
                         self.head = at.serial
                         serial = log.serial
                         self.progress = Progress(serial, self.head, self._clock.seconds(), serial)
-                        self._set("catching up")
+                        self._set_state("catching up")
                         if self._commands is not None and COMMANDS in conversation.welcome.capabilities:
                             self._commands.connected(conversation)
                     case _:
-                        raise RemoteProtocolError(f"{type(event).__name__} came from who was subscribed to")
-                following = conversation.ready()
-                if following is None:
+                        raise RemoteProtocolError(
+                            f"unexpected {type(event).__name__} after subscribing to the upstream"
+                        )
+                next_event = conversation.ready()
+                if next_event is None:
                     break
-                event = following
-            await taking.flush()
-            self._reached(taking.beat)
-            conversation.acknowledge(log.position, self._beat.at_ms if self._beat is not None else 0)
+                event = next_event
+            await batcher.flush()
+            self._check_progress(batcher.heartbeat)
+            conversation.acknowledge(
+                log.position, self._heartbeat.at_ms if self._heartbeat is not None else 0
+            )
 
-    def _reached(self, beat: UpstreamHeartbeat | None) -> None:
-        """Everything that came is kept."""
+    def _check_progress(self, heartbeat: UpstreamHeartbeat | None) -> None:
+        """Update the state after all received facts are durable."""
         position = self._log.position
-        if beat is not None and beat is not self._beat:
-            self._beat = beat
-            self.head = beat.head
-            if beat.position.serial == position.serial and beat.position.digest != position.digest:
+        if heartbeat is not None and heartbeat is not self._heartbeat:
+            self._heartbeat = heartbeat
+            self.head = heartbeat.head
+            if heartbeat.position.serial == position.serial and heartbeat.position.digest != position.digest:
                 raise RemoteProtocolError(f"the upstream has another digest at serial {position.serial}")
         self.head = max(self.head, position.serial)
         if self.progress is not None:
@@ -302,109 +343,109 @@ class Replica:
             self._fresh_at = self._clock.seconds()
             if self.state == "catching up":
                 self.progress = None
-                self._set("live")
+                self._set_state("live")
 
-    async def _note_peers(self, addresses: Sequence[str]) -> None:
+    async def _save_peers(self, addresses: Sequence[str]) -> None:
         known = [address for address in addresses[:MAX_PEERS] if is_address(address)]
-        told = msgspec.json.encode(known).decode()
-        if told != self._log.notes.get("peers"):
-            await self._log.note(peers=told)
+        encoded = msgspec.json.encode(known).decode()
+        if encoded != self._log.notes.get("peers"):
+            await self._log.note(peers=encoded)
 
-    def _show(self, facts: Sequence[Fact], *, is_all: bool) -> None:
-        """Facts that nobody keeps: they go into memory here too, and writers that began anew do so here."""
+    def _add_ephemeral(self, facts: Sequence[Fact], *, is_all: bool) -> None:
+        """Add ephemeral facts to memory, and reset writers that restarted at the upstream."""
         facts = [fact for fact in facts if fact.stream in self._ephemeral]
         if is_all:
-            # Where a writer stands comes last, and tells whether it began anew before what is held.
+            # A writer's position comes last; it shows whether the writer restarted before the held facts.
             for fact in facts:
-                self._restart_below(fact)
-            told = {(fact.stream, fact.writer) for fact in facts}
+                self._reset_if_lower(fact)
+            listed = {(fact.stream, fact.writer) for fact in facts}
             for stream in sorted(self._ephemeral):
                 for writer, token in self._log.positions(stream).items():
-                    if token and (stream, writer) not in told:
+                    if token and (stream, writer) not in listed:
                         self._log.reset_writer(stream, writer)
         for fact in facts:
-            self._restart_below(fact)
+            self._reset_if_lower(fact)
             if fact.token:
                 self._log.append_assigned(fact.stream, [(fact.writer, fact.token, fact.rows)])
 
-    def _restart_below(self, fact: Fact) -> None:
+    def _reset_if_lower(self, fact: Fact) -> None:
         if fact.rows == NO_ROWS and fact.token < self._log.positions(fact.stream).get(fact.writer, 0):
             self._log.reset_writer(fact.stream, fact.writer)
 
     # -- refused -------------------------------------------------------------------------------------------
 
-    async def _refused(self, refusal: Refusal) -> None:
+    async def _on_refused(self, refusal: Refusal) -> None:
         self.refusal = refusal
         self._logger.warn("the upstream refuses: {code}: {why}", code=refusal.code, why=refusal.message)
-        self._set("refused", f"{refusal.code}: {refusal.message}")
+        self._set_state("refused", f"{refusal.code}: {refusal.message}")
         if refusal.moved_to:
-            self._moved(refusal.moved_to)
+            self._on_primary_moved(refusal.moved_to)
         if refusal.code == "trimmed":
             self._must_join = refusal.code
-        elif refusal.code in PARTED:
+        elif refusal.code in DIVERGED:
             self._must_join = refusal.code
-            if not self._resync_on_fork and not self._is_told:
-                await self._wait_to_be_told(WAYS_OUT[refusal.code])
+            if not self._resync_on_fork and not self._is_resync_requested:
+                await self._wait_for_resync(WAYS_OUT[refusal.code])
         elif not refusal.retryable and refusal.code != "other_epoch":
-            # An operator may mend it at the other end: it is asked again, but not often.
+            # An operator may fix the cause at the upstream: retry, but seldom.
             self._attempt = 10
 
-    async def _wait_to_be_told(self, way_out: str) -> None:
-        self._set("stopped", f"{self.why}; {way_out}")
+    async def _wait_for_resync(self, way_out: str) -> None:
+        self._set_state("stopped", f"{self.why}; {way_out}")
         self._logger.error("this replica has stopped: {why}", why=self.why)
-        self._told = Deferred()
-        await self._told
+        self._resync_waiter = Deferred()
+        await self._resync_waiter
 
-    # -- what to know about it -----------------------------------------------------------------------------
+    # -- status --------------------------------------------------------------------------------------------
 
     def lag_rows(self) -> int:
         """How many serials the upstream is known to be ahead."""
         return max(0, self.head - self._log.serial)
 
     def lag_seconds(self) -> float:
-        """How long ago this copy was known to have everything; 0.0 while it is."""
+        """Seconds since this copy was last known to be up to date; 0.0 while it is."""
         now = self._clock.seconds()
         if self.state == "live" and not self.lag_rows():
             return 0.0
         return max(0.0, now - self._fresh_at)
 
     def silence(self) -> float:
-        """Seconds since the upstream was last heard; since the start if it never was."""
-        return self._clock.seconds() - (self._fresh_at if self._heard_at is None else self._heard_at)
+        """Seconds since the last message of the upstream; since the start without any."""
+        return self._clock.seconds() - (self._fresh_at if self._contact_at is None else self._contact_at)
 
     @property
     def is_whole(self) -> bool:
-        """Whether there is a copy to serve, be it a stale one."""
+        """Whether there is a complete copy to serve, even a stale one."""
         return bool(self._log.serial) or self._log.notes.get("joined") is not None
 
     @property
-    def joining_anew(self) -> str:
-        """Why a new copy is on its way while an old one is served, in words; empty if none is."""
+    def rejoin_reason(self) -> str:
+        """Why a new copy is being made while the old one is served, as text; empty if none is."""
         is_joining = bool(self._must_join) or self.state in ("snapshot", "meanwhile", "adopting")
         if not is_joining or not self.is_whole or self.state == "stopped":
             return ""
         why = f" ({self._must_join})" if self._must_join else ""
-        return f"joining anew{why}: the copy that is here is served until the new one is whole"
+        return f"joining again{why}: the old copy is served until the new one is complete"
 
     @property
     def primary(self) -> Address:
-        """Where the primary is, as its upstream says."""
+        """The primary's address, as the upstream reports it."""
         where = self.upstream.where
         if self.welcome is None:
             return where
         if self.welcome.role == "primary":
-            told = Address.parse(self.welcome.address)
-            return Address(native=where.native or told.native, http=where.http or told.http)
+            reported = Address.parse(self.welcome.address)
+            return Address(native=where.native or reported.native, http=where.http or reported.http)
         return Address.parse(self.welcome.primary)
 
     @property
     def upstream_http(self) -> str:
-        """Where the upstream's HTTP is; empty while that is not known."""
-        told = Address.parse(self.welcome.address).http if self.welcome is not None else ""
-        return self.upstream.where.http or told
+        """The upstream's HTTP address; empty until it is known."""
+        reported = Address.parse(self.welcome.address).http if self.welcome is not None else ""
+        return self.upstream.where.http or reported
 
     def status(self) -> dict[str, Any]:
-        """As the status has it."""
+        """The replica's part of the status."""
         now = self._clock.seconds()
         welcome = self.welcome
         return {
@@ -413,18 +454,22 @@ class Replica:
             "means": STATES[self.state],
             "why": self.why,
             "since": round(self.since, 3),
-            "heard_seconds_ago": None if self._heard_at is None else round(now - self._heard_at, 3),
+            "heard_seconds_ago": None if self._contact_at is None else round(now - self._contact_at, 3),
             "serial": self.head,
-            "epoch": self._beat.position.epoch if self._beat else welcome.position.epoch if welcome else None,
+            "epoch": self._heartbeat.position.epoch
+            if self._heartbeat
+            else welcome.position.epoch
+            if welcome
+            else None,
             "instance": None if welcome is None else printable(welcome.instance),
             "primary": printable(str(self.primary), limit=MAX_ADDRESS),
             "refusal": None if self.refusal is None else msgspec.to_builtins(self.refusal),
-            "join": None if self.progress is None else self.progress.status(now),
-            "only_here": list(self.kept_leftovers),
+            "join": None if self.progress is None else self.progress.describe(now),
+            "only_here": list(self.leftover_paths),
         }
 
-    def _set(self, state: str, why: str = "") -> None:
+    def _set_state(self, state: str, why: str = "") -> None:
         if state != self.state:
             self.since = self._clock.seconds()
         self.state, self.why = state, why
-        self._changed()
+        self._on_change()

@@ -52,9 +52,9 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 def taken(*events: Facts | SnapshotMeta | UpstreamHeartbeat | None, is_filtered: bool = False) -> list[Any]:
     """What is kept when these come; None is a flush."""
     kept = Kept()
-    taking = FactBatcher(kept, is_filtered=is_filtered)
+    batcher = FactBatcher(kept, is_filtered=is_filtered)
     for event in events:
-        run(taking.flush() if event is None else taking.take(event))
+        run(batcher.flush() if event is None else batcher.add(event))
     return kept.told
 
 

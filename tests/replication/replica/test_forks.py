@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from synrepl.ports.history import LogPosition
-from synrepl.replication.replica.forks import ASKED_AT_ONCE, last_common
+from synrepl.replication.replica.forks import DIGESTS_PER_REQUEST, last_common
 
 
 class FakeLog:
@@ -35,7 +35,7 @@ class Upstream:
 
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
         self.asked += 1
-        assert len(serials) <= ASKED_AT_ONCE
+        assert len(serials) <= DIGESTS_PER_REQUEST
         return {serial: await self._log.digest_at(serial) for serial in serials}
 
 

@@ -315,9 +315,9 @@ def test_a_snapshot_that_lacks_something_is_not_adopted(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("serials", "why"),
     [
-        ([1, 2, 3, 3], "out of order, after serial 3"),
-        ([1, 2, 1, 2], "out of order, after serial 2"),
-        ([*range(1, FACTS + 2)], f"announced up to serial {FACTS}, and serial {FACTS + 1} came"),
+        ([1, 2, 3, 3], "unordered facts in the copy after serial 3"),
+        ([1, 2, 1, 2], "unordered facts in the copy after serial 2"),
+        ([*range(1, FACTS + 2)], f"announced up to serial {FACTS}, but serial {FACTS + 1} was sent"),
     ],
     ids=["twice", "again", "beyond"],
 )
