@@ -99,7 +99,7 @@ class ReplicationServices:
             peers=self._peer_client,
             known_daemons=self._others,
             is_leased=self._is_leased,
-            missing_files=self.files.complete,
+            missing_files=self.files.missing_upto,
             on_change=self._changed,
             count_refused=lambda code: metrics.claims_refused.labels(code).inc(),
             count_later_epoch=metrics.later_epochs.inc,
@@ -183,7 +183,7 @@ class ReplicationServices:
             self._reactor,
             fetch=None,
             rule="lazy" if settings.fetch_files == "lazy" else "eager",
-            refuses=lambda: self.roles.file_refusal(),  # noqa: PLW0108  # roles are created later
+            refusal=lambda: self.roles.file_refusal(),  # noqa: PLW0108  # roles are created later
             logger=Logger(namespace="synrepl.files"),
         )
 
@@ -206,7 +206,7 @@ class ReplicationServices:
             from synrepl.transports.http.files_client import HttpFiles
 
             self._files_client = HttpFiles(self._reactor, url, secret=self._credentials)
-        await self.files.fetch_from(self._files_client)
+        await self.files.set_source(self._files_client)
         if former is not None:
             await former.stop()
 

@@ -73,7 +73,7 @@ class LazyWriteForwarder:
                 lambda url: HttpAppender(self._reactor, url, secret=self._credentials),
                 lambda: self._replication.roles.primary.http or None,
                 is_active=lambda: self.is_active,
-                has_file=self._replication.files.here,
+                has_file=self._replication.files.wait_for,
                 logger=Logger(namespace="synrepl.relaying"),
             )
         return self._forwarder

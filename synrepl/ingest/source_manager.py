@@ -126,11 +126,8 @@ class SourceManager:
     def refusal(self, stream: str, writer: str) -> str:
         """Why this process must not write a stream under this writer name now; empty if it may."""
         conflict = self.redis.peer.name_conflict if self.redis is not None else None
-        return (
-            str(conflict)
-            if conflict is not None and (conflict.stream, conflict.writer) == (stream, writer)
-            else ""
-        )
+        is_ours = conflict is not None and (conflict.stream, conflict.writer) == (stream, writer)
+        return str(conflict) if is_ours else ""
 
     def lag_seconds(self) -> float:
         """Seconds since the source that is furthest behind was last caught up."""

@@ -228,7 +228,7 @@ def writer_of(world: World, node: FakeNode, method: str, path: str, body: bytes,
         ImmediateThread(),
         world.clock,
         fetch=above if is_replica else None,
-        refuses=node.roles.file_refusal,
+        refusal=node.roles.file_refusal,
         logger=Logger(),
     )
     world.done(Deferred.fromCoroutine(files.start()))

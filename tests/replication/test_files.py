@@ -82,19 +82,19 @@ class NamesTests(FilesCase):
         """Nothing of the log is skipped."""
         files = self.started(replica=False)
         broken = StorageError(op="note files", why="the disk is full", retryable=True)
-        note = files._desk.queue.note
+        note = files._context.queue.note
 
         def fail(*_: object, **__: object) -> None:
             raise broken
 
-        self.patch(files._desk.queue, "note", fail)
+        self.patch(files._context.queue, "note", fail)
         self.say(("one", A))
         self.say(("two", B))
         ((text, since),) = files.problems()
         self.assertIn("the disk is full", text)
         self.assertEqual(self.clock.seconds(), since)
 
-        self.patch(files._desk.queue, "note", note)
+        self.patch(files._context.queue, "note", note)
         self.clock.advance(1)
 
         self.assertEqual([("one", A), ("two", B)], self.wait(files.missing()))
@@ -128,7 +128,7 @@ class PrimaryTests(FilesCase):
     def test_what_is_brought_is_missing_no_more(self) -> None:
         """Whoever waits for it is told at once."""
         self.say(("one", A))
-        waiting = ensureDeferred(self.files.here(A, 10))
+        waiting = ensureDeferred(self.files.wait_for(A, 10))
         self.assertNoResult(waiting)
 
         self.assertTrue(self.bring(b"a", A))
@@ -141,7 +141,7 @@ class PrimaryTests(FilesCase):
 
     def test_waiting_ends(self) -> None:
         """Every wait is bounded."""
-        waiting = ensureDeferred(self.files.here(A, 10))
+        waiting = ensureDeferred(self.files.wait_for(A, 10))
 
         self.clock.advance(10)
 
@@ -166,7 +166,7 @@ class PrimaryTests(FilesCase):
         self.assertIsNone(self.served(self.files, A))
 
         self.assertEqual([("one", A)], self.wait(self.files.missing()))
-        self.assertIn("upload them again", "".join(self.texts()))
+        self.assertIn("upload it again", "".join(self.texts()))
         self.clock.advance(70)
         ((text, _),) = self.files.problems()
         self.assertIn("one", text)
@@ -193,8 +193,8 @@ class PrimaryTests(FilesCase):
         self.say(("two", B))
         self.path(A).unlink()
 
-        self.assertEqual([("one", A)], self.wait(self.files.complete(1)))
-        self.assertEqual([("one", A), ("two", B)], self.wait(self.files.complete(99)))
+        self.assertEqual([("one", A)], self.wait(self.files.missing_upto(1)))
+        self.assertEqual([("one", A), ("two", B)], self.wait(self.files.missing_upto(99)))
 
     def test_a_file_that_no_name_refers_to_is_deleted_after_a_day(self) -> None:
         """Not before: who has brought it may still be about to name it."""
@@ -239,7 +239,7 @@ class PrimaryTests(FilesCase):
         self.clock.pump([1_800] * 100)
 
         self.assertTrue(self.store.has(A))
-        self.assertEqual(0, self.wait(self.files.clear()))
+        self.assertEqual(0, self.wait(self.files.delete_unreferenced()))
 
     def test_files_of_an_earlier_life_are_counted_and_compared(self) -> None:
         """Those that came or went while nobody looked, too."""

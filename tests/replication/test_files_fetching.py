@@ -18,23 +18,23 @@ class EagerTests(FilesCase):
         """Whoever waits for it has it then."""
         sha256 = self.upstream_has(DATA)
         files = self.started()
-        waiting = ensureDeferred(files.here(sha256, 10))
+        waiting = ensureDeferred(files.wait_for(sha256, 10))
 
         self.say(("one", sha256))
 
         self.assertTrue(self.successResultOf(waiting))
         self.assertEqual(DATA, self.served(files, sha256))
-        self.assertEqual([], self.wait(files.complete(1)))
+        self.assertEqual([], self.wait(files.missing_upto(1)))
 
     def test_a_file_that_two_names_and_two_readers_want_is_fetched_once(self) -> None:
         """One owner a file."""
         sha256 = self.upstream_has(DATA)
         self.upstream.hold(sha256)
         files = self.started()
-        waiting = [ensureDeferred(files.here(sha256, 10)) for _ in range(2)]
+        waiting = [ensureDeferred(files.wait_for(sha256, 10)) for _ in range(2)]
         self.say(("one", sha256))
         self.say(("two", sha256))
-        waiting.append(ensureDeferred(files.here(sha256, 10)))
+        waiting.append(ensureDeferred(files.wait_for(sha256, 10)))
         self.assertEqual(1, files.status()["in_flight"])
 
         self.upstream.let_go(sha256)
@@ -76,7 +76,7 @@ class EagerTests(FilesCase):
         self.assertGreater(failing["next_at"], self.clock.seconds())
         self.clock.advance(70)
         ((text, _),) = files.problems()
-        self.assertIn("bad cannot be fetched", text)
+        self.assertIn("cannot fetch bad", text)
 
         self.upstream.files[A] = b"a"
         self.clock.advance(600)
@@ -122,7 +122,7 @@ class EagerTests(FilesCase):
         self.flip(sha256)
 
         self.assertIsNone(self.served(files, sha256))
-        waiting = ensureDeferred(files.here(sha256, 10))
+        waiting = ensureDeferred(files.wait_for(sha256, 10))
         self.upstream.let_go(sha256)
 
         self.assertTrue(self.successResultOf(waiting))
@@ -146,7 +146,7 @@ class EagerTests(FilesCase):
         self.upstream.hold(sha256)
         files = self.started()
         self.say(("one", sha256))
-        waiting = ensureDeferred(files.here(sha256, 10))
+        waiting = ensureDeferred(files.wait_for(sha256, 10))
 
         self.wait(files.stop())
 
@@ -162,14 +162,14 @@ class EagerTests(FilesCase):
         files = self.started()
         self.say(("one", sha256))
 
-        self.wait(files.fetch_from(None))
+        self.wait(files.set_source(None))
 
         self.assertFalse(files.is_replica)
         self.assertEqual((0, "none"), (files.status()["in_flight"], files.status()["rule"]))
-        self.assertEqual([("one", sha256)], self.wait(files.complete(1)))
+        self.assertEqual([("one", sha256)], self.wait(files.missing_upto(1)))
         self.upstream.held.clear()
-        self.wait(files.fetch_from(self.upstream))
-        self.assertEqual([], self.wait(files.complete(1)))
+        self.wait(files.set_source(self.upstream))
+        self.assertEqual([], self.wait(files.missing_upto(1)))
 
     def test_a_check_is_shared_and_outlives_who_asked(self) -> None:
         """A reader that gives up and comes again must not begin it anew."""
@@ -192,7 +192,7 @@ class EagerTests(FilesCase):
         sha256 = self.upstream_has(DATA)
         files = self.started()
         self.say(("one", sha256))
-        thread = files._desk.thread
+        thread = files._context.thread
         self.patch(thread, "run", lambda work: Deferred())
         waiting = ensureDeferred(files.open(sha256))
         self.assertNoResult(waiting)
@@ -216,7 +216,7 @@ class LazyTests(FilesCase):
         self.say(("one", sha256), ("two", A))
         self.assertEqual([], self.upstream.asked)
 
-        self.assertTrue(self.wait(files.here(sha256, 10)))
+        self.assertTrue(self.wait(files.wait_for(sha256, 10)))
 
         self.assertEqual([(sha256, 0)], self.upstream.asked)
         self.clock.advance(2)
@@ -227,7 +227,7 @@ class LazyTests(FilesCase):
         """A write is answered when the file is here too, and the fact may not be here yet."""
         sha256 = self.upstream_has(DATA)
         files = self.lazy()
-        waiting = ensureDeferred(files.here(sha256, 10))
+        waiting = ensureDeferred(files.wait_for(sha256, 10))
 
         self.say(("one", sha256))
 
@@ -239,7 +239,7 @@ class LazyTests(FilesCase):
         self.upstream.hold(sha256)
         files = self.lazy()
         self.say(("one", sha256), ("two", A))
-        ensureDeferred(files.here(sha256, 10))
+        ensureDeferred(files.wait_for(sha256, 10))
         self.wait(files.stop())
         self.upstream.held.clear()
 

@@ -57,8 +57,8 @@ class Story(FilesCase):
         files, thread, queue = self.alive
         ensureDeferred(thread.stop())
         queue.close()
-        files._desk.loops.cancel_all()
-        files._desk.tasks.cancel_all()
+        files._context.loops.cancel_all()
+        files._context.tasks.cancel_all()
         self.log._watchers.clear()
         self.start()
 
@@ -85,7 +85,7 @@ class Story(FilesCase):
         files = self.alive[0]
 
         async def read() -> bytes | None:
-            if not await files.here(sha256, patience):
+            if not await files.wait_for(sha256, patience):
                 return None
             file = await files.open(sha256)
             if file is None:

@@ -1,4 +1,4 @@
-"""Files that facts refer to by checksum: knowing which there are, fetching them, keeping them good."""
+"""Files that facts refer to by checksum: an index of their names, fetching, and integrity checks."""
 
 from synrepl.ports.files import IFetchFile
 from synrepl.replication.files.files import Files

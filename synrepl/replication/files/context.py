@@ -1,4 +1,4 @@
-"""What the parts of `Files` share: the store and the queue, the thread they are used in, and the time."""
+"""State that the parts of `Files` share: the store, the queue, their thread and the clock."""
 
 from collections.abc import Awaitable, Callable
 from typing import Final, Literal, TypeVar
@@ -18,44 +18,45 @@ T = TypeVar("T")
 Rule = Literal["eager", "lazy", "none"]
 
 STEP: Final = 8 * 1024 * 1024
-"""Bytes that are hashed in one go, so that other work for the thread waits some hundredths of a second."""
+"""How many bytes are hashed in one step, so that other work of the thread waits at most some hundredths of a
+second."""
 
 
 class Wakeup:
-    """Lets one coroutine wait until there is something to do. A ring that nobody waits for is not lost."""
+    """Wakes one waiting coroutine. A notification without a waiter is kept."""
 
     def __init__(self, clock: IClock) -> None:
         self._clock = clock
-        self._has_rung = False
+        self._is_notified = False
         self._waiter: Deferred[None] | None = None
 
-    def ring(self) -> None:
-        """There is something to do."""
-        self._has_rung = True
+    def notify(self) -> None:
+        """Wake the waiter: there is work."""
+        self._is_notified = True
         waiter = self._waiter
         if waiter is not None and not waiter.called:
             waiter.callback(None)
 
-    async def rung(self, seconds: float | None = None) -> None:
-        """Returns once it has rung since the last time, or after so many seconds."""
-        if not self._has_rung:
+    async def wait(self, seconds: float | None = None) -> None:
+        """Return once notified since the last wait, or after this many seconds."""
+        if not self._is_notified:
             waiter = self._waiter = Deferred()
-            timer = None if seconds is None else self._clock.callLater(max(0.0, seconds), self.ring)
+            timer = None if seconds is None else self._clock.callLater(max(0.0, seconds), self.notify)
             try:
                 await waiter
             finally:
                 self._waiter = None
                 if timer is not None and timer.active():
                     timer.cancel()
-        self._has_rung = False
+        self._is_notified = False
 
 
 class FilesContext:
-    """Runs what blocks in the thread, and remembers what does not work there.
+    """Runs blocking work in the thread, and records failing parts.
 
-    `rule` says which of the missing files are fetched; ``none`` on a primary. `loops` begin `tasks`, and end
-    before them. `troubles` holds, by the part
-    that has it, a text and since when it is so.
+    `rule` says which missing files are fetched; ``none`` on a primary. `loops` are background loops, which
+    start `tasks` and are cancelled before them. `troubles` maps each failing part to its error and the time
+    at which that began.
     """
 
     def __init__(
@@ -72,8 +73,8 @@ class FilesContext:
         self.troubles: dict[str, tuple[str, float]] = {}
 
     @property
-    def fetches(self) -> bool:
-        """Whether all that is missing is fetched without being asked for."""
+    def is_eager(self) -> bool:
+        """Whether all missing files are fetched without a request for them."""
         return self.rule == "eager"
 
     def now_ms(self) -> int:
@@ -81,31 +82,31 @@ class FilesContext:
         return int(self.clock.seconds() * 1000)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Do this in the thread."""
+        """Run this in the thread."""
         return await self.thread.run(work)
 
-    async def obtain(self, work: Callable[[], T], release: Callable[[T], object]) -> T:
-        """What `work` gives, which is released if by then nobody wants it any more."""
-        got: list[T] = []
+    async def acquire(self, work: Callable[[], T], release: Callable[[T], object]) -> T:
+        """Return the result of `work`; if the caller was cancelled by then, release it."""
+        results: list[T] = []
         try:
-            await self.thread.run(lambda: got.append(work()))
+            await self.thread.run(lambda: results.append(work()))
         except CancelledError:
-            self.later(lambda: [release(one) for one in got])
+            self.run_later(lambda: [release(one) for one in results])
             raise
-        return got[0]
+        return results[0]
 
-    def later(self, work: Callable[[], object]) -> None:
-        """Do this in the thread, after all that was asked before; nobody waits for it."""
-        self.tasks.start(self._later(work), "letting go")
+    def run_later(self, work: Callable[[], object]) -> None:
+        """Run this in the thread after all earlier work, without waiting for it."""
+        self.tasks.start(self._run_later(work), "releasing")
 
-    async def _later(self, work: Callable[[], object]) -> None:
+    async def _run_later(self, work: Callable[[], object]) -> None:
         try:
             await self.thread.run(work)
         except ReplicationError as error:
             self.logger.warn("files: {why}", why=error)
 
-    async def steadily(self, part: str, step: Callable[[], Awaitable[None]]) -> None:
-        """Take one step after the other, for ever; when one fails, say so, and try again after a while."""
+    async def run_loop(self, part: str, step: Callable[[], Awaitable[None]]) -> None:
+        """Run `step` forever. When it fails, report that, and retry with backoff."""
         delay = 1.0
         while True:
             try:
@@ -116,11 +117,11 @@ class FilesContext:
                 text = f"{part}: {error}"
                 if self.troubles.get(part, ("",))[0] != text:
                     if isinstance(error, ReplicationError):
-                        self.logger.error("files: {why}; tried again from now on", why=text)
+                        self.logger.error("files: {why}; will retry", why=text)
                     else:
-                        self.logger.failure("files: a fault in {part}", part=part)
+                        self.logger.failure("files: internal error in {part}", part=part)
                     self.troubles[part] = text, self.clock.seconds()
-                await Wakeup(self.clock).rung(delay)
+                await Wakeup(self.clock).wait(delay)
                 delay = min(60.0, delay * 2)
             else:
                 delay = 1.0

@@ -1,4 +1,4 @@
-"""Files that facts refer to by checksum, as the rest of a daemon sees them."""
+"""Files that facts refer to by checksum: the facade for the rest of a daemon."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,19 +18,19 @@ from synrepl.replication.files.verified_reads import VerifiedReads
 
 __all__ = ["Files"]
 
-FAILING_TOLD: Final = 20
-FIGURES_SECONDS: Final = 2.0
-"""How often the numbers are taken anew, at most."""
+MAX_FAILING_SHOWN: Final = 20
+SUMMARY_SECONDS: Final = 2.0
+"""The shortest interval between two summaries of the queue."""
 PATIENCE_MS: Final = 60_000
-"""How long a file may be missing before that counts as trouble."""
+"""How long a file may be missing before that is reported."""
 
 
 class Files:
-    """The files of a daemon: those of a primary are uploaded to it, those of a replica come from `fetch`.
+    """The files of a daemon: a primary's are uploaded to it, a replica fetches them with `fetch`.
 
-    `rule` is ``eager`` (a replica fetches every file) or ``lazy`` (those that are asked for). `thread` is its
-    own, and is stopped with it. `refuses` says why no file may be brought just now, if none may. Every
-    time-out here is in seconds.
+    `rule` is ``eager`` (a replica fetches every file) or ``lazy`` (only requested files). `thread` belongs to
+    this object, and is stopped with it. `refusal` returns why uploads are refused now, or None. Timeouts are
+    in seconds.
     """
 
     def __init__(
@@ -47,100 +47,102 @@ class Files:
         grace_seconds: float = 86_400.0,
         scrub_slice_seconds: float = 1.0,
         scrub_round_seconds: float = 86_400.0,
-        refuses: Callable[[], ReplicationError | None] = lambda: None,
+        refusal: Callable[[], ReplicationError | None] = lambda: None,
         logger: Logger,
     ) -> None:
-        self._refuses = refuses
+        self._refusal = refusal
         self._log = log
         self._clock = clock
         self._rule: Literal["eager", "lazy"] = rule
         self._fetch = fetch
-        self._desk = FilesContext(store, queue, thread, clock, self._rule_now(), logger)
-        self._names = NameIndex(log, self._desk, self._noted)
-        self._checks = VerifiedReads(self._desk, self._gone)
-        self._fetching = FileFetcher(self._desk, fetch, workers, arrived=self._arrived, failed=self._changed)
-        self._upkeep = FileMaintenance(
-            self._desk,
-            self._gone,
+        self._context = FilesContext(store, queue, thread, clock, self._rule_now(), logger)
+        self._names = NameIndex(log, self._context, self._on_new_names)
+        self._verified_reads = VerifiedReads(self._context, self._on_loss)
+        self._fetcher = FileFetcher(
+            self._context, fetch, workers, on_arrival=self._on_arrival, on_failure=self._on_change
+        )
+        self._maintenance = FileMaintenance(
+            self._context,
+            self._on_loss,
             lambda: self._names.is_complete,
             grace_seconds=grace_seconds,
             slice_seconds=scrub_slice_seconds,
             round_seconds=scrub_round_seconds,
         )
-        self._figures = QueueSummary()
-        self._figures_bell = Wakeup(clock)
+        self._summary = QueueSummary()
+        self._summary_wakeup = Wakeup(clock)
         self._waiting: dict[str, set[Deferred[bool]]] = {}
         self._is_running = False
 
-    # -- life ----------------------------------------------------------------------------------------------
+    # -- start and stop ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin, from where an earlier life came to. Raises `StorageError`."""
-        desk = self._desk
-        await self._names.begin()
-        await desk.run(partial(desk.queue.follow, desk.rule))
-        await desk.run(partial(desk.store.sweep, desk.queue.is_missing))
+        """Start, from the saved progress. Raises `StorageError`."""
+        context = self._context
+        await self._names.open()
+        await context.run(partial(context.queue.follow, context.rule))
+        await context.run(partial(context.store.sweep, context.queue.is_missing))
         self._is_running = True
         for part, step in (
             ("reading names", self._names.step),
-            ("fetching", self._fetching.step),
-            ("upkeep", self._upkeep.step),
-            ("counting", self._take_figures),
+            ("fetching", self._fetcher.step),
+            ("maintenance", self._maintenance.step),
+            ("counting", self._update_summary),
         ):
-            desk.loops.start(desk.steadily(part, step), part)
-        self._changed()
+            context.loops.start(context.run_loop(part, step), part)
+        self._on_change()
 
     async def stop(self) -> None:
-        """End what is under way, keep how far it came, and end the thread. Harmless when repeated."""
-        desk = self._desk
-        desk.loops.cancel_all()
-        desk.tasks.cancel_all()
+        """Stop all work, save the progress, and stop the thread. Idempotent."""
+        context = self._context
+        context.loops.cancel_all()
+        context.tasks.cancel_all()
         for waiters in list(self._waiting.values()):
             for waiter in list(waiters):
                 if not waiter.called:
                     waiter.callback(False)
         if self._is_running:
             self._is_running = False
-            desk.later(self._upkeep.close)
-            desk.later(partial(desk.queue.remember, "seen", self._names.seen.text))
-            desk.later(desk.queue.close)
-        await desk.thread.stop()
+            context.run_later(self._maintenance.close)
+            context.run_later(partial(context.queue.remember, "seen", self._names.progress.text))
+            context.run_later(context.queue.close)
+        await context.thread.stop()
 
-    async def fetch_from(self, fetch: IFetchFile | None) -> None:
-        """From now on this is a replica that gets its files there, or, without, a primary."""
-        desk = self._desk
+    async def set_source(self, fetch: IFetchFile | None) -> None:
+        """Fetch files from this source from now on; None makes this a primary."""
+        context = self._context
         self._fetch = fetch
-        desk.rule = self._rule_now()
-        await desk.run(partial(desk.queue.follow, desk.rule))
-        self._fetching.change_source(fetch)
-        self._changed()
+        context.rule = self._rule_now()
+        await context.run(partial(context.queue.follow, context.rule))
+        self._fetcher.set_source(fetch)
+        self._on_change()
 
     def rebuild(self) -> None:
-        """The log was replaced by another one: learn all names anew. The bytes stay."""
+        """Read all names again: the log was replaced. The bytes stay."""
         self._names.rebuild()
-        self._upkeep.recount()
+        self._maintenance.recount()
 
-    # -- who wants a file ----------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------------------
 
     @property
     def is_replica(self) -> bool:
-        """Whether files come from somewhere else."""
+        """Whether files are fetched from another daemon."""
         return self._fetch is not None
 
-    async def here(self, sha256: str, timeout: float) -> bool:
-        """Whether the file is here, or gets here in so many seconds; a replica fetches it at once."""
-        desk = self._desk
-        if await desk.run(partial(desk.store.has, sha256)):
+    async def wait_for(self, sha256: str, timeout: float) -> bool:
+        """Whether the file is present, or arrives within `timeout` seconds; a replica fetches it at once."""
+        context = self._context
+        if await context.run(partial(context.store.has, sha256)):
             return True
         if timeout <= 0:
-            await self._demand(sha256)
-            return await desk.run(partial(desk.store.has, sha256))
+            await self._request(sha256)
+            return await context.run(partial(context.store.has, sha256))
         waiter: Deferred[bool] = Deferred()
         waiters = self._waiting.setdefault(sha256, set())
         waiters.add(waiter)
         timer = self._clock.callLater(timeout, _give_up, waiter)
         try:
-            await self._demand(sha256)
+            await self._request(sha256)
             return await waiter
         finally:
             waiters.discard(waiter)
@@ -151,98 +153,99 @@ class Files:
 
     async def is_named(self, sha256: str) -> bool:
         """Whether a name refers to it."""
-        return await self._desk.run(partial(self._desk.queue.is_named, sha256))
+        return await self._context.run(partial(self._context.queue.is_named, sha256))
 
-    async def pass_on(self, sha256: str, hops: int = 0) -> None:
-        """Bring a file that is here to where a replica gets its files; on a primary, that is done already.
+    async def forward(self, sha256: str, hops: int = 0) -> None:
+        """Send a file to the daemon from which this replica fetches; a primary does nothing.
 
-        `hops` counts the replicas that it came through. Raises a `ReplicationError`.
+        `hops` counts the replicas that it passed through. Raises a `ReplicationError`.
         """
         if self._fetch is None:
             return
         file = await self.open(sha256)
         if file is None:
-            raise StorageError(op="passing on a file", why="it is not here any more", retryable=True)
+            raise StorageError(op="forwarding a file", why="the file is missing", retryable=True)
         try:
             await self._fetch.send(sha256, file.size, partial(self.read, file), hops + 1)
         finally:
             self.release(file)
 
     async def open(self, sha256: str) -> IStoredFile | None:
-        """The file, all of which was found good a short while ago at most; None if it is not here.
+        """Return the file, verified a short while ago at most; None if it is missing.
 
-        Whoever gets it gives it back with `release`.
+        The caller closes it with `release`.
         """
-        return await self._checks.open(sha256)
+        return await self._verified_reads.open(sha256)
 
     async def read(self, file: IStoredFile, offset: int, count: int) -> bytes:
-        """So many bytes of an open file, no fewer unless it ends."""
-        return await self._desk.run(partial(file.read, offset, count))
+        """Read `count` bytes of an open file; fewer only at its end."""
+        return await self._context.run(partial(file.read, offset, count))
 
     def release(self, file: IStoredFile) -> None:
-        """Let go of an open file."""
-        self._desk.later(file.close)
+        """Close an open file."""
+        self._context.run_later(file.close)
 
-    # -- who brings a file ---------------------------------------------------------------------------------
+    # -- uploading -----------------------------------------------------------------------------------------
 
     async def receive(self) -> ISpool:
-        """Begin to take bytes; `append` them, then `keep` or `discard` them. Raises what `refuses` gives."""
-        if (refused := self._refuses()) is not None:
+        """Start an upload; `append` its bytes, then `keep` or `discard` it. Raises the error of `refusal`."""
+        if (refused := self._refusal()) is not None:
             raise refused
-        return await self._desk.obtain(self._desk.store.receive, _abort)
+        return await self._context.acquire(self._context.store.receive, _abort)
 
     async def append(self, spool: ISpool, data: bytes) -> None:
-        """Add these. Raises `DiskFull`, or another `StorageError`."""
-        await self._desk.run(partial(spool.append, data))
+        """Add bytes to an upload. Raises `DiskFull`, or another `StorageError`."""
+        await self._context.run(partial(spool.append, data))
 
     async def keep(self, spool: ISpool, sha256: str) -> bool:
-        """Keep them, durably, if this is their checksum; whether they are new. Raises `ChecksumMismatch`."""
-        desk = self._desk
+        """Store an upload durably if this is its checksum; returns whether it is new. Raises
+        `ChecksumMismatch`."""
+        context = self._context
 
         def work() -> bool:
             is_new = spool.commit(sha256)
-            desk.queue.arrived(sha256, desk.now_ms())
+            context.queue.arrived(sha256, context.now_ms())
             return is_new
 
-        is_new = await desk.run(work)
-        self._arrived(sha256)
+        is_new = await context.run(work)
+        self._on_arrival(sha256)
         return is_new
 
     def discard(self, spool: ISpool) -> None:
-        """Keep nothing of it."""
-        self._desk.later(spool.abort)
+        """Discard an upload."""
+        self._context.run_later(spool.abort)
 
-    # -- what is missing -----------------------------------------------------------------------------------
+    # -- missing and unreferenced files --------------------------------------------------------------------
 
     async def missing(self) -> list[tuple[str, str]]:
-        """The name and checksum of every file that is not here, oldest first."""
+        """The name and checksum of every missing file, oldest first."""
         return await self._missing(None)
 
-    async def complete(self, serial: int) -> list[tuple[str, str]]:
-        """What is not here of the files that facts up to this serial refer to: empty if nothing is missing.
+    async def missing_upto(self, serial: int) -> list[tuple[str, str]]:
+        """The missing files of the facts up to this serial; empty if there are none.
 
-        Looks at the disk, so that this is true even of files that were taken away under our feet.
+        Checks the disk, so that files removed from outside are found too.
         """
-        await self._names.reached(serial)
-        await self._upkeep.compare()
+        await self._names.wait_for(serial)
+        await self._maintenance.compare()
         return await self._missing(serial)
 
-    async def clear(self) -> int:
-        """Delete now what no name has referred to for the time of grace; how many files that were."""
-        return await self._upkeep.clear()
+    async def delete_unreferenced(self) -> int:
+        """Delete the files without a name for the grace period; return their number."""
+        return await self._maintenance.delete_unreferenced()
 
-    # -- for people ----------------------------------------------------------------------------------------
+    # -- status --------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """How it stands, as of a few seconds ago at most."""
-        store, figures = self._desk.store, self._figures
-        oldest = figures.oldest_since_ms
+        """The status, a few seconds old at most."""
+        store, summary = self._context.store, self._summary
+        oldest = summary.oldest_since_ms
         return {
-            "rule": self._desk.rule,
+            "rule": self._context.rule,
             "stored": store.stored,
             "stored_bytes": store.stored_bytes,
-            "wanted": figures.wanted,
-            "in_flight": self._fetching.in_flight,
+            "wanted": summary.wanted,
+            "in_flight": self._fetcher.in_flight,
             "failing": [
                 {
                     "name": one.name,
@@ -251,91 +254,94 @@ class Files:
                     "tries": one.tries,
                     "next_at": one.next_at_ms / 1000,
                 }
-                for one in figures.failing
+                for one in summary.failing
             ],
             "oldest_seconds": (None if oldest is None else max(0.0, self._clock.seconds() - oldest / 1000)),
-            "missing": figures.missing,
+            "missing": summary.missing,
             "quarantined": store.quarantined,
         }
 
     def problems(self) -> list[tuple[str, float]]:
-        """What is wrong, and since when (Unix time in seconds). Files merely on their way are not."""
-        found = [(f"files: {text}", since) for text, since in self._desk.troubles.values()]
-        figures, rule = self._figures, self._desk.rule
-        late_ms = self._desk.now_ms() - PATIENCE_MS
-        failing = [one for one in figures.failing if one.since_ms <= late_ms]
+        """Problems, each with its start (Unix time in seconds). A file that is merely on its way is none."""
+        found = [(f"files: {text}", since) for text, since in self._context.troubles.values()]
+        summary, rule = self._summary, self._context.rule
+        late_ms = self._context.now_ms() - PATIENCE_MS
+        failing = [one for one in summary.failing if one.since_ms <= late_ms]
         if failing:
             first = failing[0]
-            count = figures.failing_count
-            others = f", and so it is with {count - 1} more" if count > 1 else ""
-            found.append(
-                (f"files: {first.name} cannot be fetched: {first.why}{others}", first.since_ms / 1000)
-            )
-        oldest = figures.oldest_since_ms
+            count = summary.failing_count
+            others = f"; {count - 1} more files fail" if count > 1 else ""
+            found.append((f"files: cannot fetch {first.name}: {first.why}{others}", first.since_ms / 1000))
+        oldest = summary.oldest_since_ms
         if rule == "none" and oldest is not None and oldest <= late_ms:
-            text = f"files: the bytes of {figures.missing} are not here, first of {figures.first_missing}"
+            text = f"files: {summary.missing} named files are missing, the oldest is {summary.first_missing}"
             found.append((text, oldest / 1000))
         return found
 
-    # -- what happens --------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------
 
     def _rule_now(self) -> Rule:
         return "none" if self._fetch is None else self._rule
 
     async def _missing(self, upto: int | None) -> list[tuple[str, str]]:
-        found = await self._desk.run(partial(self._desk.queue.missing, upto))
+        found = await self._context.run(partial(self._context.queue.missing, upto))
         return [(one.name, one.sha256) for one in found]
 
-    async def _demand(self, sha256: str) -> None:
-        desk = self._desk
+    async def _request(self, sha256: str) -> None:
+        context = self._context
         if self._fetch is not None:
-            await desk.run(partial(desk.queue.demand, sha256, desk.now_ms()))
-            self._fetching.ring()
+            await context.run(partial(context.queue.demand, sha256, context.now_ms()))
+            self._fetcher.notify()
 
-    def _noted(self) -> None:
-        """There are other names than before; somebody may have waited for one of them."""
-        if self._desk.rule == "lazy":
+    def _on_new_names(self) -> None:
+        """Fetch the files of new names; a reader may be waiting for one of them."""
+        if self._context.rule == "lazy":
             for sha256 in list(self._waiting):
-                self._desk.tasks.start(self._demand(sha256), "demanding a file")
-        self._fetching.ring()
-        self._changed()
+                self._context.tasks.start(self._request(sha256), "requesting a file")
+        self._fetcher.notify()
+        self._on_change()
 
-    def _arrived(self, sha256: str) -> None:
+    def _on_arrival(self, sha256: str) -> None:
         for waiter in list(self._waiting.get(sha256, ())):
             if not waiter.called:
                 waiter.callback(True)
-        self._changed()
+        self._on_change()
 
-    def _gone(self, sha256: str, why: str) -> None:
-        """It was here, and is not, or was bad."""
-        self._desk.tasks.start(self._note_loss(sha256, why), "noting a loss")
+    def _on_loss(self, sha256: str, why: str) -> None:
+        """Handle a file that is missing or damaged."""
+        self._context.tasks.start(self._record_loss(sha256, why), "recording a loss")
 
-    async def _note_loss(self, sha256: str, why: str) -> None:
-        desk = self._desk
-        name = await desk.run(partial(desk.queue.lost, sha256, desk.now_ms(), fetches=desk.rule != "none"))
+    async def _record_loss(self, sha256: str, why: str) -> None:
+        context = self._context
+        name = await context.run(
+            partial(context.queue.lost, sha256, context.now_ms(), fetches=context.rule != "none")
+        )
         if name is None:
-            desk.logger.warn("files: {sha256}, which no name refers to: {why}", sha256=sha256, why=why)
-        elif desk.rule == "none":
-            desk.logger.error(
-                "files: the bytes of {name} ({sha256}) are lost, upload them again: {why}",
+            context.logger.warn("files: {sha256} (without a name): {why}", sha256=sha256, why=why)
+        elif context.rule == "none":
+            context.logger.error(
+                "files: {name} ({sha256}) is lost: {why}; upload it again",
                 name=name,
                 sha256=sha256,
                 why=why,
             )
         else:
-            desk.logger.warn(
-                "files: {name} ({sha256}) is fetched again: {why}", name=name, sha256=sha256, why=why
+            context.logger.warn(
+                "files: {name} ({sha256}) is lost: {why}; it is fetched again",
+                name=name,
+                sha256=sha256,
+                why=why,
             )
-        self._fetching.ring()
-        self._changed()
+        self._fetcher.notify()
+        self._on_change()
 
-    def _changed(self) -> None:
-        self._figures_bell.ring()
+    def _on_change(self) -> None:
+        self._summary_wakeup.notify()
 
-    async def _take_figures(self) -> None:
-        await self._figures_bell.rung()
-        self._figures = await self._desk.run(partial(self._desk.queue.summary, FAILING_TOLD))
-        await Wakeup(self._clock).rung(FIGURES_SECONDS)
+    async def _update_summary(self) -> None:
+        await self._summary_wakeup.wait()
+        self._summary = await self._context.run(partial(self._context.queue.summary, MAX_FAILING_SHOWN))
+        await Wakeup(self._clock).wait(SUMMARY_SECONDS)
 
 
 def _give_up(waiter: "Deferred[bool]") -> None:

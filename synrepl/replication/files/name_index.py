@@ -1,4 +1,4 @@
-"""Which names there are: what the log says of the stream ``files``, taken over into the queue."""
+"""Index of file names, copied from the stream ``files`` of the log into the queue."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,152 +18,155 @@ from synrepl.wire.filter import Filter
 __all__ = ["NameIndex"]
 
 PAGE_ROWS: Final = 1_000
-OF_FILES: Final = Filter.of(streams=[FILES.name])
-HELD_FACTS: Final = 10_000
-"""Facts that wait in memory; with more of them, they are read from the log again."""
+FILES_ONLY: Final = Filter.of(streams=[FILES.name])
+MAX_BUFFERED_FACTS: Final = 10_000
+"""The most facts buffered in memory; with more, they are read from the log again."""
 UNSAVED_SERIALS: Final = 10_000
-"""How much of the log without files goes by before it is kept that it was looked through."""
+"""After how many serials without files the progress is saved."""
 
 
 class NameIndex:
-    """Follows the log, first by reading it, then as it is told. `noted` is called after each batch."""
+    """Follows the log: reads it first, then watches its commits. `on_batch` is called after each batch."""
 
-    def __init__(self, log: ILog, desk: FilesContext, noted: Callable[[], None]) -> None:
-        self.seen = LogProgress()
+    def __init__(self, log: ILog, context: FilesContext, on_batch: Callable[[], None]) -> None:
+        self.progress = LogProgress()
         self._log = log
-        self._desk = desk
-        self._noted = noted
-        self._bell = Wakeup(desk.clock)
-        self._fresh: list[Fact] = []
-        self._fresh_upto = LogProgress()
+        self._context = context
+        self._on_batch = on_batch
+        self._wakeup = Wakeup(context.clock)
+        self._buffer: list[Fact] = []
+        self._buffered_upto = LogProgress()
         self._saved = 0
         self._is_live = False
         self._is_stale = False
         self._is_watching = False
         self._waiters: list[tuple[int, Deferred[None]]] = []
 
-    async def begin(self) -> None:
-        """Find out where an earlier life came to, and whether the log is still the one it read."""
-        seen = await self._desk.run(self._desk.queue.open)
-        self._is_stale = bool(seen.serial) and await self._log.digest_at(seen.serial) != seen.digest
+    async def open(self) -> None:
+        """Load the saved progress, and check that the log is still the one it belongs to."""
+        progress = await self._context.run(self._context.queue.open)
+        self._is_stale = (
+            bool(progress.serial) and await self._log.digest_at(progress.serial) != progress.digest
+        )
         if not self._is_stale:
-            self.seen = seen
-            self._saved = seen.serial
+            self.progress = progress
+            self._saved = progress.serial
         if not self._is_watching:
             self._is_watching = True
-            self._log.subscribe(self._committed)
+            self._log.subscribe(self._on_committed)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all names up to the log's end are known."""
-        return not self._is_stale and self.seen.serial >= self._log.serial
+        """Whether all names up to the end of the log are known."""
+        return not self._is_stale and self.progress.serial >= self._log.serial
 
     def rebuild(self) -> None:
-        """The log is another one: learn all names anew."""
+        """Read all names again: the log was replaced."""
         self._is_stale = True
-        self._bell.ring()
+        self._wakeup.notify()
 
-    async def reached(self, serial: int) -> None:
-        """Returns when all names up to this serial are known, or, if that is less, up to the log's end."""
+    async def wait_for(self, serial: int) -> None:
+        """Return when all names up to this serial, or up to the end of the log if that is lower, are
+        known."""
         serial = min(serial, self._log.serial)
-        if self.seen.serial < serial:
+        if self.progress.serial < serial:
             waiter: Deferred[None] = Deferred()
             self._waiters.append((serial, waiter))
-            self._bell.ring()
+            self._wakeup.notify()
             await waiter
 
     async def save(self) -> None:
-        """Keep how far it came, so that the next life need not read as much."""
-        if self._saved < self.seen.serial:
-            await self._note([], self.seen)
+        """Save the progress, so that less is read after a restart."""
+        if self._saved < self.progress.serial:
+            await self._store([], self.progress)
 
     async def step(self) -> None:
-        """Take over the next batch, or wait for one."""
+        """Process the next batch, or wait for one."""
         if self._is_stale:
-            await self._desk.run(self._desk.queue.reset)
+            await self._context.run(self._context.queue.reset)
             self._is_stale = False
             self._restart(LogProgress())
         elif not self._is_live:
             await self._read()
-        elif self._fresh:
-            facts, self._fresh = self._fresh, []
-            upto = self._fresh_upto
+        elif self._buffer:
+            facts, self._buffer = self._buffer, []
+            upto = self._buffered_upto
             try:
-                await self._note(facts, upto)
+                await self._store(facts, upto)
             except BaseException:
-                self._restart(self.seen)
+                self._restart(self.progress)
                 raise
-        elif self.seen.serial < self._fresh_upto.serial:
-            self._advance(self._fresh_upto)
-        elif self.seen.serial - self._saved > UNSAVED_SERIALS:
+        elif self.progress.serial < self._buffered_upto.serial:
+            self._advance(self._buffered_upto)
+        elif self.progress.serial - self._saved > UNSAVED_SERIALS:
             await self.save()
         else:
-            await self._bell.rung()
+            await self._wakeup.wait()
 
     async def _read(self) -> None:
         upto = self._log.serial
-        if self.seen.serial < upto:
-            facts, looked = await self._log.read(
-                after=self.seen.serial, upto=upto, limit=PAGE_ROWS, filter=OF_FILES
+        if self.progress.serial < upto:
+            facts, upto_read = await self._log.read(
+                after=self.progress.serial, upto=upto, limit=PAGE_ROWS, filter=FILES_ONLY
             )
-            digest = await self._log.digest_at(looked)
-            await self._note(facts, LogProgress(looked, digest or ""))
-        # Nothing is waited for from here on, so no fact comes in between.
-        if self.seen.serial >= self._log.serial:
-            self._fresh_upto = self.seen
+            digest = await self._log.digest_at(upto_read)
+            await self._store(facts, LogProgress(upto_read, digest or ""))
+        # There is no await from here on, so that no fact is committed in between.
+        if self.progress.serial >= self._log.serial:
+            self._buffered_upto = self.progress
             self._is_live = True
 
-    async def _note(self, facts: Sequence[Fact], seen: LogProgress) -> None:
-        desk = self._desk
+    async def _store(self, facts: Sequence[Fact], progress: LogProgress) -> None:
+        context = self._context
         work = partial(
-            desk.queue.note,
+            context.queue.note,
             [row for fact in facts for row in _rows(fact)],
-            seen,
-            now_ms=desk.now_ms(),
-            has=desk.store.has,
-            fetches=desk.fetches,
+            progress,
+            now_ms=context.now_ms(),
+            has=context.store.has,
+            fetches=context.is_eager,
         )
-        await desk.run(work)
-        self._saved = seen.serial
-        self._advance(seen)
+        await context.run(work)
+        self._saved = progress.serial
+        self._advance(progress)
         if facts:
-            self._noted()
+            self._on_batch()
 
-    def _advance(self, seen: LogProgress) -> None:
-        self.seen = seen
-        done = [waiter for serial, waiter in self._waiters if serial <= seen.serial]
-        self._waiters = [(serial, waiter) for serial, waiter in self._waiters if serial > seen.serial]
+    def _advance(self, progress: LogProgress) -> None:
+        self.progress = progress
+        done = [waiter for serial, waiter in self._waiters if serial <= progress.serial]
+        self._waiters = [(serial, waiter) for serial, waiter in self._waiters if serial > progress.serial]
         for waiter in done:
             if not waiter.called:
                 waiter.callback(None)
 
-    def _restart(self, seen: LogProgress) -> None:
-        self._fresh = []
+    def _restart(self, progress: LogProgress) -> None:
+        self._buffer = []
         self._is_live = False
-        self._saved = min(self._saved, seen.serial)
-        self.seen = seen
-        self._bell.ring()
+        self._saved = min(self._saved, progress.serial)
+        self.progress = progress
+        self._wakeup.notify()
 
-    def _committed(self, facts: Sequence[Fact]) -> None:
+    def _on_committed(self, facts: Sequence[Fact]) -> None:
         if not self._is_live or not facts or not facts[-1].serial:
             return
-        is_idle = self.seen == self._fresh_upto
-        self._fresh_upto = LogProgress(facts[-1].serial, facts[-1].digest)
-        news = [fact for fact in facts if fact.stream == FILES.name]
-        if news:
-            self._fresh += news
-            if len(self._fresh) > HELD_FACTS:
-                self._fresh = []
+        is_idle = self.progress == self._buffered_upto
+        self._buffered_upto = LogProgress(facts[-1].serial, facts[-1].digest)
+        found = [fact for fact in facts if fact.stream == FILES.name]
+        if found:
+            self._buffer += found
+            if len(self._buffer) > MAX_BUFFERED_FACTS:
+                self._buffer = []
                 self._is_live = False
-            self._bell.ring()
+            self._wakeup.notify()
         elif is_idle:
-            self._advance(self._fresh_upto)
-        if self.seen.serial - self._saved > UNSAVED_SERIALS:
-            self._bell.ring()
+            self._advance(self._buffered_upto)
+        if self.progress.serial - self._saved > UNSAVED_SERIALS:
+            self._wakeup.notify()
 
 
 def _rows(fact: Fact) -> list[NamedFile]:
-    """The rows of a fact; the last one of a name counts."""
+    """Return the rows of a fact; the last row of a name counts."""
     if not (texts := jsontext.split(fact.rows)):
         return []
     return [

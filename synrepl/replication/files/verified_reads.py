@@ -1,4 +1,4 @@
-"""Opening a file for somebody who wants its bytes: looked through first, once for all who ask meanwhile."""
+"""Opening of files with verified checksums; concurrent readers share one check."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,34 +13,34 @@ __all__ = ["VerifiedReads"]
 
 
 class VerifiedReads:
-    """Opens files. `damaged` is called with one that was found bad, and with why.
+    """Opens files. `on_damage` is called with each damaged file and the reason.
 
-    A check goes on when nobody waits for it any more: whoever gave up will come again.
+    A check continues even if no reader waits for it any more: a reader that timed out will retry.
     """
 
-    def __init__(self, desk: FilesContext, damaged: Callable[[str, str], None]) -> None:
-        self._desk = desk
-        self._damaged = damaged
+    def __init__(self, context: FilesContext, on_damage: Callable[[str, str], None]) -> None:
+        self._context = context
+        self._on_damage = on_damage
         self._waiting: dict[str, list[Deferred[IStoredFile | None]]] = {}
 
     async def open(self, sha256: str) -> IStoredFile | None:
-        """The file, all of which is good; None if it is not here (any more)."""
+        """Return the verified file; None if it is missing."""
         waiter: Deferred[IStoredFile | None] = Deferred()
         waiting = self._waiting.get(sha256)
         if waiting is not None:
             waiting.append(waiter)
         else:
             self._waiting[sha256] = [waiter]
-            self._desk.tasks.start(self._check(sha256), "checking a file")
+            self._context.tasks.start(self._check(sha256), "checking a file")
         return await waiter
 
     async def _check(self, sha256: str) -> None:
         found: IStoredFile | None = None
         failure: Exception | None = None
         try:
-            found = await self._look_through(sha256)
+            found = await self._verify(sha256)
         except Damaged as error:
-            self._damaged(sha256, str(error))
+            self._on_damage(sha256, str(error))
         except CancelledError:
             failure = StorageError(op="check a file", why="this daemon is stopping", retryable=True)
         except Exception as error:
@@ -55,18 +55,18 @@ class VerifiedReads:
         if found is not None:
             found.close()
 
-    async def _look_through(self, sha256: str) -> IStoredFile | None:
-        desk = self._desk
-        checking = await desk.obtain(partial(desk.store.check, sha256), _close)
+    async def _verify(self, sha256: str) -> IStoredFile | None:
+        context = self._context
+        checking = await context.acquire(partial(context.store.check, sha256), _close)
         if checking is None:
             return None
         try:
             while True:
-                found = await desk.obtain(partial(checking.step, STEP), _close)
+                found = await context.acquire(partial(checking.step, STEP), _close)
                 if found is not None:
                     return found
         finally:
-            desk.later(checking.close)
+            context.run_later(checking.close)
 
 
 def _close(one: IChecking | IStoredFile | None) -> None:

@@ -50,7 +50,7 @@ class FileRoutes:
         except ReplicationError as error:
             raise refused_upload(error) or error from error
         try:
-            await files.pass_on(sha256, hops)
+            await files.forward(sha256, hops)
         except ApiResponseError as error:
             if error.code == UPSTREAM_UNREACHABLE:  # by a replica between us and the primary
                 raise upstream_unreachable(f"{KEPT_HERE}: {error}") from error
@@ -89,7 +89,7 @@ class FileRoutes:
         if not await files.is_named(sha256):
             raise ApiError(404, "no_such_file", f"no name refers to {sha256}")
         if files.is_replica:
-            if await files.here(sha256, wait) and (file := await files.open(sha256)) is not None:
+            if await files.wait_for(sha256, wait) and (file := await files.open(sha256)) is not None:
                 return file
             why = "it is on its way here"
         else:
