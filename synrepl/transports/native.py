@@ -1,4 +1,4 @@
-"""A replica's connection to its upstream, over TCP or anything else that Twisted has an endpoint for."""
+"""A replica's connection to its upstream, over TCP or any other Twisted endpoint."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -50,17 +50,17 @@ from synrepl.wire.text import printable
 __all__ = ["NativeUpstream", "UpstreamConnection"]
 
 CONNECT_SECONDS: Final = 30.0
-"""For the greeting too."""
+"""Timeout for connecting, and for the handshake."""
 
-HELD_BYTES: Final = 4 * 1024 * 1024
-"""Of blocks and lines that wait to be taken; then the connection is read no further."""
+MAX_QUEUED_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of queued blocks and lines at which reading from the connection pauses."""
 
 EVENT_BYTES: Final = 500
-"""What an event costs besides its block: many of them have none."""
+"""Memory that a queued event counts in addition to its block; many have none."""
 
 
 class UpstreamConnection(Protocol):
-    """One conversation (`replica.IConversation`)."""
+    """One connection (`replica.IConversation`)."""
 
     transport: Any
     _logger = Logger()
@@ -79,52 +79,52 @@ class UpstreamConnection(Protocol):
         )
         self._clock = clock
         self._metrics = metrics
-        self._silence = keepalive.timeout_seconds
+        self._timeout_seconds = keepalive.timeout_seconds
         self._reader = BlockReader()
         self._snapshot = SnapshotReader()
         self._events: deque[tuple[int, Any]] = deque()
-        self._held = 0
+        self._queued_bytes = 0
         self._is_paused = False
-        self._end: Exception | None = None
+        self._error: Exception | None = None
         self._waiter: Deferred[None] | None = None
         self._timer: Any = None
-        self._heard = clock.seconds()
+        self._received_at = clock.seconds()
         self.is_open = False
 
-    # -- Twisted's side ------------------------------------------------------------------------------------
+    # -- called by Twisted ---------------------------------------------------------------------------------
 
     def connectionMade(self) -> None:
         self.is_open = True
         self._metrics.connections.inc()
         if set_no_delay := getattr(self.transport, "setTcpNoDelay", None):
             set_no_delay(True)
-        self._do(self.session.connected())
+        self._perform(self.session.connected())
         self._arm()
 
     def dataReceived(self, data: bytes) -> None:
         self._metrics.bytes_in.inc(len(data))
-        self._heard = self._clock.seconds()
-        if self._end is not None:
+        self._received_at = self._clock.seconds()
+        if self._error is not None:
             return
-        wrong: str | None = None
+        violation: str | None = None
         try:
             lines: list[bytes] = []
-            for found in self._reader.feed(data):
-                if isinstance(found, bytes):
-                    lines.append(found)
+            for item in self._reader.feed(data):
+                if isinstance(item, bytes):
+                    lines.append(item)
                     continue
-                self._lines(lines)
+                self._receive_lines(lines)
                 lines = []
-                event = self._event(found)
+                event = self._event(item)
                 if event is not None:
-                    self._put(len(found.data), event)
-            self._lines(lines)
+                    self._enqueue(len(item.data), event)
+            self._receive_lines(lines)
         except RemoteProtocolError as error:
-            wrong = error.why
-        if wrong is not None:
-            # A new error, raised in no context: the traceback of the first one holds the whole block.
-            self._do(self.session.fail(wrong))
-            self._finish(RemoteProtocolError(wrong))
+            violation = error.why
+        if violation is not None:
+            # A new error: the traceback of the first one would keep the whole block in memory.
+            self._perform(self.session.fail(violation))
+            self._finish(RemoteProtocolError(violation))
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if self.is_open:
@@ -135,10 +135,10 @@ class UpstreamConnection(Protocol):
             self._timer.cancel()
         self._finish(NotConnected(f"the connection was lost: {reason.getErrorMessage()}"))
 
-    def _lines(self, lines: Sequence[bytes]) -> None:
-        self._do(self.session.receive(lines))
+    def _receive_lines(self, lines: Sequence[bytes]) -> None:
+        self._perform(self.session.receive(lines))
 
-    def _do(self, actions: Any) -> None:
+    def _perform(self, actions: Any) -> None:
         for action in actions:
             match action:
                 case Send(data):
@@ -154,15 +154,17 @@ class UpstreamConnection(Protocol):
         match command:
             case native.Heartbeat():
                 position = LogPosition(command.epoch, command.serial, command.digest)
-                told = (position.epoch, position.serial, position.digest, command.head, command.at_ms)
-                if command.check != native.heartbeat_check(*told):
-                    raise RemoteProtocolError("a HEARTBEAT was changed on its way here")
-                self._put(0, UpstreamHeartbeat(position, command.head, command.at_ms))
+                fields = (position.epoch, position.serial, position.digest, command.head, command.at_ms)
+                if command.check != native.heartbeat_check(*fields):
+                    raise RemoteProtocolError("corrupted HEARTBEAT: its check does not match")
+                self._enqueue(0, UpstreamHeartbeat(position, command.head, command.at_ms))
             case native.Refused():
-                self._put(0, RefusedByUpstream(_shown(decode_body(native.Refusal, command.body))))
+                self._enqueue(
+                    0, RefusedByUpstream(_printable_refusal(decode_body(native.Refusal, command.body)))
+                )
             case native.Joining():
                 said = decode_body(native.JoiningBody, command.body)
-                self._put(
+                self._enqueue(
                     0,
                     JoinStarted(
                         said.join,
@@ -173,42 +175,43 @@ class UpstreamConnection(Protocol):
                     ),
                 )
             case native.Joined():
-                joined = decode_body(native.JoinedBody, command.body)
-                self._put(0, JoinFinished(log_position(joined.position)))
+                self._enqueue(
+                    0, JoinFinished(log_position(decode_body(native.JoinedBody, command.body).position))
+                )
             case native.Subscribed():
-                self._put(0, SubscriptionStarted(log_position(decode_body(WirePosition, command.body))))
+                self._enqueue(0, SubscriptionStarted(log_position(decode_body(WirePosition, command.body))))
             case native.Challenge():
-                self._put(0, decode_body(native.ChallengeBody, command.body))
+                self._enqueue(0, decode_body(native.ChallengeBody, command.body))
             case native.Welcome():
-                self._put(0, _checked(decode_body(native.WelcomeBody, command.body)))
+                self._enqueue(0, _checked_welcome(decode_body(native.WelcomeBody, command.body)))
             case native.DigestsAre():
-                self._put(0, decode_body(native.DigestsBody, command.body))
+                self._enqueue(0, decode_body(native.DigestsBody, command.body))
             case native.Peers():
                 addresses = decode_body(_Peers, b'{"addresses":%b}' % command.body).addresses
-                _check_shown(*addresses)
-                self._put(0, KnownPeers(addresses))
+                _check_printable(*addresses)
+                self._enqueue(0, KnownPeers(addresses))
             case native.Taken():
-                self._put(0, TakenUpTo(command.origin, command.number, command.since))
+                self._enqueue(0, TakenUpTo(command.origin, command.number, command.since))
             case native.Down():
-                self._put(0, DownstreamCommand(command.line.encode()))
+                self._enqueue(0, DownstreamCommand(command.line.encode()))
             case Error():
-                self._finish(NotConnected(f"the upstream says: {command.text}"))
+                self._finish(NotConnected(f"ERROR from the upstream: {command.text}"))
             case Ping() | Server():
                 pass
             case _:
-                raise RemoteProtocolError(f"{type(command).__name__} is not said to replicas")
+                raise RemoteProtocolError(f"{type(command).__name__} is not valid for a replica")
 
     def _arm(self) -> None:
-        delay = max(0.0, min(self.session.deadline() - self._clock.seconds(), self._silence))
+        delay = max(0.0, min(self.session.deadline() - self._clock.seconds(), self._timeout_seconds))
         self._timer = self._clock.callLater(delay, self._tick)
 
     def _tick(self) -> None:
         if self._is_paused:
-            self._heard = self._clock.seconds()
+            self._received_at = self._clock.seconds()
             self.session.not_listening()
-        self._do(self.session.tick())
-        if self._clock.seconds() - self._heard >= self._silence:
-            self._finish(NotConnected(f"the upstream was silent for {self._silence:g} seconds"))
+        self._perform(self.session.tick())
+        if self._clock.seconds() - self._received_at >= self._timeout_seconds:
+            self._finish(NotConnected(f"the upstream was silent for {self._timeout_seconds:g} seconds"))
             self.transport.abortConnection()
         if not self.session.closed:
             self._arm()
@@ -216,25 +219,25 @@ class UpstreamConnection(Protocol):
     # -- events --------------------------------------------------------------------------------------------
 
     def _event(self, payload: Payload) -> Event | None:
-        """What a block says; None for a part of a snapshot that goes on."""
+        """Decode a block; None for a part of a snapshot that continues."""
         if payload.kind == "snapshot":
             snapshot = self._snapshot.feed(payload.data)
             return None if snapshot is None else SnapshotFacts(snapshot)
         return _event(payload)
 
-    def _put(self, size: int, event: Any) -> None:
+    def _enqueue(self, size: int, event: Any) -> None:
         size += EVENT_BYTES
         self._events.append((size, event))
-        self._held += size
-        if self._held > HELD_BYTES and not self._is_paused:
+        self._queued_bytes += size
+        if self._queued_bytes > MAX_QUEUED_BYTES and not self._is_paused:
             self._is_paused = True
             self.transport.pauseProducing()
         self._wake()
 
-    def _take(self) -> Any:
+    def _dequeue(self) -> Any:
         size, event = self._events.popleft()
-        self._held -= size
-        if self._is_paused and self._held <= HELD_BYTES // 2:
+        self._queued_bytes -= size
+        if self._is_paused and self._queued_bytes <= MAX_QUEUED_BYTES // 2:
             self._is_paused = False
             if self.is_open:
                 self.transport.resumeProducing()
@@ -243,9 +246,9 @@ class UpstreamConnection(Protocol):
         return event
 
     def _finish(self, error: Exception) -> None:
-        if self._end is None:
-            self._end = error
-            # What is unfinished will not be finished, and may be large.
+        if self._error is None:
+            self._error = error
+            # Free incomplete blocks, which may be large.
             self._reader, self._snapshot = BlockReader(), SnapshotReader()
         self._wake()
 
@@ -256,71 +259,73 @@ class UpstreamConnection(Protocol):
 
     async def _next(self) -> Any:
         while not self._events:
-            if self._end is not None:
-                raise self._end
+            if self._error is not None:
+                raise self._error
             self._waiter = Deferred()
             await self._waiter
-        return self._take()
+        return self._dequeue()
 
     async def next(self) -> Event:
-        """The next event, once there is one."""
+        """Wait for the next event."""
         event: Event = await self._next()
         return event
 
     def ready(self) -> Event | None:
-        """The next event, if it is here."""
+        """Return the next event if one is queued."""
         if not self._events or isinstance(self._events[0][1], Exception):
             return None
-        event: Event = self._take()
+        event: Event = self._dequeue()
         return event
 
-    # -- what is said --------------------------------------------------------------------------------------
+    # -- requests and messages -------------------------------------------------------------------------------
 
     async def greet(
         self, uuid: str, name: str, secret: str | None, address: str, *, registered: bool
     ) -> None:
-        """Be known to the upstream, and know that it is the one that knows the secret."""
-        mine = nonce()
+        """Perform the handshake: identify this replica, and verify that the upstream knows the secret."""
+        own_nonce = nonce()
         greeting = native.Greeting(
             uuid=uuid,
             name=name,
-            nonce=mine,
+            nonce=own_nonce,
             registered=registered,
             address=address,
             capabilities=native.SPOKEN,
         )
         self.send(native.Hello(body=encode_body(greeting)))
-        known: native.ChallengeBody = await self._expect(native.ChallengeBody)
-        if known.proof and secret is None:
-            raise NotConnected("the upstream wants a proof of the secret, and none is set here (secret_file)")
-        nonces = (known.nonce, mine)
-        shown = "" if secret is None else proof(secret, REPLICA, nonces, uuid, name)
-        self.send(native.Auth(body=encode_body(native.Proof(shown))))
+        challenge: native.ChallengeBody = await self._expect(native.ChallengeBody)
+        if challenge.proof and secret is None:
+            raise NotConnected("the upstream requires a secret: set secret_file")
+        nonces = (challenge.nonce, own_nonce)
+        own_proof = "" if secret is None else proof(secret, REPLICA, nonces, uuid, name)
+        self.send(native.Auth(body=encode_body(native.Proof(own_proof))))
         self.welcome = await self._expect(native.WelcomeBody)
         if secret is not None and not proves(self.welcome.proof, secret, PRIMARY, nonces, uuid, name):
-            raise NotConnected("the upstream could not prove that it knows the secret: is it the right one?")
+            raise NotConnected(
+                "the upstream could not prove that it knows the secret: check secret_file on both"
+            )
 
     async def _expect(self, shape: Any) -> Any:
         said = await self._next()
         if not isinstance(said, shape):
-            raise RemoteProtocolError(f"{type(said).__name__} came where {shape.__name__} was to come")
+            raise RemoteProtocolError(f"{type(said).__name__} received, {shape.__name__} expected")
         return said
 
-    def join(self, asked: native.JoinRequest) -> None:
-        """Ask for a copy."""
-        self.send(native.Join(body=encode_body(asked)))
+    def join(self, request: native.JoinRequest) -> None:
+        """Request a snapshot."""
+        self.send(native.Join(body=encode_body(request)))
 
-    def subscribe(self, asked: native.Subscription) -> None:
-        """Ask for what comes after a place."""
-        self.send(native.Subscribe(body=encode_body(asked)))
+    def subscribe(self, request: native.Subscription) -> None:
+        """Request the facts after a position."""
+        self.send(native.Subscribe(body=encode_body(request)))
 
     def acknowledge(self, position: LogPosition, at_ms: int) -> None:
-        """Everything up to there is held."""
+        """Report that everything up to this position is stored durably."""
         if not self.session.closed:
             self.send(native.Ack(epoch=position.epoch, serial=position.serial, at_ms=at_ms))
 
     def forward(self, origin: str, commands: Sequence[Numbered]) -> None:
-        """Say what followers sent up; what does not fit into a line is left out."""
+        """Forward followers' commands; one that does not fit into a line is dropped."""
         if self.session.closed:
             return
         lines: list[bytes] = []
@@ -331,17 +336,17 @@ class UpstreamConnection(Protocol):
                 )
             except LocalProtocolError as error:
                 self._metrics.commands_dropped.labels(line.partition(b" ")[0].decode()).inc()
-                self._logger.warn("a command cannot be passed up: {why}", why=error.why)
+                self._logger.warn("cannot forward a command to the upstream: {why}", why=error.why)
         self._write(b"".join(lines))
 
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
-        """The upstream's digests there."""
+        """Fetch the upstream's digests at these serials."""
         self.send(native.Digests(body=msgspec.json.encode(list(serials))))
         said: native.DigestsBody = await self._expect(native.DigestsBody)
         try:
             return {int(serial): digest for serial, digest in said.digests.items()}
         except ValueError as error:
-            raise RemoteProtocolError("the upstream told a digest at what is no serial") from error
+            raise RemoteProtocolError("the upstream sent a digest for an invalid serial") from error
 
     def send(self, command: Command) -> None:
         """Send one command."""
@@ -350,21 +355,21 @@ class UpstreamConnection(Protocol):
         try:
             self._write(self.session.lines([command]))
         except LocalProtocolError as error:
-            raise RemoteProtocolError(f"what is to be said does not fit: {error.why}") from error
+            raise RemoteProtocolError(f"cannot send {command.NAME} to the upstream: {error.why}") from error
 
     def _write(self, data: bytes) -> None:
         self._metrics.bytes_out.inc(len(data))
         self.transport.write(data)
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         self.session.closed = True
         if self.is_open:
             self.transport.abortConnection()
 
 
 class NativeUpstream:
-    """An upstream that is spoken to natively (`replica.IUpstream`)."""
+    """An upstream that speaks the native protocol (`replica.IUpstream`)."""
 
     def __init__(
         self,
@@ -390,14 +395,14 @@ class NativeUpstream:
         self._keepalive = keepalive
 
     async def connect(self, uuid: str, name: str) -> UpstreamConnection:
-        """Reach it, and be known to it."""
+        """Connect, and perform the handshake."""
         factory = _Factory(self, name)
         connecting: Deferred[Any] = self._endpoint.connect(factory)
         connecting.addTimeout(CONNECT_SECONDS, self._clock)  # type: ignore[arg-type]
         try:
             connection: UpstreamConnection = await connecting
         except TimedOut:
-            raise NotConnected(f"{self.where} has not answered in {CONNECT_SECONDS:g} seconds") from None
+            raise NotConnected(f"{self.where}: no connection within {CONNECT_SECONDS:g} s") from None
         except CancelledError:
             raise
         except Exception as error:
@@ -413,7 +418,7 @@ class NativeUpstream:
         except TimedOut:
             connection.close()
             raise NotConnected(
-                f"{self.where} has not said who it is in {CONNECT_SECONDS:g} seconds: no daemon of ours?"
+                f"{self.where}: no handshake within {CONNECT_SECONDS:g} s; is the peer a synrepl daemon?"
             ) from None
         except BaseException:
             connection.close()
@@ -421,7 +426,7 @@ class NativeUpstream:
         return connection
 
     def build(self, name: str) -> UpstreamConnection:
-        """A protocol for a new connection."""
+        """Make the protocol of a new connection."""
         return UpstreamConnection(
             self._clock,
             self._metrics,
@@ -439,9 +444,9 @@ class _Factory(Factory):
         self._name = name
 
     def buildProtocol(self, addr: IAddress | None) -> UpstreamConnection:
-        made = self._upstream.build(self._name)
-        made.factory = self
-        return made
+        connection = self._upstream.build(self._name)
+        connection.factory = self
+        return connection
 
 
 class _Peers(msgspec.Struct):
@@ -458,11 +463,11 @@ def _event(payload: Payload) -> Event:
             return Ephemeral(decode_facts(payload.data), is_all=True)
         case "meta":
             return SnapshotMeta(*read_meta(payload.data))
-    raise RemoteProtocolError(f"a block of {printable(payload.kind)} is not known here")
+    raise RemoteProtocolError(f"unknown block type {printable(payload.kind)}")
 
 
-def _shown(refused: native.Refusal) -> native.Refusal:
-    """A refusal whose text is safe to show: it stands in the status and in the log."""
+def _printable_refusal(refused: native.Refusal) -> native.Refusal:
+    """Make a refusal printable: it appears in the status and in the log."""
     return msgspec.structs.replace(
         refused,
         code=printable(refused.code),
@@ -471,9 +476,9 @@ def _shown(refused: native.Refusal) -> native.Refusal:
     )
 
 
-def _checked(welcome: native.WelcomeBody) -> native.WelcomeBody:
-    """A welcome whose names and addresses can be shown. Raises RemoteProtocolError for others."""
-    _check_shown(
+def _checked_welcome(welcome: native.WelcomeBody) -> native.WelcomeBody:
+    """Return a welcome whose names and addresses are printable. Raises `RemoteProtocolError` for others."""
+    _check_printable(
         welcome.uuid,
         welcome.history,
         welcome.instance,
@@ -485,7 +490,7 @@ def _checked(welcome: native.WelcomeBody) -> native.WelcomeBody:
     return welcome
 
 
-def _check_shown(*texts: str) -> None:
+def _check_printable(*texts: str) -> None:
     for text in texts:
         if len(text) > MAX_TEXT or not text.isprintable():
-            raise RemoteProtocolError(f"the upstream tells a name or address that is none: {printable(text)}")
+            raise RemoteProtocolError(f"the upstream sent an invalid name or address: {printable(text)}")

@@ -193,7 +193,10 @@ class PutTests(FilesSiteCase):
 
         talk = self.talk()
         request = self.request("PUT", PLACE, DATA)
-        with mock.patch.object(uploads, "HELD_BYTES", 100), mock.patch.object(self.files, "append", slow):
+        with (
+            mock.patch.object(uploads, "MAX_BUFFERED_BYTES", 100),
+            mock.patch.object(self.files, "append", slow),
+        ):
             talk.say(request[:-900])
             self.assertEqual("producing", talk.transport.producerState)
             talk.say(request[-900:-500])

@@ -15,7 +15,7 @@ from twisted.web.resource import Resource
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.ports.files import IStoredFile
 from synrepl.transports.http.client import ApiResponseError
-from synrepl.transports.http.files_client import HELD_BYTES, HttpFiles
+from synrepl.transports.http.files_client import MAX_BUFFERED_BYTES, HttpFiles
 from tests.http.files_builders import DATA, SHA, FilesSiteCase
 from tests.storage.files.builders import checksum
 
@@ -210,7 +210,7 @@ class MisbehavingTests(ClientCase):
         response = Response(200)
         fetched = self.fetch(Client(response))
         response.say(b"x")
-        response.say(b"y" * (HELD_BYTES + 1))
+        response.say(b"y" * (MAX_BUFFERED_BYTES + 1))
         self.assertEqual("paused", response.transport.producerState)
         self.clock.advance(300)
         self.assertNoResult(fetched)
@@ -221,7 +221,7 @@ class MisbehavingTests(ClientCase):
         self.assertEqual("producing", response.transport.producerState)
         response.end()
         self.successResultOf(fetched)
-        self.assertEqual(HELD_BYTES + 2, sum(map(len, self.got)))
+        self.assertEqual(MAX_BUFFERED_BYTES + 2, sum(map(len, self.got)))
 
     def test_who_gives_up_hangs_up(self) -> None:
         """As when the daemon stops."""

@@ -96,5 +96,5 @@ def test_a_fact_that_was_changed_on_the_way_is_noticed() -> None:
     _check(decode_facts(text), text)
     for old, new in ((b'"x"', b'"y"'), (b'"token":4', b'"token":5'), (b'"writer":"w"', b'"writer":"v"')):
         changed = text.replace(old, new)
-        with pytest.raises(RemoteProtocolError, match="serial 7 was changed on the way"):
+        with pytest.raises(RemoteProtocolError, match="corrupted fact 7"):
             _check(decode_facts(changed), changed)

@@ -18,7 +18,7 @@ from synrepl.replication.publisher import Publisher
 from synrepl.storage import MemoryEngine
 from synrepl.transports.http.append_client import HttpAppender
 from synrepl.transports.http.client import NeverSent
-from synrepl.transports.http.client_errors import as_refusal
+from synrepl.transports.http.client_errors import as_response_error
 from synrepl.transports.http.write_forwarder import WriteForwarder
 from tests.http.builders import BROKEN, Answer, SiteCase, Talk, receipt, typing
 from tests.http.test_append_body import BAD
@@ -54,7 +54,7 @@ class Primary:
             silent.addTimeout(timeout, self._clock)
             return silent.addErrback(_as_client)
         if status != 200:
-            return fail(as_refusal(status, told, URL))
+            return fail(as_response_error(status, told, URL))
         done: Deferred[Appended] = Deferred()
         done.callback(msgspec.json.decode(told, type=Appended))
         return done

@@ -10,7 +10,7 @@ from synrepl.storage import MemoryEngine
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 from synrepl.testing.replicas import FakeNode
-from synrepl.transports.native import HELD_BYTES, UpstreamConnection
+from synrepl.transports.native import MAX_QUEUED_BYTES, UpstreamConnection
 from synrepl.wire.native import WirePosition
 from tests.replication.relay.test_refusals import PINNED, known, trim
 from tests.replication.relay.test_sending import MOST
@@ -111,7 +111,7 @@ def test_a_join_slower_than_the_writes_costs_no_memory(monkeypatch: pytest.Monke
 
     def watched(connection: UpstreamConnection, data: bytes) -> None:
         receive(connection, data)
-        held.append(connection._held)
+        held.append(connection._queued_bytes)
 
     monkeypatch.setattr(UpstreamConnection, "dataReceived", watched)
     world.start(b)
@@ -125,7 +125,7 @@ def test_a_join_slower_than_the_writes_costs_no_memory(monkeypatch: pytest.Monke
 
     assert a.log.position == b.log.position
     assert behind > 10_000
-    assert max(held) < 1.25 * HELD_BYTES
+    assert max(held) < 1.25 * MAX_QUEUED_BYTES
     assert max(link.server.most_buffered for link in b.links()) < MOST
 
 

@@ -278,7 +278,7 @@ class FlowContract(Contract):
         await stopped(world, link.stop())
 
         self.assertEqual(["hearing", "speaking"], sorted(before), "an idle Redis is no dead one")
-        self.assertIn("it has said nothing for 0.4 seconds", member.whys)
+        self.assertIn("no data from Redis for 0.4 seconds", member.whys)
 
     @story
     async def test_reading_can_pause(self, world: World) -> None:
@@ -337,14 +337,14 @@ class FlowContract(Contract):
 
 
 class ClosedContract(Contract):
-    """A Redis that wants a password. The link says what is wrong, and tries again."""
+    """A Redis that requires a password. The link says what is wrong, and tries again."""
 
     @story
     async def test_a_missing_password_is_told(self, world: World) -> None:
         """Nobody has named a file."""
         why = await refusal(world, address=RedisAddress.parse(world.url))
 
-        self.assertIn("wants a password", why)
+        self.assertIn("requires a password", why)
 
     @story
     async def test_a_wrong_password_is_told(self, world: World) -> None:

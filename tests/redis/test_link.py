@@ -94,7 +94,7 @@ def test_what_makes_no_sense_is_logged_once_a_second() -> None:
 
     @implementer(ILogObserver)
     def observe(event: Any) -> None:
-        if "passed over" in (event.get("log_format") or ""):
+        if "ignored a message" in (event.get("log_format") or ""):
             lines.append(f"{event['why']}{event['more']}")
 
     async def story(world: World) -> None:
@@ -141,7 +141,7 @@ def test_a_silent_redis_is_noticed_within_15_seconds() -> None:
         await stopped(world, link.stop())
 
         assert 10 <= noticed <= 15.1
-        assert "it has said nothing for 15 seconds" in member.whys
+        assert "no data from Redis for 15 seconds" in member.whys
 
     FakeWorld().run(story)
 
@@ -471,7 +471,7 @@ def test_what_is_no_redis_is_told() -> None:
     world = FakeWorld()
     world.network.listen("redis", Factory.forProtocol(Web))
 
-    assert "is no Redis" in world.run(refusal)
+    assert "is not Redis" in world.run(refusal)
 
 
 def test_tls_where_none_was_expected_is_told() -> None:
@@ -486,4 +486,4 @@ def test_tls_where_none_was_expected_is_told() -> None:
     world = FakeWorld()
     world.network.listen("redis", Factory.forProtocol(Alert))
 
-    assert world.run(refusal) == "redis:6379: it speaks TLS: say rediss://"
+    assert world.run(refusal) == "redis:6379: the server speaks TLS: use rediss://"

@@ -56,7 +56,7 @@ def test_a_demoted_master_is_not_taken() -> None:
         link.start()
         await world.wait(5)
         assert set(member.told) == {"unreachable"}
-        assert member.whys[-1] == "redis:6379: it is not the master now, but a slave"
+        assert member.whys[-1] == "redis:6379: this server is not the master but a slave"
         world.redis.is_master = True
         await world.until(member.is_up)
         await stopped(world, link.stop())
@@ -78,7 +78,7 @@ def test_what_every_sentinel_said_is_told() -> None:
         await stopped(world, link.stop())
 
         assert member.whys[0] == (
-            "no Sentinel knows the master: s1:26379: connection refused; s2:26379: it knows no other"
+            "no Sentinel knows the master: s1:26379: connection refused; s2:26379: unknown service other"
         )
 
     world.run(story)

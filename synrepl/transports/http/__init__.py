@@ -1,4 +1,4 @@
-"""HTTP: the way in for facts, the way out for pages of them, and what is known about this daemon.
+"""HTTP: appends, changelog, rows, files, status and metrics.
 
-`server` makes the site, `client` speaks to one. Importing either installs no reactor.
+`server` makes the site, `client` has clients of one. Importing either installs no reactor.
 """

@@ -124,9 +124,9 @@ class Api:
         self._rows = RowRoutes(
             log=log,
             table=table,
-            tables=ingest,
+            ingest=ingest,
             metrics=metrics,
-            waiting=self._waiters,
+            waiters=self._waiters,
             instance=instance,
             dialect=dialect,
             holdings=lambda: self._holdings,
@@ -272,7 +272,9 @@ class Api:
         async def answer() -> bytes:
             from synrepl.transports.http.fork_check import digests
 
-            return jsontext.dumps(await digests(self._log, integers(request, "serials", most=MAX_SERIALS)))
+            return jsontext.dumps(
+                await digests(self._log, integers(request, "serials", max_count=MAX_SERIALS))
+            )
 
         return await self._answer(request, answer)
 

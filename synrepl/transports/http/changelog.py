@@ -97,7 +97,7 @@ class Changelog:
                     request.write(text)
                 text = b""
                 while not text and cursor.after < head and not cursor.is_full:
-                    await valve.opened()
+                    await valve.wait_open()
                     text = await form.page(cursor, head)
                 if not text:
                     break

@@ -1,4 +1,4 @@
-"""Reading a daemon's log over HTTP: by pages, or as it grows."""
+"""Client of a daemon's changelog: by pages, or as an endless feed."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from inspect import isawaitable
@@ -22,7 +22,7 @@ MIB: Final = 1024 * 1024
 
 
 class FirstAnswer(msgspec.Struct, frozen=True):
-    """Where the server's log stood when it began to answer."""
+    """The server's log at the start of its response."""
 
     epoch: int
     serial: int
@@ -30,7 +30,7 @@ class FirstAnswer(msgspec.Struct, frozen=True):
 
 
 class DigestsAnswer(msgspec.Struct, frozen=True):
-    """The digests of a log at some serials, None where they are not known, and where it stands."""
+    """The digests of a log at some serials (None: unknown), and its head."""
 
     epoch: int
     serial: int
@@ -52,9 +52,10 @@ class ChangelogClient(DaemonClient):
     ) -> int:
         """Call `on_line` with each fact (a line of JSON) after the serial `since`, up to the head.
 
-        The server waits up to `wait` seconds for a first one. What `on_line` returns is waited for, and
-        meanwhile only a little more is read. Gives the serial up to which nothing wanted is missing: ask
-        from there next. Raises `AheadOfLog`, or another `ReplicationError`; lines given until then are good.
+        The server waits up to `wait` seconds for a first fact. An awaitable that `on_line` returns is
+        awaited; meanwhile reading pauses. Returns the serial up to which all selected facts were delivered:
+        continue from there. Raises `AheadOfLog` or another `ReplicationError`; lines delivered before it are
+        valid.
         """
         query: dict[str, Any] = {"since": since, "wait": f"{wait:g}"}
         if streams is not None:
@@ -77,7 +78,7 @@ class ChangelogClient(DaemonClient):
             lines.stop()
         if limit is not None and count >= limit:
             return since
-        return max(since, _answering(response).serial)
+        return max(since, _response_head(response).serial)
 
     async def follow(
         self,
@@ -100,25 +101,24 @@ class ChangelogClient(DaemonClient):
         silence: float | None = None,
         on_begin: Callable[[FirstAnswer], None] | None = None,
     ) -> None:
-        """Call `on_lines` with the lines that come after the serial `since`, as they come: facts, turns,
-        receipts, heartbeats. What it returns is waited for, and meanwhile only a little more is read. With
-        `commands` the commands for all processes come too, but for those of this origin.
+        """Call `on_lines` with lines after the serial `since` as they arrive: facts, epoch starts, receipts,
+        heartbeats.
 
-        What we hold at `since` is of this `epoch` and has this `digest`, in a log of this `history`. Returns
-        when the server has given all `upto` some serial; without one it ends with an error alone:
-        `NotConnected`, also after `silence` seconds without a sign (three heartbeats), a `RequestRefused` for
-        each way in which what we hold is no part of that log, or another `ReplicationError`. `on_begin` is
-        called before the first lines.
+        An awaitable that `on_lines` returns is awaited; meanwhile reading pauses. With `commands`, commands
+        for all processes come too, except those of this origin. `epoch`, `digest` and `history` describe the
+        reader's own log at `since`; the server refuses a diverged reader. Returns when the server has sent
+        everything up to `upto`. Raises `NotConnected` after `silence` seconds (default: three heartbeats)
+        without data, or another `ReplicationError`. `on_begin` is called before the first lines.
         """
         query: dict[str, Any] = {"since": since, "follow": "true", "heartbeat": f"{heartbeat:g}"}
         lists = {"streams": streams, "writers": writers}
-        query |= {name: ",".join(sorted(given)) for name, given in lists.items() if given is not None}
-        told = {"epoch": epoch, "digest": digest, "history": history, "upto": upto}
-        told["commands"] = commands
-        query |= {name: given for name, given in told.items() if given is not None}
+        query |= {name: ",".join(sorted(value)) for name, value in lists.items() if value is not None}
+        parameters = {"epoch": epoch, "digest": digest, "history": history, "upto": upto}
+        parameters["commands"] = commands
+        query |= {name: value for name, value in parameters.items() if value is not None}
         flags = {"epoch_starts": epoch_starts, "receipts": receipts, "compacted": compacted}
         flags |= {"checksum": checksum, "ephemeral": ephemeral}
-        query |= {name: "true" for name, is_wanted in flags.items() if is_wanted}
+        query |= {name: "true" for name, is_set in flags.items() if is_set}
         url = f"{self._base_url}/v1/changelog?{urlencode(query)}"
         response = await self._http.open("GET", url, None, extra_seconds=0.0)
         lines = ResponseLines()
@@ -126,10 +126,10 @@ class ChangelogClient(DaemonClient):
         silence = 3 * heartbeat if silence is None else silence
         try:
             if on_begin is not None:
-                on_begin(_answering(response))
+                on_begin(_response_head(response))
             while True:
-                while taken := lines.pop_lines():
-                    handled = on_lines(taken)
+                while batch := lines.pop_lines():
+                    handled = on_lines(batch)
                     if isawaitable(handled):
                         await handled
                 if lines.end is not None:
@@ -140,12 +140,12 @@ class ChangelogClient(DaemonClient):
             lines.stop()
 
     async def digests(self, serials: Collection[int]) -> DigestsAnswer:
-        """The digests that the server's log has at these serials, at most 1,000 of them."""
+        """Fetch the digests at these serials, at most 1,000."""
         url = f"{self._base_url}/v1/digests?serials={','.join(map(str, serials))}"
         return decode_json(DigestsAnswer, await self._http.fetch("GET", url, None, MIB), public_url(url))
 
     async def status(self) -> dict[str, Any]:
-        """What the server says of itself."""
+        """Fetch the server's status."""
         url = f"{self._base_url}/v1/status"
         return decode_json(
             dict[str, Any], await self._http.fetch("GET", url, None, 64 * MIB), public_url(url)
@@ -160,14 +160,14 @@ def _serial(text: bytes, url: str) -> int:
     return decode_json(_Serial, text, url).serial
 
 
-def _answering(response: Any) -> FirstAnswer:
-    def told(name: str) -> str:
+def _response_head(response: Any) -> FirstAnswer:
+    def value_of(name: str) -> str:
         values: list[str] = response.headers.getRawHeaders(name) or [""]
         return values[0]
 
-    epoch, serial = (told(name) for name in ("synrepl-epoch", "synrepl-serial"))
+    epoch, serial = (value_of(name) for name in ("synrepl-epoch", "synrepl-serial"))
     return FirstAnswer(
         int(epoch) if epoch.isdecimal() else 0,
         int(serial) if serial.isdecimal() else 0,
-        told("synrepl-history"),
+        value_of("synrepl-history"),
     )

@@ -129,7 +129,7 @@ class _ChangelogStream:
         try:
             while not cursor.is_done:
                 cursor.check()
-                await self._valve.opened()
+                await self._valve.wait_open()
                 if cursor.after < cursor.head:
                     await self._send_page()
                 else:

@@ -1,7 +1,7 @@
-"""The other end: pulling missed rows, reading the changelog, adding facts.
+"""HTTP clients: catch-up, changelog reader, appender.
 
-Works against this daemon, and `HttpCatchUp` against Synapse's own processes too. What does HTTP is imported
-when it is first needed, so that a worker that follows over TCP alone does not pay for it.
+`HttpCatchUp` works with this daemon and with Synapse's processes, the others with this daemon only. HTTP
+modules are imported on first use: a worker that follows over TCP alone does not load them.
 """
 
 import random
@@ -48,11 +48,12 @@ MIB: Final = 1024 * 1024
 
 
 class HttpCatchUp:
-    """Pulls missed rows as Synapse's workers do; an `ICatchUp`. Of a daemon of ours also an `IAllocated`.
+    """Fetches missed rows as Synapse's workers do; an `ICatchUp`, and for this daemon also an `IAllocated`.
 
-    `base_url` is asked for the rows of every writer that `instance_map` has no URL for; None: nobody is. The
-    map may be that of a homeserver, where the writer `master` is called `main`. A request may take `timeout`
-    seconds in all, its answer `max_bytes` bytes. `client` is a treq client, for tests.
+    `instance_map` has the URLs of writers by instance name; a homeserver's map works, where `main` stands for
+    `master`. `base_url` is the URL for all other writers (None: they have none). `secret` is sent as a bearer
+    token. A request may take `timeout` seconds, and its response may have `max_bytes` bytes. `client` is a
+    treq client, for tests.
     """
 
     def __init__(
@@ -72,22 +73,22 @@ class HttpCatchUp:
             self._instance_map.setdefault("master", self._instance_map["main"])
         self._max_bytes = max_bytes
         self._http = HttpClient(reactor, secret, timeout, client)
-        self._tells_allocated = True
+        self._has_allocated = True
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
-        """The facts with ``after < token <= upto``, or the first of them.
+        """Fetch the facts with ``after < token <= upto``, or the first of them.
 
-        Raises `NotConnected` when there is no (whole) answer, `RemoteProtocolError` when it is a wrong one,
-        `NowhereToFetch` when nobody is known who could be asked.
+        Raises `NotConnected` without a complete response, `RemoteProtocolError` for an invalid one, and
+        `NowhereToFetch` if the writer has no URL.
         """
         mapped = self._instance_map.get(writer)
         base = mapped or self._base_url
         if base is None:
-            raise NowhereToFetch(f"instance_map has no address of {writer}")
+            raise NowhereToFetch(f"instance_map has no URL of {writer}")
         base = base.rstrip("/")
-        # Real workers name whom they ask; a proxy in front of a single address would not know that name.
+        # Synapse's workers name the writer in Host; a proxy in front of one URL would not know that name.
         host = f"{writer}:80" if mapped else None
-        # Synapse remembers answers by this, whatever else is asked.
+        # Synapse caches responses by this id, whatever the rest of the request.
         txn_id = "".join(random.choices(string.ascii_letters, k=10))
         query = urlencode({"from_token": after, "upto_token": upto, "writer": writer})
         path = f"/_synapse/replication/get_repl_stream_updates/{quote(stream, safe='')}/{txn_id}"
@@ -95,20 +96,20 @@ class HttpCatchUp:
         try:
             body = await self._http.fetch("GET", url, None, self._max_bytes, host=host)
         except ApiResponseError as error:
-            kind = NotConnected if error.retryable else RemoteProtocolError
-            raise kind(str(error)) from error
-        return _missed(body, public_url(url), after, upto)
+            error_type = NotConnected if error.retryable else RemoteProtocolError
+            raise error_type(str(error)) from error
+        return _missed_facts(body, public_url(url), after, upto)
 
     async def highest(self, stream: str) -> int | None:
-        """The highest token of a stream, as `base_url` has it; None from a server that does not tell."""
-        if not self._tells_allocated or self._base_url is None:
+        """Fetch the highest token of a stream from `base_url`; None if the server does not provide it."""
+        if not self._has_allocated or self._base_url is None:
             return None
         url = f"{self._base_url.rstrip('/')}/v1/streams/{quote(stream, safe='')}/allocated"
         try:
             body = await self._http.fetch("GET", url, None, MIB)
         except ApiResponseError as error:
             if error.status == 404 and error.code != "unknown_stream":
-                self._tells_allocated = False  # no daemon of ours: not to be bothered again
+                self._has_allocated = False  # not a synrepl daemon: do not request it again
                 return None
             raise
         return decode_json(_Allocated, body, public_url(url)).allocated
@@ -128,14 +129,14 @@ class _Allocated(msgspec.Struct):
     allocated: int | None
 
 
-def _missed(body: bytes, url: str, after: int, upto: int) -> MissedFacts:
-    answer = decode_json(_UpdatesAnswer, body, url)
-    if answer.limited and after <= upto and answer.upto_token == after:
-        raise RemoteProtocolError(f"{url} says that more follows after {after}, and gave none of it")
+def _missed_facts(body: bytes, url: str, after: int, upto: int) -> MissedFacts:
+    response = decode_json(_UpdatesAnswer, body, url)
+    if response.limited and after <= upto and response.upto_token == after:
+        raise RemoteProtocolError(f"{url} announces more rows after {after}, and gave none")
     facts: list[tuple[int, list[bytes]]] = []
-    for token, row in answer.updates:
+    for token, row in response.updates:
         if facts and facts[-1][0] == token:
             facts[-1][1].append(bytes(row))
         else:
             facts.append((token, [bytes(row)]))
-    return MissedFacts(facts=facts, upto=answer.upto_token, limited=answer.limited)
+    return MissedFacts(facts=facts, upto=response.upto_token, limited=response.limited)

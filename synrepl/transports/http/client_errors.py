@@ -1,4 +1,4 @@
-"""Why a server of ours said no, as errors of their own types."""
+"""Error responses of a daemon, as exceptions."""
 
 from typing import Any, Final
 
@@ -14,14 +14,15 @@ __all__ = [
     "OtherHistory",
     "ApiResponseError",
     "Trimmed",
-    "as_refusal",
+    "as_response_error",
 ]
 
 
 class ApiResponseError(ReplicationError):
-    """The server answered with a refusal: `status`, its `code` and its `message`.
+    """The server responded with an error: `status`, `code` and `message`.
 
-    `body` is all that it said, as far as that was a JSON object.
+    `body` is the response if it was a JSON object. `retryable` tells whether the same request can succeed
+    later.
     """
 
     def __init__(
@@ -33,16 +34,16 @@ class ApiResponseError(ReplicationError):
         self.code = code
         self.message = message
         self.body = body or {}
-        told = self.body.get("retryable")
-        self.retryable = told if isinstance(told, bool) else status in {429, 502, 503, 504}
+        value = self.body.get("retryable")
+        self.retryable = value if isinstance(value, bool) else status in {429, 502, 503, 504}
 
 
-class _Elsewhere(ApiResponseError):
-    """What we hold is no part of the server's log, which ends at `serial` of `epoch`."""
+class _OtherLog(ApiResponseError):
+    """The reader's position is not in the server's log, which ends at `serial` of `epoch`."""
 
     @property
     def serial(self) -> int:
-        """Where the server's log ends."""
+        """The end of the server's log."""
         return _integer(self.body.get("serial"))
 
     @property
@@ -51,41 +52,43 @@ class _Elsewhere(ApiResponseError):
         return _integer(self.body.get("epoch"))
 
 
-class AheadOfLog(_Elsewhere):
-    """We know facts that the server's log, which ends at `serial` of `epoch`, does not have."""
+class AheadOfLog(_OtherLog):
+    """The reader has facts that the server's log, which ends at `serial` of `epoch`, lacks."""
 
 
-class Fork(_Elsewhere):
-    """We hold another fact than the server does where we stand, or one of an epoch that had ended there."""
+class Fork(_OtherLog):
+    """The histories diverged: the server has another fact at the reader's position, or that epoch had ended
+    before.
+    """
 
 
-class OtherEpoch(_Elsewhere):
-    """We know of a later epoch than the server does: somebody else is the primary now."""
+class OtherEpoch(_OtherLog):
+    """The reader knows a later epoch than the server: another daemon has become primary."""
 
 
-class OtherHistory(_Elsewhere):
-    """The server's log is no copy of what we hold, and never was."""
+class OtherHistory(_OtherLog):
+    """The server's log has another history than the reader's; it never was a copy."""
 
 
-class Trimmed(_Elsewhere):
-    """The facts that we lack are no longer in the server's log, of which all beyond `begin` is."""
+class Trimmed(_OtherLog):
+    """The server has trimmed facts that the reader lacks, up to `trimmed_upto`."""
 
     @property
     def trimmed_upto(self) -> int:
-        """Up to where the server's log was trimmed."""
+        """The serial up to which the server's log was trimmed."""
         return _integer(self.body.get("trimmed_upto"))
 
 
 class NotHereYet(ApiResponseError):
-    """The server did not come as far as was wanted in time. What was posted is committed at its upstream."""
+    """The server's log did not reach `serial` in time. Posted facts are committed at its upstream."""
 
     @property
     def serial(self) -> int:
-        """What was wanted."""
+        """The requested serial."""
         return _integer(self.body.get("serial"))
 
 
-_KINDS: Final[dict[tuple[int, str], type[ApiResponseError]]] = {
+_TYPES: Final[dict[tuple[int, str], type[ApiResponseError]]] = {
     (409, "ahead_of_log"): AheadOfLog,
     (409, "fork"): Fork,
     (409, "other_epoch"): OtherEpoch,
@@ -95,22 +98,22 @@ _KINDS: Final[dict[tuple[int, str], type[ApiResponseError]]] = {
 }
 
 
-def as_refusal(status: int, body: bytes, url: str) -> ApiResponseError:
-    """What an answer that is not 200 says, in our form or in Synapse's."""
+def as_response_error(status: int, body: bytes, url: str) -> ApiResponseError:
+    """Convert an error response, of a daemon or of Synapse."""
     try:
-        told = msgspec.json.decode(body, type=dict[str, Any])
+        value = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        told = {}
-    errcode, error, message = (_text(told.get(key)) for key in ("errcode", "error", "message"))
+        value = {}
+    errcode, error, message = (_text(value.get(key)) for key in ("errcode", "error", "message"))
     code = errcode or error or "error"
     why = " ".join((error if errcode else message).split())[:1000] or "no reason given"
-    kind = _KINDS.get((status, code), ApiResponseError)
-    return kind(url=url, status=status, code=code, message=why, body=told)
+    error_type = _TYPES.get((status, code), ApiResponseError)
+    return error_type(url=url, status=status, code=code, message=why, body=value)
 
 
-def _text(told: Any) -> str:
-    return told if isinstance(told, str) else ""
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
-def _integer(told: Any) -> int:
-    return told if isinstance(told, int) else 0
+def _integer(value: Any) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,4 +1,4 @@
-"""Files by checksum: bringing them, and getting them."""
+"""Routes of files by checksum: upload and download."""
 
 from typing import Any, Final
 
@@ -13,22 +13,22 @@ from synrepl.transports.http.byte_ranges import Unsatisfiable, matches, read_ran
 from synrepl.transports.http.client_errors import ApiResponseError
 from synrepl.transports.http.query import header, integer, is_checksum, seconds, text
 from synrepl.transports.http.streaming import streaming
-from synrepl.transports.http.uploads import Upload, refused_upload
+from synrepl.transports.http.uploads import Upload, upload_error
 
 __all__ = ["FileRoutes"]
 
 BLOCK: Final = 256 * 1024
-"""Bytes that are read at a time."""
+"""Bytes per read."""
 WAIT_SECONDS: Final = 10.0
 MAX_WAIT_SECONDS: Final = 300.0
 RETRY_SECONDS: Final = b"1"
 
 MAX_HOPS: Final = 8
-KEPT_HERE: Final = "it is kept here, and not known to be kept at the primary; bring it again"
+STORED_LOCALLY: Final = "the file is stored on this replica, but perhaps not on the primary: upload it again"
 
 
 class FileRoutes:
-    """Answers requests for files; without `files` there are none here."""
+    """Handles the requests; without `files`, all are refused."""
 
     _logger = Logger()
 
@@ -36,65 +36,65 @@ class FileRoutes:
         self._files = files
 
     async def put(self, request: Any, sha256: str) -> bytes:
-        """Keep what came in, if its checksum is this; a replica brings it to the primary as well."""
-        files = self._asked(sha256)
+        """Store the uploaded file if its checksum matches; a replica forwards it to the primary."""
+        files = self._store_for(sha256)
         hops = integer(request, "hops", 0)
         if hops > MAX_HOPS:
-            why = "this file goes round in a circle: no daemon on its way is the primary"
+            why = "forwarding loop: none of the daemons on the way is the primary"
             raise ApiError(503, "upstream_away", why, retry_after=RETRY_SECONDS)
         upload = request.content
         if not isinstance(upload, Upload):
-            raise ApiError(400, "bad_request", "the checksum in the path is to be written as it is")
+            raise ApiError(400, "bad_request", "the path must contain the checksum without escapes")
         try:
             is_new, size = await upload.keep(sha256)
         except ReplicationError as error:
-            raise refused_upload(error) or error from error
+            raise upload_error(error) or error from error
         try:
             await files.forward(sha256, hops)
         except ApiResponseError as error:
-            if error.code == UPSTREAM_UNREACHABLE:  # by a replica between us and the primary
-                raise upstream_unreachable(f"{KEPT_HERE}: {error}") from error
-            raise ApiError(502, "upstream_refused", f"{KEPT_HERE}: {error}") from error
+            if error.code == UPSTREAM_UNREACHABLE:  # from a replica on the way to the primary
+                raise upstream_unreachable(f"{STORED_LOCALLY}: {error}") from error
+            raise ApiError(502, "upstream_refused", f"{STORED_LOCALLY}: {error}") from error
         except ReplicationError as error:
-            raise upstream_unreachable(f"{KEPT_HERE}: {error}") from error
+            raise upstream_unreachable(f"{STORED_LOCALLY}: {error}") from error
         request.setResponseCode(201 if is_new else 200)
         request.setHeader(b"etag", _tag(sha256))
         return jsontext.dumps({"sha256": sha256, "size": size})
 
     async def get(self, request: Any, sha256: str) -> bytes | None:
-        """The bytes, or those of a range; verified before the first of them is sent."""
-        files = self._asked(sha256)
+        """Send a file or a range of it. The whole file is verified before the first byte is sent."""
+        files = self._store_for(sha256)
         wait = (
             WAIT_SECONDS
             if text(request, "wait") is None
             else seconds(request, "wait", highest=MAX_WAIT_SECONDS)
         )
-        file = await self._opened(files, sha256, wait)
+        file = await self._open(files, sha256, wait)
         try:
             return await self._send(request, files, file, sha256)
         finally:
             files.release(file)
 
-    def _asked(self, sha256: str) -> Files:
+    def _store_for(self, sha256: str) -> Files:
         if self._files is None:
-            raise ApiError(404, "not_found", "no files are kept here")
+            raise ApiError(404, "not_found", "this daemon stores no files")
         if not is_checksum(sha256):
-            raise ApiError(400, "bad_checksum", "a checksum is 64 hexadecimal digits, in lower case")
+            raise ApiError(400, "bad_checksum", "a checksum has 64 hexadecimal digits, in lower case")
         return self._files
 
-    async def _opened(self, files: Files, sha256: str, wait: float) -> IStoredFile:
+    async def _open(self, files: Files, sha256: str, wait: float) -> IStoredFile:
         file = await files.open(sha256)
         if file is not None:
             return file
         if not await files.is_named(sha256):
-            raise ApiError(404, "no_such_file", f"no name refers to {sha256}")
+            raise ApiError(404, "no_such_file", f"no fact of the stream files names {sha256}")
         if files.is_replica:
             if await files.wait_for(sha256, wait) and (file := await files.open(sha256)) is not None:
                 return file
-            why = "it is on its way here"
+            why = "it is being fetched"
         else:
-            why = "it was not brought here yet"
-        raise ApiError(503, "file_not_here", f"{sha256} is not here: {why}", retry_after=RETRY_SECONDS)
+            why = "it has not been uploaded"
+        raise ApiError(503, "file_not_here", f"{sha256} is not stored yet: {why}", retry_after=RETRY_SECONDS)
 
     async def _send(self, request: Any, files: Files, file: IStoredFile, sha256: str) -> bytes | None:
         request.setHeader(b"etag", _tag(sha256))
@@ -105,18 +105,18 @@ class FileRoutes:
         start, count = 0, file.size
         if request.method == b"GET" and header(request, "if-range") in {None, f'"{sha256}"'}:
             try:
-                wanted = read_range(header(request, "range"), file.size)
+                byte_range = read_range(header(request, "range"), file.size)
             except Unsatisfiable:
-                told = b"bytes */%d" % file.size
+                content_range = b"bytes */%d" % file.size
                 why = f"the file has {file.size} bytes"
-                raise ApiError(416, "range_not_satisfiable", why, content_range=told) from None
-            if wanted is not None:
-                start, count = wanted
+                raise ApiError(416, "range_not_satisfiable", why, content_range=content_range) from None
+            if byte_range is not None:
+                start, count = byte_range
                 request.setResponseCode(206)
-                told = b"bytes %d-%d/%d" % (start, start + count - 1, file.size)
-                request.setHeader(b"content-range", told)
+                content_range = b"bytes %d-%d/%d" % (start, start + count - 1, file.size)
+                request.setHeader(b"content-range", content_range)
         request.setHeader(b"content-type", b"application/octet-stream")
-        # Whatever is in it, a browser is not to make a page of ours of it.
+        # A browser must not interpret a file as a page of this site.
         request.setHeader(b"x-content-type-options", b"nosniff")
         request.setHeader(b"content-length", b"%d" % count)
         if request.method == b"GET":
@@ -130,7 +130,7 @@ class FileRoutes:
                 request.write(data)
                 start += len(data)
                 count -= len(data)
-                await valve.opened()
+                await valve.wait_open()
 
 
 def _tag(sha256: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Getting files from another daemon."""
+"""Client of another daemon's files."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -11,7 +11,7 @@ from zope.interface import implementer
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.client_errors import as_refusal
+from synrepl.transports.http.client_errors import as_response_error
 from synrepl.transports.http.http_client import (
     MAX_ERROR_BYTES,
     abort,
@@ -26,19 +26,18 @@ from synrepl.transports.http.http_client import (
 __all__ = ["HttpFiles"]
 
 MIB: Final = 1024 * 1024
-HELD_BYTES: Final = MIB
-"""Bytes that wait for the disk before the connection is read no further."""
+MAX_BUFFERED_BYTES: Final = MIB
+"""Bytes that wait for the disk at which reading from the connection pauses."""
 BLOCK: Final = 256 * 1024
-"""Bytes that are read at a time."""
+"""Bytes per read."""
 MAX_FILE: Final = 16 * 1024 * MIB
 
 
 class HttpFiles:
-    """The files of the daemon at `base_url`; an `IFetchFile`.
+    """Client of the files of the daemon at `base_url`; an `IFetchFile`.
 
-    An answer may take `timeout` seconds to begin (a big file is looked through there first); after that no
-    bytes may come for `silence` seconds. A file of more than `max_bytes` is not taken. `client` is a treq
-    client, for tests.
+    A response may take `timeout` seconds to start (the server verifies a big file first), and then `silence`
+    seconds between bytes. Files over `max_bytes` are refused. `client` is a treq client, for tests.
     """
 
     def __init__(
@@ -62,51 +61,55 @@ class HttpFiles:
         self._pool: Any = None
 
     async def fetch(self, sha256: str, offset: int, on_chunk: Callable[[bytes], Awaitable[None]]) -> None:
-        """Call `on_chunk` with the bytes from `offset` on, to the end; what it returns is waited for."""
+        """Call `on_chunk` with the bytes from `offset` to the end; await its result before reading on."""
         url = public_url(f"{self._base_url}/v1/files/sha256/{sha256}")
-        response = await self._begun(url, offset)
+        response = await self._open(url, offset)
         chunks = _Chunks(self._reactor, self._silence)
         response.deliverBody(chunks)
         try:
             if response.code == 416 and offset:
-                # There is no more of it. Whether what is here is right, its checksum tells.
+                # The local part is complete already; its checksum will be verified.
                 return
             if response.code not in {200, 206}:
-                raise as_refusal(response.code, await _refusal(chunks), url)
-            unwanted = 0 if response.code == 206 else offset
-            room = self._max_bytes - offset + unwanted
+                raise as_response_error(response.code, await _refusal(chunks), url)
+            skip = 0 if response.code == 206 else offset
+            room = self._max_bytes - offset + skip
             if response.code == 206:
-                told = (response.headers.getRawHeaders("content-range") or [""])[0]
-                if not told.startswith(f"bytes {offset}-"):
-                    raise RemoteProtocolError(f"{url} gave {told or 'some bytes'}, not those from {offset}")
-            while (data := await chunks.take()) is not None:
+                content_range = (response.headers.getRawHeaders("content-range") or [""])[0]
+                if not content_range.startswith(f"bytes {offset}-"):
+                    raise RemoteProtocolError(
+                        f"{url} sent {content_range or 'no range'} instead of the bytes from {offset}"
+                    )
+            while (data := await chunks.next_chunk()) is not None:
                 room -= len(data)
                 if room < 0:
-                    raise RemoteProtocolError(f"{url} gave more than {self._max_bytes} bytes")
-                wanted = data[unwanted:]
-                unwanted -= min(unwanted, len(data))
-                if wanted:
-                    await on_chunk(wanted)
+                    raise RemoteProtocolError(f"{url} sent more than {self._max_bytes} bytes")
+                selected = data[skip:]
+                skip -= min(skip, len(data))
+                if selected:
+                    await on_chunk(selected)
         finally:
             chunks.stop()
         if chunks.is_silent:
             raise NotConnected(f"{url} sent nothing for {self._silence:g} seconds")
         if not chunks.is_complete:
             assert chunks.end is not None
-            raise NotConnected(f"{url} broke off: {reason(chunks.end.value)}")  # type: ignore[arg-type]
+            raise NotConnected(f"{url}: the response ended early: {reason(chunks.end.value)}")  # type: ignore[arg-type]
 
     async def send(
         self, sha256: str, size: int, read: Callable[[int, int], Awaitable[bytes]], hops: int
     ) -> None:
-        """Bring a file there; returns when it is kept."""
+        """Upload a file; return once it is stored."""
         url = public_url(f"{self._base_url}/v1/files/sha256/{sha256}?hops={hops}")
         body = _Body(size, read)
-        response = await self._answer(self._request("PUT", url, self._credentials.headers, body), url, body)
+        response = await self._await_response(
+            self._request("PUT", url, self._credentials.headers, body), url, body
+        )
         chunks = _Chunks(self._reactor, self._silence)
         response.deliverBody(chunks)
         try:
             if response.code not in {200, 201}:
-                raise as_refusal(response.code, await _refusal(chunks), url)
+                raise as_response_error(response.code, await _refusal(chunks), url)
         finally:
             chunks.stop()
 
@@ -115,32 +118,32 @@ class HttpFiles:
         if self._pool is not None:
             await self._pool.closeCachedConnections()
 
-    async def _begun(self, url: str, offset: int) -> Any:
+    async def _open(self, url: str, offset: int) -> Any:
         headers = self._credentials.headers
         if offset:
             headers["range"] = [f"bytes={offset}-"]
-        return await self._answer(self._request("GET", url, headers, None), url, None)
+        return await self._await_response(self._request("GET", url, headers, None), url, None)
 
     def _request(self, method: str, url: str, headers: dict[str, list[str]], body: Any) -> "Deferred[Any]":
-        asked: Deferred[Any] = self._treq().request(
+        pending: Deferred[Any] = self._treq().request(
             method,
             treq_url(url),
             headers=headers,
             data=body,
-            # To follow a redirection would show the secret to whoever it names.
+            # Redirects are not followed: they would send the secret to another host.
             allow_redirects=False,
             unbuffered=True,
             reactor=self._reactor,
         )
-        return asked
+        return pending
 
-    async def _answer(self, asked: "Deferred[Any]", url: str, body: "_Body | None") -> Any:
-        """The answer, once it begins; while bytes are taken from us, it may take its time."""
-        watch = _Watch(self._reactor, self._timeout, asked, body)
+    async def _await_response(self, pending: "Deferred[Any]", url: str, body: "_Body | None") -> Any:
+        """Wait for the response. The timeout restarts while the server reads the request's body."""
+        idle_timeout = _IdleTimeout(self._reactor, self._timeout, pending, body)
         try:
-            return await asked
+            return await pending
         except CancelledError:
-            if watch.is_over:
+            if idle_timeout.is_over:
                 raise NotConnected(f"{url} has not answered within {self._timeout:g} seconds") from None
             raise
         except ReplicationError:
@@ -148,7 +151,7 @@ class HttpFiles:
         except Exception as error:
             raise NotConnected(unreachable_message(self._credentials, url, error)) from error
         finally:
-            watch.stop()
+            idle_timeout.stop()
 
     def _treq(self) -> Any:
         if self._client is None:
@@ -157,43 +160,43 @@ class HttpFiles:
 
 
 async def _refusal(chunks: "_Chunks") -> bytes:
-    """The body of a refusal, as far as it comes."""
+    """Read the body of an error response, up to the limit."""
     body = b""
-    while len(body) < MAX_ERROR_BYTES and (data := await chunks.take()) is not None:
+    while len(body) < MAX_ERROR_BYTES and (data := await chunks.next_chunk()) is not None:
         body += data
     return body
 
 
-class _Watch:
-    """Calls a request off when nothing has happened for so many seconds."""
+class _IdleTimeout:
+    """Cancels a request without progress for so many seconds."""
 
-    def __init__(self, reactor: Any, seconds: float, asked: "Deferred[Any]", body: "_Body | None") -> None:
+    def __init__(self, reactor: Any, seconds: float, pending: "Deferred[Any]", body: "_Body | None") -> None:
         self.is_over = False
         self._reactor = reactor
         self._seconds = seconds
-        self._asked = asked
+        self._pending = pending
         self._body = body
-        self._seen = 0
-        self._timer = reactor.callLater(seconds, self._look)
+        self._last_sent = 0
+        self._timer = reactor.callLater(seconds, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         sent = 0 if self._body is None else self._body.sent
-        if sent == self._seen:
+        if sent == self._last_sent:
             self.is_over = True
-            self._asked.cancel()
+            self._pending.cancel()
         else:
-            self._seen = sent
-            self._timer = self._reactor.callLater(self._seconds, self._look)
+            self._last_sent = sent
+            self._timer = self._reactor.callLater(self._seconds, self._check)
 
     def stop(self) -> None:
-        """It has ended."""
+        """Stop the timer: the request has ended."""
         if self._timer.active():
             self._timer.cancel()
 
 
 @implementer(IBodyProducer)
 class _Body:
-    """A file on its way out, read as it is taken."""
+    """A request body that reads its file as the connection accepts data."""
 
     def __init__(self, size: int, read: Callable[[int, int], Awaitable[bytes]]) -> None:
         self.length = size
@@ -232,9 +235,9 @@ class _Body:
 
 
 class _Chunks(Protocol):
-    """A body in pieces; the sender waits while too much of it is held here.
+    """A response body in chunks; pauses the connection while too many bytes are buffered.
 
-    While it is read, it `is_silent` once no bytes came for `silence` seconds.
+    `is_silent` is set if a read waits `silence` seconds for bytes.
     """
 
     def __init__(self, clock: Any, silence: float) -> None:
@@ -243,22 +246,22 @@ class _Chunks(Protocol):
         self._clock = clock
         self._silence = silence
         self._timer: Any = None
-        self._held: list[bytes] = []
-        self._held_bytes = 0
+        self._buffered: list[bytes] = []
+        self._buffered_bytes = 0
         self._is_paused = False
         self._is_stopped = False
         self._waiter: Deferred[None] | None = None
 
     @property
     def is_complete(self) -> bool:
-        """Whether it ended as it should."""
+        """Whether the response ended properly."""
         return self.end is not None and is_complete(self.end)
 
-    async def take(self) -> bytes | None:
-        """The bytes that came since the last time; None once there are no more."""
-        if not self._held and self.end is None and not self.is_silent:
-            # Only who waits minds the silence: while the disk is slow, the sender is kept silent by us.
-            self._timer = self._clock.callLater(self._silence, self._fall_silent)
+    async def next_chunk(self) -> bytes | None:
+        """Return the bytes since the last call; None at the end."""
+        if not self._buffered and self.end is None and not self.is_silent:
+            # The timer runs only while a read waits: a slow disk pauses the sender, too.
+            self._timer = self._clock.callLater(self._silence, self._on_silence)
             self._waiter = Deferred()
             try:
                 await self._waiter
@@ -266,11 +269,11 @@ class _Chunks(Protocol):
                 self._waiter = None
                 if self._timer.active():
                     self._timer.cancel()
-        if not self._held:
+        if not self._buffered:
             return None
-        data = b"".join(self._held)
-        self._held.clear()
-        self._held_bytes = 0
+        data = b"".join(self._buffered)
+        self._buffered.clear()
+        self._buffered_bytes = 0
         if self._is_paused and self.end is None:
             self._is_paused = False
             assert self.transport is not None
@@ -280,9 +283,9 @@ class _Chunks(Protocol):
     def dataReceived(self, data: bytes) -> None:
         if self._is_stopped:
             return
-        self._held.append(data)
-        self._held_bytes += len(data)
-        if self._held_bytes > HELD_BYTES and not self._is_paused:
+        self._buffered.append(data)
+        self._buffered_bytes += len(data)
+        if self._buffered_bytes > MAX_BUFFERED_BYTES and not self._is_paused:
             self._is_paused = True
             assert self.transport is not None
             self.transport.pauseProducing()  # type: ignore[attr-defined]
@@ -293,13 +296,13 @@ class _Chunks(Protocol):
         self._wake()
 
     def stop(self) -> None:
-        """Read no further."""
+        """Stop reading, and abort the response."""
         self._is_stopped = True
-        self._held.clear()
+        self._buffered.clear()
         if self.end is None:
             abort(self.transport)
 
-    def _fall_silent(self) -> None:
+    def _on_silence(self) -> None:
         self.is_silent = True
         self._wake()
 

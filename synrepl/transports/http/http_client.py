@@ -15,7 +15,7 @@ from twisted.python.url import URL
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.ports.interfaces import IClock
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.client_errors import as_refusal
+from synrepl.transports.http.client_errors import as_response_error
 from synrepl.transports.http.content_digest import HEADER, WANTED, content_digest, matches_digest
 from synrepl.wire.blocks import MAX_HELD
 from synrepl.wire.text import printable
@@ -164,7 +164,7 @@ class HttpClient:
         )
         if response.code != 200:
             body = await _verified_body(response, MAX_ERROR_BYTES, public_url(url))
-            raise as_refusal(response.code, body, public_url(url))
+            raise as_response_error(response.code, body, public_url(url))
         return response
 
     async def _within(self, seconds: float, coroutine: Any, url: str) -> Any:

@@ -1,4 +1,4 @@
-"""How much lies between two places of the log, without it: what plans for reading it are made of."""
+"""Number and size of facts between two positions of the log, for planning reads."""
 
 from typing import Any
 
@@ -13,22 +13,22 @@ __all__ = ["extent"]
 MAX_FACTS = 2**62
 
 
-async def extent(log: Log, wanted: ChangelogQuery) -> dict[str, Any]:
-    """What is wanted after `since`, up to `limit` facts, `upto`, or the head: how much, and where that ends.
+async def extent(log: Log, query: ChangelogQuery) -> dict[str, Any]:
+    """Measure the selected facts after `since`, up to `limit` facts, `upto` or the head.
 
-    `clock` has the highest token of each writer in it: on top of where a reader stands, that is where it will
-    stand. Raises `Refused` when the log is replaced, or trimmed beyond what was looked at, meanwhile.
+    `clock` has the highest token of each writer among them; merged into a reader's positions, it gives those
+    after the read. Raises `ApiError` if the log is replaced or trimmed meanwhile.
     """
-    reading = ChangelogCursor(log, wanted)
-    head = reading.head
-    found = LogRange(serial=min(wanted.since, head))
+    cursor = ChangelogCursor(log, query)
+    head = cursor.head
+    found = LogRange(serial=min(query.since, head))
     clock = VClock()
-    while found.serial < head and (wanted.limit is None or found.facts < wanted.limit):
+    while found.serial < head and (query.limit is None or found.facts < query.limit):
         more = await log.extent(
             after=found.serial,
             upto=head,
-            limit=MAX_FACTS if wanted.limit is None else wanted.limit - found.facts,
-            filter=wanted.filter,
+            limit=MAX_FACTS if query.limit is None else query.limit - found.facts,
+            filter=query.filter,
         )
         for (stream, writer), token in more.tokens.items():
             clock = clock.advanced(stream, writer, token)
@@ -38,9 +38,9 @@ async def extent(log: Log, wanted: ChangelogQuery) -> dict[str, Any]:
             bytes=found.bytes + more.bytes,
             at_ms=max(found.at_ms, more.at_ms),
         )
-        reading.check()
+        cursor.check()
     return {
-        "since": wanted.since,
+        "since": query.since,
         "serial": found.serial,
         "epoch": max(
             [1, *(epoch_start.epoch for epoch_start in log.epoch_starts if epoch_start.serial < found.serial)]

@@ -1,8 +1,8 @@
-"""Refuses requests that a web page of another site makes, or a host name of another site reaches.
+"""Refuses requests from web pages of other sites, and requests under another site's host name.
 
-A browser on the same machine can reach a daemon that listens on loopback only. Without a secret nothing in
-the request proves who sent it. So the daemon looks at what a browser must say and a page cannot change:
-``Host`` (against DNS rebinding), ``Origin`` and ``Sec-Fetch-Site`` (against cross-site requests) and
+A browser on the same machine can reach a daemon that listens on loopback only, and without a secret nothing
+proves who sent a request. The daemon therefore checks headers that a browser must send and a page cannot
+change: ``Host`` (against DNS rebinding), ``Origin`` and ``Sec-Fetch-Site`` (against cross-site requests) and
 ``Content-Type`` (a page can only send JSON after a preflight, which is refused).
 """
 
@@ -18,19 +18,20 @@ from synrepl.wire.text import printable
 __all__ = ["check_content_type", "check_origin", "check_rebinding"]
 
 JSON_TYPES: Final = frozenset({"application/json", "application/x-ndjson"})
-UNSAID_TYPES: Final = frozenset({"", "application/x-www-form-urlencoded"})
+DEFAULT_TYPES: Final = frozenset({"", "application/x-www-form-urlencoded"})
 
 
 def check_rebinding(request: Any, hosts: Collection[str]) -> None:
     """Raises `ApiError` unless ``Host`` is an address, a name without dots, or one of `hosts`.
 
-    A page of evil.example can make that name point to 127.0.0.1 and then read every answer, but the browser
-    still says ``Host: evil.example``. Nobody can do so with an address, or with a name that only the local
-    network resolves (``localhost``, a container's name, the instance names that Synapse workers send).
+    A page of evil.example can make that name resolve to 127.0.0.1 and then read every response, but the
+    browser still sends ``Host: evil.example``. That is impossible with an address, or with a name that only
+    the local network resolves (``localhost``, a container's name, the instance names that Synapse workers
+    send).
     """
     shown = request.requestHeaders.getRawHeaders(b"host")
     if not shown:
-        return  # HTTP/1.0; browsers always say it.
+        return  # HTTP/1.0; browsers always send it
     host = _host(shown[0])
     if len(shown) == 1 and host is not None and ("." not in host or _is_address(host) or host in hosts):
         return
@@ -39,7 +40,7 @@ def check_rebinding(request: Any, hosts: Collection[str]) -> None:
     raise ApiError(
         403,
         "foreign_host",
-        f"Host {printable(', '.join(one.decode('latin-1') for one in shown))} is no name of this daemon:"
+        f"Host {printable(', '.join(one.decode('latin-1') for one in shown))} is not a name of this daemon:"
         " use an address, localhost, or add the name to allowed_hosts",
     )
 
@@ -47,8 +48,8 @@ def check_rebinding(request: Any, hosts: Collection[str]) -> None:
 def check_origin(request: Any) -> None:
     """Raises `ApiError` if a page of another origin caused this request.
 
-    A link to a page of ours may be followed from anywhere: nothing is changed by GET, and the page that has
-    the link cannot read the answer.
+    Links to this site's pages are allowed from any site: GET changes nothing, and the linking page cannot
+    read the response.
     """
     headers = request.requestHeaders
     sites, origins = headers.getRawHeaders(b"sec-fetch-site"), headers.getRawHeaders(b"origin")
@@ -63,21 +64,21 @@ def check_origin(request: Any) -> None:
         raise ApiError(403, "foreign_origin", "a page of another site made this request")
     host = _host((headers.getRawHeaders(b"host") or [b""])[0], with_port=True)
     for origin in origins or ():
-        said = _origin(origin)
-        if not said or said != host:
+        source = _origin(origin)
+        if not source or source != host:
             raise ApiError(
                 403,
                 "foreign_origin",
-                f"a page of {printable(origin.decode('latin-1'))} made this request; pages of other origins"
-                " are not answered",
+                f"a page of {printable(origin.decode('latin-1'))} made this request; requests of other"
+                " origins are refused",
             )
 
 
 def check_content_type(request: Any) -> None:
-    """Raises `ApiError` if a body that is to be JSON says that it is something else.
+    """Raises `ApiError` if a JSON body has another content type.
 
-    What curl and urllib send when nobody tells them a type is taken, unless a browser sent it: those name the
-    origin of every POST.
+    The default types of curl and urllib are accepted, unless a browser sent the request: browsers send an
+    origin with every POST.
     """
     headers = request.requestHeaders
     shown = headers.getRawHeaders(b"content-type") or [b""]
@@ -88,26 +89,26 @@ def check_content_type(request: Any) -> None:
     request.content.seek(0)
     kind = shown[0].decode("latin-1").partition(";")[0].strip().lower()
     is_browser = any(map(headers.hasHeader, (b"origin", b"referer", b"sec-fetch-site")))
-    if len(shown) != 1 or kind not in (JSON_TYPES if is_browser else JSON_TYPES | UNSAID_TYPES):
+    if len(shown) != 1 or kind not in (JSON_TYPES if is_browser else JSON_TYPES | DEFAULT_TYPES):
         raise ApiError(
             415,
             "content_type",
-            f"the body is to be JSON: say Content-Type: application/json, not {printable(kind) or 'nothing'}",
+            f"the body must be JSON: send Content-Type: application/json, not {printable(kind) or 'nothing'}",
         )
 
 
-def _origin(said: bytes) -> str:
-    """Host and port of an origin; empty if it is none."""
+def _origin(value: bytes) -> str:
+    """Return host and port of an origin; empty if it is invalid."""
     try:
-        return urlsplit(said.decode("latin-1")).netloc.lower()
+        return urlsplit(value.decode("latin-1")).netloc.lower()
     except ValueError:
         return ""
 
 
 @lru_cache(maxsize=256)
-def _host(said: bytes, *, with_port: bool = False) -> str | None:
+def _host(value: bytes, *, with_port: bool = False) -> str | None:
     try:
-        parts = urlsplit(f"//{said.decode('latin-1').strip()}")
+        parts = urlsplit(f"//{value.decode('latin-1').strip()}")
         name = parts.hostname
         _ = parts.port
     except ValueError:

@@ -1,4 +1,4 @@
-"""Telling other daemons, over HTTP, who is primary, and asking them."""
+"""Client for claims, handovers and the status of other daemons."""
 
 from typing import Any, Final
 
@@ -14,48 +14,52 @@ from synrepl.transports.http.http_client import HttpClient, decode_json, public_
 
 __all__ = ["PeerClient"]
 
-MAX_ANSWER: Final = 1024 * 1024
+MAX_RESPONSE_BYTES: Final = 1024 * 1024
 TIMEOUT_SECONDS: Final = 10.0
-REFUSED: Final = 409
+CONFLICT: Final = 409
 
 
 class PeerClient:
-    """What `roles.ITellOthers` does, showing one secret, or none."""
+    """Sends claims and handover requests to other daemons; see `roles.ITellOthers`."""
 
     def __init__(self, reactor: Any, secret: str | Credentials | None, *, client: Any = None) -> None:
         self._http = HttpClient(reactor, secret, TIMEOUT_SECONDS, client)
 
-    async def hand_over(self, address: Address, asked: HandOver) -> LogPosition:
-        """Ask a primary to take no more facts for a while; gives where it stands.
+    async def hand_over(self, address: Address, handover: HandOver) -> LogPosition:
+        """Request a handover: the primary refuses facts for a while. Returns its position.
 
         Raises `CannotPromote` if it refuses.
         """
         url = self._url(address, "/v1/handover")
-        body = msgspec.json.encode(asked)
+        body = msgspec.json.encode(handover)
         try:
-            answer = await self._http.fetch("POST", url, body, MAX_ANSWER)
+            response = await self._http.fetch("POST", url, body, MAX_RESPONSE_BYTES)
         except ApiResponseError as error:
-            if error.status != REFUSED:
+            if error.status != CONFLICT:
                 raise
-            why = f"the primary does not hand over: {error.code}: {error.message}"
+            why = f"the primary refuses to hand over: {error.code}: {error.message}"
             raise CannotPromote("handover_refused", why, retryable=error.retryable) from error
-        return decode_json(LogPosition, answer, public_url(url))
+        return decode_json(LogPosition, response, public_url(url))
 
     async def claim(self, address: Address, claim: Claim) -> None:
-        """Tell somebody who is primary now."""
+        """Send a claim to another daemon."""
         url = self._url(address, "/v1/claim")
-        await self._http.fetch("POST", url, msgspec.json.encode(claim), MAX_ANSWER)
+        await self._http.fetch("POST", url, msgspec.json.encode(claim), MAX_RESPONSE_BYTES)
 
     async def describe(self, address: Address) -> PeerStatus:
-        """Ask a daemon what it is."""
+        """Fetch the status of another daemon."""
         url = self._url(address, "/v1/replication")
-        return decode_json(PeerStatus, await self._http.fetch("GET", url, None, MAX_ANSWER), public_url(url))
+        return decode_json(
+            PeerStatus, await self._http.fetch("GET", url, None, MAX_RESPONSE_BYTES), public_url(url)
+        )
 
     async def digest(self, address: Address, serial: int) -> str | None:
-        """Ask a daemon for the digest at this serial; None if it does not have it any more."""
+        """Fetch a daemon's digest at this serial; None if the daemon no longer has it."""
         url = self._url(address, f"/v1/digests?serials={serial}")
-        answer = decode_json(_Digests, await self._http.fetch("GET", url, None, MAX_ANSWER), public_url(url))
-        return answer.digests.get(str(serial))
+        response = decode_json(
+            _Digests, await self._http.fetch("GET", url, None, MAX_RESPONSE_BYTES), public_url(url)
+        )
+        return response.digests.get(str(serial))
 
     async def stop(self) -> None:
         """Close the idle connections."""

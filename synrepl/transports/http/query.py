@@ -1,4 +1,4 @@
-"""What stands in the query of a URL, and in headers."""
+"""Query parameters and headers of requests. The functions raise `ApiError` for invalid values."""
 
 import re
 from typing import Any, Final, NoReturn
@@ -34,79 +34,80 @@ _digest: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 def text(request: Any, name: str) -> str | None:
-    """The parameter of this name; None if there is none. Said twice it is refused."""
+    """Return a parameter; None if it is absent. A repeated one is refused."""
     values = request.args.get(name.encode())
     if not values:
         return None
     if len(values) > 1:
-        _refuse(f"{name} is given {len(values)} times")
+        _refuse(f"{name} occurs {len(values)} times")
     try:
-        given: str = values[0].decode("utf-8")
+        value: str = values[0].decode("utf-8")
     except UnicodeDecodeError:
         _refuse(f"{name} is not UTF-8")
-    return given
+    return value
 
 
 def headers(request: Any, name: str) -> list[str]:
-    """The values of this header, with U+FFFD in place of what is not UTF-8, where Twisted would raise."""
-    given = request.requestHeaders.getRawHeaders(name.encode()) or ()
-    return [value.decode("utf-8", "replace") for value in given]
+    """Return the values of a header, with U+FFFD for bytes that are not UTF-8, where Twisted would raise."""
+    value = request.requestHeaders.getRawHeaders(name.encode()) or ()
+    return [value.decode("utf-8", "replace") for value in value]
 
 
 def header(request: Any, name: str) -> str | None:
-    """The value of this header, the last one of several; None if there is none."""
-    given = headers(request, name)
-    return given[-1] if given else None
+    """Return the last value of a header; None if it is absent."""
+    value = headers(request, name)
+    return value[-1] if value else None
 
 
 def word(request: Any, name: str) -> str | None:
-    """The parameter of this name, which is an instance's name; None if there is none."""
-    given = text(request, name)
-    if given is not None and not is_word(given):
+    """Return a parameter that is an instance name; None if it is absent."""
+    value = text(request, name)
+    if value is not None and not is_word(value):
         raise ApiError(400, "bad_writer", BAD_WORD)
-    return given
+    return value
 
 
-BAD_WORD: Final = f"a writer is one word, without control characters, of at most {MAX_NAME} characters"
+BAD_WORD: Final = f"a writer must be one word, without control characters, of at most {MAX_NAME} characters"
 
 
 def reader_of(request: Any) -> str | None:
-    """The name under which the log is kept for this reader; None if it gives none.
+    """Return the name of a reader with a lease; None if the request has none.
 
-    It makes a lease, and GET from a web page must change nothing: no page can send this header.
+    The name makes a lease, but a GET from a web page must change nothing. So it is sent in a header, which no
+    page can send.
     """
     if text(request, "reader") is not None:
-        _refuse("the name of a reader is sent in the header Synrepl-Reader, not in the query")
-    shown = headers(request, READER_HEADER)
-    if not shown:
+        _refuse("send the reader's name in the header Synrepl-Reader, not in the query")
+    values = headers(request, READER_HEADER)
+    if not values:
         return None
-    name = shown[0]
-    if len(shown) > 1 or not is_word(name) or UNREADABLE in name:
-        _refuse(f"Synrepl-Reader is one word, once, of at most {MAX_NAME} printable characters")
+    name = values[0]
+    if len(values) > 1 or not is_word(name) or UNREADABLE in name:
+        _refuse(f"Synrepl-Reader must occur once, as one word of at most {MAX_NAME} printable characters")
     return name
 
 
 def is_word(name: str) -> bool:
-    """Whether this can be the name of an instance."""
+    """Whether this is a valid instance name."""
     return is_name(name)
 
 
 def integer(request: Any, name: str, default: int, *, lowest: int = 0, highest: int = MAX_TOKEN) -> int:
-    """A whole number; what is over `highest` counts as that."""
-    given = text(request, name)
-    if given is None:
+    """Return a whole number; values over `highest` are reduced to it."""
+    value = text(request, name)
+    if value is None:
         return default
-    if not _integer.fullmatch(given) or int(given) < lowest or int(given) > MAX_TOKEN:
-        _refuse(f"{name} must be a whole number from {lowest} on, not {given[:40]!r}")
-    return min(int(given), highest)
+    if not _integer.fullmatch(value) or int(value) < lowest or int(value) > MAX_TOKEN:
+        _refuse(f"{name} must be a whole number from {lowest} on, not {value[:40]!r}")
+    return min(int(value), highest)
 
 
-def integers(request: Any, name: str, *, most: int) -> list[int]:
-    """Some whole numbers, parted by commas: at least one, `most` at most."""
-    given = text(request, name)
-    parts = [] if given is None else given.split(",")
-    if not 0 < len(parts) <= most:
-        _refuse(f"{name} must be 1 to {most} whole numbers, parted by commas")
+def integers(request: Any, name: str, *, max_count: int) -> list[int]:
+    """Some whole numbers, separated by commas: at least one, `most` at most."""
+    value = text(request, name)
+    parts = [] if value is None else value.split(",")
+    if not 0 < len(parts) <= max_count:
+        _refuse(f"{name} must be 1 to {max_count} whole numbers, separated by commas")
     for part in parts:
         if not _integer.fullmatch(part) or not 0 <= int(part) <= MAX_TOKEN:
             _refuse(f"{name} must be whole numbers from 0 on, not {part[:40]!r}")
@@ -114,53 +115,53 @@ def integers(request: Any, name: str, *, most: int) -> list[int]:
 
 
 def seconds(request: Any, name: str, *, highest: float, lowest: float = 0.0, default: float = 0.0) -> float:
-    """A time; what is out of bounds counts as the bound."""
-    given = text(request, name)
-    if given is None:
+    """Return a time in seconds; values out of bounds are moved to the bound."""
+    value = text(request, name)
+    if value is None:
         return default
-    if not _seconds.fullmatch(given):
-        _refuse(f"{name} must be a number of seconds, not {given[:40]!r}")
-    return max(lowest, min(float(given), highest))
+    if not _seconds.fullmatch(value):
+        _refuse(f"{name} must be a number of seconds, not {value[:40]!r}")
+    return max(lowest, min(float(value), highest))
 
 
 def names(request: Any, name: str) -> frozenset[str] | None:
-    """Some names, parted by commas; None if the parameter is not there."""
-    given = text(request, name)
-    return None if given is None else frozenset(given.split(","))
+    """Return names separated by commas; None if the parameter is absent."""
+    value = text(request, name)
+    return None if value is None else frozenset(value.split(","))
 
 
 def flag(request: Any, name: str) -> bool:
-    """Whether something is wanted, which it is not unless said."""
-    given = text(request, name)
-    if given not in (None, "true", "false"):
-        _refuse(f"{name} must be true or false, not {given[:40]!r}")
-    return given == "true"
+    """Return a flag; False if it is absent."""
+    value = text(request, name)
+    if value not in (None, "true", "false"):
+        _refuse(f"{name} must be true or false, not {value[:40]!r}")
+    return value == "true"
 
 
 def digest(request: Any, name: str) -> str | None:
-    """A digest as the log has them; None if there is none."""
-    given = text(request, name)
-    if given is not None and not _digest.fullmatch(given):
-        _refuse(f"{name} must be 64 hexadecimal digits in lower case, not {given[:80]!r}")
-    return given
+    """Return a digest of the log; None if it is absent."""
+    value = text(request, name)
+    if value is not None and not _digest.fullmatch(value):
+        _refuse(f"{name} must be 64 hexadecimal digits in lower case, not {value[:80]!r}")
+    return value
 
 
 def is_checksum(text: str) -> bool:
-    """Whether this can be the SHA-256 of something, as hex."""
+    """Whether this is a SHA-256 checksum in hexadecimal."""
     return _digest.fullmatch(text) is not None
 
 
 def token_as_synapse(request: Any, name: str) -> int:
-    """A required token, refused in Synapse's words."""
+    """Return a required token; errors have Synapse's wording."""
     values = request.args.get(name.encode())
     if not values:
         raise ApiError(400, "M_MISSING_PARAM", f"Missing required integer query parameter {name}")
-    given = values[0].decode("latin-1")
-    if not _integer.fullmatch(given) or abs(int(given)) > MAX_TOKEN:
+    value = values[0].decode("latin-1")
+    if not _integer.fullmatch(value) or abs(int(value)) > MAX_TOKEN:
         raise ApiError(400, "M_INVALID_PARAM", f"Query parameter {name} must be an integer")
-    if int(given) < 0:
+    if int(value) < 0:
         raise ApiError(400, "M_INVALID_PARAM", f"Query parameter {name} must be a positive integer.")
-    return int(given)
+    return int(value)
 
 
 def _refuse(why: str) -> NoReturn:

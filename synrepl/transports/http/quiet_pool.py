@@ -1,4 +1,4 @@
-"""What makes the connections of an HTTP client without a line in the log for each of them."""
+"""Connection factory of the HTTP client without a log line per connection."""
 
 from twisted.web.client import _HTTP11ClientFactory
 
@@ -6,6 +6,6 @@ __all__ = ["QuietFactory"]
 
 
 class QuietFactory(_HTTP11ClientFactory):
-    """Twisted's own, which says nothing of each connection that it opens and closes."""
+    """Twisted's factory without its log messages."""
 
     noisy = False

@@ -94,9 +94,9 @@ class ApiSite(Site):
         """Return the file store if this request uploads a file, else None."""
         if self.files is None:
             return None
-        from synrepl.transports.http.uploads import uploaded
+        from synrepl.transports.http.uploads import is_upload
 
-        return self.files if uploaded(method, uri) else None
+        return self.files if is_upload(method, uri) else None
 
     @staticmethod
     def upload(files: "Files", transport: Any, failed: Callable[[ApiError], None]) -> "Upload":

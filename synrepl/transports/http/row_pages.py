@@ -1,4 +1,4 @@
-"""Pages of one writer's rows, built from the bytes that the log keeps."""
+"""Pages of one writer's rows, assembled from the stored bytes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +12,9 @@ __all__ = ["RowPage", "read_page"]
 
 
 class RowPage(msgspec.Struct, frozen=True):
-    """`updates` holds ``[token,row]`` texts; `upto` is the token up to which nothing is missing.
+    """A page: `updates` are ``[token,row]`` texts; up to the token `upto` no row is missing.
 
-    `limited`: there is more after it.
+    `limited`: more rows follow.
     """
 
     updates: list[bytes]
@@ -22,7 +22,7 @@ class RowPage(msgspec.Struct, frozen=True):
     limited: bool
 
     def body(self, upto_name: bytes) -> bytes:
-        """The answer, in which `upto` goes by this name."""
+        """Encode the response, with `upto` under this name."""
         return b'{"updates":[%s],"%s":%d,"limited":%s}' % (
             b",".join(self.updates),
             upto_name,
@@ -41,10 +41,10 @@ async def read_page(
     limit: int,
     texts: Callable[[bytes], list[bytes]],
 ) -> RowPage:
-    """The rows with ``after < token <= upto``, at most `limit` of them unless one fact alone has more.
+    """Read the rows with ``after < token <= upto``; at most `limit`, unless one fact alone has more.
 
-    `texts` gives the rows to show of a fact. Who comes from beyond `upto` knew a former life of the writer:
-    of a stream that is kept in memory alone, all of this life is news to him; elsewhere there is nothing.
+    `texts` returns the rows of a fact in the requested shape. A position beyond `upto` comes from an earlier
+    run of the writer: an ephemeral stream then returns all rows of this run, other streams return none.
     """
     if after > upto:
         if not stream.ephemeral:

@@ -1,4 +1,4 @@
-"""Rows of one stream, by token: pages of what a writer wrote, and how far each is."""
+"""Routes of a stream's rows by token: pages of a writer's rows, and positions."""
 
 import re
 from collections.abc import Callable
@@ -30,21 +30,23 @@ _synapse: Final = re.compile(r"Synapse/([0-9]{1,3}\.[0-9]{1,4}(?:\.[0-9]{1,4})?)
 
 
 def _worker_dialect(request: Any) -> Dialect | None:
-    """The release of a real worker, which its User-Agent names (``Synapse/1.66.0``): it dies of a field or a
-    kind of row that it does not know."""
+    """The release of a Synapse worker, from its User-Agent (``Synapse/1.66.0``).
+
+    A worker crashes on fields and kinds of rows that its release does not know.
+    """
     found = _synapse.match(header(request, "user-agent") or "")
     if found is None:
         return None
     try:
         return Dialect.parse(found[1])
-    except ConfigError:  # a release before the wire: nothing we could cut rows to
+    except ConfigError:  # a release without this protocol
         return None
 
 
 class RowRoutes:
-    """Answers questions about the rows of a stream. Each may want the log to be somewhere first.
+    """Handles the requests. Each can wait until the log has reached a serial.
 
-    Of streams and writers that are not held here nothing is answered.
+    Requests for streams and writers that this daemon does not hold are refused.
     """
 
     def __init__(
@@ -52,31 +54,31 @@ class RowRoutes:
         *,
         log: Log,
         table: StreamTable,
-        tables: "StatusIngest | None",
+        ingest: "StatusIngest | None",
         metrics: Metrics,
-        waiting: LogWaiters,
+        waiters: LogWaiters,
         instance: str,
         dialect: Dialect | None,
         holdings: Callable[[], Holdings],
     ) -> None:
         self._log = log
         self._table = table
-        self._tables = tables
+        self._ingest = ingest
         self._metrics = metrics
-        self._waiting = waiting
+        self._waiters = waiters
         self._instance = instance
         self._dialect = dialect
         self._holdings = holdings
 
     async def page(self, request: Any, stream: str) -> bytes:
-        """A page of one writer's rows, in the newest shape."""
+        """Return a page of one writer's rows, in the newest shape."""
         declared = self._table[stream]
         writer = word(request, "writer") or self._instance
         check_held(self._holdings(), [stream], [writer])
         limit = integer(request, "limit", DEFAULT_ROWS, lowest=1, highest=MAX_ROWS)
         after = integer(request, "from", 0)
         integer(request, "upto", 0)
-        await read_your_writes(request, self._log, self._waiting)
+        await read_your_writes(request, self._log, self._waiters)
         head = self._log.positions(stream).get(writer, 0)
         upto = integer(request, "upto", head, highest=head)
         found = await read_page(
@@ -85,31 +87,32 @@ class RowRoutes:
         return found.body(b"upto")
 
     async def allocated(self, request: Any, stream: str) -> bytes:
-        """How far there is anything to wait for: from memory, as followers ask it often."""
+        """Return the positions of a stream; from memory, as followers request them often."""
         _ = self._table[stream]
         holdings = self._holdings()
         check_held(holdings, [stream])
-        await read_your_writes(request, self._log, self._waiting)
-        # Ids of a table are given out elsewhere, and may be waited for before we have seen them.
-        is_elsewhere = self._tables is not None and self._tables.is_followed(stream)
+        await read_your_writes(request, self._log, self._waiters)
+        # Other processes allocate the ids of a table, and clients can wait for ids that this daemon has not
+        # seen.
+        is_partial = self._ingest is not None and self._ingest.is_followed(stream)
         writers = holdings.filter.writers
         positions = self._log.positions(stream)
         if writers is not None:
-            # What others wrote may be ahead of all that is here.
-            is_elsewhere = True
+            # Positions of writers that are not held may be ahead of the log.
+            is_partial = True
             positions = {writer: token for writer, token in positions.items() if writer in writers}
         return jsontext.dumps(
             {
                 "stream": stream,
-                "allocated": None if is_elsewhere else self._log.linear_position(stream),
+                "allocated": None if is_partial else self._log.linear_position(stream),
                 "positions": positions,
             }
         )
 
     async def updates(self, request: Any, stream: str) -> bytes:
-        """What a follower missed, as Synapse answers it.
+        """Return missed rows in Synapse's response format.
 
-        Unlike there, answers are not remembered by transaction id: reading again does no harm.
+        Unlike Synapse, this ignores the transaction id: a repeated read is harmless.
         """
         declared = self._table.get(stream)
         dialect = self._dialect or _worker_dialect(request)
@@ -117,9 +120,9 @@ class RowRoutes:
             raise ApiError(400, "M_UNKNOWN", "Unknown stream")
         after = token_as_synapse(request, "from_token")
         upto = token_as_synapse(request, "upto_token")
-        writer = self._asked_writer(request, stream)
+        writer = self._requested_writer(request, stream)
         check_held(self._holdings(), [stream], [writer])
-        await read_your_writes(request, self._log, self._waiting)
+        await read_your_writes(request, self._log, self._waiters)
         texts: Callable[[bytes], list[bytes]] = declared.project_newest
         if dialect is not None:
             texts = lambda rows: declared.project_fact(rows, dialect)  # noqa: E731
@@ -135,8 +138,10 @@ class RowRoutes:
         self._metrics.catch_up_requests.labels("in").inc()
         return found.body(b"upto_token")
 
-    def _asked_writer(self, request: Any, stream: str) -> str:
-        """Whose rows are wanted: real clients name it in Host, as in ``Host: event_persister1:80``."""
+    def _requested_writer(self, request: Any, stream: str) -> str:
+        """Return the requested writer. Synapse's workers name it in Host, as in ``Host:
+        event_persister1:80``.
+        """
         named = word(request, "writer")
         if named is not None:
             return named

@@ -1,4 +1,4 @@
-"""Writing an answer whose end nobody knows yet, no faster than it is read."""
+"""Streaming responses of unknown length, with backpressure."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,14 +16,14 @@ __all__ = ["Valve", "streaming"]
 
 @implementer(IPushProducer)
 class Valve:
-    """Whether the transport has room, and waiting until it has."""
+    """Tracks whether the transport accepts data."""
 
     def __init__(self) -> None:
         self.is_open = True
         self._waiter: Deferred[None] | None = None
 
-    async def opened(self) -> None:
-        """Returns when there is room."""
+    async def wait_open(self) -> None:
+        """Wait until the transport accepts data."""
         if not self.is_open:
             self._waiter = Deferred()
             await self._waiter
@@ -38,12 +38,12 @@ class Valve:
             waiter.callback(None)
 
     def stopProducing(self) -> None:
-        """The client has gone. Whoever runs the request cancels it."""
+        """Do nothing: the handler is cancelled when the client disconnects."""
 
 
 @asynccontextmanager
 async def streaming(request: Any, logger: Logger) -> AsyncIterator[Valve]:
-    """While an answer is written: the valve to mind. What fails meanwhile cuts the connection."""
+    """Yield the valve of a response; an error while it is written aborts the connection."""
     valve = Valve()
     request.registerProducer(valve, True)
     try:
@@ -52,11 +52,11 @@ async def streaming(request: Any, logger: Logger) -> AsyncIterator[Valve]:
         raise
     except Exception as failure:
         if isinstance(failure, ApiError):
-            logger.info("a changelog was cut short: {why}", why=failure.message)
+            logger.info("changelog aborted: {why}", why=failure.message)
         else:
-            logger.failure("a changelog was cut short")
+            logger.failure("changelog aborted")
         gone = request.notifyFinish()
-        # Ending it properly would say that there is nothing more.
+        # A proper end would claim that the response is complete.
         request.channel.transport.abortConnection()
         try:
             await gone

@@ -1,4 +1,4 @@
-"""A body that goes to the disk while it comes in, with little of it in memory."""
+"""Uploads: request bodies that are written to disk as they arrive."""
 
 import re
 from collections.abc import Callable
@@ -13,24 +13,23 @@ from synrepl.ports.tasks import Tasks
 from synrepl.replication.files import Files
 from synrepl.transports.http.api_error import INTERNAL, ApiError, as_api_error
 
-__all__ = ["Upload", "refused_upload", "uploaded"]
+__all__ = ["Upload", "upload_error", "is_upload"]
 
-HELD_BYTES: Final = 1024 * 1024
-"""Bytes that wait for the disk before the connection is read no further."""
+MAX_BUFFERED_BYTES: Final = 1024 * 1024
+"""Bytes that wait for the disk at which reading from the connection pauses."""
 
-_place: Final = re.compile(rb"/v1/files/sha256/[0-9a-f]{64}(?:\?.*)?", re.DOTALL)
+_path: Final = re.compile(rb"/v1/files/sha256/[0-9a-f]{64}(?:\?.*)?", re.DOTALL)
 
 
-def uploaded(method: bytes, uri: bytes) -> bool:
-    """Whether a request brings a file."""
-    return method == b"PUT" and _place.fullmatch(uri) is not None
+def is_upload(method: bytes, uri: bytes) -> bool:
+    """Whether a request uploads a file."""
+    return method == b"PUT" and _path.fullmatch(uri) is not None
 
 
 class Upload:
-    """What a request writes its body to, in place of Twisted's own file; `transport` waits for the disk.
+    """The body of an upload, in place of Twisted's temporary file; pauses `transport` while the disk is slow.
 
-    Nothing is kept until `keep`; without it, nothing remains after `close`. `failed` is called when no
-    more of it is wanted.
+    `keep` stores the file; without it, `close` discards everything. `failed` is called if the upload fails.
     """
 
     _logger = Logger()
@@ -40,8 +39,8 @@ class Upload:
         self._transport = transport
         self._failed = failed
         self._tasks = Tasks(self._logger, "upload")
-        self._held: list[bytes] = []
-        self._held_bytes = 0
+        self._buffered: list[bytes] = []
+        self._buffered_bytes = 0
         self._length = 0
         self._is_paused = False
         self._is_closed = False
@@ -51,20 +50,20 @@ class Upload:
         self.error: ReplicationError | None = None
 
     def write(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Append bytes."""
         self._length += len(data)
         if self._is_closed or self.error is not None:
             return
-        self._held.append(data)
-        self._held_bytes += len(data)
-        if self._held_bytes > HELD_BYTES and not self._is_paused:
+        self._buffered.append(data)
+        self._buffered_bytes += len(data)
+        if self._buffered_bytes > MAX_BUFFERED_BYTES and not self._is_paused:
             self._is_paused = True
             self._transport.pauseProducing()
-        self._begin()
+        self._start_writing()
 
     async def keep(self, sha256: str) -> tuple[bool, int]:
-        """Keep all that came, if this is its checksum: whether it is new, and its size in bytes."""
-        self._begin()
+        """Store the file if its checksum matches. Returns whether it is new, and its size in bytes."""
+        self._start_writing()
         if self._is_writing:
             self._idle = Deferred()
             await self._idle
@@ -75,39 +74,39 @@ class Upload:
         try:
             return await self._files.keep(spool, sha256), self._length
         except CancelledError:
-            # It may be kept by then, which does no harm.
+            # It may be stored already, which is harmless.
             self._files.discard(spool)
             raise
 
     def close(self) -> None:
-        """Nobody wants it any more."""
+        """Discard the upload."""
         if not self._is_closed:
             self._is_closed = True
-            self._held.clear()
+            self._buffered.clear()
             self._tasks.cancel_all()
             self._discard()
 
-    # What Twisted does with the body of a request.
+    # Methods that Twisted calls on a request's body.
 
     def tell(self) -> int:
-        """How much there is."""
+        """Return the number of bytes."""
         return self._length
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Nobody reads it from here."""
+        """Do nothing: Twisted does not read the body."""
         return offset
 
     def read(self, count: int = -1) -> bytes:
-        """Nobody reads it from here."""
+        """Return nothing: the body is on disk."""
         return b""
 
     def truncate(self, size: int = 0) -> int:
-        """It was too much: nothing of it counts."""
+        """Discard the upload: it exceeds the limit."""
         self.close()
         return size
 
-    def _begin(self) -> None:
-        if not self._is_writing and (self._held or self._spool is None) and self.error is None:
+    def _start_writing(self) -> None:
+        if not self._is_writing and (self._buffered or self._spool is None) and self.error is None:
             self._is_writing = True
             self._tasks.start(self._write(), "writing an upload")
 
@@ -115,14 +114,14 @@ class Upload:
         try:
             if self._spool is None:
                 self._spool = await self._files.receive()
-            while self._held:
-                data = b"".join(self._held)
-                self._held.clear()
-                self._held_bytes = 0
+            while self._buffered:
+                data = b"".join(self._buffered)
+                self._buffered.clear()
+                self._buffered_bytes = 0
                 self._resume()
                 await self._files.append(self._spool, data)
         except ReplicationError as error:
-            self._give_up(error)
+            self._fail(error)
         finally:
             self._is_writing = False
             self._resume()
@@ -130,11 +129,11 @@ class Upload:
             if idle is not None and not idle.called:
                 idle.callback(None)
 
-    def _give_up(self, error: ReplicationError) -> None:
+    def _fail(self, error: ReplicationError) -> None:
         self.error = error
-        self._held.clear()
+        self._buffered.clear()
         self._discard()
-        self._failed(refused_upload(error) or INTERNAL)
+        self._failed(upload_error(error) or INTERNAL)
 
     def _discard(self) -> None:
         spool, self._spool = self._spool, None
@@ -147,8 +146,8 @@ class Upload:
             self._transport.resumeProducing()
 
 
-def refused_upload(error: ReplicationError) -> ApiError | None:
-    """How it is told that an upload failed."""
+def upload_error(error: ReplicationError) -> ApiError | None:
+    """Convert the error of a failed upload; None for an unknown one."""
     match error:
         case ChecksumMismatch():
             more = {"expected": error.expected, "found": error.found}

@@ -1,4 +1,4 @@
-"""An upstream that is followed over HTTP alone: through proxies, from laptops."""
+"""An upstream that a replica follows over HTTP: through proxies, or from laptops."""
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -46,21 +46,24 @@ from synrepl.wire.native import JoinRequest, Refusal, Subscription, WelcomeBody,
 
 __all__ = ["HttpConversation", "HttpUpstream"]
 
-MAX_ANSWER: Final = 1024 * 1024
-MAX_JOIN_ANSWER: Final = 256 * 1024 * 1024
-"""Bytes: what stands beside a snapshot's facts is in it as a text."""
+MAX_RESPONSE_BYTES: Final = 1024 * 1024
+MAX_JOIN_BYTES: Final = 256 * 1024 * 1024
+"""Bytes of a join response, which contains a snapshot's metadata as text."""
 TIMEOUT_SECONDS: Final = 30.0
 HEARTBEAT_SECONDS: Final = 1.0
 ACK_SECONDS: Final = 1.0
-HELD_EVENTS: Final = 32
+MAX_QUEUED_EVENTS: Final = 32
 
 _CODES: Final = {"ahead_of_log": "ahead", "unauthorized": "no_rights"}
 _FACT: Final = b'{"serial":'
 
 
 class HttpUpstream:
-    """`replica.IUpstream` over HTTP. `silence` is how many seconds without a sign count as gone; `origin` the
-    name under which commands are passed up, with which those for all processes are asked for (None: not)."""
+    """`replica.IUpstream` over HTTP.
+
+    The connection counts as lost after `silence` seconds without data. `origin` is the name under which
+    commands are forwarded; with it, commands for all processes are requested too (None: not).
+    """
 
     def __init__(
         self,
@@ -86,7 +89,7 @@ class HttpUpstream:
         self._client = client
 
     async def connect(self, uuid: str, name: str) -> "HttpConversation":
-        """Reach it, and see who it is."""
+        """Connect, and verify the server name."""
         conversation = HttpConversation(
             self._reactor,
             self.where.http.rstrip("/"),
@@ -104,15 +107,15 @@ class HttpUpstream:
         except BaseException:
             conversation.close()
             raise
-        theirs = conversation.welcome.server_name
-        if self._expected_server not in (None, theirs):
+        server_name = conversation.welcome.server_name
+        if self._expected_server not in (None, server_name):
             conversation.close()
-            raise NotConnected(f"{self.where} is of {theirs}, expected {self._expected_server}")
+            raise NotConnected(f"{self.where} belongs to {server_name}, expected {self._expected_server}")
         return conversation
 
 
 class HttpConversation:
-    """`replica.IConversation`: a few requests, and one answer without an end."""
+    """`replica.IConversation` over HTTP: a few requests, and one endless response."""
 
     _logger = Logger()
 
@@ -150,196 +153,201 @@ class HttpConversation:
         self._to_acknowledge: LogPosition | None = None
         self._ack_timer: Any = None
         self._head = 0
-        self._to_tell: deque[Numbered] = deque()
-        self._is_telling = False
+        self._commands: deque[Numbered] = deque()
+        self._is_forwarding = False
 
     # -- events --------------------------------------------------------------------------------------------
 
     async def next(self) -> Event:
-        """The next event, once there is one."""
+        """Wait for the next event."""
         while not self._events:
             if self._is_closed:
-                raise NotConnected("the conversation is over")
+                raise NotConnected("the connection to the upstream is closed")
             self._waiter = Deferred()
             await self._waiter
-        return self._take()
+        return self._dequeue()
 
     def ready(self) -> Event | None:
-        """The next event, if it is here."""
+        """Return the next event if one is queued."""
         if not self._events or isinstance(self._events[0], Exception):
             return None
-        return self._take()
+        return self._dequeue()
 
-    def _take(self) -> Event:
+    def _dequeue(self) -> Event:
         event = self._events.popleft()
         room, self._room = self._room, None
-        if room is not None and len(self._events) < HELD_EVENTS:
+        if room is not None and len(self._events) < MAX_QUEUED_EVENTS:
             room.callback(None)
         elif room is not None:
             self._room = room
         if isinstance(event, Exception):
             raise event
-        taken: Event = event
-        return taken
+        typed: Event = event
+        return typed
 
-    def _put(self, event: Any) -> None:
+    def _enqueue(self, event: Any) -> None:
         self._events.append(event)
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
             waiter.callback(None)
 
-    def _until_room(self) -> "Deferred[None] | None":
-        if len(self._events) < HELD_EVENTS:
+    def _wait_for_room(self) -> "Deferred[None] | None":
+        if len(self._events) < MAX_QUEUED_EVENTS:
             return None
         self._room = Deferred()
         return self._room
 
-    # -- what is asked -------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------
 
     async def greet(self) -> None:
-        """See who it is."""
-        self.welcome = await self._ask("GET", "/v1/replication", None, WelcomeBody)
+        """Fetch the upstream's identity and history."""
+        self.welcome = await self._request("GET", "/v1/replication", None, WelcomeBody)
 
-    def join(self, asked: JoinRequest) -> None:
-        """Ask for a copy."""
-        self._begin(self._join(asked))
+    def join(self, request: JoinRequest) -> None:
+        """Request a snapshot."""
+        self._start(self._join(request))
 
-    def subscribe(self, asked: Subscription) -> None:
-        """Ask for what comes after a place."""
-        self._begin(self._subscribe(asked))
+    def subscribe(self, request: Subscription) -> None:
+        """Request the facts after a position."""
+        self._start(self._subscribe(request))
 
-    def _begin(self, work: Any) -> None:
-        self._tasks.start(self._guarded(work), "talking to the upstream")
+    def _start(self, coroutine: Any) -> None:
+        self._tasks.start(self._report_errors(coroutine), "following the upstream")
 
-    async def _guarded(self, work: Any) -> None:
+    async def _report_errors(self, coroutine: Any) -> None:
         try:
-            await work
+            await coroutine
         except ApiResponseError as error:
-            self._put(_as_refused(error))
+            self._enqueue(_convert_error(error))
         except ReplicationError as error:
-            self._put(error)
+            self._enqueue(error)
 
-    async def _ask(self, method: str, path: str, asked: Any, shape: Any, *, most: int = MAX_ANSWER) -> Any:
+    async def _request(
+        self, method: str, path: str, request: Any, response_type: Any, *, max_bytes: int = MAX_RESPONSE_BYTES
+    ) -> Any:
         url = self._url + path
-        body = None if asked is None else msgspec.json.encode(asked)
+        body = None if request is None else msgspec.json.encode(request)
         try:
-            return decode_json(shape, await self._http.fetch(method, url, body, most), public_url(url))
+            return decode_json(
+                response_type, await self._http.fetch(method, url, body, max_bytes), public_url(url)
+            )
         except ApiResponseError as error:
-            raise _as_refused(error) from error
+            raise _convert_error(error) from error
 
-    async def _join(self, asked: JoinRequest) -> None:
-        said = JoinBody(name=self._name, join=asked, registered=self._registered, address=self._address())
+    async def _join(self, request: JoinRequest) -> None:
+        body = JoinBody(name=self._name, join=request, registered=self._registered, address=self._address())
         path = f"/v1/replicas/{self._uuid}/join"
-        answer: JoinAnswer = await self._ask("POST", path, said, JoinAnswer, most=MAX_JOIN_ANSWER)
-        position, trimmed_upto = log_position(answer.position), log_position(answer.trimmed_upto)
-        self._put(JoinStarted(answer.join, answer.history, position, trimmed_upto, answer.resumed))
-        if answer.snapshot is None:
-            # All of it was there; what came since follows once it is subscribed to.
-            self._put(JoinFinished(position))
+        response: JoinAnswer = await self._request("POST", path, body, JoinAnswer, max_bytes=MAX_JOIN_BYTES)
+        position, trimmed_upto = log_position(response.position), log_position(response.trimmed_upto)
+        self._enqueue(JoinStarted(response.join, response.history, position, trimmed_upto, response.resumed))
+        if response.snapshot is None:
+            # The replica has all of the snapshot; the subscription brings newer facts.
+            self._enqueue(JoinFinished(position))
             return
-        if answer.after < position.serial:
+        if response.after < position.serial:
             await self._changelog.follow(
-                answer.after,
-                self._lines,
+                response.after,
+                self._handle_lines,
                 upto=position.serial,
                 compacted=True,
-                # Of a whole log the digests prove each fact; of what trimming or a filter left, none does.
-                checksum=trimmed_upto.serial > 0 or not asked.filter.is_open,
+                # The digests of a complete log verify each fact; after trimming or filtering, only checksums
+                # can.
+                checksum=trimmed_upto.serial > 0 or not request.filter.is_open,
                 silence=self._silence,
                 heartbeat=HEARTBEAT_SECONDS,
-                **_chosen(asked.filter),
+                **_filter_parameters(request.filter),
             )
-        self._put(SnapshotFacts(read_snapshot(answer.snapshot.encode())))
-        self._put(JoinFinished(position))
+        self._enqueue(SnapshotFacts(read_snapshot(response.snapshot.encode())))
+        self._enqueue(JoinFinished(position))
 
-    async def _subscribe(self, asked: Subscription) -> None:
-        said = SubscribeBody(
-            name=self._name, subscription=asked, registered=self._registered, address=self._address()
+    async def _subscribe(self, request: Subscription) -> None:
+        body = SubscribeBody(
+            name=self._name, subscription=request, registered=self._registered, address=self._address()
         )
-        answer: _SubscribeAnswer = await self._ask(
-            "POST", f"/v1/replicas/{self._uuid}", said, _SubscribeAnswer
+        response: _SubscribeAnswer = await self._request(
+            "POST", f"/v1/replicas/{self._uuid}", body, _SubscribeAnswer
         )
-        self._head = answer.position.serial
-        self._put(SubscriptionStarted(log_position(answer.position)))
-        self._put(KnownPeers(answer.peers))
-        self._acknowledged = asked.position.serial
-        self._ack_timer = self._reactor.callLater(ACK_SECONDS, self._acknowledge_soon)
+        self._head = response.position.serial
+        self._enqueue(SubscriptionStarted(log_position(response.position)))
+        self._enqueue(KnownPeers(response.peers))
+        self._acknowledged = request.position.serial
+        self._ack_timer = self._reactor.callLater(ACK_SECONDS, self._acknowledge_tick)
         await self._changelog.follow(
-            asked.position.serial,
-            self._lines,
-            epoch=asked.position.epoch,
-            digest=asked.position.digest,
-            history=asked.history,
+            request.position.serial,
+            self._handle_lines,
+            epoch=request.position.epoch,
+            digest=request.position.digest,
+            history=request.history,
             epoch_starts=True,
             receipts=True,
             ephemeral=True,
             commands=self._origin,
             silence=self._silence,
             heartbeat=HEARTBEAT_SECONDS,
-            **_chosen(asked.filter),
+            **_filter_parameters(request.filter),
         )
 
-    def _lines(self, lines: list[bytes]) -> Awaitable[None] | None:
-        """Lines of the changelog, each run of facts as one event."""
+    def _handle_lines(self, lines: list[bytes]) -> Awaitable[None] | None:
+        """Enqueue lines of the changelog as events, each run of facts as one."""
         facts: list[bytes] = []
         for line in lines:
             if line.startswith(_FACT):
                 facts.append(line)
                 continue
-            self._facts(facts)
+            self._enqueue_facts(facts)
             facts = []
-            what, told = decode_line(line)
-            match what:
+            kind, content = decode_line(line)
+            match kind:
                 case "heartbeat":
-                    self._beat(told)
+                    self._enqueue_heartbeat(content)
                 case "held":
-                    held = decode_json(list[msgspec.Raw], told, self._url)
-                    self._put(Ephemeral(decode_facts(b"\n".join(map(bytes, held))), is_all=True))
+                    current = decode_json(list[msgspec.Raw], content, self._url)
+                    self._enqueue(Ephemeral(decode_facts(b"\n".join(map(bytes, current))), is_all=True))
                 case "command":
-                    self._put(DownstreamCommand(decode_json(str, told, self._url).encode()))
+                    self._enqueue(DownstreamCommand(decode_json(str, content, self._url).encode()))
                 case "ephemeral":
-                    self._put(Ephemeral(decode_facts(told)))
+                    self._enqueue(Ephemeral(decode_facts(content)))
                 case _:
                     epoch_starts: list[EpochStart]
                     receipts: list[AppendReceipt]
                     epoch_starts, receipts = read_meta(line + b"\n")
-                    self._put(SnapshotMeta(epoch_starts, receipts))
-        self._facts(facts)
-        return self._until_room()
+                    self._enqueue(SnapshotMeta(epoch_starts, receipts))
+        self._enqueue_facts(facts)
+        return self._wait_for_room()
 
-    def _facts(self, lines: list[bytes]) -> None:
+    def _enqueue_facts(self, lines: list[bytes]) -> None:
         if lines:
             data = b"\n".join(lines)
             facts = decode_facts(data)
             _check(facts, data)
             self._head = max(self._head, facts[-1].serial)
-            self._put(Facts(facts))
+            self._enqueue(Facts(facts))
 
-    def _beat(self, told: bytes) -> None:
-        beat = decode_json(_HeartbeatLine, told, self._url)
+    def _enqueue_heartbeat(self, content: bytes) -> None:
+        beat = decode_json(_HeartbeatLine, content, self._url)
         self._head = max(self._head, beat.serial, beat.head)
         if beat.digest is not None:
-            self._put(
+            self._enqueue(
                 UpstreamHeartbeat(LogPosition(beat.epoch, beat.serial, beat.digest), self._head, beat.now_ms)
             )
 
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
-        """The upstream's digests there."""
-        found = await self._changelog.digests(serials)
+        """Fetch the upstream's digests at these serials."""
+        response = await self._changelog.digests(serials)
         try:
-            return {int(serial): digest for serial, digest in found.digests.items()}
+            return {int(serial): digest for serial, digest in response.digests.items()}
         except ValueError:
-            raise RemoteProtocolError(f"{self._url} tells digests of serials that are no numbers") from None
+            raise RemoteProtocolError(f"{self._url} sent digests for invalid serials") from None
 
     # -- acknowledging -------------------------------------------------------------------------------------
 
     def acknowledge(self, position: LogPosition, at_ms: int) -> None:
-        """Everything up to there is held; told about once a second."""
+        """Report that everything up to this position is stored durably; sent about once a second."""
         self._to_acknowledge = position
 
-    def _acknowledge_soon(self) -> None:
-        self._ack_timer = self._reactor.callLater(ACK_SECONDS, self._acknowledge_soon)
-        if len(self._tasks) < 2 + self._is_telling:
+    def _acknowledge_tick(self) -> None:
+        self._ack_timer = self._reactor.callLater(ACK_SECONDS, self._acknowledge_tick)
+        if len(self._tasks) < 2 + self._is_forwarding:
             self._tasks.start(self._acknowledge(), "acknowledging")
 
     async def _acknowledge(self) -> None:
@@ -347,42 +355,42 @@ class HttpConversation:
         if position is None:
             return
         self._acknowledged = max(self._acknowledged, position.serial)
-        said = AckBody(position.epoch, self._acknowledged)
+        body = AckBody(position.epoch, self._acknowledged)
         try:
-            answer = await self._ask("POST", f"/v1/replicas/{self._uuid}/ack", said, _ReceivedLine)
+            response = await self._request("POST", f"/v1/replicas/{self._uuid}/ack", body, _ReceivedLine)
         except RefusedByUpstream as error:
-            self._put(error)
+            self._enqueue(error)
         except ReplicationError as error:
-            self._logger.debug("not acknowledged: {why}", why=str(error))
+            self._logger.debug("cannot acknowledge: {why}", why=str(error))
         else:
-            self._head = max(self._head, answer.serial)
-            self._put(KnownPeers(answer.peers))
+            self._head = max(self._head, response.serial)
+            self._enqueue(KnownPeers(response.peers))
 
-    # -- what followers send up ----------------------------------------------------------------------------
+    # -- followers' commands -------------------------------------------------------------------------------
 
     def forward(self, origin: str, commands: Sequence[Numbered]) -> None:
-        """Say what followers sent up: one request at a time, as the order matters."""
-        self._to_tell.extend(commands)
-        if not self._is_telling and self._to_tell:
-            self._is_telling = True
-            self._tasks.start(self._guarded(self._tell(origin)), "passing commands up")
+        """Forward followers' commands, one request at a time to keep their order."""
+        self._commands.extend(commands)
+        if not self._is_forwarding and self._commands:
+            self._is_forwarding = True
+            self._tasks.start(self._report_errors(self._forward_commands(origin)), "forwarding commands")
 
-    async def _tell(self, origin: str) -> None:
-        while self._to_tell:
+    async def _forward_commands(self, origin: str) -> None:
+        while self._commands:
             room = MAX_FORWARDED_BYTES
             some: list[tuple[int, str]] = []
-            while self._to_tell and room > 0:
-                number, line = self._to_tell.popleft()
+            while self._commands and room > 0:
+                number, line = self._commands.popleft()
                 some.append((number, line.decode()))
                 room -= len(line)
-            asked = ForwardedCommands(origin, some)
-            # If it fails the conversation ends, and they are said again in the next one.
-            taken = await self._ask("POST", "/v1/commands", asked, AcceptedForwards)
-            self._put(TakenUpTo(origin, taken.number, taken.since))
-        self._is_telling = False
+            request = ForwardedCommands(origin, some)
+            # A failure ends the connection; the next one forwards these commands again.
+            accepted = await self._request("POST", "/v1/commands", request, AcceptedForwards)
+            self._enqueue(TakenUpTo(origin, accepted.number, accepted.since))
+        self._is_forwarding = False
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -398,12 +406,12 @@ class HttpConversation:
 
 
 def _check(facts: Sequence[Fact], data: bytes) -> None:
-    """Raises `RemoteProtocolError` if the checksum of its own that a fact came with is not right."""
+    """Raises `RemoteProtocolError` if a fact does not match its own checksum."""
     if b',"checksum":"' not in data:
         return
-    for fact, said in zip(facts, _checksums.decode_lines(data), strict=True):
-        if said.checksum is not None and said.checksum != checksum(fact):
-            raise RemoteProtocolError(f"serial {fact.serial} was changed on the way")
+    for fact, line in zip(facts, _checksums.decode_lines(data), strict=True):
+        if line.checksum is not None and line.checksum != checksum(fact):
+            raise RemoteProtocolError(f"corrupted fact {fact.serial}: its checksum does not match")
 
 
 class _Checksum(msgspec.Struct):
@@ -431,29 +439,29 @@ class _HeartbeatLine(msgspec.Struct):
     head: int = 0
 
 
-def _chosen(wanted: Filter) -> dict[str, Any]:
-    return {"streams": wanted.streams, "writers": wanted.writers}
+def _filter_parameters(filter_: Filter) -> dict[str, Any]:
+    return {"streams": filter_.streams, "writers": filter_.writers}
 
 
-def _as_refused(error: ApiResponseError) -> ReplicationError:
-    """A refusal of a replica as such; what else an HTTP server can say means that it is not there."""
+def _convert_error(error: ApiResponseError) -> ReplicationError:
+    """Convert an error response: to a refusal of the replica, or else to a connection or protocol error."""
     code = _CODES.get(error.code, error.code)
     if code not in REFUSALS:
         if error.status < 500:
             return RemoteProtocolError(str(error))
         return NotConnected(str(error))
-    told = error.body
+    content = error.body
     return RefusedByUpstream(
         Refusal(
             code=code,
             message=error.message,
             retryable=REFUSALS[code].retryable,
-            moved_to=str(told.get("moved_to") or ""),
-            epoch=_integer(told.get("epoch")),
-            serial=_integer(told.get("serial")),
+            moved_to=str(content.get("moved_to") or ""),
+            epoch=_integer(content.get("epoch")),
+            serial=_integer(content.get("serial")),
         )
     )
 
 
-def _integer(told: Any) -> int:
-    return told if isinstance(told, int) else 0
+def _integer(value: Any) -> int:
+    return value if isinstance(value, int) else 0

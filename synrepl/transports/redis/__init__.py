@@ -1,7 +1,7 @@
-"""Replication over Redis: two connections, one that hears the channels and one that publishes.
+"""Replication over Redis, with two connections: one subscribes, one publishes.
 
-The names below are looked up when they are first used: behind them is txredisapi, importing which installs a
-reactor, and an address must be readable without that.
+These names are imported on first use: they need txredisapi, whose import installs a reactor, and an address
+must be readable without one.
 """
 
 from importlib import import_module
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from synrepl.transports.redis.interfaces import IRedisMember
     from synrepl.transports.redis.link import REDIS_KEEPALIVE, RedisLink, RedisState
 
-_HOMES = {
+_MODULES = {
     "REDIS_KEEPALIVE": "synrepl.transports.redis.link",
     "IRedisMember": "synrepl.transports.redis.interfaces",
     "RedisLink": "synrepl.transports.redis.link",
@@ -22,7 +22,7 @@ __all__ = ["REDIS_KEEPALIVE", "IRedisMember", "RedisLink", "RedisState"]
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module 'synrepl.transports.redis' has no attribute {name!r}")
-    return getattr(import_module(home), name)
+    return getattr(import_module(module), name)

@@ -1,4 +1,4 @@
-"""One try to connect to Redis."""
+"""One attempt to connect to Redis."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
@@ -19,14 +19,20 @@ from synrepl.transports.redis.connections import (
     RedisConnection,
     SubscriberConnection,
 )
-from synrepl.transports.redis.errors import TLS_WORDS, WITHOUT_A_WORD, RedisRefused, host_and_port, told
+from synrepl.transports.redis.errors import (
+    TLS_WORDS,
+    WITHOUT_A_WORD,
+    RedisRefused,
+    describe_failure,
+    host_and_port,
+)
 from synrepl.transports.redis.interfaces import IRedisLink
 from synrepl.transports.tls import ClientTls, TlsFiles
 
 __all__ = ["Attempt"]
 
 CONNECT_SECONDS: Final = 10.0
-"""What connecting may take, all of it: TCP, TLS, AUTH and SUBSCRIBE."""
+"""Timeout for connecting: TCP, TLS, AUTH and SUBSCRIBE together."""
 
 C = TypeVar("C", bound=RedisConnection)
 Working = TypeVar("Working", bound=SubscriberConnection | PublisherConnection)
@@ -34,36 +40,36 @@ T = TypeVar("T")
 
 
 class Attempt:
-    """Opens a connection, or knows in words why it could not. `opened` is given all that it opens."""
+    """Opens a connection, or describes the failure. `on_open` is called with every opened connection."""
 
     _logger = Logger()
 
-    def __init__(self, link: IRedisLink, opened: Callable[[RedisConnection], None]) -> None:
+    def __init__(self, link: IRedisLink, on_open: Callable[[RedisConnection], None]) -> None:
         self._link = link
-        self._opened = opened
-        self._last: RedisConnection | None = None
-        """What was opened last; there is one at a time."""
+        self._on_open = on_open
+        self._current: RedisConnection | None = None
+        """The connection opened last; there is one at a time."""
         self._tls: ClientTls | None = None
-        self._where = ""
+        self._peer = ""
 
-    async def connect(self, kind: type[Working]) -> Working:
-        """A connection that has been greeted. Raises what `why` has words for."""
+    async def connect(self, connection_type: type[Working]) -> Working:
+        """Open a connection and complete its handshake. `why` describes what this raises."""
         password = self._link.address.password()
-        host, port = await self._find()
-        self._where = host_and_port(host, port)
-        return await self.within(CONNECT_SECONDS, self._greet(kind, host, port, password))
+        host, port = await self._find_address()
+        self._peer = host_and_port(host, port)
+        return await self.within(CONNECT_SECONDS, self._greet(connection_type, host, port, password))
 
-    async def reach(self, host: str, port: int, kind: type[C]) -> C:
-        """A new connection to there, on which nothing was said yet. Raises `RedisRefused`."""
+    async def open(self, host: str, port: int, connection_type: type[C]) -> C:
+        """Open a connection without a handshake. Raises `RedisRefused`."""
         link = self._link
-        made: list[C] = []
+        connections: list[C] = []
 
         def build() -> C:
-            # Kept, as an endpoint with TLS gives something else.
-            made.append(kind(link))
-            self._last = made[0]
-            self._opened(made[0])
-            return made[0]
+            # Kept because an endpoint with TLS returns a wrapper.
+            connections.append(connection_type(link))
+            self._current = connections[0]
+            self._on_open(connections[0])
+            return connections[0]
 
         plain = Factory.forProtocol(build)
         plain.noisy = False
@@ -85,30 +91,30 @@ class Attempt:
         try:
             await endpoint.connect(wrapped)
         except error.ConnectingCancelledError:
-            # A kind of its own, which no time limit takes for its own doing.
+            # Another type, which `addTimeout` does not mistake for its own cancellation.
             raise defer.CancelledError from None
         except (error.ConnectError, error.DNSLookupError) as failed:
-            raise RedisRefused(told(Failure(failed))) from failed
-        if port and (set_no_delay := getattr(made[0].transport, "setTcpNoDelay", None)):
+            raise RedisRefused(describe_failure(Failure(failed))) from failed
+        if port and (set_no_delay := getattr(connections[0].transport, "setTcpNoDelay", None)):
             set_no_delay(True)
-        return made[0]
+        return connections[0]
 
-    async def within(self, seconds: float, waited_for: Coroutine[Any, Any, T]) -> T:
-        """What it gives. Raises `RedisRefused` if that takes too long."""
+    async def within(self, seconds: float, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await a coroutine. Raises `RedisRefused` after the timeout."""
         try:
-            return await Deferred.fromCoroutine(waited_for).addTimeout(seconds, self._link.reactor)
+            return await Deferred.fromCoroutine(coroutine).addTimeout(seconds, self._link.reactor)
         except defer.TimeoutError:
-            is_shown = self._tls is None or self._tls.saw_certificate
-            hint = "" if is_shown else " (perhaps it does not speak TLS)"
+            has_peer_sent_certificate = self._tls is None or self._tls.saw_certificate
+            hint = "" if has_peer_sent_certificate else " (perhaps it does not speak TLS)"
             raise RedisRefused(self._tls_why() or f"no answer within {seconds:g} seconds{hint}") from None
 
-    def hang_up(self, why: str) -> None:
-        """Cut what was opened last, if it still is there."""
-        if self._last is not None:
-            self._last.end(why)
+    def close_last(self, why: str) -> None:
+        """Abort the connection opened last, if it is still open."""
+        if self._current is not None:
+            self._current.end(why)
 
     def why(self, failure: Failure) -> str:
-        """Why it came to nothing."""
+        """Describe the failure of this attempt."""
         if failure.check(ConfigError):
             return str(failure.value)
         if failure.check(RedisRefused):
@@ -118,32 +124,38 @@ class Attempt:
         else:
             if not failure.check(defer.CancelledError):
                 self._logger.failure("connecting to {peer} failed", failure, peer=self._link.address.public)
-            why = told(failure)
-        return f"{self._where}: {why}" if self._where else why
+            why = describe_failure(failure)
+        return f"{self._peer}: {why}" if self._peer else why
 
     def why_lost(self, failure: Failure) -> str:
-        """Why the connection opened last was lost: itself knows more than what waited for its answer."""
-        why = self._tls_why() or (self._last.why if self._last is not None else "") or told(failure)
+        """Describe why the last connection was lost; it knows more than the failed command."""
+        why = (
+            self._tls_why()
+            or (self._current.why if self._current is not None else "")
+            or describe_failure(failure)
+        )
         if why == WITHOUT_A_WORD and self._tls is None and not self._link.address.path:
-            return f"{why} (perhaps it wants TLS: say rediss://)"
+            return f"{why} (perhaps it requires TLS: use rediss://)"
         return why
 
-    async def _find(self) -> tuple[str, int]:
-        """Where to connect to: a path and 0 for a socket. Raises `RedisRefused`."""
+    async def _find_address(self) -> tuple[str, int]:
+        """Return the host and port; of a socket, its path and 0. Raises `RedisRefused`."""
         address, sentinels = self._link.address, self._link.sentinels
         if sentinels is not None:
             return await sentinels.find_master(self)
         return (address.path, 0) if address.path else address.hosts[0]
 
-    async def _greet(self, kind: type[Working], host: str, port: int, password: str | None) -> Working:
-        connection = await self.reach(host, port, kind)
+    async def _greet(
+        self, connection_type: type[Working], host: str, port: int, password: str | None
+    ) -> Working:
+        connection = await self.open(host, port, connection_type)
         await connection.log_in(self._link.address.username, password)
-        await connection.be_called(f"synrepl:{self._link.instance}:{kind.role}")
+        await connection.set_name(f"synrepl:{self._link.instance}:{connection_type.role}")
         if self._link.sentinels is not None:
-            # It may have been demoted since the Sentinel last heard of it.
-            role = await connection.ask("ROLE")
+            # The server may have been demoted since the Sentinel was updated.
+            role = await connection.command("ROLE")
             if role[0] != b"master":
-                raise RedisRefused(f"it is not the master now, but a {role[0].decode()}")
+                raise RedisRefused(f"this server is not the master but a {role[0].decode()}")
         await connection.greet()
         return connection
 

@@ -1,6 +1,6 @@
-"""A connection to Redis, and the two kinds that a link has: one subscribes, the other one publishes.
+"""Connections to Redis: one kind subscribes, the other publishes.
 
-Only here is txredisapi imported. That installs a reactor: whoever needs this imports it late.
+Only this module imports txredisapi, which installs a reactor: import it late.
 """
 
 from collections.abc import Callable
@@ -15,22 +15,22 @@ from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from synrepl.transports.redis.errors import WITHOUT_A_WORD, RedisRefused, explain, told
+from synrepl.transports.redis.errors import WITHOUT_A_WORD, RedisRefused, describe_failure, explain
 from synrepl.transports.redis.interfaces import IRedisLink
 
 __all__ = ["RedisConnection", "Lost", "PublisherConnection", "SubscriberConnection"]
 
 Lost: Final = txredisapi.ConnectionError
-"""Raised by what waits for an answer when the connection is lost."""
+"""Raised by commands that wait for a reply when the connection is lost."""
 
 PING: Final = b"*1\r\n$4\r\nPING\r\n"
 
 
-class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # it has no types
-    """A connection to Redis. txredisapi brings its commands, one at a time, for the time of greeting.
+class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untyped
+    """A connection to Redis. txredisapi provides the commands of the handshake, one at a time.
 
-    What comes in is read here, by hiredis: the reader of txredisapi would make numbers of payloads that look
-    like some, text of others, and without hiredis take a turn of the reactor for each.
+    Incoming data is parsed here with hiredis. The reader of txredisapi would convert payloads that look like
+    numbers, decode others to text, and without hiredis take a reactor iteration for each.
     """
 
     transport: Any
@@ -39,10 +39,10 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # it has
         super().__init__()
         self.closed = False
         self.why = ""
-        self.grumble = ""
-        """The last error of Redis that was passed over: perhaps why it closes next."""
+        self.last_error = ""
+        """The last ignored error of Redis: perhaps the reason for a following close."""
         self.is_up = False
-        self.heard_at = link.clock.seconds()
+        self.received_at = link.clock.seconds()
         self.on_lost: Callable[[RedisConnection], None] = lambda _: None
         self._link = link
         self._clock = link.clock
@@ -51,25 +51,25 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # it has
         self._redis = hiredis.Reader(
             protocolError=txredisapi.InvalidData, replyError=txredisapi.ResponseError
         )
-        self._has_answered = False
-        self._asked_at = 0.0
+        self._has_received = False
+        self._pinged_at = 0.0
         self._timer: Any = None
 
-    # -- Twisted's side ------------------------------------------------------------------------------------
+    # -- called by Twisted ---------------------------------------------------------------------------------
 
     def connectionMade(self) -> None:
-        # Instead of what txredisapi does here: it gives up for good when a password is refused.
+        # Replaces txredisapi's version, which never reconnects after a refused password.
         self._metrics.connections.inc()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._metrics.connections.dec()
         self.closed = True
         if not self.why and not self.is_up:
-            if self.grumble:
-                self.why = explain(self.grumble)
-            elif not self._has_answered and reason.check(error.ConnectionDone, error.ConnectionLost):
+            if self.last_error:
+                self.why = explain(self.last_error)
+            elif not self._has_received and reason.check(error.ConnectionDone, error.ConnectionLost):
                 self.why = WITHOUT_A_WORD
-        self.why = self.why or told(reason)
+        self.why = self.why or describe_failure(reason)
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
         super().connectionLost(reason)
@@ -77,97 +77,99 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # it has
 
     def dataReceived(self, data: bytes) -> None:
         self._metrics.bytes_in.inc(len(data))
-        self.heard_at = self._clock.seconds()
-        self._has_answered = True
+        self.received_at = self._clock.seconds()
+        self._has_received = True
         self._redis.feed(data)
         try:
             self.read_replies()
         except txredisapi.InvalidData as broken:
             is_tls = data.startswith(b"\x15\x03")
-            self.end("it speaks TLS: say rediss://" if is_tls else f"what answers is no Redis: {broken}")
+            self.end(
+                "the server speaks TLS: use rediss://" if is_tls else f"the server is not Redis: {broken}"
+            )
 
     def read_replies(self) -> None:
-        """Take all that is complete. Raises `txredisapi.InvalidData`."""
+        """Handle all complete replies. Raises `txredisapi.InvalidData`."""
         gets = self._redis.gets
         while (reply := gets()) is not False:
             self.replyReceived(reply)
 
     # -- the life of a connection --------------------------------------------------------------------------
 
-    async def ask(self, *words: str) -> Any:
-        """One command of the greeting, and its answer. Raises `RedisRefused` for an error of Redis."""
+    async def command(self, *words: str) -> Any:
+        """Send a command of the handshake and return its reply. Raises `RedisRefused` for an error reply."""
         try:
             return await self.execute_command(*words)
         except txredisapi.ResponseError as refused:
             raise RedisRefused(explain(str(refused), command=words[0])) from None
 
     async def log_in(self, username: str, password: str | None) -> None:
-        """Prove who we are, if a password is given. Raises `RedisRefused`."""
+        """Authenticate, if there is a password. Raises `RedisRefused`."""
         if password is not None:
-            await self.ask("AUTH", *([username] if username else []), password)
+            await self.command("AUTH", *([username] if username else []), password)
 
-    async def be_called(self, name: str) -> None:
-        """Take the name that CLIENT LIST shows, if Redis lets us have one."""
+    async def set_name(self, name: str) -> None:
+        """Set the name that CLIENT LIST shows, if Redis allows it."""
         try:
             await self.execute_command("CLIENT", "SETNAME", name)
         except txredisapi.ResponseError as refused:
-            self.grumble = str(refused)
+            self.last_error = str(refused)
 
-    def go_up(self) -> None:
-        """The greeting is over: from here on it is watched."""
+    def start_watching(self) -> None:
+        """Start the keepalive: the handshake is complete."""
         self.is_up = True
         self._arm()
 
     def send_bytes(self, data: bytes) -> None:
-        """Write, and count it."""
+        """Write, and count the bytes."""
         self._metrics.bytes_out.inc(len(data))
         self.transport.write(data)
 
     def end(self, why: str) -> None:
-        """Cut it, in the next turn of the reactor. Nothing more is taken or told but that it is lost."""
+        """Abort the connection in the next reactor iteration. Only its loss is reported from now on."""
         if not self.closed:
             self.closed = True
             self.why = why
             self._clock.callLater(0, self.transport.abortConnection)
 
-    def is_listening(self) -> bool:
-        """Whether its silence would be the peer's doing."""
+    def expects_data(self) -> bool:
+        """Whether silence means that the peer is dead."""
         return True
 
-    # -- whether the peer still lives ----------------------------------------------------------------------
+    # -- keepalive -----------------------------------------------------------------------------------------
 
-    # A silence counts as Redis's only after it was asked: it may be we who were stopped.
+    # Silence counts only after a PING: this process may have been suspended.
 
-    def _is_asked(self) -> bool:
-        return self._asked_at > self.heard_at
+    def _is_ping_pending(self) -> bool:
+        return self._pinged_at > self.received_at
 
-    def _due(self) -> float:
-        if self._is_asked():
-            return self._asked_at + (self._keepalive.timeout_seconds - self._keepalive.ping_seconds)
-        return self.heard_at + self._keepalive.ping_seconds
+    def _deadline(self) -> float:
+        if self._is_ping_pending():
+            return self._pinged_at + (self._keepalive.timeout_seconds - self._keepalive.ping_seconds)
+        return self.received_at + self._keepalive.ping_seconds
 
     def _arm(self) -> None:
-        # No later than the next PING would be due if an answer came at once.
-        delay = min(self._keepalive.ping_seconds, max(0.0, self._due() - self._clock.seconds()))
+        # No later than the next PING, in case a reply comes at once.
+        delay = min(self._keepalive.ping_seconds, max(0.0, self._deadline() - self._clock.seconds()))
         self._timer = self._clock.callLater(delay, self._tick)
 
     def _tick(self) -> None:
         if self.closed:
             return
         now = self._clock.seconds()
-        if not self.is_listening():
-            self.heard_at = now
-        elif now >= self._due():
-            if self._is_asked():
-                self.end(f"it has said nothing for {self._keepalive.timeout_seconds:g} seconds")
+        if not self.expects_data():
+            self.received_at = now
+        elif now >= self._deadline():
+            if self._is_ping_pending():
+                self.end(f"no data from Redis for {self._keepalive.timeout_seconds:g} seconds")
                 return
-            self._asked_at = now
+            self._pinged_at = now
             self.send_bytes(PING)
         self._arm()
 
 
 class SubscriberConnection(RedisConnection):
-    """Hears the channels."""
+    """Receives the messages of the channels."""
 
     role = "subscriber"
 
@@ -178,8 +180,8 @@ class SubscriberConnection(RedisConnection):
         self._messages: list[bytes] = []
 
     async def greet(self) -> None:
-        """Subscribe; over when Redis has confirmed every channel. Raises `RedisRefused`."""
-        await self.ask("SUBSCRIBE", *self._link.channels)
+        """Subscribe; return when Redis has confirmed every channel. Raises `RedisRefused`."""
+        await self.command("SUBSCRIBE", *self._link.channels)
         await self._all_confirmed
 
     def read_replies(self) -> None:
@@ -190,24 +192,24 @@ class SubscriberConnection(RedisConnection):
                 if type(reply) is list and reply[0] == b"message":
                     messages.append(reply[2])
                 else:
-                    self._note(reply)
+                    self._handle_reply(reply)
         finally:
-            # Those of a channel that was confirmed before the others wait for them.
+            # Messages of a channel that was confirmed first wait for the other channels.
             if self.is_up and messages:
                 self._messages = []
                 if not self.closed:
                     self._link.heard(messages)
 
-    def is_listening(self) -> bool:
+    def expects_data(self) -> bool:
         return self._link.is_reading
 
-    def _note(self, reply: Any) -> None:
+    def _handle_reply(self, reply: Any) -> None:
         if self.is_up:
             if isinstance(reply, Exception):
                 self.end(explain(str(reply)))
             return
         is_confirmation = isinstance(reply, list) and reply[0] == b"subscribe"
-        # SUBSCRIBE has one answer for each channel, of which `ask` waits for the first.
+        # SUBSCRIBE has one reply per channel; `command` waits for the first.
         if not is_confirmation or self.replyQueue.waiting:
             self.replyQueue.put(reply)
         if is_confirmation:
@@ -224,49 +226,49 @@ class SubscriberConnection(RedisConnection):
 
 @implementer(IPushProducer)
 class PublisherConnection(RedisConnection):
-    """Publishes.
+    """Publishes messages.
 
-    Answers are counted: a Deferred each, as `publish` of txredisapi makes them, would cost several times what
-    the message does, and all that is to be known is that none is an error.
+    Replies are counted. A Deferred for each, as in txredisapi's `publish`, would cost several times as much
+    as the message, and only error replies matter.
     """
 
     role = "publisher"
 
     def __init__(self, link: IRedisLink) -> None:
         super().__init__(link)
-        self._unanswered = 0
+        self._pending_replies = 0
         self._is_closing = False
 
     async def greet(self) -> None:
-        """Make sure that it answers. Raises `RedisRefused`."""
-        await self.ask("PING")
+        """Verify that Redis responds. Raises `RedisRefused`."""
+        await self.command("PING")
 
-    def go_up(self) -> None:
-        super().go_up()
+    def start_watching(self) -> None:
+        super().start_watching()
         self.transport.registerProducer(self, True)
 
     def publish(self, head: bytes, data: bytes) -> None:
-        """One message a line, all of them in one write: each write would be a packet of its own."""
+        """Publish each line as a message, in a single write: each write would be a packet of its own."""
         lines = data.removesuffix(b"\n").split(b"\n")
-        self._unanswered += len(lines)
+        self._pending_replies += len(lines)
         self.send_bytes(b"".join([b"%b%d\r\n%b\r\n" % (head, len(line), line) for line in lines]))
 
     def read_replies(self) -> None:
         gets = self._redis.gets
-        answered = 0
+        replies = 0
         while (reply := gets()) is not False:
             if not self.is_up:
                 self.replyReceived(reply)
             elif type(reply) is int:
-                answered += 1
+                replies += 1
             elif isinstance(reply, Exception):
-                # A message is lost. The connection ends, so that the member knows, and can say it again.
+                # A message is lost. End the connection, so that the member can publish it again.
                 self.end(explain(str(reply), command="PUBLISH"))
                 return
-        self._unanswered -= answered
-        if self._unanswered < 0:
-            self.end("Redis answered more than it was asked")
-        elif self._is_closing and self._unanswered == 0:
+        self._pending_replies -= replies
+        if self._pending_replies < 0:
+            self.end("Redis sent more replies than it got commands")
+        elif self._is_closing and self._pending_replies == 0:
             self.transport.loseConnection()
 
     def end(self, why: str) -> None:
@@ -275,17 +277,17 @@ class PublisherConnection(RedisConnection):
         super().end(why)
 
     def close(self) -> None:
-        """Close it once Redis has answered to what was written.
+        """Close when Redis has replied to all messages.
 
-        Once it is sent would be too soon: a socket that is closed with answers unread throws away what its
-        peer has not read.
+        Closing earlier could lose messages: closing a socket with unread replies discards data that the peer
+        has not read.
         """
         if not self.closed:
             self.closed = True
-            self.why = "closed here"
+            self.why = "closed by this process"
             self._is_closing = True
             self.transport.unregisterProducer()
-            if self._unanswered == 0:
+            if self._pending_replies == 0:
                 self.transport.loseConnection()
 
     def pauseProducing(self) -> None:

@@ -1,4 +1,4 @@
-"""What went wrong between us and Redis, in words for people."""
+"""Error messages about Redis connections, for operators."""
 
 import os
 from typing import Final
@@ -9,7 +9,7 @@ from twisted.python.failure import Failure
 
 from synrepl.transports.tls import TlsWords, tls_trouble
 
-__all__ = ["TLS_WORDS", "WITHOUT_A_WORD", "RedisRefused", "explain", "host_and_port", "told"]
+__all__ = ["TLS_WORDS", "WITHOUT_A_WORD", "RedisRefused", "explain", "host_and_port", "describe_failure"]
 
 WITHOUT_A_WORD: Final = "it closed the connection without a word"
 
@@ -20,37 +20,37 @@ TLS_WORDS: Final = TlsWords(
     show="name a cert_file and a key_file",
 )
 
-_EXPLAINED: Final[tuple[tuple[str, str], ...]] = (
-    ("NOAUTH", "Redis wants a password: say ?password_file=/path in its URL"),
-    ("WRONGPASS", "Redis refuses the password: put the right one into the password_file"),
-    ("ERR invalid password", "Redis refuses the password: put the right one into the password_file"),
-    ("ERR AUTH <password> called without any", "Redis has no password: leave out the password_file"),
-    ("ERR Client sent AUTH, but no password", "Redis has no password: leave out the password_file"),
-    ("ERR max number of clients", "Redis has no room for another connection: raise its maxclients"),
-    ("DENIED", "Redis is in protected mode: without a password it takes no connection from other machines"),
+_EXPLANATIONS: Final[tuple[tuple[str, str], ...]] = (
+    ("NOAUTH", "Redis requires a password: add ?password_file=/path to its URL"),
+    ("WRONGPASS", "Redis refuses the password: check the password_file"),
+    ("ERR invalid password", "Redis refuses the password: check the password_file"),
+    ("ERR AUTH <password> called without any", "Redis has no password: remove password_file from its URL"),
+    ("ERR Client sent AUTH, but no password", "Redis has no password: remove password_file from its URL"),
+    ("ERR max number of clients", "Redis has reached its limit of connections: raise its maxclients"),
+    ("DENIED", "Redis is in protected mode: set a password on it, or connect from the same machine"),
     ("LOADING", "Redis is still loading its data"),
 )
 
 
 class RedisRefused(Exception):
-    """Redis does not let us in, or is not what we look for; the text is for people."""
+    """Redis refuses the connection, or is not the server we need; the text is for operators."""
 
 
 def explain(refusal: str, *, command: str = "") -> str:
-    """An error of Redis, and what to do about it."""
-    for beginning, text in _EXPLAINED:
+    """Describe an error of Redis, and its remedy."""
+    for beginning, text in _EXPLANATIONS:
         if refusal.startswith(beginning):
             return text
-    # Behind that would be what we sent, a password perhaps.
+    # The rest would quote our command, perhaps with a password.
     line = " ".join(refusal.partition(", with args")[0].split())[:300]
     if refusal.startswith("NOPERM"):
-        did = command or "a command"
-        return f"Redis does not let this user do {did}: grant it with ACL SETUSER ({line})"
+        denied = command or "a command"
+        return f"Redis does not allow this user {denied}: grant it with ACL SETUSER ({line})"
     return f"Redis answers {line}"
 
 
-def told(failure: Failure) -> str:
-    """Why there is no connection."""
+def describe_failure(failure: Failure) -> str:
+    """Describe a failure to connect."""
     value = failure.value
     match value:
         case error.ConnectionRefusedError():

@@ -1,4 +1,4 @@
-"""Who takes part: the member of the channels, and what its two connections need of their link."""
+"""Interfaces between a link, its connections and the member of the channels."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -17,42 +17,42 @@ __all__ = ["IAddressFinder", "IRedisLink", "IRedisMember"]
 
 
 class IRedisMember(Protocol):
-    """Who is on the channel. Called in the reactor's thread, and not after `RedisLink.stop`."""
+    """The link's user. Its methods are called in the reactor's thread, and not after `RedisLink.stop`."""
 
     def subscriber_up(self) -> None:
-        """Redis has confirmed every subscription: from here on nothing that is published is missed."""
+        """All subscriptions are confirmed: from now on no published message is missed."""
 
     def subscriber_down(self, why: str) -> None:
-        """The subscriber's connection was lost: what is published until `subscriber_up` is missed."""
+        """The subscriber's connection was lost: messages are missed until `hearing`."""
 
     def publisher_up(self) -> None:
-        """The publisher's connection is up, and takes what is written."""
+        """The publisher's connection is established."""
 
     def publisher_down(self, why: str) -> None:
-        """It was lost, and with it perhaps what was sent last. Ends a `pause` as well."""
+        """The publisher's connection was lost, perhaps with the last messages. Ends a `pause` as well."""
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
-        """Commands in the order in which Redis had them. One's own are among them."""
+        """Handle commands in Redis's order, including the member's own."""
 
     def pause(self) -> None:
-        """The publisher's transport has enough for now."""
+        """Stop publishing: the transport's buffer is full."""
 
     def resume(self) -> None:
-        """It takes more."""
+        """Publish again."""
 
     def unreachable(self, why: str) -> None:
-        """An attempt to connect failed. It is tried again, for ever; each connection tells for itself."""
+        """An attempt to connect failed; the link retries. Each of the two connections reports its own."""
 
 
 class IAddressFinder(Protocol):
-    """Who knows where the master is."""
+    """Finds the address of the master."""
 
     async def find_master(self, attempt: Any) -> tuple[str, int]:
-        """Its host and port, asked for by connections of this attempt."""
+        """Return its host and port, using connections of this attempt."""
 
 
 class IRedisLink(Protocol):
-    """What a connection, and whoever keeps it, need of the link that they belong to."""
+    """The parts of a link that its connections and halves use."""
 
     reactor: Any
     clock: IClock
@@ -68,10 +68,10 @@ class IRedisLink(Protocol):
 
     @property
     def sentinels(self) -> IAddressFinder | None:
-        """Whom to ask where the master is, before each attempt; None if the address says it."""
+        """The Sentinels to ask before each attempt; None if the address names Redis itself."""
 
     def heard(self, messages: Sequence[bytes]) -> None:
-        """These came, in one read."""
+        """Handle the messages of one read."""
 
     def changed(self, *, again: bool = False) -> None:
-        """A connection came up or was lost; `again`: it had been lost before."""
+        """A connection was established or lost; `again`: it is a reconnect."""

@@ -1,4 +1,4 @@
-"""A member's place on the channels of a homeserver on Redis."""
+"""A member's link to the channels of a homeserver on Redis."""
 
 import random
 from collections.abc import Callable, Collection, Sequence
@@ -25,18 +25,18 @@ from synrepl.wire.session import Close, Deliver, Keepalive, Session, Warn
 __all__ = ["REDIS_KEEPALIVE", "RedisLink", "RedisState"]
 
 REDIS_KEEPALIVE: Final = Keepalive(ping_seconds=5.0, timeout_seconds=15.0)
-"""PING a Redis that has said nothing for `ping_seconds`; one silent for `timeout_seconds` is gone."""
+"""PING after `ping_seconds` of silence; the connection is lost after `timeout_seconds`."""
 
-COMPLAIN_SECONDS: Final = 1.0
-"""At most one line in the log in so long is about messages that make no sense."""
+WARN_SECONDS: Final = 1.0
+"""Minimum interval between log messages about invalid messages."""
 
 
 class RedisState(msgspec.Struct, frozen=True, kw_only=True):
-    """How a link stands, for the status page.
+    """The state of a link, for the status page.
 
-    `since` is when it last began or ceased to hear or to speak, in Unix seconds. `reconnects` counts the lost
-    connections that were opened again, `messages_refused` the messages that made no sense. `why` is the
-    trouble that keeps a connection down; "" when both are up.
+    `since` is the last change of either connection, in Unix seconds. `reconnects` counts connections that
+    were opened again, `messages_refused` counts invalid messages. `why` is the reason why a connection is
+    down; empty if both are established.
     """
 
     address: str
@@ -49,11 +49,11 @@ class RedisState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RedisLink:
-    """Keeps a member on the channels of its homeserver, for ever: each of the two connections by itself.
+    """Keeps a member subscribed and able to publish; reconnects each of its two connections by itself.
 
     The channels are `server_name` and, for each other suffix in `hears`, ``server_name/suffix``. `endpoint`
-    makes the client endpoint to a host and port (to a path and 0 for a UNIX socket) in place of the usual
-    one, and then nothing is added to it, TLS neither. `chance` is for the jitter of the delays.
+    replaces the default client endpoint to a host and port (to a path and 0 for a UNIX socket); nothing is
+    added to it, not even TLS. `chance` is the source of jitter.
     """
 
     _logger = Logger()
@@ -74,7 +74,7 @@ class RedisLink:
         chance: random.Random | None = None,
     ) -> None:
         if not hears:
-            raise LocalProtocolError("a link hears one channel at least")
+            raise LocalProtocolError("a link needs at least one channel")
         self.reactor = reactor
         self.clock: IClock = reactor
         self.address = address
@@ -84,7 +84,7 @@ class RedisLink:
         self.keepalive = keepalive
         self.endpoint = endpoint
         self.chance = chance or random.Random()
-        # The bare one last, as Synapse has it: what comes there may need what comes on the others.
+        # The channel without suffix last, as in Synapse: its messages may need those of the other channels.
         self.channels = [f"{server_name}/{suffix}" for suffix in hears if suffix]
         self.channels += [server_name] if "" in hears else []
         self.is_reading = True
@@ -96,63 +96,63 @@ class RedisLink:
         self._reconnects = 0
         self._refused = 0
         self._suppressed = 0
-        self._complained_at = -COMPLAIN_SECONDS
+        self._warned_at = -WARN_SECONDS
         self._subscriber = SubscriberLink(self)
         self._publisher = PublisherLink(self)
 
-    # -- what a member asks for ----------------------------------------------------------------------------
+    # -- called by the member ------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to connect; go on until `stop`."""
+        """Connect, and reconnect until `stop`."""
         for half in (self._subscriber, self._publisher):
             half.start()
 
     def stop(self) -> "Deferred[None]":
-        """Try no more, and close both connections, once Redis has taken what was written.
+        """Stop reconnecting, and close both connections once Redis has processed what was written.
 
-        Fires when they are closed, after 5 seconds at most. The member hears nothing from here on.
+        Fires when they are closed, after 5 seconds at most. The member gets no more calls.
         """
-        gone = [half.stop() for half in (self._subscriber, self._publisher)]
-        return defer.gatherResults(gone).addCallback(lambda _: None)
+        closed = [half.stop() for half in (self._subscriber, self._publisher)]
+        return defer.gatherResults(closed).addCallback(lambda _: None)
 
     def write(self, data: bytes) -> None:
-        """Publish ready-made lines, each ended by a newline: each becomes a message for everybody.
+        """Publish encoded lines, each ended by a newline, as one message each.
 
-        While mute, it drops them.
+        Without a publisher's connection the lines are dropped.
         """
         self._publish(self._server_name, data)
 
     def send(self, command: Command) -> None:
-        """Publish one command on the channel that it has. Raises LocalProtocolError if it is none for Redis.
+        """Publish a command on its channel. Raises `LocalProtocolError` if Redis does not carry it.
 
-        While mute, it drops it.
+        Without a publisher's connection the command is dropped.
         """
         channel = f"{self._server_name}/{command.CHANNEL}" if command.CHANNEL else self._server_name
         self._publish(channel, self._session.lines([command]))
 
     def fail(self, why: str) -> None:
-        """Something is wrong: log it, and drop both connections. They are opened again after a delay."""
+        """Log an error and drop both connections. They are opened again after a delay."""
         self._logger.warn("dropping the connections to {peer}: {why}", peer=self.address.public, why=why)
         for half in (self._subscriber, self._publisher):
             half.drop(why)
 
     def established(self) -> None:
-        """The connections have proved good: should they be lost, they are opened again soon."""
+        """Reset the backoff: the connections work."""
         for half in (self._subscriber, self._publisher):
-            half.prove()
+            half.reset_delay()
 
     def pause_reading(self) -> None:
-        """Take nothing more from Redis for now. Meanwhile nobody asks whether it still lives."""
+        """Stop reading from Redis. Meanwhile the keepalive is suspended."""
         self.is_reading = False
         self._subscriber.read()
 
     def resume_reading(self) -> None:
-        """Go on."""
+        """Read again."""
         self.is_reading = True
         self._subscriber.read()
 
     def state(self) -> RedisState:
-        """How it stands."""
+        """Return the current state."""
         halves = (self._subscriber, self._publisher)
         return RedisState(
             address=self.address.public,
@@ -164,17 +164,17 @@ class RedisLink:
             why=next((half.why for half in halves if half.current is None and half.why), ""),
         )
 
-    # -- what the connections tell -------------------------------------------------------------------------
+    # -- called by the connections -------------------------------------------------------------------------
 
     def changed(self, *, again: bool = False) -> None:
-        """A connection came up (`again`: after it was lost) or was lost."""
+        """Record that a connection was established (`again`: after a loss) or lost."""
         self._since = self.clock.seconds()
         if again:
             self._reconnects += 1
             self.metrics.reconnects.inc()
 
     def heard(self, messages: Sequence[bytes]) -> None:
-        """All messages of one read, in one call: that is what makes reading rows fast."""
+        """Handle all messages of one read in one call, which makes reading rows fast."""
         joined = b"".join(messages)
         clean = joined.isascii() and b"\r" not in joined and b"\n" not in joined
         for action in self._session.receive(messages, clean=clean):
@@ -183,42 +183,42 @@ class RedisLink:
                     if not self._deliver(commands):
                         return
                 case Warn(why):
-                    self._complain(why)
+                    self._warn_refused(why)
                 case Close(why):
                     self.fail(why)
                     return
 
     def _deliver(self, commands: Sequence[Command | RdataRun]) -> bool:
-        """Whether it went well, and the connection is still there."""
+        """Deliver commands; False if that ended the connection."""
         self.metrics.count_commands(commands)
         try:
             self.member.received(commands)
-        except RemoteProtocolError as broken:
-            self.fail(broken.why)
-        except LocalProtocolError as broken:
-            self._logger.failure("a rule of the wire was broken here")
-            self.fail(f"internal error: {broken.why}")
+        except RemoteProtocolError as error:
+            self.fail(error.why)
+        except LocalProtocolError as error:
+            self._logger.failure("protocol error of this process; the connections are dropped")
+            self.fail(f"internal error: {error.why}")
         return self._subscriber.current is not None and not self._subscriber.current.closed
 
-    def _complain(self, why: str) -> None:
+    def _warn_refused(self, why: str) -> None:
         self._refused += 1
         now = self.clock.seconds()
-        if now - self._complained_at < COMPLAIN_SECONDS:
+        if now - self._warned_at < WARN_SECONDS:
             self._suppressed += 1
             return
-        more = f" (and {self._suppressed} more since the last such line)" if self._suppressed else ""
-        self._complained_at, self._suppressed = now, 0
+        more = f" (and {self._suppressed} more since the last warning)" if self._suppressed else ""
+        self._warned_at, self._suppressed = now, 0
         self._logger.warn(
-            "passed over a message from {peer}: {why}{more}", peer=self.address.public, why=why, more=more
+            "ignored a message from {peer}: {why}{more}", peer=self.address.public, why=why, more=more
         )
 
     def _publish(self, channel: str, data: bytes) -> None:
-        speaker = self._publisher.current
-        if speaker is None or speaker.closed or not data:
+        connection = self._publisher.current
+        if connection is None or connection.closed or not data:
             return
         head = self._publish_heads.get(channel)
         if head is None:
             name = channel.encode()
             head = b"*3\r\n$7\r\nPUBLISH\r\n$%d\r\n%b\r\n$" % (len(name), name)
             self._publish_heads[channel] = head
-        speaker.publish(head, data)
+        connection.publish(head, data)

@@ -1,4 +1,4 @@
-"""Finding the master of a service that Sentinels watch."""
+"""Lookup of a service's master through Sentinels."""
 
 from typing import Final
 
@@ -11,46 +11,46 @@ from synrepl.transports.redis.errors import RedisRefused, host_and_port
 
 __all__ = ["Sentinels"]
 
-ASK_SECONDS: Final = 3.0
-"""What asking one Sentinel may take, so that one that is gone does not keep us from the next."""
+TIMEOUT_SECONDS: Final = 3.0
+"""Timeout for one Sentinel, so that an unreachable one does not delay the next."""
 
 
 class Sentinels:
-    """Those of a service, which know its master. They are asked in turn, the one that last answered first."""
+    """The Sentinels of a service; tried in order, the one that responded last first."""
 
     def __init__(self, address: RedisAddress) -> None:
         self._address = address
-        self._places = list(address.hosts)
+        self._sentinels = list(address.hosts)
 
     async def find_master(self, attempt: Attempt) -> tuple[str, int]:
-        """Its host and port. Raises `RedisRefused` if no Sentinel tells."""
-        troubles = []
-        for sentinel in list(self._places):
+        """Return the master's host and port. Raises `RedisRefused` if no Sentinel knows it."""
+        failures = []
+        for sentinel in list(self._sentinels):
             try:
-                found = await attempt.within(ASK_SECONDS, self._ask(attempt, *sentinel))
+                master = await attempt.within(TIMEOUT_SECONDS, self._find_at(attempt, *sentinel))
             except RedisRefused as failed:
-                troubles.append(f"{host_and_port(*sentinel)}: {failed}")
+                failures.append(f"{host_and_port(*sentinel)}: {failed}")
                 continue
-            # Next time the one that answered comes first.
-            self._places.remove(sentinel)
-            self._places.insert(0, sentinel)
-            return found
-        raise RedisRefused(f"no Sentinel knows the master: {'; '.join(troubles)}")
+            # The next lookup starts with this Sentinel.
+            self._sentinels.remove(sentinel)
+            self._sentinels.insert(0, sentinel)
+            return master
+        raise RedisRefused(f"no Sentinel knows the master: {'; '.join(failures)}")
 
-    async def _ask(self, attempt: Attempt, host: str, port: int) -> tuple[str, int]:
+    async def _find_at(self, attempt: Attempt, host: str, port: int) -> tuple[str, int]:
         password = self._address.sentinel_password()
         try:
-            asked = await attempt.reach(host, port, RedisConnection)
-            await asked.log_in("", password)
-            answer = await asked.ask("SENTINEL", "get-master-addr-by-name", self._address.service)
+            connection = await attempt.open(host, port, RedisConnection)
+            await connection.log_in("", password)
+            reply = await connection.command("SENTINEL", "get-master-addr-by-name", self._address.service)
         except Lost as lost:
             raise RedisRefused(attempt.why_lost(Failure(lost))) from None
         finally:
-            attempt.hang_up("closed here")
-        match answer:
+            attempt.close_last("closed by this process")
+        match reply:
             case None:
-                raise RedisRefused(f"it knows no {self._address.service}")
+                raise RedisRefused(f"unknown service {self._address.service}")
             case [bytes(found_host), bytes(found_port)] if found_port.isdigit():
                 return found_host.decode("utf-8", "replace"), int(found_port)
             case _:
-                raise RedisRefused("it answers as no Sentinel does")
+                raise RedisRefused("the server is not a Sentinel")

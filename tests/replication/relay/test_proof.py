@@ -30,7 +30,7 @@ def test_a_proof_is_of_everything_that_was_said() -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "why"),
     [
-        ("right", None, "none is set here"),
+        ("right", None, "requires a secret: set secret_file"),
         ("right", "wrong", "no_rights"),
         (None, "right", "could not prove that it knows the secret"),
     ],

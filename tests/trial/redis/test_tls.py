@@ -248,7 +248,7 @@ class TlsTests(RedisCase):
         """It answers with an alert of TLS, or, as the server of this test, not at all."""
         why = await self.answer("redis://127.0.0.1:PORT", self.ours.sign("localhost"), is_in=False)
 
-        self.assertIn("TLS: say rediss://", why)
+        self.assertIn("TLS: use rediss://", why)
 
     async def test_a_redis_without_tls_is_told(self) -> None:
         """It waits for the end of a line, and we for its certificate."""
