@@ -1,7 +1,7 @@
-"""A blocking HTTP client of a daemon: one request after the other.
+"""A blocking HTTP client of a daemon: one request after another.
 
-Blocking on purpose: a command, or a task of Spark, that asks and waits needs no reactor, and order is kept by
-doing one thing at a time. Of ours it needs the errors alone: it goes to executors that have nothing else.
+It is blocking on purpose: commands and Spark tasks need no reactor, and requests stay in order. It imports
+only the errors of synrepl: executors have nothing else.
 """
 
 import http.client
@@ -20,21 +20,21 @@ __all__ = ["Answer", "BlockingClient", "NotADaemon", "HttpError", "ConnectError"
 
 TIMEOUT_SECONDS: Final = 60.0
 
-CHUNK: Final = 65_536
+CHUNK_BYTES: Final = 65_536
 
 Answer = http.client.HTTPResponse
 
 
 class NotADaemon(ConfigError):
-    """This is not the address of a daemon."""
+    """This is not the URL of a daemon."""
 
 
 class ConnectError(Exception):
-    """There was no answer, or only a part of one; whether the question was heard is not known."""
+    """There was no complete response; whether the daemon received the request is unknown."""
 
 
 class HttpError(Exception):
-    """The answer is an error; `body` is all of it."""
+    """The response is an error; `body` is all of it."""
 
     def __init__(
         self, status: int, code: str, message: str, body: Mapping[str, Any] = MappingProxyType({})
@@ -47,13 +47,13 @@ class HttpError(Exception):
 
     @property
     def is_retryable(self) -> bool:
-        """Whether asking the same again later can help."""
-        said = self.body.get("retryable")
-        return said if isinstance(said, bool) else self.status >= 500 or self.status in (408, 429)
+        """Whether the same request can succeed later."""
+        retryable = self.body.get("retryable")
+        return retryable if isinstance(retryable, bool) else self.status >= 500 or self.status in (408, 429)
 
 
 class BlockingClient:
-    """A kept-alive connection to one daemon. `clean` is applied to the JSON of every answer."""
+    """A kept-alive connection to one daemon. `clean` is applied to the JSON of every response."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class BlockingClient:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise NotADaemon(f"{url!r} is not the address of a daemon; an example is http://127.0.0.1:9093")
         if port is None:
-            # http.client would take what follows the last colon of an IPv6 address for the port.
+            # http.client would parse the end of an IPv6 address as the port.
             port = 443 if parts.scheme == "https" else 80
         self.url = url.rstrip("/")
         self._path = parts.path.rstrip("/")
@@ -87,45 +87,52 @@ class BlockingClient:
             self._connection = http.client.HTTPConnection(parts.hostname, port, timeout=timeout)
 
     def get_json(self, path: str, *, reader: str | None = None) -> Any:
-        """Ask, and read all of the answer. Raises `ConnectError` and `HttpError`.
+        """GET a JSON response. Raises `ConnectError` and `HttpError`.
 
-        Under the name `reader` the daemon keeps what comes after the facts that are asked about.
+        Under the name `reader`, the daemon retains what follows the facts of this request.
         """
-        more = {} if reader is None else {"Synrepl-Reader": reader}
-        return self._json(self._ask("GET", path, None, more))
+        extra_headers = {} if reader is None else {"Synrepl-Reader": reader}
+        return self._json(self._request("GET", path, None, extra_headers))
 
     def get_lines(self, path: str) -> tuple[http.client.HTTPMessage, Iterator[bytes]]:
-        """Ask, and give the head of the answer and its lines as they come. Raises `ConnectError`, also where
-        the answer breaks off.
+        """GET a response of lines; return its headers and an iterator of lines.
+
+        Both raise `ConnectError`, the iterator if the response ends early.
         """
-        answer = self._ask("GET", path, None)
+        answer = self._request("GET", path, None)
         return answer.headers, self._lines(answer)
 
     def get_stream(self, path: str, *, accept: str) -> Answer:
-        """Ask for this type, and give the answer, to be read to its end (OSError and HTTPException where it
-        breaks off)."""
-        return self._ask("GET", path, None, {"Accept": accept})
+        """GET a response of this type, to be read to its end.
+
+        If it ends early, reading raises `OSError` or `HTTPException`.
+        """
+        return self._request("GET", path, None, {"Accept": accept})
 
     def put_json(self, path: str, body: bytes) -> Any:
-        """Put, and read all of the answer."""
-        return self._json(self._ask("PUT", path, body))
+        """PUT a body; return the JSON response."""
+        return self._json(self._request("PUT", path, body))
 
     def post_json(self, path: str, body: bytes) -> Any:
-        """Post, and read all of the answer."""
-        return self._json(self._ask("POST", path, body))
+        """POST a body; return the JSON response."""
+        return self._json(self._request("POST", path, body))
 
     def delete_json(self, path: str) -> Any:
-        """Delete, and read all of the answer."""
-        return self._json(self._ask("DELETE", path, None))
+        """DELETE; return the JSON response."""
+        return self._json(self._request("DELETE", path, None))
 
     def close(self) -> None:
-        """Let go of the connection; the next question makes another."""
+        """Close the connection; the next request opens another."""
         self._connection.close()
 
-    def _ask(
-        self, method: str, path: str, body: bytes | None, more: Mapping[str, str] = MappingProxyType({})
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        extra_headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Answer:
-        headers = {**self._headers, **more}
+        headers = {**self._headers, **extra_headers}
         if body is not None:
             headers["Content-Type"] = "application/json"
         is_fresh = self._connection.sock is None
@@ -134,30 +141,30 @@ class BlockingClient:
                 self._connection.request(method, self._path + path, body, headers)
                 answer = self._connection.getresponse()
             except (ConnectionError, http.client.BadStatusLine):
-                # A connection kept for long may have been closed by the daemon; then ask on a new one. What
-                # is posted has an idempotency key, so that asking twice is harmless.
+                # The daemon may have closed an idle connection: retry on a new one. POSTs have an idempotency
+                # key, so that a retry is harmless.
                 self._connection.close()
                 if is_fresh:
                     raise
                 self._connection.request(method, self._path + path, body, headers)
                 answer = self._connection.getresponse()
             if answer.status >= 400:
-                raise _refused(answer.status, answer.read(), self._clean)
+                raise _http_error(answer.status, answer.read(), self._clean)
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
-            raise ConnectError(_why(error)) from error
+            raise ConnectError(_describe(error)) from error
         return answer
 
     def _lines(self, answer: Answer) -> Iterator[bytes]:
         rest = b""
         try:
-            # `readline` would take the end of a broken answer for the end of the answer.
-            while chunk := answer.read(CHUNK):
+            # `readline` would not detect a truncated response.
+            while chunk := answer.read(CHUNK_BYTES):
                 *lines, rest = (rest + chunk).split(b"\n")
                 yield from filter(None, lines)
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
-            raise ConnectError(_why(error)) from error
+            raise ConnectError(_describe(error)) from error
         if rest:
             yield rest
 
@@ -166,12 +173,12 @@ class BlockingClient:
             return self._clean(json.loads(answer.read()))
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
-            raise ConnectError(_why(error)) from error
+            raise ConnectError(_describe(error)) from error
         except ValueError as error:
-            raise NotADaemon(f"{self.url} does not answer as a synrepl daemon does") from error
+            raise NotADaemon(f"{self.url} is not a synrepl daemon: its response is not JSON") from error
 
 
-def _refused(status: int, body: bytes, clean: Callable[[Any], Any]) -> HttpError:
+def _http_error(status: int, body: bytes, clean: Callable[[Any], Any]) -> HttpError:
     try:
         found = clean(json.loads(body))
         return HttpError(status, str(found["error"]), str(found["message"]), found)
@@ -179,7 +186,7 @@ def _refused(status: int, body: bytes, clean: Callable[[Any], Any]) -> HttpError
         return HttpError(status, "http", f"HTTP status {status}")
 
 
-def _why(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -188,7 +195,7 @@ def _why(error: Exception) -> str:
 
 
 def read_secret(path: str | os.PathLike[str]) -> str:
-    """The shared secret, from its file: never an argument, which everyone on the machine could see.
+    """Read the shared secret from its file: as an argument it would be visible to all users of the machine.
 
     Raises `ConfigError`.
     """

@@ -30,7 +30,7 @@ from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.transports.endpoints import server_endpoint
 from synrepl.transports.http.server import make_site
-from synrepl.transports.limits import LimitedFactory, connections_of
+from synrepl.transports.limits import LimitedFactory, connection_limit
 from synrepl.transports.tcp import MAX_CONNECTIONS, PublisherFactory
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.session import Keepalive
@@ -282,7 +282,7 @@ class Daemon(Service):
         assert self.publisher is not None
         assert self.replication is not None
         keepalive = Keepalive(ping_seconds=settings.ping_seconds, timeout_seconds=settings.timeout_seconds)
-        most = connections_of(len(settings.listen) + 1, MAX_CONNECTIONS)
+        most = connection_limit(len(settings.listen) + 1, MAX_CONNECTIONS)
         for description in settings.listen:
             factory = PublisherFactory(
                 self.publisher,

@@ -1,1 +1,1 @@
-"""What people are shown: HTML in small pieces, and numbers, times and names as they read them."""
+"""HTML elements, and readable numbers, times and names, for the status page and reports."""

@@ -1,4 +1,4 @@
-"""Numbers, times and names as people read them."""
+"""Readable numbers, times and names."""
 
 from datetime import UTC, datetime
 from typing import Final
@@ -11,19 +11,19 @@ LONGEST: Final = 60
 
 
 def number(count: float) -> str:
-    """A count, or a number with the digits that matter: three for small ones."""
+    """Format a count, or a small number with three significant digits."""
     if isinstance(count, int) or count >= 1000 or count == int(count):
         return f"{round(count):,}"
     return f"{count:.3g}"
 
 
 def counted(count: int, what: str, many: str = "") -> str:
-    """So many of these."""
+    """Format a count with its noun."""
     return f"{count:,} {what if count == 1 else many or what + 's'}"
 
 
 def size(count: float) -> str:
-    """So many bytes."""
+    """Format a number of bytes."""
     if count < 1024:
         return f"{count:.0f} B"
     for unit in ("KiB", "MiB", "GiB"):
@@ -34,7 +34,7 @@ def size(count: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """How long that is: the two largest units, as 2 h 5 min."""
+    """Format a duration with its two largest units, as 2 h 5 min."""
     if seconds < 0:
         return f"−{span(-seconds)}"  # noqa: RUF001  # a minus sign is one
     if seconds < 1:
@@ -48,7 +48,7 @@ def span(seconds: float) -> str:
             parts.append(f"{left // length:,} {unit}")
             left %= length
         elif parts:
-            # Of 1 d 0 h 3 min, the minutes say nothing.
+            # In 1 d 0 h 3 min, the minutes do not matter.
             break
     if not parts:
         return f"{left} s"
@@ -58,7 +58,7 @@ def span(seconds: float) -> str:
 
 
 def at(moment_ms: float, *, seconds: bool = True) -> str:
-    """A moment, in UTC."""
+    """Format a moment in UTC."""
     try:
         found = datetime.fromtimestamp(moment_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
@@ -67,7 +67,7 @@ def at(moment_ms: float, *, seconds: bool = True) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """How much of it: never 0 % or 100 % unless it is."""
+    """Format a share; only exact ones as 0 % or 100 %."""
     if not whole:
         return ""
     percent = 100 * part / whole
@@ -79,7 +79,7 @@ def share(part: float, whole: float) -> str:
 
 
 def rate(count: float, seconds: float, what: str) -> str:
-    """So many of these a second; a minute or an hour where that would be less than one."""
+    """Format a rate per second; per minute or hour if it is lower than one."""
     for unit, length in (("second", 1), ("minute", 60)):
         found = count * length / max(seconds, 1.0)
         if found >= 1:
@@ -88,12 +88,12 @@ def rate(count: float, seconds: float, what: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The same in one line, without what a terminal, a page or a picture would obey."""
+    """Replace characters that a terminal, page or picture would interpret."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
-    """Its beginning and its end, printable."""
+    """Shorten a text to its start and end, printable."""
     shown = printable(text)
     if len(shown) <= longest:
         return shown

@@ -1,4 +1,4 @@
-"""HTML in small pieces. Whatever is text is escaped here; only `Markup` is taken as it is."""
+"""HTML elements. Text is escaped; only `Markup` is inserted as it is."""
 
 from collections.abc import Iterable
 from html import escape
@@ -7,40 +7,42 @@ __all__ = ["Markup", "details", "element", "facts", "join", "mark", "text"]
 
 
 class Markup(str):
-    """Text that is HTML already."""
+    """Text that is HTML."""
 
     __slots__ = ()
 
 
 def text(content: object) -> Markup:
-    """What it says, escaped unless it is HTML."""
+    """Escape a value, unless it is HTML. None becomes empty."""
     if isinstance(content, Markup):
         return content
     return Markup("" if content is None else escape(str(content)))
 
 
 def join(parts: Iterable[object]) -> Markup:
-    """One after the other."""
+    """Concatenate values."""
     return Markup("".join(map(text, parts)))
 
 
 def element(name: str, content: object = "", **attributes: object) -> Markup:
-    """One element. An attribute that is None is left out; `_` in its name is `-`, and one at its end goes."""
-    said = "".join(
+    """Render an element. Attributes that are None are omitted; `_` in a name becomes `-`, a final one is
+    removed.
+    """
+    rendered = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
-    return Markup(f"<{name}{said}>{text(content)}</{name}>")
+    return Markup(f"<{name}{rendered}>{text(content)}</{name}>")
 
 
 def mark(word: str, kind: str, means: str = "") -> Markup:
-    """A word with its color: `kind` is good, busy, bad or dim. What it means is its title."""
+    """Render a word with a color: `kind` is good, busy, bad or dim. `means` becomes its title."""
     return element("span", word, class_=f"mark {kind}", title=means or None)
 
 
 def facts(rows: Iterable[tuple[str, object]]) -> Markup:
-    """Names and what they are; what is None or empty is left out."""
+    """Render a list of names and values; those that are None or empty are omitted."""
     shown = "".join(
         f"<dt>{escape(name)}</dt><dd>{text(value)}</dd>" for name, value in rows if value not in {None, ""}
     )
@@ -48,5 +50,5 @@ def facts(rows: Iterable[tuple[str, object]]) -> Markup:
 
 
 def details(summary: object, content: object, *, name: str | None = None) -> Markup:
-    """What is folded away; `name` is how a script knows it again."""
+    """Render folded content; a script finds it by `name` after a refresh."""
     return element("details", join([element("summary", summary), content]), id=name)

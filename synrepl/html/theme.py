@@ -1,4 +1,4 @@
-"""What all our pages look like: colors, headings, states, tables."""
+"""Common style of all pages: colors, headings, states, tables."""
 
 from typing import Final
 

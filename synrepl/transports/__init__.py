@@ -1,1 +1,1 @@
-"""Bytes and sockets, thin: TCP, Redis and HTTP."""
+"""Transports: TCP, Redis and HTTP."""

@@ -1,4 +1,4 @@
-"""What this process shows to the daemons that it asks, and whom it trusts."""
+"""Credentials for requests to other daemons: a secret, and TLS files."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,9 @@ __all__ = ["Credentials"]
 
 @implementer(IPolicyForHTTPS)
 class Credentials:
-    """A secret, and files for ``https://``: the CAs to trust (None: those of the system), our certificate.
+    """A secret, and files for ``https://``: trusted CAs (None: the system's) and the own certificate.
 
-    `replace` takes other ones, for requests from then on; files are read anew for each connection.
+    `replace` changes both for later requests. Files are read for each connection.
     """
 
     def __init__(self, secret: str | None = None, files: "TlsFiles | None" = None) -> None:
@@ -29,28 +29,28 @@ class Credentials:
         return "<Credentials>"
 
     @classmethod
-    def of(cls, given: "str | Credentials | None") -> "Credentials":
-        """These credentials, or those with this secret alone."""
-        return given if isinstance(given, Credentials) else cls(given)
+    def of(cls, value: "str | Credentials | None") -> "Credentials":
+        """Return these credentials, or make some of a secret."""
+        return value if isinstance(value, Credentials) else cls(value)
 
     def with_secret(self, secret: str | None) -> "Credentials":
-        """The same trust, and another secret (None: none)."""
+        """Return a copy with another secret (None: none)."""
         return Credentials(secret, self.files)
 
     @property
     def headers(self) -> dict[str, list[str]]:
-        """What a request shows."""
+        """The headers of a request."""
         return {} if self.secret is None else {"authorization": [f"Bearer {self.secret}"]}
 
     def replace(self, other: "Credentials") -> None:
-        """Show the secret of `other`, and trust whom it trusts."""
+        """Use the secret and files of `other` from now on."""
         self.secret, self.files = other.secret, other.files
 
     def creatorForNetloc(self, hostname: bytes, port: int) -> "ClientTls":
         from synrepl.transports.tls import ClientTls, TlsFiles, TlsWords
 
         words = TlsWords(
-            plain="say http:// for a listener without TLS",
+            plain="use http:// for a listener without TLS",
             trust="name its CA with ca_file",
             show="name one with certificate_file and private_key_file",
         )
@@ -59,7 +59,7 @@ class Credentials:
         return tls
 
     def explain(self, hostname: str, error: "SSL.Error") -> str:
-        """Why TLS to this host failed last."""
+        """Describe the last TLS failure of this host."""
         from synrepl.transports.tls import tls_trouble
 
         tls: Any = self._last.get(hostname.encode())

@@ -1,4 +1,4 @@
-"""How many connections a listener may have, so that files can still be opened."""
+"""Limits of connections per listener, which leave file descriptors for files."""
 
 import resource
 from typing import Any, Final
@@ -10,16 +10,16 @@ from twisted.protocols.policies import WrappingFactory
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 
-__all__ = ["LimitedFactory", "connections_of"]
+__all__ = ["LimitedFactory", "connection_limit"]
 
 RESERVED: Final = 64
-"""File descriptors that no connection gets: the log, its files, the upstream, modules loaded late."""
+"""File descriptors that are not used for connections: for the log, its files, the upstream, late imports."""
 
 FEWEST: Final = 8
 
 
-def connections_of(listeners: int, most: int) -> int:
-    """How many connections each of so many listeners may have, `most` at most, by this process's limit."""
+def connection_limit(listeners: int, most: int) -> int:
+    """Return the limit for each of some listeners, at most `most`, from this process's RLIMIT_NOFILE."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return most
@@ -27,7 +27,7 @@ def connections_of(listeners: int, most: int) -> int:
 
 
 class LimitedFactory(WrappingFactory):
-    """Serves up to `most` connections of a factory; a further one is closed at once."""
+    """Serves at most `most` connections of a factory; closes further ones at once."""
 
     noisy = False
     _logger = Logger()
@@ -35,17 +35,17 @@ class LimitedFactory(WrappingFactory):
     def __init__(self, wrapped: IProtocolFactory, most: int, clock: IClock) -> None:
         super().__init__(wrapped)
         self._most = most
-        self._limited = LimitedLogger(self._logger, clock)
+        self._limited_logger = LimitedLogger(self._logger, clock)
 
     def logPrefix(self) -> str:
-        """As the wrapped factory is called in the log."""
+        """The wrapped factory's name in the log."""
         prefix: str = self.wrappedFactory.logPrefix()
         return prefix
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
         if len(self.protocols) >= self._most:
-            self._limited.warn(
-                "closing {peer}: this listener has {most} connections, which is its bound"
+            self._limited_logger.warn(
+                "closing {peer}: this listener has {most} connections, its limit"
                 " (raise LimitNOFILE, or ulimit -n, for more)",
                 peer=str(addr),
                 most=self._most,
@@ -54,5 +54,5 @@ class LimitedFactory(WrappingFactory):
         return super().buildProtocol(addr)
 
     def stopFactory(self) -> None:
-        self._limited.stop()
+        self._limited_logger.stop()
         super().stopFactory()

@@ -1,4 +1,4 @@
-"""Who a peer is, as far as its connection tells: where it is, and whom its certificate names."""
+"""Identity of a peer by its connection: its address, and the name in its certificate."""
 
 from functools import lru_cache
 from ipaddress import ip_address
@@ -10,21 +10,21 @@ __all__ = ["certified_name", "is_local"]
 
 
 def is_local(address: Any) -> bool:
-    """Whether this is the address of a process on this machine: loopback, or a UNIX socket."""
+    """Whether this address is on this machine: loopback, or a UNIX socket."""
     return isinstance(address, UNIXAddress) or _is_loopback(str(getattr(address, "host", "")))
 
 
 @lru_cache(maxsize=1_024)
 def _is_loopback(host: str) -> bool:
     try:
-        found = ip_address(host.partition("%")[0])
+        parsed = ip_address(host.partition("%")[0])
     except ValueError:
         return False
-    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+    return (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
 
 
 def certified_name(transport: Any) -> str | None:
-    """The common name of the peer's certificate, which the handshake has verified; None if there is none."""
+    """The common name of the peer's verified certificate; None without one."""
     get = getattr(transport, "getPeerCertificate", None)
     certificate = None if get is None else get()
     if certificate is None:

@@ -1,4 +1,4 @@
-"""TLS on either side: who the peer must prove to be, who we are, and in plain words why it was refused."""
+"""TLS for clients and servers: verification, own certificates, and readable reasons for failures."""
 
 import re
 from datetime import datetime
@@ -28,16 +28,16 @@ from synrepl.errors import ConfigError
 
 __all__ = ["ClientTls", "ServerTls", "TlsFiles", "TlsWords", "common_name", "tls_trouble"]
 
-# The numbers of OpenSSL's X509_V_ERR.
+# OpenSSL's X509_V_ERR numbers.
 NOT_YET_VALID: Final = 9
 EXPIRED: Final = 10
 UNTRUSTED: Final = frozenset({2, 18, 19, 20, 21})
-OTHERS: Final = {
+OTHER_FAULTS: Final = {
     7: "the certificate was tampered with",
     22: "the chain of certificates is too long",
     23: "the certificate was revoked",
-    24: "a CA in the chain of certificates is none",
-    26: "the certificate is not one for servers",
+    24: "a certificate in the chain is not a CA's",
+    26: "the certificate is not valid for servers",
 }
 
 NOT_TLS: Final = (
@@ -47,7 +47,7 @@ NOT_TLS: Final = (
     "http request",
     "unexpected message",
 )
-"""What OpenSSL says of bytes that are no TLS."""
+"""OpenSSL's messages for data that is not TLS."""
 
 HANDSHAKE_REFUSED: Final = (
     "certificate verify failed",
@@ -60,14 +60,17 @@ HANDSHAKE_REFUSED: Final = (
     "alert handshake failure",
     "alert protocol version",
 )
-"""What OpenSSL says only before a handshake is done. A server may refuse a certificate after we have sent a
-request, but it reads no request before it has taken the certificate."""
+"""OpenSSL's messages that occur only before the handshake is complete.
+
+A server can refuse a certificate after the client has sent a request, but it reads no request before it
+accepts the certificate.
+"""
 
 _PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 
 
 class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Where certificates are, in PEM: those of the CAs that peers must be signed by, our own, and its key."""
+    """Paths of PEM files: the CAs that peers must be signed by, the own certificate, and its key."""
 
     ca_file: Path | None = None
     cert_file: Path | None = None
@@ -75,7 +78,7 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TlsWords(msgspec.Struct, frozen=True, kw_only=True):
-    """What the parts are called where the operator configures them."""
+    """Words of messages, as the operator's configuration calls them."""
 
     peer: str = "the server"
     plain: str = "say tcp: in place of tls: for a listener without TLS"
@@ -88,10 +91,10 @@ WORDS: Final = TlsWords()
 
 @implementer(IOpenSSLClientConnectionCreator)
 class ClientTls:
-    """How to speak TLS on one connection to `host`. Raises ConfigError if a file that it needs is not good.
+    """TLS settings for one connection to `host`. Raises `ConfigError` for an unusable file.
 
-    Twisted verifies, and says of most failures only that there was one. So the same questions are put once
-    more by a callback of ours, which keeps the answer: `why` is "" until the peer was refused.
+    Twisted verifies the certificate, but does not report most reasons. So a second callback repeats the
+    checks and keeps the reason: `why` is empty until the peer is refused.
     """
 
     def __init__(self, files: TlsFiles, host: str, words: TlsWords = WORDS) -> None:
@@ -113,7 +116,7 @@ class ClientTls:
         try:
             self._options = optionsForClientTLS(self._name, trusted, client, extraCertificateOptions=extra)  # type: ignore[no-untyped-call,unused-ignore]
         except (SSL.Error, UnicodeError) as error:
-            raise ConfigError(f"TLS: cannot be set up for {self._name}: {error}") from error
+            raise ConfigError(f"TLS: cannot set up a connection to {self._name}: {error}") from error
         is_ip = isIPAddress(self._name) or isIPv6Address(self._name)
         ascii_name = self._name if self._name.isascii() else self._name.encode("idna").decode()
         self._identity = IPAddress_ID(ascii_name) if is_ip else DNS_ID(ascii_name)
@@ -126,10 +129,10 @@ class ClientTls:
     def _verify(
         self, connection: SSL.Connection, certificate: crypto.X509, error: int, depth: int, ok: int
     ) -> bool:
-        """Whether this certificate will do; `ok` is what OpenSSL says. Depth 0 has that of Redis itself."""
+        """Verify a certificate; `ok` is OpenSSL's result. Depth 0 is the server's own certificate."""
         self.saw_certificate = True
         if not ok:
-            self.why = self._trouble(certificate, error)
+            self.why = self._describe_fault(certificate, error)
             return False
         if depth > 0:
             return True
@@ -138,44 +141,44 @@ class ClientTls:
             verify_service_identity(patterns, [self._identity], [])
         except VerificationError:
             names = [_pattern_text(pattern) for pattern in patterns]
-            shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "nobody"
+            shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "no name"
             self.why = f"TLS: the certificate is for {shown}, not for {self._name}"
             return False
         except CertificateError as malformed:
-            self.why = f"TLS: the certificate names nobody properly: {malformed}"
+            self.why = f"TLS: the certificate has no valid name: {malformed}"
             return False
         return True
 
-    def _trouble(self, certificate: crypto.X509, error: int) -> str:
+    def _describe_fault(self, certificate: crypto.X509, error: int) -> str:
         hint = self._words.trust if self._ca_file is None else f"it is not in {self._ca_file}"
         return f"TLS: {_fault(certificate, error, hint)}"
 
     def explain(self, error: SSL.Error) -> str:
-        """Why the connection failed."""
+        """Describe why the connection failed."""
         return self.why or tls_trouble(error, self._words)
 
 
 @implementer(IOpenSSLServerConnectionCreator)
 class ServerTls:
-    """How to speak TLS on the connections of a listener.
+    """TLS settings of a listener.
 
-    With a `ca_file` clients must show a certificate that one of these CAs has signed. `reload` reads the
-    files again; connections that are open stay as they are. Raises ConfigError if a file is not good.
+    With a `ca_file`, clients must send a certificate that one of these CAs has signed. `reload` reads the
+    files again; open connections keep the old ones. Raises `ConfigError` for an unusable file.
     """
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
         self._context: SSL.Context
-        self._whys: WeakKeyDictionary[SSL.Connection, str] = WeakKeyDictionary()
+        self._failures: WeakKeyDictionary[SSL.Connection, str] = WeakKeyDictionary()
         self.reload()
 
     @property
     def wants_certificates(self) -> bool:
-        """Whether clients must prove who they are."""
+        """Whether clients must send a certificate."""
         return self._files.ca_file is not None
 
     def reload(self) -> None:
-        """Read the files; if one is not good, go on with what was read before."""
+        """Read the files. If one is unusable, the previous ones stay in use."""
         files = self._files
         assert files.cert_file is not None
         assert files.key_file is not None
@@ -190,7 +193,7 @@ class ServerTls:
         try:
             self._context = options.getContext()
         except SSL.Error as error:
-            raise ConfigError(f"TLS: {files.cert_file} cannot be used: {error}") from error
+            raise ConfigError(f"TLS: cannot use {files.cert_file}: {error}") from error
 
     def serverConnectionForTLS(self, tlsProtocol: Any) -> SSL.Connection:
         connection = SSL.Connection(self._context, None)
@@ -203,32 +206,32 @@ class ServerTls:
     ) -> bool:
         if not ok:
             hint = f"it is not in {self._files.ca_file}"
-            self._whys[connection] = (
+            self._failures[connection] = (
                 f"TLS: the client's {_fault(certificate, error, hint).removeprefix('the ')}"
             )
         return bool(ok)
 
     def explain(self, connection: Any, error: SSL.Error) -> str:
-        """Why this connection failed."""
+        """Describe why this connection failed."""
         text = _reasons(error)
-        if why := self._whys.get(connection):
+        if why := self._failures.get(connection):
             return why
         if "did not return a certificate" in text:
-            return "TLS: the client showed no certificate, and this listener wants one (trustRoots)"
+            return "TLS: the client sent no certificate; this listener requires one (trustRoots)"
         if any(word in text for word in NOT_TLS):
             return "TLS: the client does not speak it"
         if "alert" in text and ("certificate" in text or "unknown ca" in text):
             return f"TLS: the client refuses our certificate: {text}"
-        return f"TLS: {text or 'the client hung up during the handshake'}"
+        return f"TLS: {text or 'the client closed the connection during the handshake'}"
 
 
 def common_name(certificate: crypto.X509) -> str:
-    """The common name of a peer's certificate; empty if it has none."""
+    """Return the common name of a peer's certificate; empty without one."""
     return certificate.get_subject().CN or ""
 
 
 def _fault(certificate: crypto.X509, error: int, hint: str) -> str:
-    """What is wrong with a certificate, by OpenSSL's number; `hint` says where its CA is missing."""
+    """Describe the fault of a certificate by OpenSSL's number; `hint` tells how to trust its CA."""
     details: x509.Certificate = certificate.to_cryptography()
     if error == EXPIRED:
         return f"the certificate expired on {_day(details.not_valid_after_utc)}"
@@ -236,11 +239,11 @@ def _fault(certificate: crypto.X509, error: int, hint: str) -> str:
         return f"the certificate is not valid before {_day(details.not_valid_before_utc)}"
     if error in UNTRUSTED:
         return f"the certificate is signed by a CA that is not trusted ({hint})"
-    return OTHERS.get(error, f"the certificate is not good (OpenSSL calls it error {error})")
+    return OTHER_FAULTS.get(error, f"the certificate is invalid (OpenSSL error {error})")
 
 
 def tls_trouble(error: SSL.Error, words: TlsWords = WORDS) -> str:
-    """Why TLS failed, when it was not for the certificate of the server."""
+    """Describe a TLS failure other than an invalid server certificate."""
     text = _reasons(error) or "the connection was lost"
     if any(word in text for word in NOT_TLS):
         return f"TLS: the peer does not speak it ({words.plain})"
@@ -252,7 +255,7 @@ def tls_trouble(error: SSL.Error, words: TlsWords = WORDS) -> str:
 
 
 def is_handshake_refused(error: SSL.Error) -> bool:
-    """Whether one side refused the handshake, so that the other has seen nothing of what was to be said."""
+    """Whether the handshake was refused, so that the peer has received no request."""
     text = _reasons(error)
     return any(word in text for word in HANDSHAKE_REFUSED)
 
@@ -273,19 +276,19 @@ def _certificates(path: Path) -> list[Certificate]:
     try:
         found = [Certificate.loadPEM(block) for block in blocks]
     except (crypto.Error, ValueError) as error:
-        raise ConfigError(f"{path} holds a broken certificate") from error
+        raise ConfigError(f"{path} contains an invalid certificate") from error
     if not found:
-        raise ConfigError(f"{path} holds no certificate in PEM")
+        raise ConfigError(f"{path} contains no certificate in PEM")
     return found
 
 
 def _key(path: Path, certificate: Certificate) -> KeyPair:
     data = _read(path, "key")
     try:
-        # With a passphrase, though an empty one, OpenSSL does not ask for one at the terminal.
+        # With a passphrase, even an empty one, OpenSSL does not prompt at the terminal.
         key = crypto.load_privatekey(crypto.FILETYPE_PEM, data, passphrase=b"")
     except (crypto.Error, ValueError, TypeError) as error:
-        raise ConfigError(f"{path} holds no key in PEM that can be read without a passphrase") from error
+        raise ConfigError(f"{path} contains no PEM key that is readable without a passphrase") from error
     private: Any = key.to_cryptography_key()
     if private.public_key() != certificate.original.get_pubkey().to_cryptography_key():
         raise ConfigError(f"the key in {path} does not belong to the certificate")

@@ -1,4 +1,4 @@
-"""Endpoints with TLS. A protocol is told of a connection once the handshake is done, and why it failed."""
+"""Endpoints with TLS, which connect a protocol after the handshake and report why a handshake failed."""
 
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ HANDSHAKE_SECONDS: Final = 30.0
 
 
 class TlsFailed(ConnectError):
-    """The handshake failed; the text says why."""
+    """The handshake failed; the text is the reason."""
 
     def __init__(self, why: str) -> None:
         super().__init__(string=why)
@@ -39,39 +39,39 @@ class TlsFailed(ConnectError):
 
 
 class TlsLost(ConnectionLost):
-    """TLS failed after the handshake (with TLS 1.3 a server then refuses the client); the text says why."""
+    """TLS failed after the handshake (with TLS 1.3 a server refuses clients then); the text is the reason."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 @implementer(IHandshakeListener)
-class _Secured(ProtocolWrapper):
-    """Stands between TLS and a protocol, which sees the connection from the end of the handshake on."""
+class _TlsProtocol(ProtocolWrapper):
+    """Wraps a protocol, which is connected when the handshake is complete."""
 
-    factory: "_Securing"
+    factory: "_TlsFactory"
     transport: Any
     _timer: Any = None
-    _is_made = False
+    _is_connected = False
 
     def makeConnection(self, transport: Any) -> None:
         directlyProvides(self, providedBy(transport))
         Protocol.makeConnection(self, transport)
         self.factory.registerProtocol(self)
-        self._timer = self.factory.clock.callLater(HANDSHAKE_SECONDS, self._too_slow)
+        self._timer = self.factory.clock.callLater(HANDSHAKE_SECONDS, self._on_timeout)
 
     def handshakeCompleted(self) -> None:
         self._timer.cancel()
-        self._is_made = True
+        self._is_connected = True
         transport: Any = self
         self.wrappedProtocol.makeConnection(transport)
-        self.factory.secured(self)
+        self.factory.handshake_done(self)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if reason.check(SSL.Error):
             why = self.factory.explain(self.transport, reason.value)
-            reason = Failure(TlsLost(why) if self._is_made else TlsFailed(why))
-        if self._is_made:
+            reason = Failure(TlsLost(why) if self._is_connected else TlsFailed(why))
+        if self._is_connected:
             super().connectionLost(reason)
             return
         if self._timer.active():
@@ -79,14 +79,14 @@ class _Secured(ProtocolWrapper):
         self.factory.unregisterProtocol(self)
         self.factory.failed(self, reason)
 
-    def _too_slow(self) -> None:
+    def _on_timeout(self) -> None:
         self.transport.abortConnection()
 
 
-class _Securing(WrappingFactory):
+class _TlsFactory(WrappingFactory):
     """Wraps the protocols of a factory."""
 
-    protocol = _Secured
+    protocol = _TlsProtocol
     noisy = False
 
     def __init__(self, wrapped: IProtocolFactory, clock: Any) -> None:
@@ -94,17 +94,17 @@ class _Securing(WrappingFactory):
         self.clock = clock
 
     def explain(self, transport: Any, error: Any) -> str:
-        """Why this connection failed."""
+        """Describe why this connection failed."""
         raise NotImplementedError
 
-    def secured(self, protocol: _Secured) -> None:
-        """The handshake is done."""
+    def handshake_done(self, protocol: _TlsProtocol) -> None:
+        """Handle a complete handshake."""
 
-    def failed(self, protocol: _Secured, reason: Failure) -> None:
-        """The connection was lost before that."""
+    def failed(self, protocol: _TlsProtocol, reason: Failure) -> None:
+        """Handle a connection that was lost before the handshake."""
 
 
-class _Clients(_Securing):
+class _ClientTlsFactory(_TlsFactory):
     def __init__(self, wrapped: IProtocolFactory, clock: Any, tls: ClientTls) -> None:
         super().__init__(wrapped, clock)
         self._tls = tls
@@ -113,17 +113,17 @@ class _Clients(_Securing):
     def explain(self, transport: Any, error: Any) -> str:
         return self._tls.explain(error)
 
-    def secured(self, protocol: _Secured) -> None:
+    def handshake_done(self, protocol: _TlsProtocol) -> None:
         self.done.callback(protocol.wrappedProtocol)
 
-    def failed(self, protocol: _Secured, reason: Failure) -> None:
+    def failed(self, protocol: _TlsProtocol, reason: Failure) -> None:
         if not self.done.called:
             if not reason.check(TlsFailed):
                 reason = Failure(TlsFailed("TLS: the connection was lost during the handshake"))
             self.done.errback(reason)
 
 
-class _Servers(_Securing):
+class _ServerTlsFactory(_TlsFactory):
     _logger = Logger()
 
     def __init__(self, wrapped: IProtocolFactory, clock: Any, tls: ServerTls) -> None:
@@ -133,7 +133,7 @@ class _Servers(_Securing):
     def explain(self, transport: Any, error: Any) -> str:
         return self._tls.explain(transport.getHandle(), error)
 
-    def failed(self, protocol: _Secured, reason: Failure) -> None:
+    def failed(self, protocol: _TlsProtocol, reason: Failure) -> None:
         if reason.check(TlsFailed):
             self._logger.warn(
                 "refused {peer}: {why}",
@@ -144,7 +144,7 @@ class _Servers(_Securing):
 
 @implementer(IStreamServerEndpoint)
 class TlsServerEndpoint:
-    """Listens where `plain` does, with TLS. `tls` can be told to read its files again."""
+    """Listens with TLS on a plain endpoint. `tls.reload` reads its files again."""
 
     def __init__(self, plain: IStreamServerEndpoint, tls: ServerTls, reactor: Any) -> None:
         self.tls = tls
@@ -152,18 +152,18 @@ class TlsServerEndpoint:
         self._reactor = reactor
 
     def listen(self, factory: IProtocolFactory) -> "Deferred[IListeningPort]":
-        secured = TLSMemoryBIOFactory(
-            self.tls, False, _Servers(factory, self._reactor, self.tls), self._reactor
+        handshake_done = TLSMemoryBIOFactory(
+            self.tls, False, _ServerTlsFactory(factory, self._reactor, self.tls), self._reactor
         )
-        listening: Deferred[IListeningPort] = self._plain.listen(secured)
+        listening: Deferred[IListeningPort] = self._plain.listen(handshake_done)
         return listening
 
 
 @implementer(IStreamClientEndpoint)
 class TlsClientEndpoint:
-    """Connects where `plain` does, with TLS to a server whose certificate is for `host`.
+    """Connects with TLS through a plain endpoint, to a server with a certificate for `host`.
 
-    The files are read anew for each connection, so that new certificates need no restart.
+    The files are read for each connection, so that new certificates need no restart.
     """
 
     def __init__(self, plain: IStreamClientEndpoint, files: TlsFiles, host: str, reactor: Any) -> None:
@@ -177,10 +177,10 @@ class TlsClientEndpoint:
 
     async def _connect(self, factory: IProtocolFactory) -> Any:
         tls = ClientTls(self._files, self._host)
-        securing = _Clients(factory, self._reactor, tls)
-        outer: Any = await self._plain.connect(TLSMemoryBIOFactory(tls, True, securing, self._reactor))
+        client_factory = _ClientTlsFactory(factory, self._reactor, tls)
+        outer: Any = await self._plain.connect(TLSMemoryBIOFactory(tls, True, client_factory, self._reactor))
         try:
-            return await securing.done
+            return await client_factory.done
         except BaseException:
             outer.transport.abortConnection()
             raise

@@ -120,7 +120,7 @@ def test_a_certificate_without_a_key_is_refused(deployment: Deployment) -> None:
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("none", "the client showed no certificate, and this listener wants one"),
+        ("none", "the client sent no certificate; this listener requires one"),
         ("other CA", "the client's certificate is signed by a CA that is not trusted"),
         ("expired", "the client's certificate expired on 2021-03-04"),
     ],

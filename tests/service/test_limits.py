@@ -76,7 +76,7 @@ def test_files_can_be_opened_when_no_connection_can(tmp_path: Path) -> None:
             answer.read()
             assert answer.status == 200, path
         kept.close()
-        daemon.wait_for("connections, which is its bound", times=2)
+        daemon.wait_for("connections, its limit", times=2)
 
 
 def test_at_the_limit_of_descriptors_it_says_so_and_goes_on(tmp_path: Path) -> None:

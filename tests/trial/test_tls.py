@@ -189,7 +189,7 @@ class TlsTests(TestCase):
         self.assertIn("the server wants a certificate of its clients: name one with certificate=", why)
         self.assertEqual([], Echo.made)
         self.assertEqual(1, len(self.lines), self.lines)
-        self.assertIn("the client showed no certificate, and this listener wants one", self.lines[0])
+        self.assertIn("the client sent no certificate; this listener requires one", self.lines[0])
 
     async def test_a_client_of_another_ca_is_refused(self) -> None:
         """The listener's log names the file."""
@@ -243,9 +243,12 @@ class TlsTests(TestCase):
         for description, why in [
             ("tls:9092", "needs certificate= and privateKey="),
             (f"tls:9092:certificate={self.home}/none.pem:privateKey={key}", "cannot read"),
-            (f"tls:9092:certificate={key}:privateKey={key}", "holds no certificate"),
+            (f"tls:9092:certificate={key}:privateKey={key}", "contains no certificate"),
             (f"tls:9092:certificate={self.ours.ca_file}:privateKey={key}", "does not belong"),
-            (f"tls:9092:certificate={certificate}:privateKey={key}:trustRoots={key}", "holds no certificate"),
+            (
+                f"tls:9092:certificate={certificate}:privateKey={key}:trustRoots={key}",
+                "contains no certificate",
+            ),
         ]:
             with self.assertRaisesRegex(ConfigError, why):
                 server_endpoint(reactor, description)

@@ -220,8 +220,8 @@ class TlsTests(RedisCase):
         known = f"cert_file={cert_file}&ca_file={self.ours.ca_file}"
         whys = {
             f"ca_file={missing}": f"cannot read the certificates in {missing}: No such file or directory",
-            f"ca_file={empty}": f"{empty} holds no certificate in PEM",
-            f"{known}&key_file={empty}": f"{empty} holds no key in PEM that can be read without a passphrase",
+            f"ca_file={empty}": f"{empty} contains no certificate in PEM",
+            f"{known}&key_file={empty}": f"{empty} contains no PEM key that is readable without a passphrase",
             f"{known}&key_file={other_key}": f"the key in {other_key} does not belong to the certificate",
         }
         members = {query: Recorder() for query in whys}
@@ -242,7 +242,7 @@ class TlsTests(RedisCase):
         url = f"rediss://127.0.0.1:PORT?ca_file={self.ours.ca_file}&server_name=redis.example"
         why = await self.answer(url, self.ours.sign("*.example"), is_in=False)
 
-        self.assertIn("names nobody properly", why)
+        self.assertIn("has no valid name", why)
 
     async def test_a_redis_with_tls_is_told_to_whom_speaks_without(self) -> None:
         """It answers with an alert of TLS, or, as the server of this test, not at all."""

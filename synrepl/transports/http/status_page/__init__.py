@@ -1,4 +1,4 @@
-"""The status on one page, for people: rendered here, whole without a script, and kept fresh by a tiny one."""
+"""The status page, for people: rendered on the server, complete without the script that refreshes it."""
 
 from synrepl.transports.http.status_page.page import page
 from synrepl.transports.http.status_page.shell import POLICY

@@ -1,4 +1,4 @@
-"""How this daemon is, what it is, where it stands, and whom it follows."""
+"""Sections on this daemon: its state, problems, log and upstream."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -21,37 +21,37 @@ KINDS: Final = {
     "behind": "busy",
     "serving": "good",
 }
-"""The color of each state; the word is always there too."""
+"""The color of each state; the word is always shown, too."""
 
 CONNECTION: Final = {"live": "good", "disconnected": "bad", "refused": "bad", "stopped": "bad", "off": "dim"}
 STOPPED: Final = Markup(
-    "Nothing is given up by itself: <code>synrepl resync</code> writes what only this copy has to a file, and"
-    " joins again."
+    "Nothing is discarded automatically. <code>synrepl resync</code> saves the facts that only this copy"
+    " has to a file, and joins again."
 )
-NOT_WHOLE: Final = ("snapshot", "meanwhile", "adopting")
+JOINING_STATES: Final = ("snapshot", "meanwhile", "adopting")
 
 
 def state(status: Mapping[str, Any]) -> Markup:
-    """The one thing to be seen from afar."""
+    """Render the state, as the headline."""
     word, role = status["state"], status["role"]
-    # A fenced daemon need not be told twice.
-    beside = element("small", f" · {role}") if role != word else ""
-    shown = element("p", Markup(element("span", word) + beside), class_=f"state {KINDS.get(word, 'busy')}")
+    # The role repeats the state of a fenced daemon.
+    role_note = element("small", f" · {role}") if role != word else ""
+    shown = element("p", Markup(element("span", word) + role_note), class_=f"state {KINDS.get(word, 'busy')}")
     means = STATES.get(word, "")
     behind = lag(status["lag_rows"], status["lag_seconds"])
-    told = f"{means}. Furthest behind: {behind}." if status["lag_rows"] else f"{means}."
-    return Markup(shown + element("p", told, class_="dim"))
+    text = f"{means}. Furthest behind: {behind}." if status["lag_rows"] else f"{means}."
+    return Markup(shown + element("p", text, class_="dim"))
 
 
 def errors(status: Mapping[str, Any], now: float) -> Markup:
-    """What is wrong, the worst first, and since when."""
+    """Render the problems, most severe first, with their age."""
     if not status["errors"]:
         return Markup()
     lines = [
         element("li", Markup(element("b", one["what"]) + Markup(" ") + _since(one["since"], now)))
         for one in status["errors"]
     ]
-    # What passes by itself is not red.
+    # Transient problems are not red.
     kind = "busy" if KINDS.get(status["state"]) == "busy" else None
     return element("ul", Markup("".join(lines)), class_=" ".join(filter(None, ("errors", kind))))
 
@@ -61,7 +61,7 @@ def _since(moment: float, now: float) -> Markup:
 
 
 def log(status: Mapping[str, Any], now: float) -> Markup:
-    """What this daemon is, and where its log stands."""
+    """Render the daemon's role, position and addresses."""
     trimmed_upto = status.get("trimmed_upto") or 0
     role = status["role"]
     rows = [
@@ -69,13 +69,13 @@ def log(status: Mapping[str, Any], now: float) -> Markup:
         ("name", status.get("name")),
         ("holds", status.get("holds")),
         ("epoch", _epoch(status, now)),
-        ("serial here", f"{status['serial']:,}"),
-        ("begins after", f"{trimmed_upto:,} (what is older was trimmed)" if trimmed_upto else None),
+        ("own serial", f"{status['serial']:,}"),
+        ("trimmed up to", f"{trimmed_upto:,} (older facts were trimmed)" if trimmed_upto else None),
         ("digest", short(status["digest"])),
         ("history", short(status.get("history") or "")),
-        ("here", address(status.get("address"))),
+        ("address", address(status.get("address"))),
         ("primary", address(status.get("primary")) if role != "primary" else None),
-        ("not told yet", ", ".join(map(address, status.get("untold") or ()))),
+        ("not notified yet", ", ".join(map(address, status.get("untold") or ()))),
     ]
     return section("This daemon", facts(rows))
 
@@ -95,26 +95,29 @@ def _epoch(status: Mapping[str, Any], now: float) -> object:
 
 
 def upstream(status: Mapping[str, Any], now: float) -> Markup:
-    """Whom a replica follows, and how that goes."""
+    """Render a replica's upstream and the connection to it."""
     one = status.get("upstream")
     if one is None:
         return Markup()
     refusal = one["refusal"]
     is_refused = refusal is not None and one["state"] in ("refused", "stopped", "connecting", "disconnected")
-    heard = one["heard_seconds_ago"]
-    is_one = one["state"] != "stopped"
+    received = one["heard_seconds_ago"]
+    is_following = one["state"] != "stopped"
     rows = [
         ("connection", Markup(_connection(one) + element("span", f" {one['means']}", class_="dim"))),
         ("since", ago(one["since"], now)),
         ("refused", f"{refusal['code']}: {refusal['message']}" if is_refused else None),
         ("why", one["why"] if not is_refused else None),
-        ("where", address(one["address"])),
-        ("last heard", f"{span(heard)} ago" if heard is not None else "never"),
-        ("its epoch", str(one["epoch"]) if one["epoch"] is not None else None),
-        ("serial there", f"{one['serial']:,}"),
-        ("serial here", f"{status['serial']:,}"),
-        ("lag", lag(max(0, one["serial"] - status["serial"]), status["lag_seconds"]) if is_one else None),
-        ("kept in files", Markup("<br>").join(element("code", path) for path in one["only_here"])),
+        ("address", address(one["address"])),
+        ("last message", f"{span(received)} ago" if received is not None else "never"),
+        ("epoch", str(one["epoch"]) if one["epoch"] is not None else None),
+        ("upstream serial", f"{one['serial']:,}"),
+        ("own serial", f"{status['serial']:,}"),
+        (
+            "lag",
+            lag(max(0, one["serial"] - status["serial"]), status["lag_seconds"]) if is_following else None,
+        ),
+        ("saved facts", Markup("<br>").join(element("code", path) for path in one["only_here"])),
     ]
     todo = element("p", STOPPED) if one["state"] == "stopped" else ""
     return section("Upstream", todo, *_progress(one), facts(rows))
@@ -125,7 +128,7 @@ def _connection(one: Mapping[str, Any]) -> Markup:
 
 
 def _progress(one: Mapping[str, Any]) -> Iterator[Markup]:
-    """How far it is, while it joins or catches up."""
+    """Render the progress of a join or catch-up."""
     join = one["join"]
     if join is None:
         return
@@ -133,12 +136,12 @@ def _progress(one: Mapping[str, Any]) -> Iterator[Markup]:
     share = done / total if total else 0.0
     eta = join["eta_seconds"]
     what = "catching up" if one["state"] == "catching up" else "joining"
-    is_moving = one["state"] in (*NOT_WHOLE, "catching up")
+    is_moving = one["state"] in (*JOINING_STATES, "catching up")
     if is_moving:
-        left = f"about {span(eta)} left" if eta is not None else "how long it takes is not known yet"
+        left = f"about {span(eta)} left" if eta is not None else "remaining time unknown"
         pace = f"{join['rows_per_second']:,.0f} facts/s, {left}"
     else:
-        pace = "stopped here; what has come is kept, and it goes on from there"
+        pace = "stopped; received facts are kept, and the join continues from there"
     yield element("p", f"{what}: {done:,} of {total:,} facts ({share:.0%})")
     yield Markup(bar(share, label=what).replace("<progress", '<progress class="join"', 1))
     yield element("p", pace, class_="dim")

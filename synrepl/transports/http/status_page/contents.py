@@ -1,4 +1,4 @@
-"""What this daemon holds: streams, files, epochs, and what came last."""
+"""Sections on the data: streams, files, epochs and recent facts."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -11,16 +11,16 @@ from synrepl.transports.http.status_page.words import ago, short
 __all__ = ["files", "recent", "streams", "epoch_starts"]
 
 WRITERS: Final = 100
-"""Writers of one stream at most."""
+"""Maximum number of shown writers per stream."""
 ALL_WRITERS: Final = 500
-"""Of all streams together."""
+"""Maximum number of shown writers in total."""
 STREAMS: Final = 200
 INLINE: Final = 3
-"""More writers than these are folded away."""
+"""More writers than this are folded."""
 
 
 def streams(status: Mapping[str, Any]) -> Markup:
-    """How far each writer of each stream is."""
+    """Render the position of each writer of each stream."""
     found = {name: one for name, one in status["streams"].items() if one["writers"]}
     empty = [name for name, one in status["streams"].items() if not one["writers"]]
     left = ALL_WRITERS
@@ -34,7 +34,7 @@ def streams(status: Mapping[str, Any]) -> Markup:
         parts.append(element("p", f"and {len(found) - STREAMS:,} more streams", class_="dim"))
     if empty:
         parts.append(
-            details(Markup(_dim(f"{len(empty)} without facts")), ", ".join(empty), name="empty-streams")
+            details(Markup(_dimmed(f"{len(empty)} without facts")), ", ".join(empty), name="empty-streams")
         )
     return section("Streams", *parts, is_wide=True)
 
@@ -43,28 +43,28 @@ def _stream(name: str, one: Mapping[str, Any], shown: list[tuple[str, int]]) -> 
     writers = one["writers"]
     where = "" if one["kept"] else ", in memory only"
     if len(writers) <= INLINE:
-        told = ", ".join(f"{writer} {token:,}" for writer, token in sorted(writers.items()))
+        text = ", ".join(f"{writer} {token:,}" for writer, token in sorted(writers.items()))
     else:
-        told = f"{counted(len(writers), 'writer')}, up to {max(writers.values()):,}"
-    summary = Markup(f"{element('b', name)} {_dim(told + where)}")
+        text = f"{counted(len(writers), 'writer')}, up to {max(writers.values()):,}"
+    summary = Markup(f"{element('b', name)} {_dimmed(text + where)}")
     rows = table(("writer", "position"), shown, beyond=len(writers) - len(shown), is_slim=True)
     return details(summary, rows, name=f"stream-{name}")
 
 
-def _dim(text: str) -> Markup:
+def _dimmed(text: str) -> Markup:
     return element("span", text)
 
 
 RULES: Final = {
-    "none": "as they are put here",
-    "eager": "eagerly: all that names refer to",
-    "lazy": "lazily: when somebody wants one",
+    "none": "no: only uploads",
+    "eager": "eagerly: all named files",
+    "lazy": "lazily: on request",
 }
 FAILING: Final = ("name", "sha256", "why", "tries", "next try")
 
 
 def files(status: Mapping[str, Any], now: float) -> Markup:
-    """Bytes by checksum: what is here, what is on its way, and what does not come."""
+    """Render the files: stored, being fetched, and failing."""
     one = status.get("files")
     if one is None or not any(one[key] for key in ("stored", "wanted", "missing", "failing", "quarantined")):
         return Markup()
@@ -74,7 +74,7 @@ def files(status: Mapping[str, Any], now: float) -> Markup:
         ("stored", f"{counted(one['stored'], 'file')}, {size(one['stored_bytes'])}"),
         ("fetched", RULES.get(one["rule"], one["rule"])),
         ("missing", mark(f"{one['missing']:,}", "busy") if one["missing"] else "none"),
-        ("wanted", f"{one['wanted']:,}, {one['in_flight']:,} on their way" if one["wanted"] else None),
+        ("wanted", f"{one['wanted']:,}, {one['in_flight']:,} being fetched" if one["wanted"] else None),
         ("oldest wanted", f"for {span(oldest)}" if oldest is not None else None),
         ("quarantined", mark(f"{bad:,}", "bad", "bytes that did not match their checksum") if bad else None),
     ]
@@ -93,13 +93,13 @@ def files(status: Mapping[str, Any], now: float) -> Markup:
 
 WHY: Final = {
     "promoted": "another daemon took over",
-    "lost": "facts were lost where they came from",
+    "lost": "the source lost facts",
     "restored": "the log was restored",
 }
 
 
 def epoch_starts(status: Mapping[str, Any], now: float) -> Markup:
-    """When epochs began, the newest first."""
+    """Render the epochs, newest first."""
     found = sorted(
         status.get("epoch_starts") or (), key=lambda epoch_start: epoch_start["epoch"], reverse=True
     )
@@ -109,21 +109,21 @@ def epoch_starts(status: Mapping[str, Any], now: float) -> Markup:
             ago(epoch_start["at_ms"] / 1000, now),
             mark(epoch_start["why"], "dim", WHY.get(epoch_start["why"], "")),
             epoch_start["serial"],
-            f"{epoch_start['stream']} beyond {epoch_start['token']:,} is void"
+            f"{epoch_start['stream']} beyond {epoch_start['token']:,} is discarded"
             if epoch_start["stream"]
             else "",
         )
         for epoch_start in found[:20]
     ]
     shown = table(("epoch", "began", "why", "after serial", ""), rows, beyond=len(found) - 20)
-    return section("Epochs", shown, note="Before the first of these it was epoch 1." if rows else "")
+    return section("Epochs", shown, note="Before the first of these, the epoch was 1." if rows else "")
 
 
 RECENT: Final = ("stream", "token", "when", "writer", "serial", "rows")
 
 
 def recent(status: Mapping[str, Any], now: float) -> Markup:
-    """The newest facts."""
+    """Render the newest facts."""
     rows = [
         (
             one["stream"],

@@ -1,4 +1,4 @@
-"""The larger pieces of the page: bars, tables, sections."""
+"""Building blocks of the page: bars, tables, sections."""
 
 from collections.abc import Collection, Sequence
 from html import escape
@@ -10,12 +10,12 @@ __all__ = ["bar", "section", "table", "timed"]
 
 
 def timed(shown: str, exact: str) -> Markup:
-    """A short text, and the exact one as its title."""
+    """Render a short text with the exact one as its title."""
     return element("span", shown, title=exact)
 
 
 def bar(share: float, *, label: str, kind: str = "") -> Markup:
-    """How much of something is done or used."""
+    """Render a progress bar."""
     share = min(1.0, max(0.0, share))
     shown = f"{int(share * 100)} %"
     return element(
@@ -26,10 +26,9 @@ def bar(share: float, *, label: str, kind: str = "") -> Markup:
 def table(
     heads: Sequence[str], rows: Sequence[Sequence[object]], *, beyond: int = 0, is_slim: bool = False
 ) -> Markup:
-    """A table; on a narrow screen each row is a card under its first cell, and every other cell knows its
-    column. Columns with nothing in them are left out. A slim one stays a table, and scrolls inside itself.
+    """Render a table without its empty columns; on a narrow screen each row becomes a card.
 
-    `beyond` says how many more rows there are that are not shown.
+    A slim table stays a table and scrolls. `beyond` is the number of rows that are not shown.
     """
     columns = [
         position for position in range(len(heads)) if any(row[position] not in {None, ""} for row in rows)
@@ -69,10 +68,10 @@ def _shown(cell: Any) -> Markup:
 
 
 def section(title: str, *content: object, note: str = "", is_wide: bool = False) -> Markup:
-    """A part of the page with a heading; nothing if there is nothing in it."""
+    """Render a section with a heading; empty without content."""
     inside = "".join(map(text, content))
     if not inside:
         return Markup()
-    told = f'<p class="dim">{escape(note)}</p>' if note else ""
+    note_html = f'<p class="dim">{escape(note)}</p>' if note else ""
     wide = ' class="wide"' if is_wide else ""
-    return Markup(f"<section{wide}><h2>{escape(title)}</h2>{told}{inside}</section>")
+    return Markup(f"<section{wide}><h2>{escape(title)}</h2>{note_html}{inside}</section>")

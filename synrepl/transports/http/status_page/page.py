@@ -1,4 +1,4 @@
-"""The page: what is wrong first, then what this daemon is, then who reads it and what it holds."""
+"""The page: problems first, then this daemon, its readers and its data."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,16 +15,16 @@ __all__ = ["page"]
 
 
 def page(status: Mapping[str, Any], now: float) -> bytes:
-    """The page for what `build_status` returned, at this time in Unix seconds."""
-    who = f"{status['instance']} of {status['server_name']}"
-    who = f"{status['name']} ({who})" if status.get("name") else who
+    """Render a status from `build_status` at a time in Unix seconds."""
+    title = f"{status['instance']} of {status['server_name']}"
+    title = f"{status['name']} ({title})" if status.get("name") else title
     header = element(
         "header",
         Markup(
-            element("h1", f"synrepl · {who}")
+            element("h1", f"synrepl · {title}")
             + state(status)
             + element(
-                "p", "No answer from this daemon: what stands here is old.", class_="lost", role="status"
+                "p", "No response from this daemon: this page is out of date.", class_="lost", role="status"
             )
             + errors(status, now)
         ),
@@ -48,5 +48,5 @@ def page(status: Mapping[str, Any], now: float) -> bytes:
         ),
     )
     footer = f"synrepl {status['version']}, up for {span(status['uptime_seconds'])}; as of {at(now * 1000)}"
-    shown = shell(f"{status['state']}: {who}", header + main + element("footer", footer))
-    return shown.encode("utf-8", "replace")
+    document = shell(f"{status['state']}: {title}", header + main + element("footer", footer))
+    return document.encode("utf-8", "replace")

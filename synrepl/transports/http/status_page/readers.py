@@ -1,4 +1,4 @@
-"""Who reads this log: replicas, what is kept for them, and followers."""
+"""Sections on readers: replicas, leases and followers."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,9 +12,9 @@ from synrepl.transports.http.status_page.words import address, ago, lag
 __all__ = ["followers", "leases", "replicas"]
 
 SHOWN: Final = 100
-"""Rows of a table at most; `synrepl leases list` and ``GET /v1/leases`` have all of them."""
+"""Maximum rows of a table; `synrepl leases list` and ``GET /v1/leases`` have all of them."""
 OPEN: Final = 25
-"""More rows than these are folded away."""
+"""More rows than this are folded."""
 
 KINDS: Final = {
     "ended": "bad",
@@ -24,75 +24,75 @@ KINDS: Final = {
     "live": "good",
     "idle": "good",
 }
-REPLICA: Final = ("name", "state", "lag", "serial", "connection", "heard", "where", "why")
+REPLICA: Final = ("name", "state", "lag", "serial", "connection", "last message", "address", "why")
 
 
 def replicas(status: Mapping[str, Any], now: float) -> Markup:
-    """Those that are worst off first."""
-    found = status["replicas"]
-    if not found:
+    """Render the replicas, those with problems first."""
+    entries = status["replicas"]
+    if not entries:
         return Markup()
-    counts = {state: sum(one["state"] == state for one in found) for state in KINDS}
+    counts = {state: sum(entry["state"] == state for entry in entries) for state in KINDS}
     beyond = status.get("more_replicas", 0)
-    told = ", ".join(f"{count:,} {state}" for state, count in counts.items() if count)
-    told += f", {beyond:,} more" if beyond else ""
+    summary = ", ".join(f"{count:,} {state}" for state, count in counts.items() if count)
+    summary += f", {beyond:,} more" if beyond else ""
     words = facts((state, REPLICA_STATES[state]) for state, count in counts.items() if count)
-    rows = [_replica(one, now) for one in found[:SHOWN]]
-    shown = table(REPLICA, rows, beyond=len(found) + beyond - len(rows))
-    folded = details(told, shown, name="replicas") if len(found) > OPEN else shown
+    rows = [_replica(entry, now) for entry in entries[:SHOWN]]
+    shown = table(REPLICA, rows, beyond=len(entries) + beyond - len(rows))
+    folded = details(summary, shown, name="replicas") if len(entries) > OPEN else shown
     legend = details("what the states mean", words, name="replica-states")
-    return section("Replicas", folded, legend, note="" if len(found) > OPEN else told, is_wide=True)
+    return section("Replicas", folded, legend, note="" if len(entries) > OPEN else summary, is_wide=True)
 
 
-def _replica(one: Mapping[str, Any], now: float) -> tuple[object, ...]:
-    relay = one["relay"]
-    means = RELAY_STATES.get(relay or "", "it asks over HTTP" if relay == "http" else "")
+def _replica(entry: Mapping[str, Any], now: float) -> tuple[object, ...]:
+    relay = entry["relay"]
+    means = RELAY_STATES.get(relay or "", "it follows over HTTP" if relay == "http" else "")
     return (
-        timed(one["name"] or "(no name)", one["uuid"]),
-        mark(one["state"], KINDS.get(one["state"], "busy"), REPLICA_STATES.get(one["state"], "")),
-        lag(one["lag_rows"], one["lag_seconds"]),
-        one["serial"],
+        timed(entry["name"] or "(no name)", entry["uuid"]),
+        mark(entry["state"], KINDS.get(entry["state"], "busy"), REPLICA_STATES.get(entry["state"], "")),
+        lag(entry["lag_rows"], entry["lag_seconds"]),
+        entry["serial"],
         mark(relay, "dim", means) if relay else "none",
-        ago(one["seen"], now) or "never",
-        address(one["address"]),
-        one["why"],
+        ago(entry["seen"], now) or "never",
+        address(entry["address"]),
+        entry["why"],
     )
 
 
-LEASE: Final = ("name", "used", "kept beyond", "holds back", "ends when away for", "")
+LEASE: Final = ("name", "used", "retained after", "retained bytes", "expires after absence of", "")
 
 
 def leases(status: Mapping[str, Any], now: float) -> Markup:
-    """What is kept for whom: those that hold most back first."""
-    found = status["leases"]
-    if not found:
+    """Render the leases, those that retain most first."""
+    entries = status["leases"]
+    if not entries:
         return Markup()
-    rows = [_lease(one, now) for one in found[:SHOWN]]
+    rows = [_lease(entry, now) for entry in entries[:SHOWN]]
     beyond = status.get("more_leases", 0)
-    shown = table(LEASE, rows, beyond=len(found) + beyond - len(rows))
-    ended = sum(one["ended"] is not None for one in found)
-    told = counted(len(found) - ended, "lease") + (f", {ended} ended" if ended else "")
-    told += f", {beyond:,} more" if beyond else ""
-    note = "The log is kept from the serial of the lease on, within bytes and time."
-    folded = details(told, shown, name="leases") if len(found) > OPEN else shown
+    shown = table(LEASE, rows, beyond=len(entries) + beyond - len(rows))
+    ended = sum(entry["ended"] is not None for entry in entries)
+    summary = counted(len(entries) - ended, "lease") + (f", {ended} ended" if ended else "")
+    summary += f", {beyond:,} more" if beyond else ""
+    note = "A lease retains the facts after its serial, within its limits of bytes and time."
+    folded = details(summary, shown, name="leases") if len(entries) > OPEN else shown
     return section("Leases", folded, note=note, is_wide=True)
 
 
-def _lease(one: Mapping[str, Any], now: float) -> tuple[object, ...]:
-    kind = "" if one["registered"] else "anonymous"
-    if one["ended"] is not None:
+def _lease(entry: Mapping[str, Any], now: float) -> tuple[object, ...]:
+    kind = "" if entry["registered"] else "anonymous"
+    if entry["ended"] is not None:
         used: object = mark("ended", "bad")
-        kind = f"{kind} {one['reason']}".strip()
+        kind = f"{kind} {entry['reason']}".strip()
     else:
-        label = f"used of the lease of {one['name']}"
-        filled = bar(one["used"], label=label, kind="bad" if one["used"] >= 0.8 else "")
-        used = Markup(f"{filled}{one['used']:.0%}")
+        label = f"used of the lease of {entry['name']}"
+        filled = bar(entry["used"], label=label, kind="bad" if entry["used"] >= 0.8 else "")
+        used = Markup(f"{filled}{entry['used']:.0%}")
     return (
-        timed(one["name"] or "(no name)", one["uuid"]),
+        timed(entry["name"] or "(no name)", entry["uuid"]),
         used,
-        one["serial"],
-        size(one["held_bytes"]),
-        span(one["ends_after_seconds"]) if one["ended"] is None else ago(one["ended"], now),
+        entry["serial"],
+        size(entry["held_bytes"]),
+        span(entry["ends_after_seconds"]) if entry["ended"] is None else ago(entry["ended"], now),
         kind,
     )
 
@@ -101,20 +101,20 @@ FOLLOWER: Final = ("name", "dialect", "state", "lag", "serial", "connected for")
 
 
 def followers(status: Mapping[str, Any]) -> Markup:
-    """Workers: the slowest first."""
-    found = status["followers"]
+    """Render the followers, slowest first."""
+    entries = status["followers"]
     rows = [
         (
-            one["name"] or "(no name yet)",
-            one["dialect"] or "(not known yet)",
-            mark("behind", "busy", "it reads from the log") if one["behind"] else mark("live", "good"),
-            lag(one["lag_rows"], one["lag_seconds"]),
-            one["serial"],
-            span(one["connected_seconds"]),
+            entry["name"] or "(no name yet)",
+            entry["dialect"] or "(not known yet)",
+            mark("behind", "busy", "it reads from disk") if entry["behind"] else mark("live", "good"),
+            lag(entry["lag_rows"], entry["lag_seconds"]),
+            entry["serial"],
+            span(entry["connected_seconds"]),
         )
-        for one in found[:SHOWN]
+        for entry in entries[:SHOWN]
     ]
-    shown = table(FOLLOWER, rows, beyond=len(found) - SHOWN)
-    if len(found) > OPEN:
-        shown = details(counted(len(found), "follower"), shown, name="followers")
+    shown = table(FOLLOWER, rows, beyond=len(entries) - SHOWN)
+    if len(entries) > OPEN:
+        shown = details(counted(len(entries), "follower"), shown, name="followers")
     return section("Followers", shown, is_wide=True)

@@ -1,4 +1,4 @@
-"""The page around its content: style, the script that keeps it fresh, and the policy that allows both."""
+"""The frame of the page: style, the script that refreshes it, and the policy that allows both."""
 
 from base64 import b64encode
 from hashlib import sha256
@@ -50,8 +50,8 @@ dl{grid-template-columns:7rem minmax(0,1fr);gap:.15rem .5rem}}
 """
 )
 
-# Asks for the page again and puts the new body in place of the old one; folded parts stay as they are, and
-# so does what somebody has selected. Without an answer it says so: an old page must not look like a new one.
+# Fetches the page again and replaces the body. Folded parts stay as they are, and a selection stops the
+# refresh. Without a response the page says so: an old page must not look current.
 SCRIPT: Final = """\
 const root=document.documentElement;
 async function again(){
@@ -77,7 +77,7 @@ POLICY: Final = (
     f"default-src 'none'; style-src {_hash(STYLE)}; script-src {_hash(SCRIPT)}; connect-src 'self';"
     " img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 ).encode()
-"""What a browser may do with the page: this style, this script, and asking the same daemon again."""
+"""The content policy: this style, this script, and requests to the same daemon."""
 
 HEAD: Final = (
     '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
@@ -88,7 +88,7 @@ HEAD: Final = (
 
 
 def shell(title: str, body: str) -> str:
-    """The whole page."""
+    """Render the document."""
     return (
         f"{HEAD}<title>{escape(title)}</title><style>{STYLE}</style><script>{SCRIPT}</script></head>"
         f"<body>{body}</body></html>\n"

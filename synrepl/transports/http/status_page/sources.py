@@ -1,4 +1,4 @@
-"""Where facts come from beside those that are posted: Redis, servers that are followed, tables."""
+"""Sections on sources other than posts: Redis, followed servers, tables."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -12,43 +12,43 @@ __all__ = ["heard_from", "stuck", "tables", "unfinished"]
 
 SHOWN: Final = 100
 
-SOURCE: Final = ("where", "state", "lag", "gaps now", "gaps lost", "written there")
+SOURCE: Final = ("address", "state", "lag", "open gaps", "lost gaps", "writes")
 
 
 def heard_from(status: Mapping[str, Any]) -> Markup:
-    """Each source, and what was missed of it."""
-    found = [*([status["redis"]] if status["redis"] else []), *status["following"]]
-    return section("Heard from", table(SOURCE, [_source(one) for one in found]), is_wide=True)
+    """Render each source and its gaps."""
+    entries = [*([status["redis"]] if status["redis"] else []), *status["following"]]
+    return section("Sources", table(SOURCE, [_source(entry) for entry in entries]), is_wide=True)
 
 
-def _source(one: Mapping[str, Any]) -> tuple[object, ...]:
-    is_up = one.get("hearing", one.get("connected"))
+def _source(entry: Mapping[str, Any]) -> tuple[object, ...]:
+    is_up = entry.get("hearing", entry.get("connected"))
     return (
-        one.get("address", one.get("endpoint")),
-        mark("live", "good") if is_up else mark(f"down: {one['why']}", "bad"),
-        lag(one["lag_rows"], one["lag_seconds"]),
-        len(one["gaps"]),
-        len(one["lost"]),
-        ", ".join(f"{pair['stream']} as {pair['writer']}" for pair in one.get("writes", [])),
+        entry.get("address", entry.get("endpoint")),
+        mark("live", "good") if is_up else mark(f"down: {entry['why']}", "bad"),
+        lag(entry["lag_rows"], entry["lag_seconds"]),
+        len(entry["gaps"]),
+        len(entry["lost"]),
+        ", ".join(f"{pair['stream']} as {pair['writer']}" for pair in entry.get("writes", [])),
     )
 
 
-STUCK: Final = ("stream", "writer", "at", "behind", "for seconds")
+STUCK: Final = ("stream", "writer", "position", "behind", "seconds")
 
 
 def stuck(status: Mapping[str, Any]) -> Markup:
-    """Writers that do not follow the others of their stream."""
-    found = status["stuck"]
-    rows = [tuple(one.values()) for one in found[:SHOWN]]
-    return section("Stuck writers", table(STUCK, rows, beyond=len(found) - SHOWN), is_wide=True)
+    """Render the writers that lag behind the others of their stream."""
+    entries = status["stuck"]
+    rows = [tuple(entry.values()) for entry in entries[:SHOWN]]
+    return section("Stuck writers", table(STUCK, rows, beyond=len(entries) - SHOWN), is_wide=True)
 
 
-TABLE: Final = ("stream", "taken in up to", "complete up to", "trouble")
+TABLE: Final = ("stream", "read up to", "complete up to", "problem")
 
 
 def tables(status: Mapping[str, Any]) -> Markup:
-    """Streams that are read from tables."""
-    rows = [(one["stream"], one["upto"], one["limit"], one["trouble"]) for one in status["tables"]]
+    """Render the streams that are read from tables."""
+    rows = [(entry["stream"], entry["upto"], entry["limit"], entry["trouble"]) for entry in status["tables"]]
     return section("Tables", table(TABLE, rows), is_wide=True)
 
 
@@ -56,14 +56,14 @@ UNFINISHED: Final = ("stream", "writer", "ids", "oldest", "for", "reserved by")
 
 
 def unfinished(status: Mapping[str, Any]) -> Markup:
-    """Whoever holds a stream up longest first."""
-    found = list(_unfinished(status["writers"]))
-    shown = table(UNFINISHED, found[:SHOWN], beyond=len(found) - SHOWN)
+    """Render writers with unfinished ids, the oldest first."""
+    entries = list(_unfinished(status["writers"]))
+    shown = table(UNFINISHED, entries[:SHOWN], beyond=len(entries) - SHOWN)
     return section("Unfinished ids", shown, is_wide=True)
 
 
 def _unfinished(writers: Iterable[Mapping[str, Any]]) -> Iterable[tuple[object, ...]]:
-    held = [one for one in writers if one["unfinished"]]
-    for one in sorted(held, key=lambda one: one["age_seconds"] or 0.0, reverse=True):
-        age = span(one["age_seconds"] or 0.0)
-        yield one["stream"], one["writer"], one["unfinished"], one["oldest_id"], age, one["owner"]
+    unfinished_writers = [entry for entry in writers if entry["unfinished"]]
+    for entry in sorted(unfinished_writers, key=lambda entry: entry["age_seconds"] or 0.0, reverse=True):
+        age = span(entry["age_seconds"] or 0.0)
+        yield entry["stream"], entry["writer"], entry["unfinished"], entry["oldest_id"], age, entry["owner"]

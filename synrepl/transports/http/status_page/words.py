@@ -1,4 +1,4 @@
-"""Times, digests and places as the page says them."""
+"""Short forms of times, digests and addresses."""
 
 from synrepl.html.humanize import at, counted, span
 from synrepl.html.markup import Markup
@@ -8,20 +8,20 @@ __all__ = ["address", "ago", "lag", "short"]
 
 
 def ago(moment: float | None, now: float) -> Markup | None:
-    """How long ago, with the moment as its title."""
+    """Render the age of a moment, with the moment as title."""
     return None if moment is None else timed(f"{span(max(0.0, now - moment))} ago", at(moment * 1000))
 
 
 def lag(rows: int, seconds: float) -> str:
-    """How far behind."""
+    """Describe a lag."""
     return f"{counted(rows, 'fact')}, {span(seconds)}" if rows or seconds >= 1 else "none"
 
 
 def short(digest: str) -> Markup:
-    """The beginning of a long name, with all of it as its title."""
+    """Render the start of a digest, with all of it as title."""
     return timed(f"{digest[:12]}…" if len(digest) > 13 else digest, digest)
 
 
-def address(told: str | None) -> str:
-    """Where a daemon is; its unknown half is left out."""
-    return ", ".join(part for part in (told or "").split() if part != "-")
+def address(value: str | None) -> str:
+    """Describe a daemon's address without its unknown half."""
+    return ", ".join(part for part in (value or "").split() if part != "-")
