@@ -66,7 +66,7 @@ def doctor(url: str, config: Path | None, fix: bool, quick: bool, as_json: bool)
             examination = Doctor(database, streams, now=time.time, progress=progress)
             diagnosis = examination.examine(whole_log=not quick)
             if fix:
-                diagnosis = examination.mend(diagnosis)
+                diagnosis = examination.repair(diagnosis)
     except ReplicationError as error:
         raise CliError(str(error)) from error
     except KeyboardInterrupt:

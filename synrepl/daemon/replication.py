@@ -302,7 +302,7 @@ class ReplicationServices:
         """The secret for requests to this daemon: a replica's own secret, if it has one."""
         leases = self.relays.leases.all()
         lease = next((one for one in leases if Address.parse(one.address).is_same(address)), None)
-        key = None if lease is None else self._keys.of(lease.name)
+        key = None if lease is None else self._keys.for_name(lease.name)
         return self._credentials.secret if key is None or key.secret is None else key.secret
 
     def _is_leased(self, uuid: str) -> bool:

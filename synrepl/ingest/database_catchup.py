@@ -43,7 +43,9 @@ class DatabaseCatchUp:
             return await self._others.fetch(stream=stream, writer=writer, after=after, upto=upto)
         work = partial(reader.missed, writer=writer, after=after, upto=upto, rows=PAGE_ROWS)
         try:
-            page: TablePage = await self._thread.run(partial(self._database.ask, "read missing facts", work))
+            page: TablePage = await self._thread.run(
+                partial(self._database.read_transaction, "read missing facts", work)
+            )
             facts = [
                 (token, jsontext.split(self._table[stream].canonical_fact(rows)))
                 for _, token, rows in page.facts

@@ -1,1 +1,1 @@
-"""Where the parts meet: interfaces, metrics, owned coroutines."""
+"""Ports: interfaces between the parts, metrics, access rights, and owned coroutines."""

@@ -1,4 +1,4 @@
-"""Keys: who may do what, and how a peer proves which key it has."""
+"""Access control: keys, their rights, and the proof of a key."""
 
 import hmac
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ __all__ = ["ALL_RIGHTS", "LOCAL", "REMOTE", "Access", "Key", "Keyring", "Right",
 
 
 class Right(StrEnum):
-    """What a key may allow."""
+    """An action that a key may allow."""
 
     READ = "read"
     """Read streams, the changelog, files and the status; follow."""
@@ -27,9 +27,9 @@ ALL_RIGHTS: Final = frozenset(Right)
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the keys file. `streams` are all it may see or write (None: every stream).
+    """One entry of the keys file. `streams` are those it may read and write (None: all).
 
-    With a `secret` of None the peer proves itself by a TLS certificate with this common name.
+    If `secret` is None, the peer proves itself by a TLS certificate with this common name.
     """
 
     name: str
@@ -42,10 +42,9 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """What one peer may do here.
+    """The rights of one peer.
 
-    `is_proven` is False where no secret is configured, so that nobody needs one: the peer may then be any
-    process that reaches the port.
+    `is_proven` is False if no secret is configured: then any process that reaches the port is accepted.
     """
 
     name: str = ""
@@ -54,11 +53,11 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     is_proven: bool = False
 
     def sees(self, stream: str) -> bool:
-        """Whether this peer may see this stream."""
+        """Whether the peer may see this stream."""
         return self.streams is None or stream in self.streams
 
     def lacks(self, right: Right) -> str:
-        """Why the peer may not do what takes this right, and what to do; empty if it may."""
+        """The message for a peer without this right, with what to do; empty if it has the right."""
         if right in self.rights:
             return ""
         if self.is_proven:
@@ -70,7 +69,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def hides(self, streams: Iterable[str] | None) -> str:
-        """Which of these streams (None: all) the peer may not see, in words; empty if it may see them."""
+        """The message for a peer that may not see these streams (None: all); empty if it may."""
         if self.streams is None:
             return ""
         hidden = None if streams is None else sorted(set(streams) - self.streams)
@@ -81,16 +80,16 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LOCAL: Final = Access()
-"""A process on this machine, where no secret is configured."""
+"""The rights of a process on this machine if no secret is configured."""
 
 REMOTE: Final = Access(rights=frozenset({Right.READ, Right.WRITE}))
-"""A peer on another machine, where no secret is configured (``--insecure``)."""
+"""The rights of a peer on another machine if no secret is configured (``--insecure``)."""
 
 
 class Keyring:
-    """The secrets that peers can show: one that everybody shares, with all rights, and keys of their own.
+    """The accepted secrets: a shared one with all rights, and keys of single peers.
 
-    A peer with a key of its own must show that one, so that removing the key shuts out this peer alone.
+    A peer with its own key must use that one, so that its removal excludes just this peer.
     """
 
     def __init__(self, shared: str | None = None, keys: Iterable[Key] = ()) -> None:
@@ -101,39 +100,39 @@ class Keyring:
         return f"<Keyring of {len(self._by_name)} keys>"
 
     @property
-    def are_wanted(self) -> bool:
-        """Whether a peer must prove anything."""
+    def is_required(self) -> bool:
+        """Whether a peer must prove a key."""
         return self._shared is not None or bool(self._by_name)
 
-    def of(self, name: str) -> Key | None:
-        """The key that a peer of this name must know; None if it cannot know any."""
+    def for_name(self, name: str) -> Key | None:
+        """The key that a peer of this name must prove; None if there is none."""
         return self._by_name.get(name, self._shared)
 
-    def shown(self, secret: bytes) -> Key | None:
-        """The key with this secret. Takes as long for a near miss as for a far one."""
+    def find(self, secret: bytes) -> Key | None:
+        """Find the key with this secret, in constant time."""
         found = None
         for key in [*([] if self._shared is None else [self._shared]), *self._by_name.values()]:
-            # All are compared, so that the time does not tell which one it was.
+            # All keys are compared, so that timing does not reveal which one matched.
             expected = b"" if key.secret is None else key.secret.encode()
             if hmac.compare_digest(secret, expected) and expected and found is None:
                 found = key
         return found
 
-    def certified(self, name: str) -> "Access | None":
-        """What a peer may do whose TLS certificate has this common name; None if it needs another proof.
+    def access_by_certificate(self, name: str) -> "Access | None":
+        """The rights of a peer by the common name of its TLS certificate; None if it needs another proof.
 
-        Without any key that is a certificate, and without a secret, the CA alone decides who may do all.
+        Without a secret or key, the CA alone decides, and its peers have all rights.
         """
-        if not self.are_wanted:
+        if not self.is_required:
             return Access(name=name, is_proven=True)
         key = self._by_name.get(name)
         return None if key is None or key.secret is not None else access_of(key)
 
     def replace(self, other: "Keyring") -> None:
-        """Take the keys of `other`; those that are missing there are revoked."""
+        """Take the keys of `other`; keys that are missing there are revoked."""
         self._shared, self._by_name = other._shared, other._by_name
 
 
 def access_of(key: Key) -> Access:
-    """What a peer may do that has shown this key."""
+    """The rights of a peer that has proved this key."""
     return Access(name=key.name, rights=key.rights, streams=key.streams, is_proven=True)

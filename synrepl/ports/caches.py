@@ -8,7 +8,7 @@ __all__ = ["Caches"]
 
 
 class Caches(CacheRegistry):
-    """A `CacheRegistry` whose coroutines may await Deferreds, and may be cancelled: give it to `Follower`."""
+    """A `CacheRegistry` whose coroutines may await Deferreds and be cancelled, for use with `Follower`."""
 
     def __init__(self, *, vintage: Vintage = NEWEST) -> None:
         super().__init__(waiter=Deferred, vintage=vintage, abandoned=(GeneratorExit, CancelledError))

@@ -1,4 +1,4 @@
-"""Running a coroutine at once for as long as it need not wait, without a Deferred."""
+"""Eager steps of coroutines: run one without a Deferred for as long as it need not wait."""
 
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
@@ -11,7 +11,7 @@ __all__ = ["resume", "step_eagerly"]
 
 
 def step_eagerly(result: Awaitable[None]) -> Awaitable[None] | None:
-    """Run a coroutine up to where it waits. None: it did not have to, as most do not."""
+    """Run a coroutine up to its first wait. None if it ended without one, as most do."""
     if not isinstance(result, types.CoroutineType):
         return result
     try:
@@ -22,17 +22,17 @@ def step_eagerly(result: Awaitable[None]) -> Awaitable[None] | None:
 
 
 def resume(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> "Deferred[None]":
-    """The rest of a coroutine that was sent None once, and then waited for something."""
-    return Deferred.fromCoroutine(_go_on(coroutine, waits_for))
+    """Continue a coroutine that has been sent None once and then waited for something."""
+    return Deferred.fromCoroutine(_drive(coroutine, waits_for))
 
 
-def _go_on(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
-    """The rest of a coroutine that was run by hand up to its first wait."""
+def _drive(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
+    """Drive a coroutine that was stepped up to its first wait."""
     while True:
         try:
             answer = yield waits_for
         except GeneratorExit:
-            # Nobody waits any more. Closed, not thrown into: the collector may have closed it before us.
+            # The caller was cancelled. Closed, not thrown into: the garbage collector may have closed it.
             coroutine.close()
             raise
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""Files by checksum: what keeps their bytes, what remembers which are wanted, and where they come from."""
+"""Interfaces of the files of a log: their store, the queue of missing ones, and their source."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, Protocol
@@ -29,11 +29,11 @@ __all__ = [
 
 
 class DiskFull(StorageError):
-    """There is no room for these bytes; nothing of them is kept."""
+    """The disk is full; nothing of these bytes was stored."""
 
 
 class ChecksumMismatch(StorageError):
-    """These are not the bytes that were told: `found` is not `expected`. Each is a checksum, or a size."""
+    """The received bytes are not those announced. `expected` and `found` are checksums, or sizes."""
 
     def __init__(self, *, op: str, expected: str, found: str, why: str) -> None:
         super().__init__(op=op, why=why, retryable=True)
@@ -42,11 +42,11 @@ class ChecksumMismatch(StorageError):
 
 
 class Damaged(StorageError):
-    """A file is not what it was; it is in quarantine now, and missing."""
+    """A stored file was damaged; it is in quarantine now, and counts as missing."""
 
 
 class NamedFile(msgspec.Struct, frozen=True):
-    """What a row of ``files`` says: since `serial` the name stands for these bytes, or for none."""
+    """A row of ``files``: from `serial` on the name refers to these bytes, or to none."""
 
     name: str
     sha256: str | None
@@ -55,25 +55,25 @@ class NamedFile(msgspec.Struct, frozen=True):
 
 
 class LogProgress(msgspec.Struct, frozen=True):
-    """How far the log was looked through: up to `serial`, where it has this `digest`."""
+    """The position up to which the log was read: `serial`, with its `digest`."""
 
     serial: int = 0
     digest: str = EMPTY
 
     @property
     def text(self) -> str:
-        """As it is kept in a note; `read` reverses it."""
+        """The text that is stored in a note; `read` parses it."""
         return f"{self.serial} {self.digest}"
 
     @classmethod
     def read(cls, text: str) -> "LogProgress":
-        """What a note says, the beginning if there is none."""
+        """Parse a note; the beginning of the log if it is empty."""
         serial, _, digest = text.partition(" ")
         return cls(int(serial), digest) if serial else cls()
 
 
 class WantedFile(msgspec.Struct, frozen=True):
-    """A file to be fetched; `tries` were in vain."""
+    """A file to be fetched; `tries` downloads have failed."""
 
     sha256: str
     size: int
@@ -84,14 +84,14 @@ class WantedFile(msgspec.Struct, frozen=True):
 
 
 class MissingFile(msgspec.Struct, frozen=True):
-    """A name whose bytes are not here."""
+    """A name whose file is not stored."""
 
     name: str
     sha256: str
 
 
 class FailingFile(msgspec.Struct, frozen=True):
-    """A file that could not be fetched so far, why, and when it is tried again."""
+    """A file whose downloads failed so far, the reason, and the time of the next retry."""
 
     name: str
     sha256: str
@@ -102,8 +102,8 @@ class FailingFile(msgspec.Struct, frozen=True):
 
 
 class QueueSummary(msgspec.Struct, frozen=True):
-    """The queue in numbers: files `missing` here, those of them `wanted` (they are to be fetched), since when
-    the oldest is missing, and the first of those that fail."""
+    """The state of the queue: `missing` files, those of them that are `wanted` (to be fetched), the time
+    since the oldest is missing, and the first of the failing ones."""
 
     missing: int = 0
     wanted: int = 0
@@ -114,149 +114,150 @@ class QueueSummary(msgspec.Struct, frozen=True):
 
 
 class IFetchFile(Protocol):
-    """Where a replica gets its files."""
+    """The source of a replica's files."""
 
     async def fetch(self, sha256: str, offset: int, on_chunk: Callable[[bytes], Awaitable[None]]) -> None:
-        """Call `on_chunk` with the bytes from `offset` on, to the end; what it returns is waited for.
+        """Call `on_chunk` with the bytes from `offset` to the end, waiting for each call.
 
-        Raises a `ReplicationError` when they do not come, or not all of them; those given until then are
-        good. Nothing here checks them.
+        Raises a `ReplicationError` if the download fails or is cut short; the bytes given until then are
+        good. The caller verifies the checksum.
         """
 
     async def send(
         self, sha256: str, size: int, read: Callable[[int, int], Awaitable[bytes]], hops: int
     ) -> None:
-        """Bring a file there: `read` gives so many of its `size` bytes from an offset on. It comes through so
-        many (`hops`) daemons.
+        """Upload a file: `read` gives a number of its `size` bytes from an offset on. `hops` counts the
+        daemons that it passes through.
 
-        Returns when they are kept there. Raises a `ReplicationError` when they are not, or nobody knows.
+        Returns when the other side has stored it. Raises a `ReplicationError` if it has not, or if that is
+        unknown.
         """
 
 
 class ISpool(Protocol):
-    """Bytes that are coming in, on the disk but not yet kept. Blocking; one thread at a time."""
+    """Incoming bytes, on disk but not stored yet. Blocking; one thread at a time."""
 
     @property
     def length(self) -> int:
-        """How many bytes are here."""
+        """The number of bytes received and hashed."""
 
     def rehash(self, count: int) -> bool:
-        """Read up to `count` bytes of what an earlier life left; whether all of them are read now.
+        """Hash up to `count` of the bytes left by an earlier process. Gives whether all are hashed.
 
-        Until it says so nothing can be appended.
+        Until then nothing can be appended.
         """
 
     def append(self, data: bytes) -> None:
-        """Add these. Raises `DiskFull`, or another `StorageError`."""
+        """Append bytes. Raises `DiskFull` or another `StorageError`."""
 
     def commit(self, sha256: str, size: int | None = None) -> bool:
-        """Keep them, durably, if these are their checksum and size; whether they are new here.
+        """Store the file durably if its checksum and size are right. Gives whether it is new.
 
-        Otherwise raises `ChecksumMismatch`, and nothing is kept. Either way it is over with this spool.
+        Otherwise raises `ChecksumMismatch` and stores nothing. Either way the spool is finished.
         """
 
     def abort(self) -> None:
-        """Keep nothing. Harmless when it is over already."""
+        """Delete the received bytes. Does nothing to a finished spool."""
 
     def close(self) -> None:
-        """Leave what is here for another time. Harmless when it is over already."""
+        """Close the spool; the bytes stay, to be resumed. Does nothing to a finished spool."""
 
 
 class IStoredFile(Protocol):
-    """A file that was found good, open. Blocking."""
+    """A verified, open file. Blocking."""
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size in bytes."""
 
     def read(self, offset: int, count: int) -> bytes:
-        """So many bytes from there on, no fewer unless the file ends. Raises `StorageError`."""
+        """Read `count` bytes from `offset` on; fewer only at the end of the file. Raises `StorageError`."""
 
     def again(self) -> "IStoredFile":
-        """The same file, to be closed by somebody else. Does not block."""
+        """A second handle of the file, to be closed separately. Does not block."""
 
     def close(self) -> None:
-        """Let go. Harmless when repeated."""
+        """Close the file. Idempotent."""
 
 
 class IChecking(Protocol):
-    """A file that is being looked through, before it is served. Blocking."""
+    """The verification of a file before it is served. Blocking."""
 
     def step(self, count: int) -> IStoredFile | None:
-        """Look at up to `count` more bytes: the open file once all are good, None until then.
+        """Verify up to `count` more bytes. Gives the open file once all are right, None until then.
 
-        Raises `Damaged` when they are not; it is in quarantine then, and missing.
+        Raises `Damaged` if they are not; the file is in quarantine then, and missing.
         """
 
     def close(self) -> None:
-        """Let go, unless the open file was handed out. Harmless when repeated."""
+        """Close the file, unless `step` has given it out. Idempotent."""
 
 
 class IScrub(Protocol):
-    """Goes through all files, slowly. Blocking."""
+    """The slow verification of all files. Blocking."""
 
     @property
     def position(self) -> str:
-        """The checksum of the last file that it has done with; empty at the beginning of a round."""
+        """The checksum of the last verified file; empty at the start of a round."""
 
     def step(self, count: int) -> tuple[list[str], bool]:
-        """Look at about `count` more bytes: which files are bad (in quarantine now), and whether a round is
-        done."""
+        """Verify about `count` more bytes. Gives the damaged files, now in quarantine, and whether the round
+        is complete."""
 
     def close(self) -> None:
-        """Let go; it can be gone on with."""
+        """Close the current file; the scrub can be continued."""
 
 
 class IFileStore(Protocol):
-    """Bytes by their checksum. Blocking; one thread at a time."""
+    """Files by their checksum. Blocking; one thread at a time."""
 
     @property
     def stored(self) -> int:
-        """How many files are here, as far as they were counted."""
+        """The number of stored files, as far as they are counted."""
 
     @property
     def stored_bytes(self) -> int:
-        """And how many bytes those have."""
+        """The size of the counted files, in bytes."""
 
     @property
     def quarantined(self) -> int:
-        """How many bad files were put aside, and are still there."""
+        """The number of damaged files in quarantine."""
 
     def sweep(self, keep: Callable[[str], bool]) -> int:
-        """Remove what an earlier life left half done, and partial downloads that nobody wants to `keep`."""
+        """Delete unfinished uploads, and partial downloads that are not to be kept. Gives how many."""
 
     def count(self) -> list[str] | None:
-        """Count the next part of what is here, and give its checksums; None when all is counted."""
+        """Count the next part of the files, and give their checksums; None when all are counted."""
 
     def count_anew(self) -> None:
-        """Begin the count again."""
+        """Restart the count."""
 
     def has(self, sha256: str) -> bool:
-        """Whether it is here, good as far as is known."""
+        """Whether the file is stored and not known to be damaged."""
 
     def receive(self) -> ISpool:
-        """Bytes whose checksum is told at the end."""
+        """Start an upload whose checksum comes at its end."""
 
     def resume(self, sha256: str) -> ISpool:
-        """Bytes that are to have this checksum, with those that came earlier."""
+        """Start or resume a download of the file with this checksum."""
 
     def check(self, sha256: str) -> IChecking | None:
-        """Begin to look through a file; None if it is not here."""
+        """Start verifying a file; None if it is not stored."""
 
     def scrub(self, position: str = "") -> IScrub:
-        """Go through all files, from behind this place on."""
+        """Start verifying all files after this checksum."""
 
     def remove(self, sha256: str) -> None:
-        """Delete a file, if it is here."""
+        """Delete a file, if it is stored."""
 
 
 class IFileQueue(Protocol):
-    """Which names there are, which of their files are missing, and which are fetched when. Durable, blocking;
-    one thread at a time. All times are in milliseconds.
+    """The names of files, the missing files, and the order of their downloads. Durable and blocking; one
+    thread at a time. All times are in milliseconds.
     """
 
     def open(self) -> LogProgress:
-        """Begin; how far the log was looked through."""
+        """Open the queue. Gives the position up to which the log was read."""
 
     def note(
         self,
@@ -267,65 +268,65 @@ class IFileQueue(Protocol):
         has: Callable[[str], bool],
         fetches: bool,
     ) -> None:
-        """Take in rows in the order of the log, up to `seen`, in one transaction. What they need and the
-        store has not is missing from now on; with `fetches` it is to be fetched."""
+        """Apply rows in the order of the log, up to `seen`, in one transaction. Files that they name and the
+        store does not have are missing then; with `fetches` they are queued."""
 
     def reset(self) -> None:
-        """Forget all names: the log is another one."""
+        """Delete all names: the log was replaced."""
 
     def follow(self, rule: Literal["eager", "lazy", "none"]) -> None:
-        """What is missing is to be fetched, or only what was demanded, or nothing."""
+        """Queue all missing files, only the demanded ones, or none."""
 
     def take(self, now_ms: int, limit: int) -> list[WantedFile]:
-        """The next files to be fetched, in flight from now on: demanded ones first, then the oldest."""
+        """Take the next files to fetch, demanded ones first, then the oldest; they are in flight then."""
 
     def next_at(self) -> int | None:
         """When the next file that is not in flight is due; None if there is none."""
 
-    def arrived(self, sha256: str, now_ms: int) -> None:
-        """It is here now, however it came."""
+    def mark_arrived(self, sha256: str, now_ms: int) -> None:
+        """Record that the file is stored."""
 
-    def failed(self, sha256: str, why: str, now_ms: int) -> None:
-        """It could not be fetched; it is no longer in flight, and tried again later."""
+    def mark_failed(self, sha256: str, why: str, now_ms: int) -> None:
+        """Record a failed download: the file is no longer in flight, and is retried later."""
 
-    def let_go(self, sha256: str) -> None:
-        """It is no longer in flight, and nothing else is known."""
+    def release(self, sha256: str) -> None:
+        """Take the file out of flight, with unknown outcome."""
 
     def demand(self, sha256: str, now_ms: int) -> bool:
-        """Fetch it soon, if a name refers to it and it is missing; whether that is so."""
+        """Fetch the file soon, if it is missing and has a name. Gives whether it is."""
 
-    def lost(self, sha256: str, now_ms: int, *, fetches: bool) -> str | None:
-        """It is not here, and nobody knew: a name that refers to it, None if there is none."""
+    def mark_lost(self, sha256: str, now_ms: int, *, fetches: bool) -> str | None:
+        """Record that a stored file is gone. Gives one of its names; None if it has none."""
 
     def is_named(self, sha256: str) -> bool:
-        """Whether a name refers to it."""
+        """Whether the file has a name."""
 
     def is_missing(self, sha256: str) -> bool:
-        """Whether a name refers to it and it is not here."""
+        """Whether the file has a name and is not stored."""
 
     def names_after(self, name: str, limit: int) -> list[NamedFile]:
-        """The next names, in their own order."""
+        """The names after this one, in alphabetical order."""
 
     def missing(self, upto: int | None = None, limit: int = 1_000_000) -> list[MissingFile]:
-        """Names whose bytes are not here, those of rows up to this serial, oldest first."""
+        """Names of rows up to this serial whose files are not stored, oldest first."""
 
-    def found(self, stored: Sequence[str], now_ms: int) -> None:
-        """These are in the store: none is missing, and what no name refers to can become garbage."""
+    def mark_stored(self, stored: Sequence[str], now_ms: int) -> None:
+        """Record that these files are stored; those without a name may become garbage."""
 
     def garbage(self, before_ms: int, limit: int) -> list[str]:
-        """Stored files that no name has referred to since then."""
+        """Stored files that have had no name since this time."""
 
-    def removed(self, sha256: str) -> None:
-        """This one is not in the store any more."""
+    def mark_removed(self, sha256: str) -> None:
+        """Record that the file was deleted as garbage."""
 
     def remember(self, key: str, value: str) -> None:
-        """Keep a small text, if anything is kept at all."""
+        """Store a short text, if the queue exists."""
 
     def recall(self, key: str) -> str:
-        """What was kept; empty if nothing was."""
+        """The stored text; empty if there is none."""
 
     def summary(self, failing: int) -> QueueSummary:
-        """The numbers, and at most so many of those that fail."""
+        """The counts, and at most this many of the failing files."""
 
     def close(self) -> None:
-        """Let go. Harmless when repeated."""
+        """Close the queue. Idempotent."""

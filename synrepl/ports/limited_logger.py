@@ -1,4 +1,4 @@
-"""Log lines that peers cause, no more than a few a minute of each kind."""
+"""Rate-limited logging of lines that peers can cause."""
 
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ WINDOW_SECONDS: Final = 60.0
 
 
 class _Window:
-    """The lines of one kind since `started`, in seconds; `last` is the one left out last."""
+    """The lines of one kind since `started`, in seconds; `last` has the fields of the last dropped line."""
 
     __slots__ = ("last", "left_out", "level", "started", "written")
 
@@ -26,10 +26,10 @@ class _Window:
 
 
 class LimitedLogger:
-    """Writes up to `MAX_LINES` lines of a kind in `WINDOW_SECONDS`, then one line that says how many were
-    left out. The format of a line is its kind.
+    """Writes up to `MAX_LINES` lines of a kind in `WINDOW_SECONDS`, then one line with the number of dropped
+    ones. The format of a line is its kind.
 
-    A peer that does the same wrong again and again cannot fill the disk with it.
+    So a peer that repeats a mistake cannot fill the disk.
     """
 
     def __init__(self, logger: Logger, clock: IClock) -> None:
@@ -39,20 +39,20 @@ class LimitedLogger:
         self._timer: Any = None
 
     def info(self, format: str, **fields: Any) -> None:
-        """Write a line that is no cause for concern."""
+        """Write a line for information."""
         self._write(LogLevel.info, format, fields)
 
     def warn(self, format: str, **fields: Any) -> None:
-        """Write a line that an operator should look at."""
+        """Write a line that an operator should see."""
         self._write(LogLevel.warn, format, fields)
 
     def flush(self) -> None:
-        """Say now what was left out, and begin a new window."""
+        """Report the dropped lines now, and start a new window."""
         for kind, window in list(self._windows.items()):
             self._end(kind, window)
 
     def stop(self) -> None:
-        """Say what was left out, and wait for nothing more."""
+        """Report the dropped lines, and cancel the timer."""
         self.flush()
         if self._timer is not None and self._timer.active():
             self._timer.cancel()

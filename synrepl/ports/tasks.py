@@ -1,4 +1,4 @@
-"""Who owns a running coroutine, and hears it fail."""
+"""Ownership of running coroutines: every failure is logged, and all are cancelled with their owner."""
 
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 class Tasks:
-    """The coroutines of one object: none is lost, none fails unheard, all end with their owner.
+    """The running coroutines of one object.
 
-    `what` names the owner in the log lines.
+    `what` names the owner in log lines.
     """
 
     def __init__(self, log: Logger, what: str = "task") -> None:
@@ -29,7 +29,7 @@ class Tasks:
     def start(self, coro: Coroutine[Any, Any, T], name: str) -> "Deferred[T | None]":
         """Run `coro` now, up to its first wait. The Deferred fires with its result, and never fails.
 
-        A failure is logged once, under `name`, and gives None; so does being cancelled, in silence.
+        A failure is logged once, under `name`, and gives None; so does a cancellation, without a log line.
         """
         running: Deferred[Any] = Deferred.fromCoroutine(coro)
         self._running.add(running)
@@ -45,6 +45,6 @@ class Tasks:
         return running.addBoth(ended)
 
     def cancel_all(self) -> None:
-        """Cancel whatever is still running; a coroutine may take its time to end."""
+        """Cancel all running coroutines; some may take time to end."""
         for running in list(self._running):
             running.cancel()

@@ -1,4 +1,4 @@
-"""The log: where facts are kept, in which order, and how one knows that it is still the same log."""
+"""Storage: the append-only log of facts and the databases that hold it."""
 
 from synrepl.storage.append_errors import FROM_TABLE, GivenElsewhere, KeyReused
 from synrepl.storage.diverged_facts import DivergedFacts

@@ -1,4 +1,4 @@
-"""Failures of the log that trying again does not mend."""
+"""Errors of the log that a retry does not cure."""
 
 from typing import Final
 
@@ -7,11 +7,11 @@ from synrepl.errors import StorageError
 __all__ = ["FROM_TABLE", "GivenElsewhere", "KeyReused", "InvalidValue", "LogLost"]
 
 FROM_TABLE: Final = "its facts come from the homeserver's table"
-"""Why nothing is appended to a stream whose facts are rows of a table."""
+"""Why the log takes no appends to a stream whose facts are rows of a table."""
 
 
 class KeyReused(StorageError):
-    """An idempotency key came again, with another request than the one it was first used for."""
+    """The idempotency key was used for a different request before."""
 
     def __init__(self, *, key: str, stream: str) -> None:
         super().__init__(
@@ -21,9 +21,9 @@ class KeyReused(StorageError):
 
 
 class GivenElsewhere(StorageError):
-    """The tokens of this stream are given elsewhere: nothing can be appended to it here.
+    """The stream's tokens are assigned outside the log, so it takes no appends.
 
-    `why` says where its facts come from; `code` says the same to programs.
+    `why` names the source of its facts; `code` does so for programs.
     """
 
     def __init__(self, *, stream: str, why: str = FROM_TABLE) -> None:
@@ -39,11 +39,11 @@ class GivenElsewhere(StorageError):
 
 
 class InvalidValue(StorageError):
-    """No database can hold a value that was asked for or given: the caller's mistake, not the log's."""
+    """A value in the request cannot be stored in any database: the error is the caller's."""
 
 
 class LogLost(StorageError):
-    """The database is not this process's log any more; nothing is written to it until a restart.
+    """The database no longer belongs to this process, which writes nothing to it until a restart.
 
-    Somebody else has written to it, or it was deleted or replaced.
+    Another process has written to it, or it was deleted or replaced.
     """

@@ -1,4 +1,4 @@
-"""Whether the end of a log contradicts itself: going on from there would make it worse."""
+"""The consistency check of the end of a log: an inconsistent log must not be extended."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -9,18 +9,21 @@ from synrepl.storage.discarded import DiscardedRanges
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 
-__all__ = ["CHECKED_AT_OPEN", "what_is_wrong"]
+__all__ = ["CHECKED_AT_OPEN", "find_inconsistency"]
 
 CHECKED_AT_OPEN: Final = 1000
-"""Facts at the head that are checked when the log is opened; all of a big log would take too long."""
+"""The number of last facts checked at open; checking all of a big log would take too long."""
 
 
-def what_is_wrong(
-    tail: Sequence[Fact], floor: LogPosition, positions: Mapping[tuple[str, str], int], voids: DiscardedRanges
+def find_inconsistency(
+    tail: Sequence[Fact],
+    floor: LogPosition,
+    positions: Mapping[tuple[str, str], int],
+    discarded: DiscardedRanges,
 ) -> str:
-    """What is wrong with the last facts beyond `floor`, from where on none is missing; "" if nothing is.
+    """The first inconsistency in the last facts; "" if there is none. No fact is missing beyond `floor`.
 
-    They are `CHECKED_AT_OPEN` and one before them, or all that there are.
+    `tail` is the last `CHECKED_AT_OPEN` facts and the one before them, or all facts.
     """
     if not tail:
         return ""
@@ -33,22 +36,22 @@ def what_is_wrong(
     wrong = verify(tail, floor.digest) if is_all else verify(tail[1:], tail[0].digest)
     if wrong is not None:
         return f"the digest of serial {wrong} does not follow from the facts before it"
-    return _of_positions(tail, positions, voids)
+    return _check_positions(tail, positions, discarded)
 
 
-def _of_positions(
-    tail: Sequence[Fact], positions: Mapping[tuple[str, str], int], voids: DiscardedRanges
+def _check_positions(
+    tail: Sequence[Fact], positions: Mapping[tuple[str, str], int], discarded: DiscardedRanges
 ) -> str:
-    counting = [fact for fact in tail if not voids.hold(fact)]
-    moving = {(fact.stream, fact.writer) for fact in counting if fact.prev_token < fact.token}
-    told: dict[tuple[str, str], int] = {}
-    advance(told, counting)
-    for pair, token in told.items():
+    valid = [fact for fact in tail if not discarded.contains(fact)]
+    advanced = {(fact.stream, fact.writer) for fact in valid if fact.prev_token < fact.token}
+    expected_positions: dict[tuple[str, str], int] = {}
+    advance(expected_positions, valid)
+    for pair, token in expected_positions.items():
         stream, writer = pair
-        kept = positions.get(pair)
-        # Where history was lost, a position stands where that ended, not at a fact; where all facts came
-        # late, it stands at one before them.
-        is_exact = pair in moving and not voids.of(stream)
-        if kept is None or kept < token or (is_exact and kept > token):
-            return f"the last token of {writer} in {stream} is {token}, its position says {kept}"
+        position = positions.get(pair)
+        # After a loss a position is where the old history ended rather than at a fact. If all facts of the
+        # tail were late, it is at a fact before them.
+        is_exact = pair in advanced and not discarded.for_stream(stream)
+        if position is None or position < token or (is_exact and position > token):
+            return f"the last token of {writer} in {stream} is {token}, its position is {position}"
     return ""

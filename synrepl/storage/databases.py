@@ -1,4 +1,4 @@
-"""A homeserver's database, as its URL names it: how to connect, and what to call it."""
+"""A homeserver's database: connections and transactions for its URL."""
 
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Database:
-    """``sqlite:PATH`` or ``postgresql://...``. `name` is safe to show; `flavor` says what SQL it takes."""
+    """``sqlite:PATH`` or ``postgresql://...``. `name` is safe to show; `flavor` is its SQL dialect."""
 
     def __init__(self, url: str, *, what: str = "synrepl") -> None:
         kind, _, rest = url.partition(":")
@@ -33,13 +33,13 @@ class Database:
             self._address = PostgresAddress(url, what=what)
             self.name = self._address.name
         else:
-            # Not the whole of it: there may be a password in it.
+            # Without the rest of the URL, which may contain a password.
             raise ConfigError(f"a database is sqlite:PATH or postgresql://..., not {kind}:")
 
     def connect(self, *, read_only: bool = False) -> Any:
         """A DB-API connection with transactions, usable in any thread, one at a time.
 
-        Raises `StorageError`; a file that is not there is not made.
+        Raises `StorageError`. A missing file is not created.
         """
         if self._address is not None:
             connection: Any = self._address.connect("connect")
@@ -53,38 +53,38 @@ class Database:
         if not is_there:
             raise StorageError(op="connect", why=f"there is no file {self.path}", tried=False)
         mode = "ro" if read_only else "rw"
-        with self.telling("connect"):
+        with self.map_errors("connect"):
             connection = sqlite3.connect(
                 f"file:{quote(str(self.path.absolute()))}?mode={mode}",
                 uri=True,
                 timeout=5,
                 check_same_thread=False,
             )
-            # What is acknowledged survives a power cut.
+            # Commits survive a power cut.
             connection.execute("PRAGMA synchronous = FULL")
         return connection
 
-    def telling(self, op: str) -> AbstractContextManager[None]:
-        """Say `StorageError` where the driver says something of its own."""
+    def map_errors(self, op: str) -> AbstractContextManager[None]:
+        """Raise the driver's errors as `StorageError`."""
         if self._address is not None:
-            return self._address.telling(op)
-        return _telling_sqlite(op, self.name)
+            return self._address.map_errors(op)
+        return _map_sqlite_errors(op, self.name)
 
-    def ask(self, op: str, work: Callable[[Any], T]) -> T:
-        """Run `work` with a cursor in one read-only transaction of a connection of its own.
+    def read_transaction(self, op: str, work: Callable[[Any], T]) -> T:
+        """Run `work` with a cursor, in one read-only transaction of its own connection.
 
-        All of it sees the database as it is at one moment, whoever writes meanwhile.
+        It sees the database as of one moment, whatever other connections write.
         """
-        with closing(self.connect(read_only=True)) as connection, self.telling(op):
+        with closing(self.connect(read_only=True)) as connection, self.map_errors(op):
             cursor = self._begin(connection, postgres="REPEATABLE_READ", sqlite="BEGIN")
             try:
                 return work(cursor)
             finally:
                 connection.rollback()
 
-    def change(self, op: str, work: Callable[[Any], T]) -> T:
-        """Run `work` with a cursor in one transaction of a connection of its own."""
-        with closing(self.connect()) as connection, self.telling(op):
+    def write_transaction(self, op: str, work: Callable[[Any], T]) -> T:
+        """Run `work` with a cursor, in one transaction of its own connection."""
+        with closing(self.connect()) as connection, self.map_errors(op):
             cursor = self._begin(connection, postgres="READ_COMMITTED", sqlite="BEGIN IMMEDIATE")
             try:
                 result = work(cursor)
@@ -94,11 +94,11 @@ class Database:
                 raise
         return result
 
-    def attempt(self, cursor: Any, op: str, work: Callable[[Any], T]) -> T:
-        """Run `work`; when it fails, with `StorageError`, the transaction goes on as if it had not begun."""
+    def savepoint(self, cursor: Any, op: str, work: Callable[[Any], T]) -> T:
+        """Run `work` in a savepoint. If it fails with `StorageError`, the transaction stays usable."""
         cursor.execute("SAVEPOINT attempt")
         try:
-            with self.telling(op):
+            with self.map_errors(op):
                 return work(cursor)
         except StorageError:
             cursor.execute("ROLLBACK TO SAVEPOINT attempt")
@@ -107,20 +107,20 @@ class Database:
             cursor.execute("RELEASE SAVEPOINT attempt")
 
     def _begin(self, connection: Any, *, postgres: str, sqlite: str) -> Any:
-        """A cursor, in a transaction of this kind."""
+        """A cursor in a transaction of this kind."""
         if self.flavor == "postgresql":
             from psycopg import IsolationLevel
 
             connection.isolation_level = IsolationLevel[postgres]
             return connection.cursor()
         cursor = connection.cursor()
-        # Left to itself, Python begins a transaction with the first change, and none for reading.
+        # By itself, Python begins a transaction at the first write, and none for reads.
         cursor.execute(sqlite)
         return cursor
 
 
 @contextmanager
-def _telling_sqlite(op: str, name: str) -> Iterator[None]:
+def _map_sqlite_errors(op: str, name: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:

@@ -1,8 +1,8 @@
-"""History that was lost: facts that followers may have seen, and that are true no more.
+"""Discarded ranges: facts that followers may have seen, but that their source has lost.
 
-The homeserver's database was put back to an older state; the log, which only ever grows, keeps what it had.
-A void says where the old history ends: of its stream, what was written before `epoch` with a token above
-`token` counts no more.
+This happens when the homeserver's database is restored to an older state. The log is append-only and keeps
+the facts. A range marks the end of the old history: the facts of its stream that were written before `epoch`
+with a token above `token` are discarded.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,36 +15,38 @@ __all__ = ["DiscardedRange", "DiscardedRanges"]
 
 
 class DiscardedRange(msgspec.Struct, frozen=True):
-    """From `epoch` on, facts of earlier ones beyond `token` are void."""
+    """Discards the facts of earlier epochs than `epoch` beyond `token`."""
 
     epoch: int
     token: int
 
 
 class DiscardedRanges:
-    """All voids of a log, by stream."""
+    """All discarded ranges of a log, by stream."""
 
     def __init__(self, rows: Iterable[tuple[str, int, int]] = ()) -> None:
         self._by_stream: dict[str, list[DiscardedRange]] = {}
         for stream, epoch, token in rows:
             self.add(stream, DiscardedRange(epoch, token))
 
-    def add(self, stream: str, void: DiscardedRange) -> None:
-        """One more."""
-        self._by_stream.setdefault(stream, []).append(void)
+    def add(self, stream: str, lost: DiscardedRange) -> None:
+        """Add a range."""
+        self._by_stream.setdefault(stream, []).append(lost)
 
-    def of(self, stream: str) -> Sequence[DiscardedRange]:
-        """Those of one stream."""
+    def for_stream(self, stream: str) -> Sequence[DiscardedRange]:
+        """The ranges of one stream."""
         return self._by_stream.get(stream, ())
 
-    def hold(self, fact: Fact) -> bool:
-        """Whether a fact is void."""
-        return any(fact.epoch < void.epoch and fact.token > void.token for void in self.of(fact.stream))
+    def contains(self, fact: Fact) -> bool:
+        """Whether a fact is discarded."""
+        return any(
+            fact.epoch < lost.epoch and fact.token > lost.token for lost in self.for_stream(fact.stream)
+        )
 
     def condition(self, stream: str) -> tuple[str, list[int]]:
-        """SQL that leaves void facts out, and its values."""
-        voids = self.of(stream)
+        """An SQL condition that excludes discarded facts, and its values."""
+        ranges = self.for_stream(stream)
         return (
-            " AND NOT (epoch < ? AND token > ?)" * len(voids),
-            [value for void in voids for value in (void.epoch, void.token)],
+            " AND NOT (epoch < ? AND token > ?)" * len(ranges),
+            [value for lost in ranges for value in (lost.epoch, lost.token)],
         )

@@ -1,4 +1,4 @@
-"""Facts that only this copy had, written to a file before another history takes their place."""
+"""Diverged facts: facts that only this copy has, saved to a file before another history replaces them."""
 
 import os
 from collections.abc import AsyncIterator, Sequence
@@ -16,9 +16,9 @@ __all__ = ["DivergedFacts"]
 
 
 class DivergedFacts:
-    """Files beside the log, named after it: ``<stem>.only-here-<epoch>-<first serial>-<last serial>.ndjson``.
+    """Files next to the log, named ``<stem>.only-here-<epoch>-<first serial>-<last serial>.ndjson``.
 
-    Each line is a fact, as the changelog has it.
+    Each line is a fact in the format of the changelog.
     """
 
     def __init__(self, stem: Path, thread: IThread) -> None:
@@ -26,11 +26,11 @@ class DivergedFacts:
         self._thread = thread
 
     async def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         await self._thread.stop()
 
     async def keep(self, pages: AsyncIterator[Sequence[Fact]]) -> Path | None:
-        """Write all of these, through a power cut; the path, or None if there was no fact."""
+        """Write all these facts durably. Gives the path, or None if there was no fact."""
         fresh = self._stem.with_name(f"{self._stem.name}.only-here.new")
         file: BinaryIO | None = None
         first: Fact | None = None
@@ -81,8 +81,8 @@ def _finish(file: BinaryIO, fresh: Path, path: Path) -> None:
 
 def _failed(path: Path, error: OSError) -> StorageError:
     return StorageError(
-        op="keeping what only this copy has",
+        op="save the facts that only this copy has",
         why=f"{path}: {error.strerror}",
-        hint="free some space, or let the file be written",
+        hint="free some space, or make the directory writable",
         retryable=True,
     )

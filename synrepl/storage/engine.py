@@ -1,7 +1,7 @@
-"""The log in an SQL database: what is the same in all of them.
+"""The log in an SQL database: the part that is the same for all databases.
 
-Its parts are in modules of their own; here is what adds to it and what reads it. What a database does in a
-way of its own (connections, transactions, batches, its errors) is the part of the subclass.
+This module appends and reads by token; the base classes do the rest. Subclasses provide what differs between
+databases: connections, transactions, batches and the mapping of errors.
 """
 
 from abc import abstractmethod
@@ -13,7 +13,7 @@ import msgspec
 from synrepl.errors import StorageError
 from synrepl.ports.history import AppendReceipt, LogPosition
 from synrepl.ports.interfaces import Head
-from synrepl.storage.consistency import CHECKED_AT_OPEN, what_is_wrong
+from synrepl.storage.consistency import CHECKED_AT_OPEN, find_inconsistency
 from synrepl.storage.continuity import advance, check_ascend, check_follow
 from synrepl.storage.paging import take_tokens
 from synrepl.storage.sql_base import COLUMNS, DAMAGED, Row, facts_of, row_of
@@ -29,30 +29,30 @@ __all__ = ["COLUMNS", "DAMAGED", "Row", "SQLEngine"]
 
 
 class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
-    """An `IEngine` over two connections: one for the thread that writes, one for the thread that reads."""
+    """An `IEngine` over two connections: one for the writing thread, one for the reading thread."""
 
-    # Its life
+    # Life cycle
 
     def open(self) -> Head:
-        """Make or migrate the tables, check the head, count this boot, and say where the log stands."""
+        """Create or migrate the tables, check the end of the log, count this boot, and give the head."""
         if self._is_open:
             raise StorageError(op="open", why=f"{self.name} is open already")
-        self._kept, self._tried = (0, ""), None
+        self._committed, self._attempted = (0, ""), None
         with self._map_errors("open"):
             self._acquire()
         self._is_open = True
         try:
             with self._map_errors("open"):
-                database = self._writing("open")
+                database = self._write_connection("open")
                 with self._transaction(database):
                     self._migrate(database)
-                    self._recall(database)
+                    self._reload(database)
                     self._check_head(database)
                     self._check_recorded(database)
                     self._identify(database)
                     self._execute(database, "UPDATE meta SET value = value + 1 WHERE key = 'boots'")
                 head = self.head()
-                self._opened(database)
+                self._on_opened(database)
             self._boots = head.boots
             return head
         except BaseException:
@@ -60,64 +60,64 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
             raise
 
     def _check_recorded(self, database: Any) -> None:
-        """Refuse a log that is an older copy of itself, where that can be told; within a transaction."""
+        """Refuse a log that is an older copy of itself, if the database can tell; within a transaction."""
 
-    def _opened(self, database: Any) -> None:
-        """The log is open, and this start is counted."""
+    def _on_opened(self, database: Any) -> None:
+        """Called once the log is open and this boot is counted."""
 
     def check(self) -> None:
-        """Raise `StorageError` unless a restart would find this log, as this process knows it."""
+        """Raise `StorageError` unless a restart would find this log as this process knows it."""
         with self._map_errors("check"):
             if self._lost is not None:
                 raise self._lost
             database = self._reader("check")
             boots = self._execute(database, "SELECT value FROM meta WHERE key = 'boots'").fetchone()
             if self._boots is not None and boots != (self._boots,):
-                raise self._lose(
+                raise self._set_lost(
                     "check",
                     "another process has opened this log",
                     "find out which other program uses the database and stop it, then restart this daemon",
                 )
-            self._look(database)
+            self._check_storage(database)
 
-    def _look(self, database: Any) -> None:
-        """What else there is to be checked."""
+    def _check_storage(self, database: Any) -> None:
+        """Run the checks that only this kind of database needs."""
 
     def close(self) -> None:
-        """Let go of the database. Harmless when repeated."""
+        """Close the database. Idempotent."""
         self._is_open = False
         self._boots = None
         self._release()
 
     def _check_head(self, database: Any) -> None:
-        """Refuse a log whose end contradicts itself."""
-        floor = self._known_places(database).floor
-        with self._streamed(
+        """Refuse a log whose last facts are inconsistent."""
+        floor = self._current_bounds(database).floor
+        with self._stream_rows(
             database,
             f"SELECT {COLUMNS} FROM facts WHERE serial > ? ORDER BY serial DESC LIMIT ?",
             (floor.serial, CHECKED_AT_OPEN + 1),
         ) as rows:
             tail = list(facts_of(rows))[::-1]
-        why = what_is_wrong(tail, floor, self._positions(database), self._voids)
+        why = find_inconsistency(tail, floor, self._positions(database), self._discarded)
         if why:
             raise StorageError(op="open", why=why, hint=DAMAGED.format(database=self.KIND))
 
-    # Adding to it
+    # Appending
 
     def commit(
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None:
-        """Keep all of these or none, in one synced transaction."""
+        """Store all of these or none, in one synced transaction."""
         with self._map_errors("commit"):
             database = self._writer("commit")
-            places: WriterPositions | None = None
+            bounds: WriterPositions | None = None
             with self._transaction(database):
                 serial, digest, _ = self._last(database)
-                self._check_alone("commit", serial, digest)
+                self._check_sole_writer("commit", serial, digest)
                 if upto is None:
                     check_follow(facts, serial, digest)
                 else:
-                    places = self._filled(database, facts, upto, serial, digest)
+                    bounds = self._update_floor(database, facts, upto, serial, digest)
                 self._insert(database, "facts", COLUMNS, map(row_of, facts))
                 positions: dict[tuple[str, str], int] = {}
                 advance(positions, facts)
@@ -131,18 +131,18 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
                 if receipts:
                     self._add_receipts(database, receipts)
                 if upto is not None:
-                    self._tried = (upto.serial, upto.digest)
+                    self._attempted = (upto.serial, upto.digest)
                 elif facts:
-                    self._tried = (facts[-1].serial, facts[-1].digest)
-        if places is not None:
-            self._places = places
-        if self._tried is not None:
-            self._kept, self._tried = self._tried, None
+                    self._attempted = (facts[-1].serial, facts[-1].digest)
+        if bounds is not None:
+            self._bounds = bounds
+        if self._attempted is not None:
+            self._committed, self._attempted = self._attempted, None
 
-    def _filled(
+    def _update_floor(
         self, database: Any, facts: Sequence[Fact], upto: LogPosition, serial: int, digest: str
     ) -> WriterPositions | None:
-        """Keep where the log stands after these facts, where they do not tell it themselves."""
+        """Store `upto` as the end of the log, if the facts themselves do not imply it."""
         check_ascend(facts, serial, upto.serial)
         if upto.serial < serial:
             raise StorageError(op="commit", why=f"serial {upto.serial} cannot follow {serial}")
@@ -150,23 +150,23 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
         is_whole = len(facts) == upto.serial - serial and last == (upto.serial, upto.digest, upto.epoch)
         if is_whole and verify(facts, digest) is None:
             return None
-        places = msgspec.structs.replace(self._known_places(database), filled=upto)
-        self._store_places(database, places)
-        return places
+        bounds = msgspec.structs.replace(self._current_bounds(database), filled=upto)
+        self._store_bounds(database, bounds)
+        return bounds
 
-    # Reading it
+    # Reading
 
     def read_tokens(
         self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int
     ) -> tuple[list[Fact], bool]:
         """Facts of one stream in order of token, and whether there are more."""
-        unless_void, values = self._voids.condition(stream)
+        not_discarded, values = self._discarded.condition(stream)
         with (
             self._map_errors("read", stream),
-            self._streamed(
+            self._stream_rows(
                 self._reader("read"),
                 f"SELECT {COLUMNS} FROM facts WHERE stream = ? AND token > ? AND token <= ? AND serial <= ?"
-                + unless_void
+                + not_discarded
                 + ("" if writer is None else " AND writer = ?")
                 + " ORDER BY token, serial",
                 (stream, after, upto, serial, *values, *(() if writer is None else (writer,))),
@@ -175,36 +175,36 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
             return take_tokens(facts_of(found), limit)
 
     def rows_at_token(self, stream: str, token: int) -> list[tuple[str, bytes]]:
-        """The writer and the rows of every fact of this stream under this token."""
-        unless_void, values = self._voids.condition(stream)
+        """The writer and rows of every fact of this stream under this token."""
+        not_discarded, values = self._discarded.condition(stream)
         with self._map_errors("rows_at_token", stream):
             return [
                 (writer, rows)
                 for writer, rows in self._execute(
                     self._writer("rows_at_token"),
-                    f"SELECT writer, rows FROM facts WHERE stream = ? AND token = ?{unless_void}"
+                    f"SELECT writer, rows FROM facts WHERE stream = ? AND token = ?{not_discarded}"
                     " ORDER BY serial",
                     (stream, token, *values),
                 )
             ]
 
-    # Becoming a copy
+    # Staging a copy
 
     @abstractmethod
     def staging(self) -> "SQLEngine":
-        """A second log of the same kind beside this one, to make a copy in; not open yet."""
+        """A second log of the same kind, stored next to this one, for building a copy; not opened yet."""
 
     @abstractmethod
     def drop_staged(self) -> None:
-        """Remove what was staged, if there is anything. It is closed."""
+        """Delete the closed staged log, if there is one."""
 
     @abstractmethod
     def _is_staged(self) -> bool:
-        """Whether there is a log where `staging` has it."""
+        """Whether a staged log exists."""
 
     @abstractmethod
     def _replace(self, staged: "SQLEngine", boots: int) -> Head:
-        """Take the staged log, which is whole and closed, in place of this one. Its head then has `boots`."""
+        """Put the complete, closed staged log in the place of this one, and set its `boots`."""
 
     def adopt_staged(self) -> Head:
         """Replace all of this log by the staged one, in one step that survives a power cut."""
@@ -215,7 +215,7 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
             boots = max(self._boots or 0, 1)
             staged = self.staging()
             try:
-                # Whole, and as this release knows it: or this log would be gone, and that one of no use.
+                # Opening migrates and checks the staged log, before this one is gone.
                 boots = max(boots, staged.open().boots) + 1
                 staged._set_boots(boots)
             finally:

@@ -1,4 +1,4 @@
-"""Which engine keeps the log: the database's URL says."""
+"""The choice of the log's engine by the URL of its database."""
 
 from synrepl.errors import ConfigError
 from synrepl.ports.interfaces import IEngine
@@ -8,14 +8,14 @@ __all__ = ["engine_for"]
 
 
 def engine_for(url: str) -> IEngine:
-    """The engine for ``sqlite:PATH`` or ``postgresql://...``, not open yet."""
+    """The engine for ``sqlite:PATH`` or ``postgresql://...``, not opened yet."""
     kind, _, rest = url.partition(":")
     if kind == "sqlite":
         return SQLiteEngine(rest)
     if kind in ("postgresql", "postgres"):
-        # Here, so that who has the log in a file need not have this in memory.
+        # Imported only when used, so that SQLite logs do not load it.
         from synrepl.storage.postgres import PostgresEngine
 
         return PostgresEngine(url)
-    # Not the whole of it: there may be a password in it.
+    # Without the rest of the URL, which may contain a password.
     raise ConfigError(f"a database is sqlite:PATH or postgresql://..., not {kind}:")

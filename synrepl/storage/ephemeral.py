@@ -1,4 +1,4 @@
-"""What is kept of streams that nobody stores: the last few facts, in memory, within a bound."""
+"""Ephemeral streams: the last facts of streams without storage, in bounded memory."""
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
@@ -13,10 +13,10 @@ from synrepl.streams.facts import NO_ROWS, Fact
 __all__ = ["EphemeralStream", "KeyOf"]
 
 KeyOf = Callable[[str, bytes], Hashable | None]
-"""The key of one row (the JSON of its array) of a stream; None when it has none."""
+"""Gives the key of one row (the JSON of its array) of a stream; None if it has none."""
 
 FACT_BYTES = 300
-"""About what a fact costs beside its rows: the object, and its place in the indexes."""
+"""The approximate size of a fact besides its rows: the object and its index entries, in bytes."""
 
 _rows = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -24,12 +24,11 @@ _rows = msgspec.json.Decoder(list[msgspec.Raw])
 class EphemeralStream:
     """The facts of one ephemeral stream since the daemon started.
 
-    Tokens that are given here begin at 1 with each start; `epoch` is the number of the start, so that the
-    restart shows. `token` is the highest position. A fact without rows moves its writer's position and is not
-    held. Over `max_bytes` the oldest facts that newer ones have replaced (all their rows' keys came again)
-    are dropped first, then simply the oldest; the newest always stays. A dropped fact leaves a hole that
-    nobody sees: reading after a token gives what is still held, each fact with the `prev_token` it was
-    written with.
+    Tokens assigned by this class start at 1 with each boot; `epoch` is the number of the boot, so that the
+    restart is visible. `token` is the highest position. A fact without rows moves its writer's position and
+    is not stored. Above `max_bytes` the oldest replaced facts (all their rows' keys came again) are dropped
+    first, then the oldest of all; the newest always stays. A dropped fact leaves no visible gap: a read gives
+    the facts in memory, each with its original `prev_token`.
     """
 
     def __init__(
@@ -43,8 +42,8 @@ class EphemeralStream:
         self.positions: dict[str, int] = {}
         self._key_of = key_of
         self._max_bytes = max_bytes
-        # By number of arrival: writers that bring their own tokens may bring the same.
-        # Not a dict: taking the first key of a dict again and again walks over all that were deleted.
+        # By order of arrival: writers that assign their own tokens may use the same ones.
+        # Not a dict: finding the first key of a dict again and again walks over all deleted keys.
         self._facts: OrderedDict[int, Fact] = OrderedDict()
         self._arrived = 0
         self._by_token: list[tuple[int, int]] = []
@@ -56,13 +55,13 @@ class EphemeralStream:
         return len(self._facts)
 
     def append(self, writer: str, facts: Sequence[bytes], at_ms: int) -> list[Fact]:
-        """Give these facts the next tokens and hold them, as long as the bound allows."""
+        """Add facts with the next tokens, and drop old facts above the bound."""
         made = [self._add(writer, self.token + 1, rows, at_ms) for rows in facts]
         self._keep_within_bound()
         return made
 
     def append_assigned(self, writer: str, token: int, rows: bytes, at_ms: int) -> Fact | None:
-        """Hold a fact that has its token already; None when its writer has reached that token."""
+        """Add a fact that has a token; None if its writer's position is at or beyond it."""
         if token <= self.positions.get(writer, 0):
             return None
         made = self._add(writer, token, rows, at_ms)
@@ -70,7 +69,7 @@ class EphemeralStream:
         return made
 
     def reset_writer(self, writer: str, at_ms: int) -> Fact:
-        """Forget the facts of a writer that began anew; gives the one that says so, at token 0."""
+        """Drop the facts of a writer that was reset. Gives the fact that tells readers, at token 0."""
         for number in [number for number, fact in self._facts.items() if fact.writer == writer]:
             self._drop(number)
         self._by_token = [position for position in self._by_token if position[1] in self._facts]
@@ -80,14 +79,14 @@ class EphemeralStream:
         return Fact(0, self.epoch, self.name, writer, 0, 0, NO_ROWS, at_ms, "")
 
     def after(self, token: int) -> list[Fact]:
-        """What is held beyond `token`, in order of token, then of arrival."""
+        """The facts beyond `token`, in order of token, then of arrival."""
         first = bisect_left(self._by_token, (token + 1, 0))
         return [self._facts[number] for _, number in self._by_token[first:]]
 
     def read_tokens(
         self, *, writer: str | None, after: int, upto: int, limit: int
     ) -> tuple[list[Fact], bool]:
-        """As `IEngine.read_tokens`, of what is held."""
+        """Read facts in memory as `IEngine.read_tokens` does."""
         return take_tokens(
             (
                 fact
@@ -98,12 +97,12 @@ class EphemeralStream:
         )
 
     def forget(self, upto: int) -> None:
-        """Let go of the facts up to this token."""
+        """Drop the facts up to this token."""
         first = bisect_left(self._by_token, (upto + 1, 0))
         for _, number in self._by_token[:first]:
             self._drop(number)
         del self._by_token[:first]
-        # Ascending, so still a heap; without this it would grow for as long as readers keep up.
+        # Sorted, so still a heap; unless filtered it grows as long as readers keep up.
         self._replaced = sorted(number for number in self._replaced if number in self._facts)
 
     def _add(self, writer: str, token: int, rows: bytes, at_ms: int) -> Fact:
@@ -120,12 +119,12 @@ class EphemeralStream:
         return fact
 
     def _replace(self, number: int, rows: bytes, key_of: KeyOf) -> None:
-        """Note that this fact now stands for its rows' keys, and which facts stand for nothing any more."""
+        """Make this fact the newest of its rows' keys, and find the facts that are now fully replaced."""
         keys: set[Hashable] = set()
         for row in _rows.decode(rows):
             key = key_of(self.name, bytes(row))
             if key is None:
-                # Nothing can replace a row without a key, so that its fact counts as current for good.
+                # A row without a key is never replaced, so its fact stays current.
                 keys.add(_Unkeyed)
                 continue
             older = self._newest.get(key)
@@ -152,7 +151,7 @@ class EphemeralStream:
         return next(iter(self._facts))
 
     def _drop(self, number: int) -> None:
-        """Let go of one fact; its place in `_by_token` is the caller's."""
+        """Drop one fact; the caller removes it from `_by_token`."""
         fact = self._facts.pop(number)
         self.bytes_held -= len(fact.rows) + FACT_BYTES
         for key in self._keys.pop(number, ()):
@@ -161,4 +160,4 @@ class EphemeralStream:
 
 
 class _Unkeyed:
-    """Stands for the rows without a key of one fact."""
+    """Represents the rows without a key of one fact."""

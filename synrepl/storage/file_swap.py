@@ -1,4 +1,4 @@
-"""One SQLite file in the place of another, in one step: whoever looks sees the one or the other."""
+"""Replacing one SQLite file by another in one step."""
 
 import os
 import sqlite3
@@ -9,20 +9,20 @@ from typing import Final
 
 from synrepl.errors import StorageError
 
-__all__ = ["remove", "replace", "seal", "sync_directory", "telling"]
+__all__ = ["remove", "replace", "seal", "sync_directory", "map_errors"]
 
 BESIDE: Final = ("-wal", "-shm", "-journal")
-"""What SQLite has beside a file that is in use, by how the names end."""
+"""The suffixes of the files that SQLite keeps next to a file in use."""
 
 PATIENCE: Final = 5.0
-"""Seconds to wait for other programs that look into a file."""
+"""How long to wait for other programs that read a file, in seconds."""
 
 
 def seal(path: Path) -> None:
-    """Make the file whole without anything beside it, and sync it.
+    """Sync the file and make it independent of files next to it.
 
-    Nobody of this process has it open. `StorageError`, or SQLite's own error, if another program has; the
-    system's own, if it cannot be synced.
+    This process must not have it open. Raises `StorageError` or an SQLite error if another program has it
+    open, and `OSError` if it cannot be synced.
     """
     with closing(sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)) as database:
         database.execute("PRAGMA synchronous = FULL")
@@ -32,26 +32,26 @@ def seal(path: Path) -> None:
         raise StorageError(
             op="adopt_staged",
             why=f"{path} is in use: {', '.join(left) or mode}",
-            hint="end the program that reads it",
+            hint="stop the program that reads it",
             retryable=True,
         )
     _sync(path)
 
 
 def replace(fresh: Path, path: Path) -> None:
-    """The step: from now on `path` is what `fresh` was."""
+    """Move `fresh` to `path` in one step."""
     fresh.replace(path)
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in the directory of this file survive a power cut."""
+    """Make the names in this file's directory survive a power cut."""
     _sync(path.parent)
 
 
 def remove(path: Path) -> None:
-    """The file, and what is beside it; there may be nothing. Nobody has it open.
+    """Delete the file, if there is one, and SQLite's files next to it. No process may have it open.
 
-    The file goes first: without what is beside it, it may not be whole.
+    The file goes first: it may be incomplete without the others.
     """
     for name in (path, *(_beside(path, ending) for ending in BESIDE)):
         name.unlink(missing_ok=True)
@@ -59,8 +59,8 @@ def remove(path: Path) -> None:
 
 
 @contextmanager
-def telling(op: str, path: Path) -> Iterator[None]:
-    """Say `StorageError` where the system says something of its own."""
+def map_errors(op: str, path: Path) -> Iterator[None]:
+    """Raise the system's errors as `StorageError`."""
     try:
         yield
     except OSError as error:

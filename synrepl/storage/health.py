@@ -1,7 +1,7 @@
-"""Which reads of a log fail, and what is read again to know when they work.
+"""Read health of a log: which kinds of reads fail, and how to retry them.
 
-A failure is forgotten once the same read works: another one may touch other pages of the database. What may
-pass by itself (`retryable`) counts only when it fails again a moment later.
+A failure is cleared only when the same read works: another read may touch other pages of the database. A
+failure that may pass by itself (`retryable`) counts only if the retry fails too.
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,17 +14,17 @@ from synrepl.errors import StorageError
 __all__ = ["CHECK_SECONDS", "DOUBT_SECONDS", "Probe", "ReadHealth"]
 
 CHECK_SECONDS: Final = 5.0
-"""How often the log is looked at, and reads that fail are tried again."""
+"""How often the log is checked and failed reads are retried, in seconds."""
 
 DOUBT_SECONDS: Final = 1.0
-"""How soon a read is tried again that failed in a way that may have passed."""
+"""How soon a read with a retryable failure is retried, in seconds."""
 
 Probe = Callable[[], Awaitable[object]]
-"""The read that failed, to be tried again."""
+"""Repeats the failed read."""
 
 
 class FailingRead(msgspec.Struct):
-    """One kind of read that fails; `probe` is None where only somebody else can try it again."""
+    """One kind of read that fails; `probe` is None if it cannot be retried."""
 
     why: str
     since: float
@@ -34,14 +34,14 @@ class FailingRead(msgspec.Struct):
 
 
 class ReadHealth:
-    """The kinds of reads that fail now: of each the first failure, until that very read works."""
+    """The kinds of reads that fail now. Each has its first failure, until the same read works."""
 
     def __init__(self, seconds: Callable[[], float]) -> None:
         self._seconds = seconds
         self._failing: dict[str, FailingRead] = {}
 
     def failed(self, kind: str, error: StorageError, probe: Probe | None) -> None:
-        """A read has failed, or the probe of this kind has failed again."""
+        """Record that a read, or the probe of this kind, has failed."""
         known = self._failing.get(kind)
         if known is None:
             since, sure = self._seconds(), not error.retryable
@@ -52,31 +52,31 @@ class ReadHealth:
             self._failing[kind] = FailingRead(str(error), known.since, True, False, probe)
 
     def worked(self, kind: str) -> None:
-        """The read of this kind that had failed works."""
+        """Record that the failed read of this kind works again."""
         self._failing.pop(kind, None)
 
     def clear(self) -> None:
-        """It is another log now."""
+        """Forget all failures: the log was replaced."""
         self._failing.clear()
 
     @property
     def probes(self) -> list[tuple[str, Probe]]:
-        """What to try again."""
+        """The reads to retry."""
         return [(kind, one.probe) for kind, one in self._failing.items() if one.probe is not None]
 
     @property
     def why(self) -> str:
-        """The failure that has lasted longest; empty if all reads work, as far as is known."""
+        """The failure that has lasted longest; empty if no read is known to fail."""
         return self._worst.why if self._worst is not None else ""
 
     @property
     def since(self) -> float:
-        """When that one was first seen."""
+        """When that failure was first seen."""
         return self._worst.since if self._worst is not None else self._seconds()
 
     @property
     def next_seconds(self) -> float:
-        """How soon to look again."""
+        """How soon to check again, in seconds."""
         may_pass = any(one.is_retryable and one.probe is not None for one in self._failing.values())
         return DOUBT_SECONDS if may_pass else CHECK_SECONDS
 

@@ -1,7 +1,7 @@
-"""The writer's side of cache invalidation: what a transaction changes is said in that transaction.
+"""The writer's side of cache invalidation: a transaction writes the invalidations that it causes.
 
-Rows of the ``caches`` stream are written beside the facts that they follow from, so that both are committed,
-or neither is; they are published once they are, and this process forgets before anybody is told of its ids.
+Rows of the ``caches`` stream go into the same transaction as the facts: both are committed, or neither.
+They are published after the commit. This process invalidates its own caches before it announces their ids.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,11 +21,22 @@ TABLE: Final = "cache_invalidation_stream_by_instance"
 
 
 class InvalidationWriter:
-    """Writes the invalidations of this process, with ids from `ids`, into `table`.
+    """Writes cache invalidations of this process to a table, in the transactions that cause them.
 
-    The table is that of homeservers: ``stream_id``, ``instance_name``, ``cache_func``, ``keys`` (on
-    PostgreSQL an array of text, on SQLite its JSON) and ``invalidation_ts`` in ms. `caches` are this
-    process's own.
+    `ids` generates the ids of the ``caches`` stream. `seconds` gives the time in seconds since 1970, for
+    example `reactor.seconds`. `caches` are this process's own, to be invalidated after each commit. `table`
+    is laid out as in homeservers: ``stream_id``, ``instance_name``, ``cache_func``, ``keys`` (on PostgreSQL
+    an array of text, on SQLite its JSON) and ``invalidation_ts`` in ms. Raises `ConfigError` if its name is
+    no SQL identifier::
+
+        writer = synrepl.InvalidationWriter(ids, seconds=reactor.seconds)
+
+        def rename(transaction: Any) -> None:
+            transaction.execute("UPDATE rooms SET name = ? WHERE room_id = ?", ("Lobby", "!r:hs"))
+            with writer.within(transaction) as changes:
+                changes.invalidate("get_room_name", ("!r:hs",))
+
+        await synrepl.transact(pool, rename)
     """
 
     def __init__(
@@ -43,7 +54,7 @@ class InvalidationWriter:
         self._is_postgres = ids.database.flavor == "postgresql"
 
     def create(self, cursor: Any) -> None:
-        """Make the table if it is missing."""
+        """Create the table if it is missing."""
         keys = "TEXT[]" if self._is_postgres else "TEXT"
         cursor.execute(
             f"CREATE TABLE IF NOT EXISTS {self._table} (stream_id BIGINT NOT NULL UNIQUE,"
@@ -52,10 +63,10 @@ class InvalidationWriter:
 
     @contextmanager
     def within(self, transaction: ITransaction) -> Iterator[Changes]:
-        """Collects what the block changes; at its end it is written into the same transaction, in the fewest
-        rows, each with an id of its own.
+        """Collect the invalidations of the block, and write them to the same transaction at its end.
 
-        After the commit the own caches forget; after a rollback nothing happened.
+        They take as few rows as possible, each with its own id. After the commit the own caches are
+        invalidated; after a rollback nothing is. Raises what reserving ids raises (`MultiWriterIdGenerator`).
         """
         changes = Changes()
         yield changes
@@ -63,7 +74,7 @@ class InvalidationWriter:
         if not rows:
             return
         if self._caches is not None:
-            # Asked for before the ids are: so it is done before they are complete.
+            # Registered before the ids are reserved, so that it runs before they are completed.
             transaction.call_after(self._caches.apply, "caches", rows)
         insert = (
             f"INSERT INTO {self._table} (stream_id, instance_name, cache_func, keys, invalidation_ts)"

@@ -1,4 +1,4 @@
-"""One process at a time: locks that the system takes back when their holder dies, however it dies."""
+"""Locks for one process at a time, which the system releases when their holder dies for any reason."""
 
 import errno
 import fcntl
@@ -14,24 +14,24 @@ from synrepl.storage.private_files import make_private
 __all__ = ["DatabaseFile", "FileLock"]
 
 Identity = tuple[int, int]
-"""Device and inode: what a file is, by whatever name it was reached."""
+"""Device and inode: the identity of a file under any name."""
 
-_held: set[Identity] = set()
-"""The databases that this process holds."""
+_locked_files: set[Identity] = set()
+"""The database files that this process holds."""
 
-_held_lock = Lock()
+_locked_files_lock = Lock()
 
 
 class FileLock:
-    """An exclusive lock on a file, which holds the process id of whoever has it."""
+    """An exclusive lock on a file, which contains the process id of the holder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        """Take it, or fail at once with a `StorageError` that says which process has it."""
-        with _telling(self._path, "check that the directory can be written by this user"):
+        """Take the lock. Raises `StorageError` naming the holder if another process has it."""
+        with _map_errors(self._path, "check that the directory can be written by this user"):
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if not _is_locked(descriptor, self._path):
@@ -39,9 +39,9 @@ class FileLock:
                 raise StorageError(
                     op="open",
                     why=f"process {holder} has {self._path}",
-                    hint="end it, or name another database",
+                    hint="stop it, or choose another database",
                 )
-            with _telling(self._path, "the disk may be full", retryable=True):
+            with _map_errors(self._path, "the disk may be full", retryable=True):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
                 make_private(self._path)
@@ -51,21 +51,20 @@ class FileLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Give it back. The file stays: removing it would let two processes lock two files of one name."""
+        """Release the lock. The file stays: without it two processes could lock two files of one name."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 class DatabaseFile:
-    """The file of an SQLite database, held by one process at a time, whatever path leads to it.
+    """The file of an SQLite database, held by one process at a time, under any path.
 
-    The lock is on the file itself (flock), so that a symbolic link, a bind mount and a relative path all meet
-    the same lock. `<path>.lock`, unless `note` is False, tells people which process has it.
+    The lock is on the file itself (flock), so that a symbolic link, a bind mount and a relative path lead to
+    the same lock. Unless `note` is False, `<path>.lock` tells operators which process has it.
 
-    SQLite locks the file with POSIX locks, which a process loses as soon as it closes any descriptor of the
-    file. Therefore `release` comes after SQLite has closed it, and a file that this process holds is not
-    opened a second time.
+    SQLite uses POSIX locks, which a process loses as soon as it closes any descriptor of the file. Therefore
+    `release` comes after SQLite has closed the file, and a file that this process holds is not opened again.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, note: bool = True) -> None:
@@ -74,16 +73,16 @@ class DatabaseFile:
         self._note: FileLock | None = None
         self._descriptor: int | None = None
         self._identity: Identity | None = None
-        # By paths as texts: they are looked at after each commit.
+        # Strings rather than paths: they are used after each commit.
         self._watched: dict[str, Identity] = {}
 
     @property
     def path(self) -> Path:
-        """Where the file is. SQLite keeps its ``-wal`` there, not beside a link to the file."""
+        """The resolved path. SQLite keeps its ``-wal`` next to it, not next to a link to it."""
         return Path(os.path.realpath(self._given)) if self._given.is_symlink() else self._given
 
     def acquire(self) -> None:
-        """Make the file if it is missing, for this user alone, and take it.
+        """Create the file if it is missing, with mode 0600, and lock it.
 
         Raises `StorageError` at once if another process has it, or if it has several names.
         """
@@ -93,7 +92,7 @@ class DatabaseFile:
             note.acquire()
             self._note = note
         try:
-            self._take(path)
+            self._lock_file(path)
             self._make_private(path)
         except BaseException:
             self.release()
@@ -102,30 +101,30 @@ class DatabaseFile:
         # Absolute: the process may change its directory.
         self._watched = {str(path.absolute()): self._identity}
 
-    def _take(self, path: Path) -> None:
-        with _held_lock:
+    def _lock_file(self, path: Path) -> None:
+        with _locked_files_lock:
             while self._descriptor is None:
                 before = _stat(path)
-                if before is not None and _identity(before) in _held:
+                if before is not None and _identity(before) in _locked_files:
                     raise _in_use(path, f"this process ({os.getpid()})")
                 if before is not None and before.st_nlink > 1:
                     raise StorageError(
                         op="open",
                         why=f"{path} is one file with {before.st_nlink} names (hard links), and each name has"
-                        " a write-ahead log of its own",
+                        " its own write-ahead log",
                         hint=f"keep one of the names: find / -xdev -samefile {path.absolute()} lists them;"
                         " make copies with sqlite3's .backup",
                     )
-                with _telling(path, "check that the file and its directory can be written by this user"):
+                with _map_errors(path, "check that the file and its directory can be written by this user"):
                     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:
                     if not _is_locked(descriptor, path):
                         raise _in_use(path, "another process")
-                    # It may have been replaced between opening and locking it.
+                    # The file may have been replaced between opening and locking it.
                     identity, after = _identity(os.fstat(descriptor)), _stat(path)
                     if after is not None and _identity(after) == identity:
                         self._descriptor, self._identity = descriptor, identity
-                        _held.add(identity)
+                        _locked_files.add(identity)
                 finally:
                     if self._descriptor is None:
                         os.close(descriptor)
@@ -136,9 +135,9 @@ class DatabaseFile:
             make_private(path.with_name(path.name + ending))
 
     def missing(self) -> str:
-        """What is not at its path any more, deleted or replaced since it was opened; empty if nothing is.
+        """The file that was deleted or replaced at its path since it was opened; empty if there is none.
 
-        The write-ahead log beside the file counts as a part of it from when it is first seen.
+        The write-ahead log is checked too, from when it is first seen.
         """
         watched = self._watched
         if len(watched) == 1:
@@ -146,7 +145,7 @@ class DatabaseFile:
             wal = f"{path}-wal"
             found = _stat(wal)
             if found is not None:
-                # Not changed in place: two threads look at it.
+                # Replaced rather than changed: two threads read it.
                 watched = self._watched = {**watched, wal: _identity(found)}
         for path, identity in watched.items():
             found = _stat(path)
@@ -155,31 +154,31 @@ class DatabaseFile:
         return ""
 
     def forget_wal(self) -> None:
-        """SQLite has closed the file: the next write-ahead log is another one."""
+        """Forget the write-ahead log's identity: SQLite has closed the file and creates a new one."""
         self._watched = dict(list(self._watched.items())[:1])
 
     def become(self, staged: "DatabaseFile") -> None:
-        """The file held by `staged` has been moved to this one's path: hold that one from now on."""
+        """Take over the file of `staged`, which has been moved to this path."""
         path = next(iter(self._watched))
-        self._let_go_of_file()
+        self._close_file()
         self._descriptor, self._identity = staged._descriptor, staged._identity
         staged._descriptor = staged._identity = None
         assert self._identity is not None
         self._watched = {path: self._identity}
 
     def release(self) -> None:
-        """Give it back. Harmless when repeated."""
+        """Release the file. Idempotent."""
         self._watched = {}
-        self._let_go_of_file()
+        self._close_file()
         if self._note is not None:
             self._note.release()
             self._note = None
 
-    def _let_go_of_file(self) -> None:
-        with _held_lock:
+    def _close_file(self) -> None:
+        with _locked_files_lock:
             if self._descriptor is not None:
                 assert self._identity is not None
-                _held.discard(self._identity)
+                _locked_files.discard(self._identity)
                 os.close(self._descriptor)
         self._descriptor = self._identity = None
 
@@ -188,7 +187,7 @@ def _in_use(path: Path, by: str) -> StorageError:
     return StorageError(
         op="open",
         why=f"{by} has {path} open, perhaps by another path",
-        hint="end it, or name another database",
+        hint="stop it, or choose another database",
     )
 
 
@@ -197,7 +196,7 @@ def _identity(found: os.stat_result) -> Identity:
 
 
 def _stat(path: Path | str) -> os.stat_result | None:
-    """What is there; None if nothing is."""
+    """The status of the file; None if it does not exist."""
     try:
         return os.stat(path)  # noqa: PTH116  # a Path takes as long again
     except (FileNotFoundError, NotADirectoryError):
@@ -207,7 +206,7 @@ def _stat(path: Path | str) -> os.stat_result | None:
 
 
 def _is_locked(descriptor: int, path: Path) -> bool:
-    """Lock it now; False if another process has the lock."""
+    """Try to lock the file; False if another process has the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -222,7 +221,7 @@ def _is_locked(descriptor: int, path: Path) -> bool:
 
 
 @contextmanager
-def _telling(path: Path, hint: str, *, retryable: bool = False) -> Iterator[None]:
+def _map_errors(path: Path, hint: str, *, retryable: bool = False) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A log kept in memory, under the contract of the real ones: for tests and for the simulator."""
+"""A log in memory, with the contract of the real engines: for tests and for the simulator."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ import msgspec
 from synrepl.errors import StorageError
 from synrepl.ports.history import BEGINNING, EpochStart, Lease, LogPosition, LogRange, LogSnapshot
 from synrepl.ports.interfaces import AppendReceipt, Head, KeysOf
-from synrepl.storage.continuity import advance, check_ascend, check_follow, check_turn
+from synrepl.storage.continuity import advance, check_ascend, check_epoch_start, check_follow
 from synrepl.storage.discarded import DiscardedRange, DiscardedRanges
 from synrepl.storage.paging import take_rows, take_tokens
 from synrepl.streams.facts import NO_ROWS, Fact
@@ -20,9 +20,9 @@ __all__ = ["MemoryEngine"]
 
 
 class MemoryEngine:
-    """An `IEngine` whose disk is this object: what was committed outlives `crash` and `close`.
+    """An `IEngine` whose disk is this object: commits survive `crash` and `close`.
 
-    `commits` counts the commits that were kept, `facts` is all that is kept, for tests to look at.
+    For tests, `commits` counts the successful commits and `facts` has all facts.
     """
 
     def __init__(self) -> None:
@@ -33,10 +33,10 @@ class MemoryEngine:
         self.staged: MemoryEngine | None = None
         self._by_stream: dict[str, list[Fact]] = {}
         self._positions: dict[tuple[str, str], int] = {}
-        self._voids = DiscardedRanges()
+        self._discarded = DiscardedRanges()
         self._allocated: dict[str, int] = {}
-        self._place = self._begin = BEGINNING
-        self._turns: list[EpochStart] = []
+        self._position = self._trimmed_upto = BEGINNING
+        self._epoch_starts: list[EpochStart] = []
         self._notes: dict[str, str] = {}
         self._leases: dict[str, Lease] = {}
         self._boots = 0
@@ -44,20 +44,20 @@ class MemoryEngine:
         self._failure: tuple[StorageError, bool, int] | None = None
         self._head_failures: list[StorageError] = []
 
-    # What only tests do
+    # For tests
 
     def fail_next(self, error: StorageError, *, kept: bool = False, silent: int | None = None) -> None:
-        """Let the next commit raise `error`: before anything is kept, or, with `kept`, after all of it was.
+        """Make the next commit raise `error`: before it stores anything, or, with `kept`, after it.
 
-        After it `silent` calls of `head` fail as well, as with a database that cannot be reached: with one
-        (the default of `kept`) whoever committed cannot know the outcome; with none it can ask at once.
+        Then `silent` calls of `head` fail as well, as for an unreachable database: with 1 (the default if
+        `kept`) the outcome of the commit stays unknown; with 0 it can be read at once.
         """
         self._failure = (error, kept, int(kept) if silent is None else silent)
 
     def crash(self) -> None:
-        """Let go without a word, as a killed process does. The next `open` finds what was committed.
+        """Close without cleanup, as a killed process does. The next `open` finds the commits.
 
-        The threads of the old log must be stopped: it would be taken for the new one.
+        The old log's threads must have stopped: they would use the engine of the new log.
         """
         self._is_open = False
         self._failure = None
@@ -65,10 +65,10 @@ class MemoryEngine:
         if self.staged is not None:
             self.staged.crash()
 
-    # The contract
+    # IEngine
 
     def open(self) -> Head:
-        """Take hold of it; `StorageError` when someone has it open."""
+        """Open the log. Raises `StorageError` if it is open already."""
         if self._is_open:
             raise StorageError(op="open", why="this log is open already", hint="one log at a time")
         self._is_open = True
@@ -78,29 +78,29 @@ class MemoryEngine:
         return self.head()
 
     def check(self) -> None:
-        """What is in memory is where it was."""
+        """Check nothing: memory does not move."""
         self._check("check")
 
     def head(self) -> Head:
-        """Where the log stands now."""
+        """The end of the log now."""
         self._check("head")
         if self._head_failures:
             raise self._head_failures.pop()
         return Head(
             epoch=self.epoch,
-            serial=self._place.serial,
-            digest=self._place.digest,
+            serial=self._position.serial,
+            digest=self._position.digest,
             boots=self._boots,
             positions=dict(self._positions),
             allocated=dict(self._allocated),
-            trimmed_upto=self._begin,
-            epoch_starts=tuple(self._turns),
+            trimmed_upto=self._trimmed_upto,
+            epoch_starts=tuple(self._epoch_starts),
         )
 
     def commit(
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None:
-        """Keep all of these or none."""
+        """Store all of these or none."""
         self._check("commit")
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -108,9 +108,9 @@ class MemoryEngine:
             if not failure[1]:
                 raise failure[0]
         if upto is None:
-            check_follow(facts, self._place.serial, self._place.digest)
+            check_follow(facts, self._position.serial, self._position.digest)
         else:
-            check_ascend(facts, self._place.serial, upto.serial)
+            check_ascend(facts, self._position.serial, upto.serial)
         self.commits += 1
         for fact in facts:
             stream = self._by_stream.setdefault(fact.stream, [])
@@ -123,10 +123,10 @@ class MemoryEngine:
         advance(self._positions, facts)
         self.facts.extend(facts)
         if upto is not None:
-            self._place = upto
+            self._position = upto
             self.epoch = max(self.epoch, upto.epoch)
         elif facts:
-            self._place = LogPosition(facts[-1].epoch, facts[-1].serial, facts[-1].digest)
+            self._position = LogPosition(facts[-1].epoch, facts[-1].serial, facts[-1].digest)
         for receipt in receipts:
             self.receipts.setdefault(receipt.key, receipt)
         if failure is not None:
@@ -140,11 +140,11 @@ class MemoryEngine:
         limit: int,
         filter: Filter = ALL,
     ) -> tuple[list[Fact], int]:
-        """Facts in order of serial, and how far it has looked."""
+        """Facts in order of serial, and the last serial examined."""
         self._check("read")
-        upto = min(upto, self._place.serial)
-        taken, is_full = take_rows(self._matching(after, upto, filter), limit)
-        return taken, taken[-1].serial if is_full else max(after, upto)
+        upto = min(upto, self._position.serial)
+        page, is_full = take_rows(self._matching(after, upto, filter), limit)
+        return page, page[-1].serial if is_full else max(after, upto)
 
     def read_text(
         self,
@@ -154,18 +154,18 @@ class MemoryEngine:
         limit: int,
         filter: Filter = ALL,
     ) -> tuple[bytes, int]:
-        """Facts as lines, and how far it has looked."""
+        """Facts as lines of text, and the last serial examined."""
         self._check("read")
-        upto = min(upto, self._place.serial)
-        taken = list(islice(self._matching(after, upto, filter), limit))
+        upto = min(upto, self._position.serial)
+        page = list(islice(self._matching(after, upto, filter), limit))
         lines = [
             b"\x1f".join(
                 value if isinstance(value, bytes) else str(value).encode()
                 for value in msgspec.structs.astuple(fact)
             )
-            for fact in taken
+            for fact in page
         ]
-        return b"\n".join(lines), taken[-1].serial if len(taken) >= limit else max(after, upto)
+        return b"\n".join(lines), page[-1].serial if len(page) >= limit else max(after, upto)
 
     def extent(
         self,
@@ -175,18 +175,18 @@ class MemoryEngine:
         limit: int,
         filter: Filter = ALL,
     ) -> LogRange:
-        """How much there is, and how far it has looked."""
+        """Summarize facts."""
         self._check("read")
-        upto = min(upto, self._place.serial)
-        taken = list(islice(self._matching(after, upto, filter), limit))
+        upto = min(upto, self._position.serial)
+        page = list(islice(self._matching(after, upto, filter), limit))
         tokens: dict[tuple[str, str], int] = {}
-        advance(tokens, taken)
+        advance(tokens, page)
         return LogRange(
-            serial=taken[-1].serial if len(taken) >= limit else max(after, upto),
-            facts=len(taken),
-            bytes=sum(len(fact.rows) for fact in taken),
+            serial=page[-1].serial if len(page) >= limit else max(after, upto),
+            facts=len(page),
+            bytes=sum(len(fact.rows) for fact in page),
             tokens=tokens,
-            at_ms=max((fact.committed_at_ms for fact in taken), default=0),
+            at_ms=max((fact.committed_at_ms for fact in page), default=0),
         )
 
     def _matching(self, after: int, upto: int, filter: Filter) -> Iterator[Fact]:
@@ -206,27 +206,27 @@ class MemoryEngine:
                 for fact in facts[first:last]
                 if fact.serial <= serial
                 and (writer is None or fact.writer == writer)
-                and not self._voids.hold(fact)
+                and not self._discarded.contains(fact)
             ),
             limit,
         )
 
     def rows_at_token(self, stream: str, token: int) -> list[tuple[str, bytes]]:
-        """The writer and the rows of every fact of this stream under this token."""
+        """The writer and rows of every fact of this stream under this token."""
         self._check("rows_at_token")
         facts = self._by_stream.get(stream, [])
         first, last = bisect_left(facts, token, key=_token), bisect_right(facts, token, key=_token)
-        return [(fact.writer, fact.rows) for fact in facts[first:last] if not self._voids.hold(fact)]
+        return [(fact.writer, fact.rows) for fact in facts[first:last] if not self._discarded.contains(fact)]
 
     def begin_epoch(self, epoch_start: EpochStart) -> Head:
-        """Begin a new epoch where the log stands."""
+        """Begin a new epoch at the end of the log."""
         self._check("begin_epoch")
-        check_turn(epoch_start, self.head().position)
+        check_epoch_start(epoch_start, self.head().position)
         self.epoch = epoch_start.epoch
-        self._place = LogPosition(epoch_start.epoch, epoch_start.serial, epoch_start.digest)
-        self._turns.append(epoch_start)
+        self._position = LogPosition(epoch_start.epoch, epoch_start.serial, epoch_start.digest)
+        self._epoch_starts.append(epoch_start)
         if epoch_start.stream:
-            self._voids.add(epoch_start.stream, DiscardedRange(epoch_start.epoch, epoch_start.token))
+            self._discarded.add(epoch_start.stream, DiscardedRange(epoch_start.epoch, epoch_start.token))
             for position, token in self._positions.items():
                 if position[0] == epoch_start.stream:
                     self._positions[position] = min(token, epoch_start.token)
@@ -234,9 +234,9 @@ class MemoryEngine:
         return self.head()
 
     def digest_at(self, serial: int) -> str | None:
-        """The digest there, if it is known."""
+        """The digest at this serial; None if it is unknown."""
         self._check("digest_at")
-        for position in (self._place, self._begin):
+        for position in (self._position, self._trimmed_upto):
             if serial == position.serial:
                 return position.digest
         index = bisect_left(self.facts, serial, key=_serial)
@@ -244,7 +244,7 @@ class MemoryEngine:
         return found[0].digest if found and found[0].serial == serial else None
 
     def receipts_between(self, after: int, upto: int) -> list[AppendReceipt]:
-        """The receipts of appends that begin there."""
+        """The receipts of appends with ``after < first serial <= upto``."""
         self._check("receipts_between")
         found = [
             (first, receipt)
@@ -254,7 +254,7 @@ class MemoryEngine:
         return [receipt for _, receipt in sorted(found, key=lambda one: one[0])]
 
     def snapshot(self) -> LogSnapshot:
-        """What stands beside the facts, as of now."""
+        """Everything the log has besides facts, as of now."""
         head = self.head()
         return LogSnapshot(
             position=head.position,
@@ -265,23 +265,23 @@ class MemoryEngine:
         )
 
     def restore(self, snapshot: LogSnapshot) -> Head:
-        """Take all that stands beside the facts from this."""
+        """Replace everything besides the facts by this snapshot."""
         self._check("restore")
-        self._place, self._begin = snapshot.position, snapshot.trimmed_upto
-        self._turns = list(snapshot.epoch_starts)
+        self._position, self._trimmed_upto = snapshot.position, snapshot.trimmed_upto
+        self._epoch_starts = list(snapshot.epoch_starts)
         self._positions = dict(snapshot.positions)
         self.receipts = {receipt.key: receipt for receipt in snapshot.receipts}
         self.epoch = snapshot.position.epoch
-        self._voids = DiscardedRanges(
+        self._discarded = DiscardedRanges(
             (epoch_start.stream, epoch_start.epoch, epoch_start.token)
-            for epoch_start in self._turns
+            for epoch_start in self._epoch_starts
             if epoch_start.stream
         )
         self._allocate()
         return self.head()
 
     def size(self, after: int) -> int:
-        """About how many bytes the facts beyond this serial take."""
+        """The approximate size in bytes of the facts beyond this serial."""
         self._check("size")
         first = bisect_right(self.facts, after, key=_serial)
         return sum(len(fact.rows) + 300 for fact in self.facts[first:])
@@ -289,34 +289,34 @@ class MemoryEngine:
     def trim(self, upto: int, keys: KeysOf, limit: int) -> LogPosition:
         """Trim a slice of the log."""
         self._check("trim")
-        upto = min(upto, self._place.serial)
-        first = bisect_right(self.facts, self._begin.serial, key=_serial)
+        upto = min(upto, self._position.serial)
+        first = bisect_right(self.facts, self._trimmed_upto.serial, key=_serial)
         last = bisect_right(self.facts, upto, key=_serial)
-        trimmed_upto = self._begin
+        trimmed_upto = self._trimmed_upto
         for fact in self.facts[first:last][:limit]:
             trimmed_upto = LogPosition(fact.epoch, fact.serial, fact.digest)
-        if last - first <= limit and self._place.serial == upto:
-            trimmed_upto = self._place
+        if last - first <= limit and self._position.serial == upto:
+            trimmed_upto = self._position
         base = self.facts[: bisect_right(self.facts, trimmed_upto.serial, key=_serial)]
         newest: dict[tuple[str, bytes], int] = {}
         for fact in base:
-            if fact.rows != NO_ROWS and not self._voids.hold(fact):
+            if fact.rows != NO_ROWS and not self._discarded.contains(fact):
                 newest.update({(fact.stream, key): fact.serial for key in keys(fact.stream, fact.rows) or ()})
-        self._begin = trimmed_upto
+        self._trimmed_upto = trimmed_upto
         current = set(newest.values())
         for fact in base:
             if fact.serial not in current:
                 self.facts.remove(fact)
                 self._by_stream[fact.stream].remove(fact)
-        return self._begin
+        return self._trimmed_upto
 
     def notes(self) -> dict[str, str]:
-        """Small texts kept beside the log."""
+        """Short texts stored with the log, by name."""
         self._check("notes")
         return dict(self._notes)
 
     def note(self, notes: Mapping[str, str | None]) -> None:
-        """Keep these notes, or forget those that are None."""
+        """Store these notes; None deletes a note."""
         self._check("note")
         for name, text in notes.items():
             if text is None:
@@ -330,20 +330,20 @@ class MemoryEngine:
         return [self._leases[uuid] for uuid in sorted(self._leases)]
 
     def keep_leases(self, changed: Sequence[Lease], dropped: Sequence[str] = ()) -> None:
-        """Keep these, forget those."""
+        """Store these leases and delete the dropped uuids."""
         self._check("keep_leases")
         self._leases.update((lease.uuid, lease) for lease in changed)
         for uuid in dropped:
             self._leases.pop(uuid, None)
 
     def staging(self) -> "MemoryEngine":
-        """The log in which a copy is made."""
+        """The log in which a copy is staged."""
         if self.staged is None:
             self.staged = MemoryEngine()
         return self.staged
 
     def adopt_staged(self) -> Head:
-        """Become what is staged."""
+        """Replace this log by the staged one."""
         self._check("adopt_staged")
         staged = self.staged
         if staged is None or staged._is_open:
@@ -355,30 +355,30 @@ class MemoryEngine:
         return self.head()
 
     def drop_staged(self) -> None:
-        """Forget what was staged."""
+        """Delete the staged log."""
         self.staged = None
 
     def receipt(self, key: str) -> AppendReceipt | None:
-        """What an append with this key was answered."""
+        """The receipt of the append with this key."""
         self._check("receipt")
         return self.receipts.get(key)
 
     def forget_receipts(self, before_ms: int) -> None:
-        """Forget the answers given before then."""
+        """Delete the receipts from before this time."""
         self._check("forget_receipts")
         self.receipts = {key: kept for key, kept in self.receipts.items() if kept.at_ms >= before_ms}
 
     def close(self) -> None:
-        """Let go. Harmless when repeated."""
+        """Close the log. Idempotent."""
         self._is_open = False
 
     def _allocate(self) -> None:
-        """What was given out is what is held, and where writers stand."""
+        """Compute the allocated tokens from positions and valid facts."""
         self._allocated = {}
         for (stream, _), token in self._positions.items():
             self._allocated[stream] = max(token, self._allocated.get(stream, token))
         for fact in self.facts:
-            if not self._voids.hold(fact):
+            if not self._discarded.contains(fact):
                 self._allocated[fact.stream] = max(fact.token, self._allocated.get(fact.stream, fact.token))
 
     def _check(self, op: str) -> None:

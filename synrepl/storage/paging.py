@@ -1,4 +1,4 @@
-"""How much one read gives: a limit counted in rows, facts and shared tokens kept whole."""
+"""Page sizes of reads: limits are in rows, and facts and shared tokens stay whole."""
 
 from collections.abc import Iterable
 
@@ -7,34 +7,34 @@ from synrepl.streams.facts import Fact
 __all__ = ["take_rows", "take_tokens", "weight"]
 
 ROW_BYTES = 200
-"""JSON bytes that count as one row: near enough, and no JSON need be parsed to know it."""
+"""The number of JSON bytes that count as one row: near enough, and needs no parsing."""
 
 
 def weight(fact: Fact) -> int:
-    """About how many rows a fact holds; at least one."""
+    """The approximate number of rows in a fact; at least one."""
     return len(fact.rows) // ROW_BYTES or 1
 
 
 def take_rows(facts: Iterable[Fact], limit: int) -> tuple[list[Fact], bool]:
-    """The first facts, up to the one with which `limit` rows are reached, and whether that stopped it."""
-    taken = []
+    """The first facts up to the one that reaches `limit` rows, and whether the limit was reached."""
+    page = []
     for fact in facts:
-        taken.append(fact)
+        page.append(fact)
         limit -= len(fact.rows) // ROW_BYTES or 1
         if limit <= 0:
-            return taken, True
-    return taken, False
+            return page, True
+    return page, False
 
 
 def take_tokens(facts: Iterable[Fact], limit: int) -> tuple[list[Fact], bool]:
-    """As `take_rows`, but facts that share a token stay together; and whether any are left.
+    """Like `take_rows` for facts in order of token, but facts that share a token stay together.
 
-    `facts` come in order of token.
+    Gives the facts and whether there are more.
     """
-    taken: list[Fact] = []
+    page: list[Fact] = []
     for fact in facts:
-        if limit <= 0 and fact.token != taken[-1].token:
-            return taken, True
-        taken.append(fact)
+        if limit <= 0 and fact.token != page[-1].token:
+            return page, True
+        page.append(fact)
         limit -= len(fact.rows) // ROW_BYTES or 1
-    return taken, False
+    return page, False

@@ -1,4 +1,4 @@
-"""A follower's place, kept in a small file that is replaced whole: it is never half written."""
+"""A follower's positions in a small file, which is replaced as a whole and never half written."""
 
 import os
 from pathlib import Path
@@ -16,8 +16,8 @@ __all__ = ["ChangelogPlace", "FilePositions"]
 VERSION: Final = 1
 
 
-class _Kept(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What is in the file: positions for the line protocol, or a place in the changelog."""
+class _SavedPositions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The contents of the file: positions for the line protocol, or a position in the changelog."""
 
     version: int
     positions: dict[str, dict[str, int]] | None = None
@@ -26,17 +26,17 @@ class _Kept(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class ChangelogPlace(msgspec.Struct, frozen=True):
-    """Everything up to this serial of this epoch was had."""
+    """Everything up to this serial of this epoch was received."""
 
     serial: int
     epoch: int
 
 
 class FilePositions:
-    """An `IPositionStore` over the file at `path`; for readers of the changelog it keeps one serial instead.
+    """An `IPositionStore` in the file at `path`; readers of the changelog store one serial in it instead.
 
-    A missing file is a fresh start; one that holds anything else than what was saved is an error.
-    `<path>.lock` is held from `open` to `close`, so that no two followers share a file.
+    A missing file is a fresh start; a file with any other contents is an error. `<path>.lock` is locked from
+    `open` to `close`, so that no two followers share a file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -44,40 +44,40 @@ class FilePositions:
         self._lock = FileLock(Path(f"{os.fspath(path)}.lock"))
 
     def open(self) -> None:
-        """Take the file for this process. Raises `StorageError` if another one has it."""
+        """Lock the file. Raises `StorageError` if another process has it."""
         self._lock.acquire()
 
     def close(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
         self._lock.release()
 
     def load(self) -> SaveablePosition:
-        """The positions saved last; none if there is no file."""
-        kept = self._read()
-        if kept is None:
+        """The last saved positions; empty if there is no file."""
+        saved = self._read()
+        if saved is None:
             return {}
-        if kept.positions is None:
-            raise self._unfit("it holds a place in a changelog, not positions of streams")
-        return kept.positions
+        if saved.positions is None:
+            raise self._unfit("it holds a position in a changelog, not positions of streams")
+        return saved.positions
 
     def save(self, positions: SaveablePosition) -> None:
-        """Keep these positions, through a power cut."""
-        self._write(_Kept(version=VERSION, positions=positions))
+        """Save these positions durably."""
+        self._write(_SavedPositions(version=VERSION, positions=positions))
 
     def load_place(self) -> ChangelogPlace | None:
-        """The place in the changelog saved last; None if there is no file."""
-        kept = self._read()
-        if kept is None:
+        """The last saved position in the changelog; None if there is no file."""
+        saved = self._read()
+        if saved is None:
             return None
-        if kept.serial is None or kept.epoch is None:
-            raise self._unfit("it holds positions of streams, not a place in a changelog")
-        return ChangelogPlace(kept.serial, kept.epoch)
+        if saved.serial is None or saved.epoch is None:
+            raise self._unfit("it holds positions of streams, not a position in a changelog")
+        return ChangelogPlace(saved.serial, saved.epoch)
 
     def save_place(self, position: ChangelogPlace) -> None:
-        """Keep this place, through a power cut."""
-        self._write(_Kept(version=VERSION, serial=position.serial, epoch=position.epoch))
+        """Save this position durably."""
+        self._write(_SavedPositions(version=VERSION, serial=position.serial, epoch=position.epoch))
 
-    def _read(self) -> _Kept | None:
+    def _read(self) -> _SavedPositions | None:
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -88,7 +88,7 @@ class FilePositions:
             version = msgspec.json.decode(data, type=dict[str, Any]).get("version")
             if version != VERSION:
                 raise self._unfit(f"its version is {version!r}, this program knows {VERSION}")
-            return msgspec.json.decode(data, type=_Kept)
+            return msgspec.json.decode(data, type=_SavedPositions)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise self._unfit(str(error)) from error
 
@@ -96,12 +96,12 @@ class FilePositions:
         return StorageError(
             op="reading positions",
             why=f"{self._path} is not what was saved there: {why}",
-            hint="name another file, or remove it to start anew",
+            hint="choose another file, or remove it to start anew",
         )
 
-    def _write(self, kept: _Kept) -> None:
+    def _write(self, saved: _SavedPositions) -> None:
         try:
-            replace_private(self._path, msgspec.json.encode(kept) + b"\n")
+            replace_private(self._path, msgspec.json.encode(saved) + b"\n")
         except OSError as error:
             raise StorageError(
                 op="saving positions", why=f"{self._path}: {error.strerror}", retryable=True

@@ -1,15 +1,15 @@
-"""The log in PostgreSQL: for who has one already, such as the homeserver's own.
+"""The log in PostgreSQL, for sites that run one already, such as the homeserver's own.
 
-The tables are in a schema of their own, so that the log can share a database. ``synchronous_commit`` is on,
-whatever the server's default: acknowledged means durable here.
+The tables have their own schema, so that the log can share a database. ``synchronous_commit`` is on, whatever
+the server's default: acknowledged means durable.
 
-One process at a time has the log: the connection that writes holds an advisory lock. A connection that is
-lost is made again by the next operation, which goes on only when it holds the lock again, nobody else has
-opened the log meanwhile, and what was committed is still there. The lock of a lost connection is free only
-when the server has ended what that connection was doing: so whoever holds it again knows that a commit of
-unknown outcome is decided, and can look.
+One process at a time has the log: the write connection holds an advisory lock. After a connection loss the
+next operation reconnects. It continues only if it gets the lock again, no other process has opened the log
+meanwhile, and the last commit is still there. The server releases the lock of a lost connection only when it
+has ended that connection's work. With the lock, then, the outcome of an uncertain commit is decided and can
+be read.
 
-What trimming frees is used again for new facts; the server itself sees to it (autovacuum).
+Space freed by trimming is reused for new facts; the server's autovacuum sees to it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,19 +32,19 @@ __all__ = ["PostgresEngine"]
 
 SCHEMA: Final = "synrepl"
 STAGED: Final = "synrepl_joining"
-"""The schema in which a copy is made."""
+"""The schema in which a copy is staged."""
 
 LOCKS: Final = {SCHEMA: 0x73796E7265706C31, STAGED: 0x73796E7265706C6A}
-"""The advisory lock of each log; it counts within its database only."""
+"""The advisory lock of each log; its scope is the database."""
 
 FETCHED_AT_ONCE: Final = 200
-"""Facts that a page has in memory beyond those it gives."""
+"""The number of facts a read fetches ahead of those it returns."""
 
 MANY: Final = 8
-"""From so many rows on they are sent together."""
+"""The number of rows from which on they are sent as one batch."""
 
 FIRST_PATIENCE: Final = 1.0
-"""Seconds for the server to notice that the process before this one has gone."""
+"""How long the first lock waits for the server to notice the end of the previous process, in seconds."""
 
 HOLDER = """
     SELECT activity.pid, activity.application_name
@@ -56,16 +56,16 @@ HOLDER = """
 
 
 class PostgresEngine(SQLEngine):
-    """An `IEngine` over the database at `url`, in this `schema`, which is made when it is missing.
+    """An `IEngine` over the database at `url`, in this `schema`, which is created if it is missing.
 
-    `lock_seconds` is how long a connection made again waits for the lock, which the one that was lost may
-    hold until the server notices.
+    After a reconnect it waits up to `lock_seconds` for the lock: the lost connection may hold it until the
+    server notices.
     """
 
     UNINDEXED_STREAM = "(stream || '')"
     FACT_BYTES = 230
     PATIENCE = 5.0
-    """Seconds to wait for who reads tables that are to go."""
+    """How long to wait for readers of tables that are to be dropped, in seconds."""
     ROWS_BYTES = "pg_column_size(rows)"
     LINE = (
         "concat_ws(chr(31), serial, epoch, stream, writer, prev_token, token, convert_from(rows, 'UTF8'),"
@@ -83,7 +83,7 @@ class PostgresEngine(SQLEngine):
         self._lock_seconds = lock_seconds
         self._writes: Connection | None = None
         self._reads: Connection | None = None
-        # The server's number for the connection that has, or had, the lock.
+        # The server process of the connection that has, or had, the lock.
         self._backend: int | None = None
 
     def __repr__(self) -> str:
@@ -109,23 +109,23 @@ class PostgresEngine(SQLEngine):
                 database.close()
         self._reads = self._writes = None
 
-    def _writing(self, op: str) -> "Connection":
+    def _write_connection(self, op: str) -> "Connection":
         if self._writes is None or not is_alive(self._writes):
             if self._writes is not None:
                 self._writes.close()
             self._writes = None
             fresh = self._connect(op)
             try:
-                with self._address.telling(op, tried=False):
+                with self._address.map_errors(op, tried=False):
                     self._lock(fresh, op, self._lock_seconds)
-                    self._check_ours(fresh, op)
+                    self._check_unchanged(fresh, op)
             except BaseException:
                 fresh.close()
                 raise
             self._writes = fresh
         return self._writes
 
-    def _reading(self, op: str) -> "Connection":
+    def _read_connection(self, op: str) -> "Connection":
         if self._reads is None or not is_alive(self._reads):
             if self._reads is not None:
                 self._reads.close()
@@ -136,10 +136,10 @@ class PostgresEngine(SQLEngine):
     def _connect(self, op: str) -> "Connection":
         database = self._address.connect(op)
         try:
-            with self._address.telling(op, tried=False):
+            with self._address.map_errors(op, tried=False):
                 database.execute(f"SET search_path = {self._schema}".encode())
                 if self._schema == STAGED:
-                    # The transaction that adopts it makes all before it durable.
+                    # The transaction that adopts the copy makes all earlier ones durable.
                     database.execute("SET synchronous_commit = off")
                 database.execute(
                     "SELECT set_config('synchronous_commit', 'on', false)"
@@ -152,7 +152,7 @@ class PostgresEngine(SQLEngine):
         return database
 
     def _lock(self, database: "Connection", op: str, seconds: float) -> None:
-        """Take the lock, or say who has it."""
+        """Take the lock. Raises `StorageError` naming its holder."""
         import psycopg
 
         database.execute(f"SET lock_timeout = {max(1, int(seconds * 1000))}".encode())
@@ -162,24 +162,24 @@ class PostgresEngine(SQLEngine):
             number = (self._lock_number >> 32, self._lock_number & 0xFFFFFFFF)
             found = database.execute(HOLDER, number).fetchone()
             backend, holder = found or (None, None)
-            is_ours = op != "open" and backend in (None, self._backend)
-            who = "the lost connection" if is_ours else _who(holder)
+            is_own = op != "open" and backend in (None, self._backend)
+            who = "the lost connection" if is_own else _holder_name(holder)
             raise StorageError(
                 op=op,
                 why=f"{who} has the log in {self.name} (server process {backend or 'unknown'})",
-                hint="the server will notice its end" if is_ours else "end it, or name another database",
-                retryable=is_ours,
+                hint="the server will notice its end" if is_own else "stop it, or choose another database",
+                retryable=is_own,
                 tried=False,
             ) from error
         database.execute("SET lock_timeout = 0")
         self._backend = database.info.backend_pid
 
-    def _check_ours(self, database: "Connection", op: str) -> None:
-        """Refuse, for good, to go on in a log that went on without us: its history is not ours any more."""
+    def _check_unchanged(self, database: "Connection", op: str) -> None:
+        """Refuse all further writes if the log changed while this process was disconnected."""
         if self._boots is None:
             return
         boots = database.execute("SELECT value FROM meta WHERE key = 'boots'").fetchone()
-        serial, digest = self._kept
+        serial, digest = self._committed
         found = database.execute(
             "SELECT digest FROM facts WHERE serial = %s UNION SELECT digest FROM places WHERE serial = %s",
             (serial, serial),
@@ -191,14 +191,17 @@ class PostgresEngine(SQLEngine):
             why = f"serial {serial} is not there as it was committed"
         if why:
             self._lost = StorageError(
-                op=op, why=f"{self.name}: {why}", hint="start again, to go on from what is there", tried=False
+                op=op,
+                why=f"{self.name}: {why}",
+                hint="restart the daemon to continue from there",
+                tried=False,
             )
             raise self._lost
 
-    # What PostgreSQL does in its own way
+    # PostgreSQL's own ways
 
     def _migrate(self, database: "Connection") -> None:
-        # Asked first: whoever may not make schemas may not say IF NOT EXISTS either.
+        # Checked first: IF NOT EXISTS needs the right to create schemas even if the schema exists.
         if database.execute("SELECT to_regnamespace(%s)", (self._schema,)).fetchone() == (None,):
             database.execute(f"CREATE SCHEMA {self._schema}".encode())
         if not _has_log(database, self._schema):
@@ -209,11 +212,11 @@ class PostgresEngine(SQLEngine):
             self.name,
         )
 
-    # No state file: the server keeps the log and all that identifies it together, so that no part can be lost
-    # alone. What a new connection finds is compared with what this process knows.
+    # No state file: the server stores the log and its identity together, so that neither is lost alone. A new
+    # connection compares both with what this process knows.
 
     def _map_errors(self, op: str, stream: str = "") -> Any:
-        return self._address.telling(op, stream)
+        return self._address.map_errors(op, stream)
 
     def _transaction(self, database: "Connection") -> Any:
         return database.transaction()
@@ -236,12 +239,12 @@ class PostgresEngine(SQLEngine):
             with database.cursor() as cursor:
                 cursor.executemany(text, rows)
             return
-        # One after the other: executemany has its price before the first.
+        # One by one: executemany has a fixed cost.
         for row in rows:
             database.execute(text, row)
 
     @contextmanager
-    def _streamed(
+    def _stream_rows(
         self, database: "Connection", statement: str, values: Sequence[object]
     ) -> Iterator[Iterable[Row]]:
         with database.transaction(), database.cursor("page", binary=True) as found:
@@ -249,75 +252,75 @@ class PostgresEngine(SQLEngine):
             found.execute(for_postgres(statement).encode(), values)
             yield found
 
-    # Becoming a copy
+    # Staging a copy
 
     def staging(self) -> "PostgresEngine":
-        """The log in the schema `synrepl_joining`, not open yet."""
+        """The log in the schema `synrepl_joining`, not opened yet."""
         return PostgresEngine(self._url, schema=STAGED, lock_seconds=self._lock_seconds)
 
     def _is_staged(self) -> bool:
         return _has_log(self._writer("adopt_staged"), STAGED)
 
     def drop_staged(self) -> None:
-        """Remove the tables. The schema stays, since not everyone may make one."""
+        """Drop the tables. The schema stays, since not every user may create one."""
         database = self._writer("drop_staged")
         with self._map_errors("drop_staged"), database.transaction():
-            self._set_alone(database)
+            self._exclude_others(database)
             for table in TABLES:
                 database.execute(f"DROP TABLE IF EXISTS {STAGED}.{table}".encode())
 
     def _replace(self, staged: SQLEngine, boots: int) -> Head:
-        """Move the staged tables to the place of these, one by one: the schema may hold others."""
+        """Move the staged tables into this schema, one by one: the schema may hold other tables."""
         database = self._writer("adopt_staged")
-        before, kept = self._boots, self._kept
+        before, kept = self._boots, self._committed
         try:
             with self._transaction(database):
-                self._set_alone(database)
+                self._exclude_others(database)
                 for table in TABLES:
                     database.execute(f"DROP TABLE {SCHEMA}.{table}".encode())
                     database.execute(f"ALTER TABLE {STAGED}.{table} SET SCHEMA {SCHEMA}".encode())
         except BaseException:
             if not self._was_replaced(boots, before):
-                self._boots, self._kept = before, kept
+                self._boots, self._committed = before, kept
                 raise
-        self._boots, self._kept = boots, (0, "")
-        # What it has prepared is of tables that are gone.
+        self._boots, self._committed = boots, (0, "")
+        # Its prepared statements refer to dropped tables.
         if self._reads is not None:
             self._reads.close()
         try:
             return self.head()
         except BaseException:
-            # It is the other log now: nobody may go on as if it was not.
+            # The schema has the new log now: close, rather than continue the old one.
             self.close()
             raise
 
     def _was_replaced(self, boots: int, before: int | None) -> bool:
-        """Whether the log is the staged one now, though nobody said so. Else it is as it was.
+        """Whether the staged log is in place although its transaction failed. If not, the log is unchanged.
 
-        Where it cannot be found out, nothing works any more until the next start, which finds either.
+        If that cannot be determined, nothing works until the next start, which finds one or the other.
         """
-        # Until this is known, no count of starts is the right one.
+        # Neither count of boots is right until this is known.
         self._boots = None
         try:
             with self._map_errors("adopt_staged"):
-                asked = self._writer("adopt_staged").execute("SELECT value FROM meta WHERE key = 'boots'")
-                found = asked.fetchone()
+                cursor = self._writer("adopt_staged").execute("SELECT value FROM meta WHERE key = 'boots'")
+                found = cursor.fetchone()
             why = "" if found in {(boots,), (before,)} else "another process has opened the log"
         except StorageError as error:
             found, why = None, str(error)
         if why:
             self._lost = StorageError(
                 op="adopt_staged",
-                why=f"{self.name}: nobody knows whether the copy has taken the log's place: {why}",
-                hint="start again, to go on from what is there",
+                why=f"{self.name}: it is unknown whether the copy has replaced the log: {why}",
+                hint="restart the daemon to continue from there",
                 tried=False,
             )
         return bool(found == (boots,))
 
-    def _set_alone(self, database: "Connection") -> None:
-        """Within a transaction: wait a moment until nobody has what is staged; and for others no longer."""
+    def _exclude_others(self, database: "Connection") -> None:
+        """Exclude other users of the staged log for the rest of the transaction; waits a moment for them."""
         database.execute(f"SET LOCAL lock_timeout = {int(self.PATIENCE * 1000)}".encode())
-        # The server may still be about to end the connection of the one who had it.
+        # The server may still be ending the connection of the previous user.
         database.execute("SELECT pg_advisory_xact_lock(%s)", (LOCKS[STAGED],))
 
 
@@ -325,8 +328,8 @@ def _has_log(database: "Connection", schema: str) -> bool:
     return database.execute("SELECT to_regclass(%s)", (f"{schema}.meta",)).fetchone() != (None,)
 
 
-def _who(holder: str | None) -> str:
-    """The process, from the name its connection has at the server, which not everyone may see."""
+def _holder_name(holder: str | None) -> str:
+    """The process that holds the lock, from its connection's name, which not every user may see."""
     words = (holder or "").split()
     if len(words) == 3 and words[1].isdigit():
         return f"process {words[1]} on {words[2]}"

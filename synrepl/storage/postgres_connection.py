@@ -1,6 +1,6 @@
-"""One connection to PostgreSQL: every wait bounded, errors in our words, and no password in any of them.
+"""A connection to PostgreSQL: every wait bounded, errors as `StorageError`, no password in any of them.
 
-psycopg is an extra; it is imported when the first connection is made.
+psycopg is an extra; it is imported for the first connection.
 """
 
 import os
@@ -30,7 +30,7 @@ PATIENCE: Final = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""How soon a server that has gone without a word is taken for gone. What the URL says of these wins."""
+"""The timeouts after which a silent server counts as gone. Values in the URL take precedence."""
 
 LIMITS: Final = [
     "idle_in_transaction_session_timeout",
@@ -41,35 +41,35 @@ LIMITS: Final = [
 
 HINTS: Final = {
     "08": "check that the server runs, can be reached, and lets this user into this database",
-    "25006": "it is a standby, or read only; name the primary",
+    "25006": "it is a standby, or read only; use the primary",
     "28": "check the user, and its password in the pgpass file",
-    "3D000": "make the database, or name another one",
-    "42P01": "a table is not there, or not any more: stop the daemon, and restore it from a backup",
+    "3D000": "create the database, or choose another one",
+    "42P01": "a table is missing: stop the daemon, and restore the database from a backup",
     "42501": "the user needs CREATE on the database, or a schema synrepl of its own; to join as a replica"
     " also a schema synrepl_joining",
-    "53": "the server has run out of something; free some",
+    "53": "the server has run out of a resource; free some",
     "53100": "the server's disk is full; free some space",
     "53300": "the server has too many connections",
     "57P": "the server is stopping or starting",
-    "58": "the server's disk or system failed; look at its log",
+    "58": "the server's disk or system failed; check its log",
     "XX001": DAMAGED.format(database="database"),
     "XX002": DAMAGED.format(database="database"),
 }
-"""What a person can do, by SQLSTATE or how it begins."""
+"""What the operator can do, by SQLSTATE or its prefix."""
 
 OUT_OF_RANGE: Final = "22003"
-"""A number that is too large."""
+"""The SQLSTATE of a number that is too large."""
 
 RETRYABLE: Final = {"08", "25006", "40", "53", "55", "57", "58"}
 
 ASK_AT_MOST: Final = 100
-"""Reads from a socket before a connection that keeps talking is taken for alive."""
+"""The number of socket reads after which a connection with more data counts as alive."""
 
 
 class PostgresAddress:
-    """Where a database is, and how connections to it are made. Its text is safe to show.
+    """The address of a database, for making connections. Its text is safe to show.
 
-    `what` begins the name under which the server lists the connections; the process and its machine follow.
+    The server lists the connections under a name of `what`, the process id and the host.
     """
 
     def __init__(self, url: str, *, what: str = "synrepl") -> None:
@@ -83,12 +83,12 @@ class PostgresAddress:
         return f"<PostgresAddress {self.name}>"
 
     def connect(self, op: str) -> "Connection":
-        """A connection in autocommit mode; `StorageError` with `tried` False when there is none to be had."""
+        """Connect in autocommit mode. Raises `StorageError` with `tried` False if that fails."""
         connect = _psycopg().connect
-        with self.telling(op, tried=False):
+        with self.map_errors(op, tried=False):
             database: Connection = connect(autocommit=True, client_encoding="utf8", **self._given)
             try:
-                # What an operator has set for other programs must not end ours in the middle of something.
+                # Limits that an operator set for other programs must not interrupt this one.
                 database.execute("SET statement_timeout = 0")
                 database.execute(
                     "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = ANY(%s)", (LIMITS,)
@@ -99,8 +99,8 @@ class PostgresAddress:
         return database
 
     @contextmanager
-    def telling(self, op: str, stream: str = "", *, tried: bool = True) -> Iterator[None]:
-        """Say `StorageError`, with a hint, where PostgreSQL says something of its own."""
+    def map_errors(self, op: str, stream: str = "", *, tried: bool = True) -> Iterator[None]:
+        """Raise PostgreSQL's errors as `StorageError`, with a hint."""
         try:
             yield
         except UnicodeEncodeError as error:
@@ -123,14 +123,14 @@ class PostgresAddress:
 
 
 def is_alive(database: "psycopg.Connection[Any]") -> bool:
-    """Whether the other end of an idle connection is there, as far as it has told: without asking it."""
+    """Whether an idle connection is still open, as far as is known without a query."""
     waiting = select.poll()
     try:
         waiting.register(database.fileno(), select.POLLIN)
         for _ in range(ASK_AT_MOST):
             if not waiting.poll(0):
                 break
-            # The end of a connection shows only when all that came before it was read.
+            # The end of the connection is read only after all data before it.
             database.pgconn.consume_input()
             database.pgconn.is_busy()
     except _psycopg().Error:
@@ -150,16 +150,16 @@ def _psycopg() -> Any:
 
 
 def _parsed(url: str) -> dict[str, Any]:
-    """What the URL says, by libpq's names."""
+    """The parameters in the URL, by libpq's names."""
     _psycopg()
     from psycopg.conninfo import conninfo_to_dict
 
     try:
         return conninfo_to_dict(url)
     except _psycopg().Error:
-        # Its own text, and whatever led to it, may quote a password.
+        # The original error may contain a password.
         raise StorageError(
-            op="open", why="the database is no PostgreSQL URL", hint="as postgresql://user@host/database"
+            op="open", why="the database is no PostgreSQL URL", hint="use postgresql://user@host/database"
         ) from None
 
 

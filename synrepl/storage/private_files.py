@@ -1,4 +1,4 @@
-"""Files that only their owner may read: they hold a homeserver's data."""
+"""Files that only their owner can read: they contain a homeserver's data."""
 
 import os
 from pathlib import Path
@@ -12,14 +12,14 @@ _log = Logger(namespace="synrepl.storage")
 
 
 def create_private(path: Path) -> BinaryIO:
-    """Open a file for writing, empty, with mode 0600 whatever the umask is. Raises `OSError`."""
+    """Open a file for writing, empty and with mode 0600 whatever the umask. Raises `OSError`."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     os.fchmod(descriptor, 0o600)
     return os.fdopen(descriptor, "wb")
 
 
 def replace_private(path: Path, data: bytes) -> None:
-    """Put this in place of a file, whole and through a power cut, with mode 0600. Raises `OSError`."""
+    """Replace a file durably, as a whole, with mode 0600. Raises `OSError`."""
     fresh = path.with_name(f".{path.name}.new")
     with create_private(fresh) as file:
         file.write(data)
@@ -30,7 +30,7 @@ def replace_private(path: Path, data: bytes) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Returns when the names in it are as durable as files that were synced."""
+    """Sync a directory: the names in it become durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -39,9 +39,9 @@ def sync_directory(path: Path) -> None:
 
 
 def make_private(path: Path) -> None:
-    """Take a file away from the group and from others, if it is there and ours, and say so.
+    """Set mode 0600 on an existing file of this user, and log the change.
 
-    A file of another user stays as it is: that is the operator's own choice. Raises `OSError`.
+    A file of another user is left alone: that is the operator's choice. Raises `OSError`.
     """
     try:
         found = path.stat()
@@ -50,7 +50,7 @@ def make_private(path: Path) -> None:
     if found.st_uid == os.geteuid() and found.st_mode & 0o077:
         path.chmod(0o600)
         _log.info(
-            "{path} is private now: its mode was {mode:04o}, and is 0600",
+            "changed the mode of {path} from {mode:04o} to 0600, since others could read it",
             path=str(path),
             mode=found.st_mode & 0o7777,
         )

@@ -1,4 +1,4 @@
-"""The tables of the log, in SQLite and in PostgreSQL, and how older ones become today's."""
+"""The tables of the log in SQLite and PostgreSQL, and their migrations."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -12,7 +12,7 @@ __all__ = ["MIGRATIONS", "TABLES", "Migration", "migrate"]
 
 
 class Migration(msgspec.Struct, frozen=True, kw_only=True):
-    """What leads from one version of the schema to the next, in both databases."""
+    """The statements from one schema version to the next, for both databases."""
 
     sqlite: tuple[str, ...]
     postgres: tuple[str, ...]
@@ -41,8 +41,8 @@ VOIDS_TO_TURNS: Final = f"""
     WHERE true
     ON CONFLICT (epoch) DO NOTHING
 """
-"""Epochs only ever began because facts were lost: each after the last fact of those before it. When that was,
-nobody noted; at that fact's time at the earliest.
+"""Before this version an epoch began only when facts were lost: after the last fact of the earlier epochs.
+The time was not recorded; it is that fact's time or later.
 """
 
 MIGRATIONS: tuple[Migration, ...] = (
@@ -59,7 +59,7 @@ MIGRATIONS: tuple[Migration, ...] = (
                 committed_at_ms INTEGER NOT NULL,
                 digest TEXT NOT NULL
             )""",
-            # SQLite ends each entry with the serial: this is also the order (token, serial).
+            # SQLite ends each index entry with the serial, so this is also the order (token, serial).
             "CREATE INDEX facts_by_token ON facts (stream, token)",
             """CREATE TABLE positions (
                 stream TEXT NOT NULL,
@@ -196,13 +196,13 @@ MIGRATIONS: tuple[Migration, ...] = (
         ),
     ),
 )
-"""From each version of the schema to the next, from 0 on. Only ever add to the end."""
+"""The migrations from each schema version to the next, from 0 on. Append-only."""
 
 
 def migrate(execute: Callable[[str], Any], migrations: Sequence[Sequence[str]], where: str) -> None:
-    """Bring the tables to the newest version. The table `meta` is there; the caller has a transaction open.
+    """Migrate the tables to the newest version. `meta` exists, and the caller has a transaction open.
 
-    `StorageError` when they are newer than this program: it would not know what it destroys.
+    Raises `StorageError` if the tables are newer than this release, which could damage them.
     """
     found = execute("SELECT value FROM meta WHERE key = 'version'").fetchone()
     version = found[0] if found else 0
@@ -210,7 +210,7 @@ def migrate(execute: Callable[[str], Any], migrations: Sequence[Sequence[str]], 
         raise StorageError(
             op="open",
             why=f"{where} has schema version {version}, this release knows {len(migrations)}",
-            hint="a newer release wrote it; run that one",
+            hint="a newer release wrote it; run that release",
         )
     for statements in migrations[version:]:
         for statement in statements:

@@ -1,4 +1,4 @@
-"""One text for two databases: statements are written as SQLite takes them, and adapted where need be."""
+"""SQL for two databases: statements are written in SQLite's dialect and adapted to PostgreSQL."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -11,13 +11,13 @@ Flavor = Literal["sqlite", "postgresql"]
 
 @cache
 def for_postgres(statement: str) -> str:
-    """The statement with psycopg's placeholders in place of question marks.
+    """Replace the question marks of a statement by psycopg's placeholders.
 
-    No statement of ours has a question mark or a per cent sign in a text.
+    No statement in synrepl has a question mark or a per cent sign inside a literal.
     """
     return statement.replace("%", "%%").replace("?", "%s")
 
 
 def execute(cursor: Any, flavor: Flavor, statement: str, values: Sequence[object] = ()) -> None:
-    """Execute a statement of ours with the cursor of a database of this flavor."""
+    """Execute a statement with the cursor of a database of this flavor."""
     cursor.execute(for_postgres(statement) if flavor == "postgresql" else statement, values)

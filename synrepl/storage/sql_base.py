@@ -1,6 +1,6 @@
-"""What the parts of an SQL engine stand on: two connections, transactions and statements.
+"""The base of the parts of an SQL engine: two connections, transactions and statements.
 
-Statements are written once, as SQLite takes them. What a database does in a way of its own is abstract here.
+Statements are written once, in SQLite's dialect. What differs between databases is abstract.
 """
 
 from abc import ABC, abstractmethod
@@ -14,165 +14,165 @@ from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Head
 from synrepl.storage.append_errors import LogLost
 from synrepl.storage.discarded import DiscardedRanges
-from synrepl.storage.writer_positions import WriterPositions, load_places
+from synrepl.storage.writer_positions import WriterPositions, load_bounds
 from synrepl.streams.facts import Fact
 
-__all__ = ["COLUMNS", "DAMAGED", "Row", "SQLBase", "facts_of", "in_runs", "marks", "row_of"]
+__all__ = ["COLUMNS", "DAMAGED", "Row", "SQLBase", "facts_of", "in_batches", "placeholders", "row_of"]
 
 COLUMNS: Final = "serial, epoch, stream, writer, prev_token, token, rows, committed_at_ms, digest"
 
 DAMAGED: Final = "the {database} is damaged; restore it, or join again as a replica"
 
 AT_ONCE: Final = 128
-"""Values that one statement has in a list."""
+"""The number of values in one list of a statement."""
 
 Row = tuple[Any, ...]
 V = TypeVar("V")
 
 
 class SQLBase(ABC):
-    """Two connections to one database: one for the thread that writes, one for the thread that reads.
+    """Two connections to one database: one for the writing thread, one for the reading thread.
 
-    `name` says, without secrets, which database it is.
+    `name` identifies the database, without secrets.
     """
 
     KIND = "database"
-    """What a person calls it."""
+    """The kind of database, for messages."""
 
     UNINDEXED_STREAM = "stream"
-    """The column `stream`, written so that its index is not used: each page would sort all that follows."""
+    """The column `stream` in a form that avoids its index: with it each page would sort all that follows."""
 
     ROWS_BYTES = "length(rows)"
-    """How long the column `rows` is, asked without reading it."""
+    """The length of the column `rows`, computed without reading it."""
 
     FACT_BYTES = 120
-    """What a fact takes, as measured, beside its rows and names: its digest, numbers, entries in indexes."""
+    """The measured size of a fact besides its rows and names: digest, numbers, index entries; in bytes."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._is_open = False
-        # What this process knows, for when a connection is lost: which start it is, what is surely kept.
+        # For reconnects: the number of this boot.
         self._boots: int | None = None
-        # Where this process left the log (no digest: not known), and where it tried to bring it.
-        self._kept = (0, "")
-        self._tried: tuple[int, str] | None = None
-        # Why this log is not ours any more.
+        # Where this process left the log (no digest: unknown), and the end of its last attempted commit.
+        self._committed = (0, "")
+        self._attempted: tuple[int, str] | None = None
+        # Why this log no longer belongs to this process.
         self._lost: StorageError | None = None
-        self._voids = DiscardedRanges()
-        # None while nobody knows: a transaction that changes them may have been kept, or not.
-        self._places: WriterPositions | None = None
+        self._discarded = DiscardedRanges()
+        # None while unknown: the outcome of a transaction that changed them is uncertain.
+        self._bounds: WriterPositions | None = None
 
-    # What a database does in its own way
+    # Provided by each database
 
     @abstractmethod
     def _acquire(self) -> None:
-        """Take the lock and connect; `StorageError` that says who has it, if another process does."""
+        """Take the lock and connect. Raises `StorageError` naming the holder if another process has it."""
 
     @abstractmethod
     def _release(self) -> None:
-        """End the connections and give the lock back. Harmless when repeated."""
+        """Close the connections and release the lock. Idempotent."""
 
     @abstractmethod
     def _migrate(self, database: Any) -> None:
-        """Make or migrate the tables, within a transaction."""
+        """Create or migrate the tables, within a transaction."""
 
     @abstractmethod
-    def _writing(self, op: str) -> Any:
-        """The connection that writes, which holds the lock."""
+    def _write_connection(self, op: str) -> Any:
+        """The connection for writing, which holds the lock."""
 
     @abstractmethod
-    def _reading(self, op: str) -> Any:
-        """The connection that reads."""
+    def _read_connection(self, op: str) -> Any:
+        """The connection for reading."""
 
     @abstractmethod
     def _map_errors(self, op: str, stream: str = "") -> AbstractContextManager[None]:
-        """Say `StorageError`, with a hint, where the database says something of its own."""
+        """Raise the database's own errors as `StorageError`, with a hint."""
 
     @abstractmethod
     def _transaction(self, database: Any) -> AbstractContextManager[None]:
-        """All of what is done inside, or nothing; synced at its end."""
+        """A transaction around the block: commit and sync at its end, roll back on an exception."""
 
     @abstractmethod
     def _execute(self, database: Any, statement: str, values: Sequence[object] = ()) -> Any:
-        """A cursor over what it gives."""
+        """Execute a statement; gives a cursor over its result."""
 
     @abstractmethod
     def _insert(self, database: Any, table: str, columns: str, rows: Iterable[Row]) -> None:
-        """Add these rows, all of them new."""
+        """Insert these rows, all of them new."""
 
     @abstractmethod
     def _execute_many(self, database: Any, statement: str, rows: Sequence[Row]) -> None:
-        """The same for each of these."""
+        """Execute a statement once for each row."""
 
     @abstractmethod
-    def _streamed(
+    def _stream_rows(
         self, database: Any, statement: str, values: Sequence[object]
     ) -> AbstractContextManager[Iterable[Row]]:
-        """The rows of a long answer as they come; whoever leaves early leaves the rest in the database."""
+        """Stream the rows of a long result; rows that are not consumed stay in the database."""
 
-    # What all parts use
+    # Shared by all parts
 
     @abstractmethod
     def head(self) -> Head:
-        """Where the log stands now."""
+        """The end of the log now."""
 
     def _writer(self, op: str) -> Any:
         self._check_open(op)
         if self._lost is not None:
             raise self._lost
-        return self._writing(op)
+        return self._write_connection(op)
 
-    def _lose(self, op: str, why: str, hint: str) -> LogLost:
-        """Write nothing any more; gives the reason, to be raised."""
-        # Asking again helps once the daemon was restarted. Nobody need find out what became of an attempt: if
-        # it was kept, it is in a log that is not ours.
+    def _set_lost(self, op: str, why: str, hint: str) -> LogLost:
+        """Refuse all further writes. Gives the error to raise."""
+        # Retryable, since a restart of the daemon helps. Not `tried`: an uncertain commit no longer matters
+        # in a log that belongs to another process.
         lost = LogLost(op=op, why=f"{self.name}: {why}", hint=hint, retryable=True, tried=False)
         self._lost = lost
         return lost
 
-    def _check_alone(self, op: str, serial: int, digest: str) -> None:
-        """Refuse, for good, to go on in a log that somebody else has written to."""
-        found, (kept, known) = (serial, digest), self._kept
-        if known and self._boots is not None and found not in (self._kept, self._tried):
-            raise self._lose(
+    def _check_sole_writer(self, op: str, serial: int, digest: str) -> None:
+        """Refuse all further writes if another process has written to the log."""
+        found, (kept, known) = (serial, digest), self._committed
+        if known and self._boots is not None and found not in (self._committed, self._attempted):
+            raise self._set_lost(
                 op,
                 f"another process writes to this log: it is at serial {serial},"
                 f" this process left it at {kept}",
                 "find out which other program uses the database and stop it, then restart this daemon",
             )
-        self._kept, self._tried = found, None
+        self._committed, self._attempted = found, None
 
     def _reader(self, op: str = "read") -> Any:
         self._check_open(op)
-        return self._reading(op)
+        return self._read_connection(op)
 
     def _check_open(self, op: str) -> None:
         if not self._is_open:
             raise StorageError(op=op, why="the log is not open")
 
-    def _known_places(self, database: Any) -> WriterPositions:
-        if self._places is None:
-            self._places = load_places(
+    def _current_bounds(self, database: Any) -> WriterPositions:
+        if self._bounds is None:
+            self._bounds = load_bounds(
                 self._execute(database, "SELECT name, epoch, serial, digest FROM places")
             )
-        return self._places
+        return self._bounds
 
-    def _store_places(self, database: Any, places: WriterPositions) -> None:
-        """Within a transaction. Whoever calls it says, when that has ended, what holds now."""
-        self._places = None
+    def _store_bounds(self, database: Any, bounds: WriterPositions) -> None:
+        """Store the bounds, within a transaction. The caller sets `_bounds` once it has committed."""
+        self._bounds = None
         self._execute_many(
             database,
             "INSERT INTO places (name, epoch, serial, digest) VALUES (?, ?, ?, ?) ON CONFLICT (name)"
             " DO UPDATE SET epoch = excluded.epoch, serial = excluded.serial, digest = excluded.digest",
-            places.rows(),
+            bounds.rows(),
         )
 
-    def _last(self, database: Any, places: WriterPositions | None = None) -> tuple[int, str, int]:
-        """Serial, digest and epoch of where the log stands."""
+    def _last(self, database: Any, bounds: WriterPositions | None = None) -> tuple[int, str, int]:
+        """The serial, digest and epoch of the end of the log."""
         found = self._execute(
             database, "SELECT serial, digest, epoch FROM facts ORDER BY serial DESC LIMIT 1"
         ).fetchone()
-        floor = (places or self._known_places(database)).floor
+        floor = (bounds or self._current_bounds(database)).floor
         if found is not None and found[0] >= floor.serial:
             last: tuple[int, str, int] = found
             return last
@@ -188,18 +188,19 @@ class SQLBase(ABC):
 
 
 def facts_of(rows: Iterable[Row]) -> Iterator[Fact]:
-    """Rows of `COLUMNS` as facts."""
+    """Convert rows of `COLUMNS` to facts."""
     return (Fact(*row) for row in rows)
 
 
 def row_of(fact: Fact) -> Row:
-    """A fact as a row of `COLUMNS`."""
+    """Convert a fact to a row of `COLUMNS`."""
     return msgspec.structs.astuple(fact)
 
 
-def in_runs(values: Collection[V]) -> Iterator[list[V]]:
-    """These values, some at a time. Their number is a power of two, the last one repeated where need be: so
-    that there are few statements, however many values there are.
+def in_batches(values: Collection[V]) -> Iterator[list[V]]:
+    """Split values into batches whose sizes are powers of two; the last value is repeated to fill up.
+
+    So few distinct statements are prepared, whatever the number of values.
     """
     every = list(values)
     for first in range(0, len(every), AT_ONCE):
@@ -208,6 +209,6 @@ def in_runs(values: Collection[V]) -> Iterator[list[V]]:
         yield run + run[-1:] * (size - len(run))
 
 
-def marks(values: Collection[object]) -> str:
-    """As many question marks, for a list in a statement."""
+def placeholders(values: Collection[object]) -> str:
+    """The question marks for a list of these values in a statement."""
     return ", ".join("?" * len(values))

@@ -1,4 +1,4 @@
-"""Where the history of a log turned, and what stands beside its facts, in an SQL database."""
+"""Epochs, snapshots and digests, in an SQL database."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -8,44 +8,44 @@ import msgspec
 from synrepl.errors import StorageError
 from synrepl.ports.history import EpochStart, LogSnapshot
 from synrepl.ports.interfaces import Head
-from synrepl.storage.continuity import check_turn
+from synrepl.storage.continuity import check_epoch_start
 from synrepl.storage.discarded import DiscardedRanges
 from synrepl.storage.sql_receipts import RECEIPT_COLUMNS, SQLReceipts, row_of_receipt
-from synrepl.storage.writer_positions import load_places
+from synrepl.storage.writer_positions import load_bounds
 
 __all__ = ["SQLHistory"]
 
-TURN_COLUMNS: Final = ", ".join(EpochStart.__struct_fields__)
+EPOCH_START_COLUMNS: Final = ", ".join(EpochStart.__struct_fields__)
 
 
 class SQLHistory(SQLReceipts):
-    """The part of an engine that knows epochs, and can be copied."""
+    """The part of an engine for epochs and snapshots."""
 
     def head(self) -> Head:
-        """Where the log stands now."""
+        """The end of the log now."""
         with self._map_errors("head"):
             database = self._writer("head")
-            self._recall(database)
+            self._reload(database)
             meta = dict(self._execute(database, "SELECT key, value FROM meta"))
             serial, digest, epoch = self._last(database)
             epoch_starts = self._execute(
-                database, f"SELECT {TURN_COLUMNS} FROM turns ORDER BY epoch"
+                database, f"SELECT {EPOCH_START_COLUMNS} FROM turns ORDER BY epoch"
             ).fetchall()
             positions = self._positions(database)
             allocated: dict[str, int] = {}
             for (stream, _), token in positions.items():
                 allocated[stream] = max(token, allocated.get(stream, token))
             for stream, token in allocated.items():
-                unless_void, values = self._voids.condition(stream)
+                not_discarded, values = self._discarded.condition(stream)
                 found = self._execute(
                     database,
-                    f"SELECT max(token) FROM facts WHERE stream = ?{unless_void}",
+                    f"SELECT max(token) FROM facts WHERE stream = ?{not_discarded}",
                     (stream, *values),
                 ).fetchone()[0]
                 allocated[stream] = token if found is None else max(token, found)
-            trimmed_upto = self._known_places(database).trimmed_upto
-        # Whoever asks after a failed commit judges what this says; the next commit builds on it.
-        self._kept, self._tried = (serial, digest), None
+            trimmed_upto = self._current_bounds(database).trimmed_upto
+        # After an uncertain commit the caller decides by this head, and the next commit builds on it.
+        self._committed, self._attempted = (serial, digest), None
         return Head(
             epoch=max(meta["epoch"], epoch),
             serial=serial,
@@ -58,14 +58,14 @@ class SQLHistory(SQLReceipts):
         )
 
     def begin_epoch(self, epoch_start: EpochStart) -> Head:
-        """Begin a new epoch where the log stands, and void what it says was lost."""
-        check_turn(epoch_start, self.head().position)
+        """Begin a new epoch at the end of the log, and discard the facts that it declares lost."""
+        check_epoch_start(epoch_start, self.head().position)
         with self._map_errors("begin_epoch", epoch_start.stream):
             database = self._writer("begin_epoch")
             with self._transaction(database):
                 self._execute(database, "UPDATE meta SET value = ? WHERE key = 'epoch'", (epoch_start.epoch,))
-                self._insert(database, "turns", TURN_COLUMNS, [msgspec.structs.astuple(epoch_start)])
-                self._void(database, [epoch_start])
+                self._insert(database, "turns", EPOCH_START_COLUMNS, [msgspec.structs.astuple(epoch_start)])
+                self._insert_discarded(database, [epoch_start])
                 if epoch_start.stream:
                     self._execute(
                         database,
@@ -75,26 +75,26 @@ class SQLHistory(SQLReceipts):
         return self.head()
 
     def digest_at(self, serial: int) -> str | None:
-        """The digest there, if it is known."""
+        """The digest at this serial; None if it is unknown."""
         with self._map_errors("digest_at"):
             database = self._reader("digest_at")
             return self._digest_at(database, serial)
 
     def _digest_at(self, database: Any, serial: int) -> str | None:
-        # Facts first: what is trimmed meanwhile is told by the places then.
+        # Facts before bounds: a fact trimmed between the two queries is then covered by the bounds.
         found = self._execute(database, "SELECT digest FROM facts WHERE serial = ?", (serial,)).fetchone()
         if found is not None:
             return str(found[0])
-        places = load_places(
+        bounds = load_bounds(
             self._execute(database, "SELECT name, epoch, serial, digest FROM places").fetchall()
         )
-        for position in (places.trimmed_upto, places.floor):
+        for position in (bounds.trimmed_upto, bounds.floor):
             if position.serial == serial:
                 return position.digest or None
         return None
 
     def snapshot(self) -> LogSnapshot:
-        """What stands beside the facts, as of now."""
+        """Everything the log has besides facts, as of now."""
         with self._map_errors("snapshot"):
             database = self._writer("snapshot")
             with self._transaction(database):
@@ -109,17 +109,17 @@ class SQLHistory(SQLReceipts):
         )
 
     def restore(self, snapshot: LogSnapshot) -> Head:
-        """Take all that stands beside the facts from this, in one transaction."""
+        """Replace everything besides the facts by this snapshot, in one transaction."""
         with self._map_errors("restore"):
             database = self._writer("restore")
             with self._transaction(database):
                 self._check_restorable(database, snapshot)
                 serial, digest, _ = self._last(database)
-                places = msgspec.structs.replace(
-                    self._known_places(database), trimmed_upto=snapshot.trimmed_upto
+                bounds = msgspec.structs.replace(
+                    self._current_bounds(database), trimmed_upto=snapshot.trimmed_upto
                 )
                 if (serial, digest) != (snapshot.position.serial, snapshot.position.digest):
-                    places = msgspec.structs.replace(places, filled=snapshot.position)
+                    bounds = msgspec.structs.replace(bounds, filled=snapshot.position)
                 for table in ("positions", "receipts", "turns", "voids"):
                     self._execute(database, f"DELETE FROM {table}")
                 positions = [(*pair, token) for pair, token in snapshot.positions.items()]
@@ -128,18 +128,18 @@ class SQLHistory(SQLReceipts):
                 self._insert(
                     database,
                     "turns",
-                    TURN_COLUMNS,
+                    EPOCH_START_COLUMNS,
                     map(msgspec.structs.astuple, snapshot.epoch_starts),
                 )
-                self._void(database, snapshot.epoch_starts)
+                self._insert_discarded(database, snapshot.epoch_starts)
                 self._execute(
                     database, "UPDATE meta SET value = ? WHERE key = 'epoch'", (snapshot.position.epoch,)
                 )
-                self._store_places(database, places)
+                self._store_bounds(database, bounds)
         return self.head()
 
     def _check_restorable(self, database: Any, snapshot: LogSnapshot) -> None:
-        """Refuse what cannot stand beside these facts."""
+        """Refuse a snapshot that does not fit these facts."""
         position = snapshot.position
         found = self._execute(
             database, "SELECT serial, digest FROM facts ORDER BY serial DESC LIMIT 1"
@@ -149,11 +149,11 @@ class SQLHistory(SQLReceipts):
         if max(serial, self._last(database)[0]) > position.serial:
             why = f"the log is beyond serial {position.serial}"
         elif serial == position.serial and digest != position.digest and serial:
-            why = f"serial {serial} is of another history"
+            why = f"serial {serial} belongs to another history"
         if why:
-            raise StorageError(op="restore", why=why, hint="begin the copy anew")
+            raise StorageError(op="restore", why=why, hint="restart the copy")
 
-    def _void(self, database: Any, epoch_starts: Sequence[EpochStart]) -> None:
+    def _insert_discarded(self, database: Any, epoch_starts: Sequence[EpochStart]) -> None:
         lost = [
             (epoch_start.stream, epoch_start.epoch, epoch_start.token)
             for epoch_start in epoch_starts
@@ -161,10 +161,10 @@ class SQLHistory(SQLReceipts):
         ]
         self._insert(database, "voids", "stream, epoch, token", lost)
 
-    def _recall(self, database: Any) -> None:
-        """Know again what is kept in memory as well: the outcome of a transaction may have been unknown."""
-        self._places = None
-        self._known_places(database)
-        self._voids = DiscardedRanges(
+    def _reload(self, database: Any) -> None:
+        """Reload what is cached in memory: the outcome of the last transaction may be unknown."""
+        self._bounds = None
+        self._current_bounds(database)
+        self._discarded = DiscardedRanges(
             self._execute(database, "SELECT stream, epoch, token FROM voids").fetchall()
         )

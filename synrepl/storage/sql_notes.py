@@ -1,4 +1,4 @@
-"""Notes and leases, in an SQL database: little that is kept beside the log."""
+"""Notes and leases, in an SQL database."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -23,15 +23,15 @@ KEEP_LEASE: Final = (
 
 
 class SQLNotes(SQLBase):
-    """The part of an engine that keeps them."""
+    """The part of an engine for notes and leases."""
 
     def notes(self) -> dict[str, str]:
-        """Small texts kept beside the log, by name."""
+        """Short texts stored with the log, by name."""
         with self._map_errors("notes"):
             return dict(self._execute(self._writer("notes"), "SELECT name, value FROM notes").fetchall())
 
     def note(self, notes: Mapping[str, str | None]) -> None:
-        """Keep these notes, or forget those that are None, in one transaction."""
+        """Store these notes in one transaction; None deletes a note."""
         with self._map_errors("note"):
             database = self._writer("note")
             with self._transaction(database):
@@ -41,7 +41,7 @@ class SQLNotes(SQLBase):
                 self._execute_many(database, "DELETE FROM notes WHERE name = ?", forgotten)
 
     def _identify(self, database: Any) -> None:
-        """Give a log that has none its uuid and its history; within a transaction."""
+        """Give a new log the uuids of its copy and its history; within a transaction."""
         known = {name for (name,) in self._execute(database, "SELECT name FROM notes")}
         made = [(name, str(uuid4())) for name in ("uuid", "history") if name not in known]
         self._execute_many(database, KEEP_NOTE, made)
@@ -56,7 +56,7 @@ class SQLNotes(SQLBase):
         return sorted(leases, key=lambda lease: lease.uuid)
 
     def keep_leases(self, changed: Sequence[Lease], dropped: Sequence[str] = ()) -> None:
-        """Keep these as they are now, and forget those of the `dropped` uuids, in one transaction."""
+        """Store these leases and delete the `dropped` uuids, in one transaction."""
         with self._map_errors("keep_leases"):
             database = self._writer("keep_leases")
             with self._transaction(database):

@@ -1,44 +1,43 @@
-"""The part of an engine that reads the log by serials: as facts, as text, or only how much there is."""
+"""Reading the log by serial, in an SQL database: as facts, as text, or as a summary."""
 
 from typing import Any
 
 from synrepl.ports.history import LogRange
 from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.paging import take_rows
-from synrepl.storage.sql_base import COLUMNS, SQLBase, facts_of, marks
+from synrepl.storage.sql_base import COLUMNS, SQLBase, facts_of, placeholders
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import ALL, Filter
 
 __all__ = ["SQLReading"]
 
-LOOKED_AT_ONCE = 50_000
-"""Serials one read looks through for facts of the streams or writers wanted, so that no read takes very long.
-"""
+SCANNED_AT_ONCE = 50_000
+"""The number of serials that one filtered read examines at most, so that no read takes very long."""
 
 NAMES_AT_ONCE = 10_000
-"""Streams, or writers, that one read may name: every database takes twice as many values in a statement."""
+"""The number of streams, or writers, in one filter: every database allows twice as many values."""
 
 TEXT_SERIALS = 5_000
-"""Serials of a text: a megabyte or so, which a processor's caches hold; larger ones cost more a fact."""
+"""The number of serials in a text: about a megabyte, which fits a CPU cache; more is slower per fact."""
 
 LARGE_TEXT = 8 * 1024 * 1024
-"""Bytes of rows from which on a text is cut in two, unless it is of a single fact."""
+"""A text of more than one fact is halved until its rows have at most this many bytes."""
 
 Range = tuple[int, str, list[object]]
-"""The last serial to look at, and which facts are wanted: a condition and its values."""
+"""The last serial to examine, and the condition of the filter with its values."""
 
 
 class SQLReading(SQLBase):
-    """Reads facts with ``after < serial <= upto``, in order."""
+    """The reading part of an engine: facts with ``after < serial <= upto``, in order."""
 
     LINE = "printf('%d\x1f%d\x1f%s\x1f%s\x1f%d\x1f%d\x1f%s\x1f%d\x1f%s', {columns})"
-    """A fact as a line of text; the database writes it, in C, while other threads of ours go on."""
+    """A fact as a line of text, built by the database in C, so that other threads keep running."""
 
     TEXT_BYTES = "length(rows)"
-    """How many bytes the text of the rows has, asked without reading it."""
+    """The number of bytes in the text of the rows, computed without reading it."""
 
     LINES = "CAST(group_concat(line, char(10)) AS BLOB)"
-    """Lines, which come in order, as one text."""
+    """Joins the ordered lines to one text."""
 
     def read(
         self,
@@ -48,15 +47,15 @@ class SQLReading(SQLBase):
         limit: int,
         filter: Filter = ALL,
     ) -> tuple[list[Fact], int]:
-        """Facts in order of serial, and how far it has looked."""
+        """Facts in order of serial, and the last serial examined."""
         with self._map_errors("read"):
             database = self._reader("read")
             upto, where, values = self._range(database, after, upto, filter)
-            with self._streamed(
+            with self._stream_rows(
                 database, f"SELECT {COLUMNS} FROM facts WHERE {where} ORDER BY serial", values
             ) as found:
-                taken, is_full = take_rows(facts_of(found), limit)
-        return taken, taken[-1].serial if is_full else max(after, upto)
+                page, is_full = take_rows(facts_of(found), limit)
+        return page, page[-1].serial if is_full else max(after, upto)
 
     def read_text(
         self,
@@ -66,13 +65,13 @@ class SQLReading(SQLBase):
         limit: int,
         filter: Filter = ALL,
     ) -> tuple[bytes, int]:
-        """Facts as lines, and how far it has looked."""
+        """Facts as lines of text, and the last serial examined."""
         with self._map_errors("read"):
             database = self._reader("read")
-            # Of a few streams or writers there may be little to find.
-            looked = TEXT_SERIALS if filter.is_open else LOOKED_AT_ONCE
+            # A filter may match few of the serials examined.
+            scanned = TEXT_SERIALS if filter.is_open else SCANNED_AT_ONCE
             limit = min(limit, TEXT_SERIALS)
-            upto = min(upto, after + looked)
+            upto = min(upto, after + scanned)
             while True:
                 upto, where, values = self._range(database, after, upto, filter)
                 size = self._execute(
@@ -98,10 +97,10 @@ class SQLReading(SQLBase):
         limit: int,
         filter: Filter = ALL,
     ) -> LogRange:
-        """How much there is, and how far it has looked."""
+        """Summarize facts without reading them."""
         with self._map_errors("read"):
             database = self._reader("read")
-            upto = min(upto, after + LOOKED_AT_ONCE)
+            upto = min(upto, after + SCANNED_AT_ONCE)
             upto, where, values = self._range(database, after, upto, filter)
             found = self._execute(
                 database,
@@ -131,7 +130,7 @@ class SQLReading(SQLBase):
                 if len(names) > NAMES_AT_ONCE:
                     why = f"{len(names)} names are more than {NAMES_AT_ONCE} in one filter"
                     raise InvalidValue(op="read", why=why)
-                upto = min(upto, after + LOOKED_AT_ONCE)
-                where += f" AND {column} IN ({marks(names)})" if names else " AND false"
+                upto = min(upto, after + SCANNED_AT_ONCE)
+                where += f" AND {column} IN ({placeholders(names)})" if names else " AND false"
                 values += names
         return upto, where, [after, upto, *values]

@@ -1,4 +1,4 @@
-"""What appends were answered, in an SQL database."""
+"""Receipts of appends with idempotency keys, in an SQL database."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -16,10 +16,10 @@ INSERTED_AT_ONCE: Final = 100
 
 
 class SQLReceipts(SQLBase):
-    """The part of an engine that answers for what was answered."""
+    """The part of an engine for receipts."""
 
     def receipt(self, key: str) -> AppendReceipt | None:
-        """What an append with this key was answered."""
+        """The receipt of the append with this key."""
         with self._map_errors("receipt"):
             found = self._execute(
                 self._writer("receipt"), f"SELECT {RECEIPT_COLUMNS} FROM receipts WHERE key = ?", (key,)
@@ -27,7 +27,7 @@ class SQLReceipts(SQLBase):
         return None if found is None else _receipt(found)
 
     def receipts_between(self, after: int, upto: int) -> list[AppendReceipt]:
-        """The receipts of appends whose first serial is there, in order of it."""
+        """The receipts of appends with ``after < first serial <= upto``, in order of first serial."""
         with self._map_errors("receipts_between"):
             return [
                 _receipt(row)
@@ -40,7 +40,7 @@ class SQLReceipts(SQLBase):
             ]
 
     def forget_receipts(self, before_ms: int) -> None:
-        """Forget the answers given before then."""
+        """Delete the receipts from before this time."""
         with self._map_errors("forget_receipts"):
             database = self._writer("forget_receipts")
             with self._transaction(database):
@@ -51,20 +51,20 @@ class SQLReceipts(SQLBase):
         return [_receipt(row) for row in found]
 
     def _add_receipts(self, database: Any, receipts: Sequence[AppendReceipt]) -> None:
-        """Those whose keys are not known; within a transaction."""
+        """Insert the receipts whose keys are new; within a transaction."""
         columns = RECEIPT_COLUMNS.count(",") + 1
         for first in range(0, len(receipts), INSERTED_AT_ONCE):
             some = receipts[first : first + INSERTED_AT_ONCE]
-            places = ", ".join([f"({', '.join('?' * columns)})"] * len(some))
+            values = ", ".join([f"({', '.join('?' * columns)})"] * len(some))
             self._execute(
                 database,
-                f"INSERT INTO receipts ({RECEIPT_COLUMNS}) VALUES {places} ON CONFLICT (key) DO NOTHING",
+                f"INSERT INTO receipts ({RECEIPT_COLUMNS}) VALUES {values} ON CONFLICT (key) DO NOTHING",
                 [value for receipt in some for value in row_of_receipt(receipt)],
             )
 
 
 def row_of_receipt(receipt: AppendReceipt) -> Row:
-    """A receipt as a row of `RECEIPT_COLUMNS`."""
+    """Convert a receipt to a row of `RECEIPT_COLUMNS`."""
     appended = receipt.appended
     tokens = msgspec.json.encode(appended.tokens).decode()
     return (receipt.key, receipt.request, appended.epoch, appended.first_serial, tokens, receipt.at_ms)

@@ -1,11 +1,10 @@
-"""Letting go of facts that others have replaced, a slice at a time, in an SQL database.
+"""Trimming in an SQL database: deletes facts that newer facts replaced, a slice at a time.
 
-Up to `begin` the log is sparse: a fact is there while it is the newest that has one of its rows' keys. The
-table `keyed` knows for each key which one that is. Facts beyond `begin` are all there.
+Up to `trimmed_upto` the log is sparse: a fact is there while it is the newest with one of its rows' keys. The
+table `keyed` has the serial of the newest fact for each key. Facts beyond `trimmed_upto` are all there.
 
-A base that came from another log is sparse already, and its keys are not known here. They are learned bit by
-bit, a slice of the base with each slice of the log: until that is over, some facts of the base stay that
-could go.
+A base copied from another log is sparse already, and its keys are not indexed. They are indexed gradually, a
+slice of the base with each slice of the log. Until that is done, some replaced facts of the base remain.
 """
 
 from collections.abc import Sequence
@@ -16,51 +15,51 @@ import msgspec
 
 from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import KeysOf
-from synrepl.storage.sql_base import COLUMNS, SQLBase, facts_of, in_runs, marks
+from synrepl.storage.sql_base import COLUMNS, SQLBase, facts_of, in_batches, placeholders
 from synrepl.storage.writer_positions import WriterPositions
 from synrepl.streams.facts import NO_ROWS, Fact
 
 __all__ = ["SQLTrimming"]
 
 KEY_BYTES: Final = 16
-"""Of the hash that stands for a stream and a key: no two of them will ever share one."""
+"""The size of the hash of a stream and a key, large enough to exclude collisions."""
 
 SAMPLES: Final = 16
 SAMPLED: Final = 16
-"""So many places are looked at for the size of a log, so many serials at each."""
+"""The size of a log is estimated from this many samples of this many serials."""
 
 Newest = dict[bytes, int]
 
 
 class SQLTrimming(SQLBase):
-    """The part of an engine that lets go."""
+    """The trimming part of an engine."""
 
     def trim(self, upto: int, keys: KeysOf, limit: int) -> LogPosition:
-        """Trim a slice of the log; gives the new beginning.
+        """Trim a slice of the log. Gives the new `trimmed_upto`.
 
-        That is the last place up to there whose digest is known: where a log was filled with holes, it may be
-        before `upto`, and stay where it is. Facts that are void replace nothing, and go.
+        That is the last position up to `upto` whose digest is known. In a log that was filled with gaps it
+        may be before `upto`, and may not move. Discarded facts replace nothing and are deleted.
         """
         with self._map_errors("trim"):
             database = self._writer("trim")
             with self._transaction(database):
                 upto = min(upto, self._last(database)[0])
-                known = self._known_places(database)
+                known = self._current_bounds(database)
                 base = self._slice(database, known.indexed, known.trimmed_upto.serial, limit)
                 facts = self._slice(database, max(known.trimmed_upto.serial, known.indexed), upto, limit)
-                places = _moved(known, upto, base, facts, limit)
-                if places != known:
-                    self._thin(database, [*base, *facts], keys)
-                    self._store_places(database, places)
-            self._places = places
-            if places != known:
+                bounds = _advance_bounds(known, upto, base, facts, limit)
+                if bounds != known:
+                    self._delete_replaced(database, [*base, *facts], keys)
+                    self._store_bounds(database, bounds)
+            self._bounds = bounds
+            if bounds != known:
                 self._return_space(database)
-        return places.trimmed_upto
+        return bounds.trimmed_upto
 
     def size(self, after: int) -> int:
-        """About how many bytes the facts beyond this serial take.
+        """The approximate size in bytes of the facts beyond this serial.
 
-        From some of them, in runs spread evenly over the serials; few facts are all looked at.
+        Estimated from runs of facts spread evenly over the serials; few facts are measured completely.
         """
         with self._map_errors("size"):
             database = self._writer("size")
@@ -82,7 +81,7 @@ class SQLTrimming(SQLBase):
         return int(found) * span // (runs * seen)
 
     def _return_space(self, database: Any) -> None:
-        """Give some of the room back to the disk, after a slice, where the database does not do so itself."""
+        """Return some free space to the disk after a slice, if the database does not do so itself."""
 
     def _slice(self, database: Any, after: int, upto: int, limit: int) -> list[Fact]:
         if after >= upto:
@@ -97,8 +96,8 @@ class SQLTrimming(SQLBase):
             )
         )
 
-    def _thin(self, database: Any, facts: Sequence[Fact], keys: KeysOf) -> None:
-        """Learn the keys of these facts, in order of serial, and remove all that is replaced now."""
+    def _delete_replaced(self, database: Any, facts: Sequence[Fact], keys: KeysOf) -> None:
+        """Index the keys of these facts, in order of serial, and delete all facts that are now replaced."""
         newest: Newest = {}
         replaced: set[int] = set()
         for fact in facts:
@@ -113,47 +112,47 @@ class SQLTrimming(SQLBase):
             " ON CONFLICT (key) DO UPDATE SET serial = excluded.serial",
             [(key, serial) for key, serial in newest.items() if known.get(key, 0) < serial],
         )
-        for run in in_runs(replaced):
+        for run in in_batches(replaced):
             self._execute(
                 database,
-                f"DELETE FROM facts WHERE serial IN ({marks(run)})"
+                f"DELETE FROM facts WHERE serial IN ({placeholders(run)})"
                 f" AND NOT EXISTS (SELECT 1 FROM keyed WHERE keyed.serial = facts.serial)",
                 run,
             )
 
     def _keys(self, fact: Fact, keys: KeysOf) -> set[bytes]:
-        """The hashes of the keys of its rows; none where nothing needs the fact."""
-        if fact.rows == NO_ROWS or self._voids.hold(fact):
+        """The hashes of the keys of a fact's rows; empty if the fact need not be kept."""
+        if fact.rows == NO_ROWS or self._discarded.contains(fact):
             return set()
-        # No name has a space in it.
+        # Unambiguous: names contain no space.
         stream = f"{fact.stream} ".encode()
         return {
             blake2b(stream + key, digest_size=KEY_BYTES).digest()
             for key in keys(fact.stream, fact.rows) or ()
         }
 
-    def _newest(self, database: Any, wanted: Newest) -> Newest:
-        """The serial that has each of these keys, as far as one has."""
+    def _newest(self, database: Any, keys: Newest) -> Newest:
+        """The serials known for these keys."""
         return {
             bytes(key): serial
-            for run in in_runs(wanted)
+            for run in in_batches(keys)
             for key, serial in self._execute(
-                database, f"SELECT key, serial FROM keyed WHERE key IN ({marks(run)})", run
+                database, f"SELECT key, serial FROM keyed WHERE key IN ({placeholders(run)})", run
             )
         }
 
 
-def _moved(
-    places: WriterPositions, upto: int, base: Sequence[Fact], facts: Sequence[Fact], limit: int
+def _advance_bounds(
+    bounds: WriterPositions, upto: int, base: Sequence[Fact], facts: Sequence[Fact], limit: int
 ) -> WriterPositions:
-    """Where these places are once these facts were looked at."""
-    trimmed_upto, indexed = places.trimmed_upto, places.indexed
+    """The bounds after these facts were processed."""
+    trimmed_upto, indexed = bounds.trimmed_upto, bounds.indexed
     last = [LogPosition(fact.epoch, fact.serial, fact.digest) for fact in facts[-1:]]
-    if len(facts) < limit and places.floor.serial <= upto:
-        last.append(places.floor)
+    if len(facts) < limit and bounds.floor.serial <= upto:
+        last.append(bounds.floor)
     for position in last:
         if position.serial > trimmed_upto.serial:
             trimmed_upto = position
-    # Once all of the base is known, what is beyond it is as well.
+    # Once all of the base is indexed, so are the trimmed facts beyond it.
     indexed = max(indexed, trimmed_upto.serial) if len(base) < limit else base[-1].serial
-    return msgspec.structs.replace(places, trimmed_upto=trimmed_upto, indexed=indexed)
+    return msgspec.structs.replace(bounds, trimmed_upto=trimmed_upto, indexed=indexed)

@@ -1,7 +1,7 @@
-"""A small file beside a database in a file, which says how far the log had come.
+"""The state file: a small file next to an SQLite log, which records how far the log has come.
 
-A database that is an older copy, or that lost its ``-wal``, is a good database: only something outside it can
-tell that facts are missing. The file may lag behind the log. So it never says that a log is too new.
+A database that is an older copy, or has lost its ``-wal``, is a valid database: only something outside it can
+tell that facts are missing. The state file may be behind the log, so it never rejects a log as too new.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ VERSION: Final = 1
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """How far a log has come, and which log it is. Without a history there is no log yet."""
+    """The identity of a log and how far it has come. No history means that there is no log yet."""
 
     history: str = ""
     uuid: str = ""
@@ -29,13 +29,13 @@ class Summary(msgspec.Struct, frozen=True):
     digest: str = ""
 
     def describe(self) -> str:
-        """For a person."""
+        """Describe the log in a message."""
         if not self.history:
             return "nothing"
         return f"serial {self.serial} in epoch {self.epoch} after {self.boots} starts"
 
     def follows(self, recorded: "Summary") -> bool:
-        """Whether a log that is here may be the recorded one, as it was then or later."""
+        """Whether this log may be the recorded one, as it was then or later."""
         return (self.history, self.uuid) == (recorded.history, recorded.uuid) and all(
             now >= before
             for now, before in (
@@ -47,7 +47,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class DatabaseState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is in the file. `adopting` is a copy that is taking the log's place, or has just taken it."""
+    """The contents of the file. `adopting` is a copy that replaces the log, or has just replaced it."""
 
     version: int
     log: Summary
@@ -55,14 +55,14 @@ class DatabaseState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StateFile:
-    """The file at `path`, replaced whole each time."""
+    """The state file at `path`, replaced as a whole on each write."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._written: DatabaseState | None = None
 
     def read(self) -> list[Summary]:
-        """The logs of which one must be here; none if nothing is known."""
+        """The logs of which one must be present; empty if nothing is recorded."""
         try:
             state = msgspec.json.decode(self.path.read_bytes(), type=DatabaseState)
         except FileNotFoundError:
@@ -76,11 +76,11 @@ class StateFile:
         return [state.log] if state.adopting is None else [state.log, state.adopting]
 
     def write(self, log: Summary, adopting: Summary | None = None) -> None:
-        """Keep this through a power cut, unless it is there already. Raises `StorageError`."""
+        """Write the state durably, if it has changed. Raises `StorageError`."""
         state = DatabaseState(VERSION, log, adopting)
         if state == self._written:
             return
-        # What is there is not known while it is being replaced.
+        # The contents are unknown while the file is being replaced.
         self._written = None
         try:
             replace_private(self.path, msgspec.json.encode(state) + b"\n")
@@ -89,12 +89,12 @@ class StateFile:
         self._written = state
 
     def refusal(self, found: Summary, recorded: Summary, database: str) -> StorageError:
-        """Why a database that does not fit is not opened."""
+        """The error for a database that does not match the record."""
         if found.follows(recorded):
-            less = f", and the log at its serial {recorded.serial} is another one"
+            less = f", and the log has another fact at serial {recorded.serial}"
         elif found.history and found.history != recorded.history:
             of = f" of {recorded.server_name}" if recorded.server_name else ""
-            less = f" of history {recorded.history}{of}, which this is not"
+            less = f" of history {recorded.history}{of}, which is another log"
         else:
             less = ""
         return StorageError(
@@ -108,16 +108,16 @@ class StateFile:
 
     def _failed(self, error: OSError) -> StorageError:
         return StorageError(
-            op="noting how far the log has come",
+            op="record how far the log has come",
             why=f"{self.path}: {error.strerror}",
-            hint="let the file be read and written by this user, and free some space",
+            hint="make the file readable and writable for this user, and free some space",
             retryable=True,
         )
 
     def _unfit(self, why: str) -> StorageError:
         return StorageError(
             op="open",
-            why=f"{self.path} is not what was written there: {why}",
-            hint="remove it if nothing else is wrong with the log",
+            why=f"{self.path} is no valid state file: {why}",
+            hint="delete it if nothing else is wrong with the log",
             tried=False,
         )

@@ -1,4 +1,4 @@
-"""Where blocking work runs: a real thread, no thread at all, or a pretended one on a fake clock."""
+"""Threads for blocking work: a real thread, an immediate one, and a simulated one on a fake clock."""
 
 from collections import deque
 from collections.abc import Callable
@@ -21,9 +21,9 @@ def _stopped() -> StorageError:
 
 
 class ReactorThread:
-    """One real thread of its own, beside the reactor's; results arrive in the reactor's thread.
+    """One real thread next to the reactor's; results arrive in the reactor's thread.
 
-    The thread starts with the first work, and ends with `stop`. It keeps the process alive until then.
+    The thread starts with the first work and ends with `stop`. It keeps the process alive until then.
     """
 
     def __init__(self, reactor: Any, name: str) -> None:
@@ -32,7 +32,7 @@ class ReactorThread:
         self._is_stopped = False
 
     def run(self, work: Callable[[], T]) -> "Deferred[T]":
-        """Do `work` after all that was asked before."""
+        """Run `work` after all earlier work."""
         if self._is_stopped:
             return fail(_stopped())
         if not self._pool.started:
@@ -40,25 +40,25 @@ class ReactorThread:
         return deferToThreadPool(self._reactor, self._pool, work)
 
     async def stop(self) -> None:
-        """Finish what was asked, then end the thread. Harmless when repeated."""
+        """Finish all queued work, then end the thread. Idempotent."""
         if self._is_stopped:
             return
         last = self.run(lambda: None) if self._pool.started else None
         self._is_stopped = True
         if last is not None:
-            # Nothing is left to do after this, so that joining the thread does not hold up the reactor.
+            # The thread has no more work, so joining it does not block the reactor.
             await last
             self._pool.stop()
 
 
 class ImmediateThread:
-    """No thread: work is done in the call that asks for it. For tests, and for command line tools."""
+    """No thread: work runs inside `run`. For tests and command line tools."""
 
     def __init__(self) -> None:
         self._is_stopped = False
 
     def run(self, work: Callable[[], T]) -> "Deferred[T]":
-        """Do `work` now; the Deferred has fired already."""
+        """Run `work` now; the Deferred has fired already."""
         if self._is_stopped:
             return fail(_stopped())
         try:
@@ -72,10 +72,9 @@ class ImmediateThread:
 
 
 class DelayedThread:
-    """A pretended thread on a fake clock: one thing at a time, in order, each after `delay()` seconds.
+    """A simulated thread on a fake clock: runs work in order, each piece `delay()` seconds after the last.
 
-    For the simulator, which kills: what has not run at `stop` never runs and its Deferred never fires, just
-    as nobody hears the answer of a process that is gone.
+    For simulations of a kill: work that has not run at `stop` never runs, and its Deferred never fires.
     """
 
     def __init__(self, clock: IClock, delay: Callable[[], float]) -> None:
@@ -86,7 +85,7 @@ class DelayedThread:
         self._is_stopped = False
 
     def run(self, work: Callable[[], T]) -> "Deferred[T]":
-        """Do `work` when all that was asked before is done and one more delay has passed."""
+        """Run `work` one delay after all earlier work."""
         if self._is_stopped:
             return fail(_stopped())
         done: Deferred[T] = Deferred()
@@ -96,7 +95,7 @@ class DelayedThread:
         return done
 
     async def stop(self) -> None:
-        """Drop what has not run."""
+        """Drop the queued work."""
         self._is_stopped = True
         self._waiting.clear()
         if self._next is not None:

@@ -1,4 +1,4 @@
-"""Being woken when a database changes: by NOTIFY, and by the clock in case nobody notifies."""
+"""Wake-ups when a database changes: by NOTIFY, and by polling as a fallback."""
 
 import os
 from collections.abc import Callable
@@ -25,18 +25,17 @@ __all__ = ["Wakeups"]
 FIRST_DELAY_SECONDS: Final = 0.1
 LONGEST_DELAY_SECONDS: Final = 30.0
 STEADY_SECONDS: Final = 10.0
-"""A connection that lasted this long was a good one: the next attempt comes soon again."""
+"""A connection that lasted this long resets the reconnect backoff."""
 
 
 class Wakeups:
-    """Calls `on_wake`, in the reactor's thread, whenever there may be something new.
+    """Calls `on_wake`, in the reactor's thread, when the database may have changed.
 
-    That is after notifications on `channel` (however many came together, once), after each connection (what
-    was notified before it was made is lost), and at least every `poll_seconds`, whether or not there is a
-    connection. What a notification says is not looked at.
+    That is after notifications on `channel` (once for all that arrived together), after each connect (earlier
+    notifications are lost), and at least every `poll_seconds`, connected or not. The payload of a
+    notification is ignored.
 
-    Connections are made in `thread`, which is this object's own and ends with it; `jitter` gives numbers from
-    0 to 1.
+    Connections are made in `thread`, which this object owns and stops; `jitter` gives numbers from 0 to 1.
     """
 
     def __init__(
@@ -65,23 +64,23 @@ class Wakeups:
         self._retry: Any = None
         self._delay = FIRST_DELAY_SECONDS
         self._connected_at = 0.0
-        self._is_told = False
+        self._is_logged = False
         self._is_running = False
 
     @property
     def is_connected(self) -> bool:
-        """Whether notifications arrive; without, there is polling only."""
+        """Whether notifications arrive; if not, polling goes on."""
         return self._socket is not None
 
     def start(self) -> None:
-        """Begin. Harmless when repeated."""
+        """Start waking. Idempotent."""
         if not self._is_running:
             self._is_running = True
             self._wait_to_poll()
             self._connect_soon()
 
     async def stop(self) -> None:
-        """Wake no one any more; done when the connection is closed and the thread has ended."""
+        """Stop waking; done when the connection is closed and the thread has ended."""
         self._is_running = False
         for timer in (self._poll, self._retry):
             if timer is not None and timer.active():
@@ -89,7 +88,7 @@ class Wakeups:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        # A connection that is being made ends up in `_connect`, which closes it.
+        # A connection under construction is closed by `_connect`.
         await self._thread.stop()
 
     # Waking
@@ -99,7 +98,7 @@ class Wakeups:
         try:
             self._on_wake()
         except Exception:
-            self._logger.failure("being woken failed")
+            self._logger.failure("the wake-up handler failed")
 
     def _wait_to_poll(self) -> None:
         if self._poll is not None and self._poll.active():
@@ -122,18 +121,18 @@ class Wakeups:
         if not self._is_running:
             database.close()
             return
-        self._is_told = False
+        self._is_logged = False
         self._connected_at = self._reactor.seconds()
         self._socket = _Socket(self._reactor, database, self._wake, self._dropped)
         self._wake()
 
     def _listen(self) -> "Connection":
-        """In the thread: a connection that listens."""
+        """Connect and listen, in the thread."""
         from psycopg import sql
 
         database = self._address.connect("listen")
         try:
-            with self._address.telling("listen"):
+            with self._address.map_errors("listen"):
                 database.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
         except BaseException:
             database.close()
@@ -148,16 +147,16 @@ class Wakeups:
             self._lost(why)
 
     def _lost(self, why: str) -> None:
-        """Try again later, and say so once until it works again."""
-        if not self._is_told:
-            self._is_told = True
+        """Retry later; log once until the connection works again."""
+        if not self._is_logged:
+            self._is_logged = True
             self._logger.warn(
-                "no notifications on {channel}, looking every {seconds} seconds: {why}",
+                "no notifications on {channel}; polling every {seconds} seconds: {why}",
                 channel=self._channel,
                 seconds=self._poll_seconds,
                 why=why,
             )
-        # Not all of a fleet at the same moment, when the server comes back.
+        # Jitter spreads the reconnects of many processes when the server comes back.
         delay = self._delay * (0.5 + self._jitter() / 2)
         self._delay = min(self._delay * 2, LONGEST_DELAY_SECONDS)
         self._retry = self._reactor.callLater(delay, self._connect_soon)
@@ -165,7 +164,7 @@ class Wakeups:
 
 @implementer(IReadDescriptor)
 class _Socket:
-    """The socket of a connection that listens, among those that the reactor watches."""
+    """The socket of a listening connection, registered with the reactor."""
 
     def __init__(
         self,
@@ -178,20 +177,20 @@ class _Socket:
         self._database = database
         self._on_notified = on_notified
         self._on_lost = on_lost
-        # A number of our own for the socket: libpq closes its own as soon as it finds the server gone, and
-        # the reactor could not let go of a number that is closed.
+        # A duplicate: libpq closes its own descriptor as soon as it finds the server gone, and the reactor
+        # could not unregister a closed one.
         self._descriptor = os.dup(database.fileno())
         reactor.addReader(self)
 
     def fileno(self) -> int:
-        """Which socket; it stays the same number until the reactor has let go of it."""
+        """The descriptor; it stays the same until the reactor has unregistered it."""
         return self._descriptor
 
     def logPrefix(self) -> str:
         return "wake-ups"
 
     def doRead(self) -> None:
-        """Take what has come, all of it, and wake once."""
+        """Read all notifications that have arrived, and wake once."""
         import psycopg
 
         connection = self._database.pgconn
@@ -212,7 +211,7 @@ class _Socket:
         self._end(reason.getErrorMessage())
 
     def close(self) -> None:
-        """Let go of the socket, and close it. Harmless when repeated."""
+        """Unregister the socket and close it. Idempotent."""
         if self._descriptor >= 0:
             self._reactor.removeReader(self)
             os.close(self._descriptor)

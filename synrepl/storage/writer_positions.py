@@ -1,4 +1,4 @@
-"""The places that a log keeps beside its facts, since no fact tells them."""
+"""The bounds of a log: positions that it stores besides its facts, since the facts do not imply them."""
 
 from collections.abc import Iterable
 
@@ -6,14 +6,14 @@ import msgspec
 
 from synrepl.ports.history import BEGINNING, LogPosition
 
-__all__ = ["WriterPositions", "load_places"]
+__all__ = ["WriterPositions", "load_bounds"]
 
 
 class WriterPositions(msgspec.Struct, frozen=True):
-    """Up to `begin` the log was trimmed. At `filled` it stood when something was last left out of it.
+    """`trimmed_upto` is the end of the trimmed part, `filled` the end of the part with gaps.
 
-    The facts up to `indexed` are known to be the newest of their keys, or gone: that is where trimming goes
-    on. It is behind `begin` where the trimmed facts came from another log.
+    Facts up to serial `indexed` are in the index of keys or deleted; trimming continues there. That is
+    before `trimmed_upto` while a base copied from another log is being indexed.
     """
 
     trimmed_upto: LogPosition = BEGINNING
@@ -22,11 +22,11 @@ class WriterPositions(msgspec.Struct, frozen=True):
 
     @property
     def floor(self) -> LogPosition:
-        """The later of the two: beyond it no fact is missing."""
+        """The later of the two positions: beyond it no fact is missing."""
         return self.trimmed_upto if self.trimmed_upto.serial > self.filled.serial else self.filled
 
     def rows(self) -> list[tuple[str, int, int, str]]:
-        """As they are kept: name, epoch, serial and digest of each."""
+        """The rows of the table `places`: name, epoch, serial and digest of each."""
         return [
             ("begin", self.trimmed_upto.epoch, self.trimmed_upto.serial, self.trimmed_upto.digest),
             ("filled", self.filled.epoch, self.filled.serial, self.filled.digest),
@@ -34,8 +34,8 @@ class WriterPositions(msgspec.Struct, frozen=True):
         ]
 
 
-def load_places(rows: Iterable[tuple[str, int, int, str]]) -> WriterPositions:
-    """What `WriterPositions.rows` gave."""
+def load_bounds(rows: Iterable[tuple[str, int, int, str]]) -> WriterPositions:
+    """Read the rows that `WriterPositions.rows` gave."""
     by_name = {name: LogPosition(epoch, serial, digest) for name, epoch, serial, digest in rows}
     return WriterPositions(
         trimmed_upto=by_name.get("begin", BEGINNING),

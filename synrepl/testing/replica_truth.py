@@ -67,7 +67,7 @@ class Histories:
 
     def kept(self, node: FakeNode) -> None:
         """What is on the disk of a node that takes facts is true, whether or not somebody saw it."""
-        trimmed_upto = node.engine._begin
+        trimmed_upto = node.engine._trimmed_upto
         self._add(
             [fact for fact in node.engine.facts if fact.serial > trimmed_upto.serial], trimmed_upto.digest
         )

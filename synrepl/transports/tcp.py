@@ -417,7 +417,7 @@ class PublisherFactory(Factory):
         certificate is not registered as a key.
         """
         name = protocol.certified_name
-        return LOCAL if name is None else self._keys.certified(name)
+        return LOCAL if name is None else self._keys.access_by_certificate(name)
 
     def recheck(self) -> None:
         """Close connections whose certificate was revoked or has other rights now."""

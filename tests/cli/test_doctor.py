@@ -59,8 +59,8 @@ def test_what_is_wrong_is_said_and_mended(place: Place) -> None:
     assert (1, 0, 0) == (found.exit_code, mended.exit_code, after.exit_code)
     assert found.stdout.splitlines()[1:] == [
         (
-            "error: things: sequence things_sequence stands at 4, behind the positions stored of its writers"
-            " (36); left so, it would give ids a second time"
+            "error: things: sequence things_sequence is at 4, behind the stored positions of its writers"
+            " (36); without a repair it would reuse ids"
         ),
         "    run synrepl doctor --fix; the generators do the same when they start",
         "    UPDATE synrepl_sequences SET value = max(value, 36) WHERE name = 'things_sequence';",
@@ -88,8 +88,8 @@ def test_the_shape_of_the_json(place: Place) -> None:
                 "severity": "error",
                 "kind": "sequence_behind_positions",
                 "stream": "things",
-                "text": "sequence things_sequence stands at 1, behind the positions stored of its writers"
-                " (36); left so, it would give ids a second time",
+                "text": "sequence things_sequence is at 1, behind the stored positions of its writers"
+                " (36); without a repair it would reuse ids",
                 "remedy": "run synrepl doctor --fix; the generators do the same when they start",
                 "statement": "UPDATE synrepl_sequences SET value = max(value, 36)"
                 " WHERE name = 'things_sequence'",
@@ -165,5 +165,5 @@ def test_nothing_that_it_knows(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["doctor", "--database", place.url])
 
     assert result.exit_code == 1
-    assert "error: there is neither a log of synrepl in this database" in result.stdout
+    assert "error: this database has neither a synrepl log" in result.stdout
     assert "nothing is wrong" not in result.stdout

@@ -41,8 +41,8 @@ def test_nothing_is_stuck(place: Place) -> None:
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
         (
-            "held: things: B reserved 5, 0 s ago, and has not finished (by send, process host:7:cafe): nobody"
-            " can pass it"
+            "held: things: B reserved 5, 0 s ago, and has not finished (by send, process host:7:cafe):"
+            " the stream waits for it"
         ),
         "nothing is stuck",
     ]
@@ -61,11 +61,11 @@ def test_whoever_holds_it_is_named(place: Place) -> None:
     assert result.stdout.splitlines() == [
         (
             "stuck: things: A reserved 2 ids from 5 on, 61 s ago, and has not finished (by send, process"
-            " host:7:cafe): nobody can pass it"
+            " host:7:cafe): the stream waits for it"
         ),
         (
-            "stuck: things: A stands at 4, 5 behind the first of its writers: who reads this stream as one"
-            " line waits for it where rows do not prove the rest"
+            "stuck: things: A is at 4, 5 behind the stream's first writer: linear readers wait for it, except"
+            " where rows prove that nothing is missing"
         ),
     ]
 
@@ -85,7 +85,7 @@ def test_the_shape_of_the_json(place: Place) -> None:
                 "why": "unfinished",
                 "is_stuck": True,
                 "text": "A reserved 2 ids from 5 on, 61 s ago, and has not finished (by send, process"
-                " host:7:cafe): nobody can pass it",
+                " host:7:cafe): the stream waits for it",
                 "position": 4,
                 "behind": 0,
                 "unfinished": 2,
@@ -121,7 +121,7 @@ def test_a_writer_that_never_told(place: Place) -> None:
     result = stuck(place)
 
     assert result.exit_code == 0
-    assert result.stdout.startswith("held: things: A stands at 4, 5 behind")
+    assert result.stdout.startswith("held: things: A is at 4, 5 behind")
 
 
 def test_a_database_without_writers(tmp_path: Path) -> None:

@@ -273,7 +273,7 @@ class IdScenario(Scenario):
                             pass
                         token = done(transact(pool, partial(self._insert, generator=generator, body=body)))
                         acknowledge(("id", [body, token]))
-                done(pool.runInteraction(generator.tell_position))
+                done(pool.runInteraction(generator.store_position))
                 acknowledge(("position", [writer, generator.minimal_token]))
 
     def _generator(self, pool: DirectPool, writer: str) -> MultiWriterIdGenerator:
@@ -379,7 +379,7 @@ class FilesScenario(Scenario):
         self._fetch(store, until=300)
         self._fetch(store, until=len(self.FETCHED))
         acknowledge(("file", _sha256(self.FETCHED)))
-        queue.arrived(_sha256(self.FETCHED), NOW * 1000)
+        queue.mark_arrived(_sha256(self.FETCHED), NOW * 1000)
         store.remove(_sha256(self.DELETED))
         acknowledge(("deleted", _sha256(self.DELETED)))
         positions.save({"events": {"w1": 2}})

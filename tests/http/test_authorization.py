@@ -191,12 +191,12 @@ def test_a_keyring_tells_nothing_of_its_secrets() -> None:
 @pytest.mark.parametrize(("name", "secret"), [("paris", "of paris"), ("rome", SHARED), ("", SHARED)])
 def test_a_peer_with_a_key_of_its_own_must_show_that(name: str, secret: str) -> None:
     """So that removing it shuts out this one alone."""
-    found = Keyring(SHARED, [PARIS]).of(name)
+    found = Keyring(SHARED, [PARIS]).for_name(name)
 
     assert found is not None
     assert secret == found.secret
-    assert Keyring(None, [PARIS]).of("rome") is None
-    assert not Keyring().are_wanted
+    assert Keyring(None, [PARIS]).for_name("rome") is None
+    assert not Keyring().is_required
 
 
 @pytest.mark.parametrize("shown", ["", "s", "share", "shared ", "Shared", "of pari", "of\xa0paris"])
@@ -204,12 +204,12 @@ def test_only_a_whole_secret_is_one(shown: str) -> None:
     """Not its beginning, and not the nothing of a key that has no secret."""
     keys = Keyring(SHARED, [PARIS, Key(name="rome", secret=None)])
 
-    assert keys.shown(shown.encode()) is None
-    assert ["", "paris"] == [key.name for secret in (b"shared", b"of paris") if (key := keys.shown(secret))]
+    assert keys.find(shown.encode()) is None
+    assert ["", "paris"] == [key.name for secret in (b"shared", b"of paris") if (key := keys.find(secret))]
 
 
 def test_a_certificate_is_no_proof_for_a_key_with_a_secret() -> None:
     """Whoever may ask the CA for a name could take its place."""
     keys = Keyring(SHARED, [PARIS, Key(name="rome", secret=None)])
 
-    assert ["rome"] == [name for name in ("paris", "rome", "berlin", "") if keys.certified(name)]
+    assert ["rome"] == [name for name in ("paris", "rome", "berlin", "") if keys.access_by_certificate(name)]

@@ -44,8 +44,8 @@ def starts(url: str) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return said
+    message: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return message
 
 
 def name_of(url: str) -> str:
@@ -98,7 +98,7 @@ def test_a_healthy_one(homeserver: Callable[..., str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said", "is_refused"),
+    ("damage", "message", "is_refused"),
     [
         pytest.param(
             [
@@ -136,7 +136,7 @@ def test_a_healthy_one(homeserver: Callable[..., str]) -> None:
         ),
         pytest.param(
             [RECEIPT.format(9)],
-            {("receipts", "sequence_behind_tables", "the homeserver mends this at its start")},
+            {("receipts", "sequence_behind_tables", "the homeserver repairs this at its start")},
             False,
             id="table-ahead-of-sequence",
         ),
@@ -146,7 +146,7 @@ def test_a_healthy_one(homeserver: Callable[..., str]) -> None:
                 (
                     "backfill",
                     "sequence_behind_positions",
-                    "the homeserver does not look at this, since these ids go down",
+                    "the homeserver does not check this, since these ids descend",
                 )
             },
             False,
@@ -154,14 +154,14 @@ def test_a_healthy_one(homeserver: Callable[..., str]) -> None:
         ),
         pytest.param(
             ["ALTER SEQUENCE receipts_sequence RESTART WITH 1"],
-            {("receipts", "sequence_unused", "the homeserver does not look at this")},
+            {("receipts", "sequence_unused", "the homeserver does not check this")},
             False,
             id="sequence-never-used",
         ),
     ],
 )
 def test_it_says_what_the_homeserver_does(
-    homeserver: Callable[..., str], damage: list[str], said: set[tuple[str, str, str]], is_refused: bool
+    homeserver: Callable[..., str], damage: list[str], message: set[tuple[str, str, str]], is_refused: bool
 ) -> None:
     """And changes nothing. What it says to run lets the homeserver start, and is enough."""
     url = homeserver(*damage)
@@ -169,7 +169,7 @@ def test_it_says_what_the_homeserver_does(
     code, found = doctor(url, "--fix")
 
     assert (1, found) == (code, doctor(url)[1])
-    assert said == {
+    assert message == {
         (one["stream"], one["kind"], one["text"].rpartition("; ")[2]) for one in found["complaints"]
     }
     if is_refused:
@@ -188,7 +188,7 @@ def test_it_says_what_the_homeserver_does(
 def test_what_the_homeserver_mends_itself_is_gone_after_its_start(
     homeserver: Callable[..., str], damage: str
 ) -> None:
-    """As the doctor said."""
+    """As the doctor message."""
     url = homeserver(damage)
 
     assert starts(url)["event"] == "ready"
@@ -207,5 +207,5 @@ def test_a_writer_that_is_gone_and_holds_the_minimum(homeserver: Callable[..., s
     code, found = doctor(url)
 
     assert (0, ["writer_behind"]) == (code, [one["kind"] for one in found["complaints"]])
-    assert found["complaints"][0]["text"].startswith("old_worker stands at 3, 37 behind")
+    assert found["complaints"][0]["text"].startswith("old_worker is at 3, 37 behind")
     assert "take it out of the configuration" in found["complaints"][0]["remedy"]

@@ -43,7 +43,7 @@ class IdTests(IdCase):
 
         generator = self.started("A", ["A"])
 
-        self.assertEqual(["unknown_writer"], [finding.kind for finding in generator.findings])
+        self.assertEqual(["unknown_writer"], [finding.kind for finding in generator.problems])
         self.assertEqual(9, generator.persisted_upto)
         self.assertEqual([(3,)], self.do("SELECT stream_id FROM facts_of_things"))
 
@@ -62,7 +62,7 @@ class IdTests(IdCase):
         ((_, error),) = story.ended
         self.assertIsInstance(error, NeverAllocated)
         self.assertEqual((99, 54), (error.want, error.allocated))
-        self.assertEqual(["history_lost"], [finding.kind for finding in generator.findings])
+        self.assertEqual(["history_lost"], [finding.kind for finding in generator.problems])
         self.assertEqual([51], self.write_facts(generator))
 
     def test_a_sequence_32_behind_its_positions_heals(self) -> None:
@@ -75,7 +75,7 @@ class IdTests(IdCase):
 
         generator = self.started("A", ["A", "B"])
 
-        (finding,) = generator.findings
+        (finding,) = generator.problems
         self.assertEqual(("sequence_behind_positions", 4, 36), (finding.kind, finding.before, finding.after))
         self.assertFalse(finding.is_loss)
         self.assertEqual([37], self.write_facts(generator))
@@ -89,7 +89,7 @@ class IdTests(IdCase):
 
         generator = self.started("A", ["A"])
 
-        self.assertEqual([], generator.findings)
+        self.assertEqual([], generator.problems)
         self.assertEqual([2], self.write_facts(generator))
 
     def test_a_stream_ported_with_one_row_starts(self) -> None:
@@ -102,7 +102,7 @@ class IdTests(IdCase):
 
         generator = self.started("A", ["A"])
 
-        self.assertEqual(["sequence_behind_tables"], [finding.kind for finding in generator.findings])
+        self.assertEqual(["sequence_behind_tables"], [finding.kind for finding in generator.problems])
         self.assertEqual([3], self.write_facts(generator))
 
     def test_an_idle_writer_does_not_pin_the_minimum(self) -> None:

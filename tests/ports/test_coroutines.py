@@ -2,7 +2,7 @@
 
 from twisted.internet.defer import Deferred
 
-from synrepl.ports.coroutines import _go_on, step_eagerly
+from synrepl.ports.coroutines import _drive, step_eagerly
 
 
 def test_what_need_not_wait_is_done_at_once() -> None:
@@ -38,7 +38,7 @@ def test_what_nobody_waits_for_any_more_ends_in_silence() -> None:
         await never
 
     coroutine = work()
-    rest = _go_on(coroutine, coroutine.send(None))
+    rest = _drive(coroutine, coroutine.send(None))
     next(rest)
     coroutine.close()
 

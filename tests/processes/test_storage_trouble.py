@@ -34,7 +34,7 @@ def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
 
     told = cannot_start(tmp_path, *TWISTD)
 
-    assert "file is not a database (this file is something else; name another one)" in told
+    assert "file is not a database (this file is no SQLite database; choose another one)" in told
     assert path.read_bytes() == b"this is my thesis\n" * 1000
     assert {one.name for one in tmp_path.iterdir()} == {"synrepl.db", "synrepl.db.lock"}
 
@@ -158,4 +158,4 @@ def test_a_database_that_another_program_holds_is_told_and_waited_for(tmp_path: 
         assert asker.post("to_device", [made_rows("to_device", 2)], key="two")["first_serial"] == 2
         assert json.loads(asker.ask("GET", "/readyz")) == {"ready": True}
     assert (refused.value.status, unready.value.status) == (503, 503)
-    assert "another program holds the database; end it" in json.loads(refused.value.body)["message"]
+    assert "another program holds the database; stop it" in json.loads(refused.value.body)["message"]

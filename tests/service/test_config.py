@@ -239,7 +239,7 @@ def test_unknown_names_are_told_with_the_nearest_known_one(tmp_path: Path) -> No
         ),
         (["--follow", "9092"], "must be a Twisted client endpoint string"),
         (["--upstream", "primary"], "--upstream must be a Twisted client endpoint string"),
-        (["--upstream", "http://ada:secret@primary:9093"], "--upstream has a user in it"),
+        (["--upstream", "http://ada:secret@primary:9093"], "--upstream contains a user name"),
         (["--upstream-streams", "events"], "need --upstream"),
         (["--fetch-files", "never"], "--fetch-files must be eager or lazy"),
         (["--database", "postgresql://ada:hush@a/b"], "pgpass file, and set ?passfile=/path"),

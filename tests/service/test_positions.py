@@ -55,11 +55,11 @@ def test_positions_and_a_place_in_a_changelog_are_not_mixed_up(tmp_path: Path) -
 
     store.save_place(ChangelogPlace(7, 1))
     assert store.load_place() == ChangelogPlace(7, 1)
-    with pytest.raises(StorageError, match="a place in a changelog, not positions"):
+    with pytest.raises(StorageError, match="a position in a changelog, not positions"):
         store.load()
 
     store.save(POSITIONS)
-    with pytest.raises(StorageError, match="positions of streams, not a place"):
+    with pytest.raises(StorageError, match="positions of streams, not a position"):
         store.load_place()
 
 

@@ -654,7 +654,7 @@ class ReplicaSimulation(SeededRun):
             for relay in node.relays.connected:
                 other = engines.get(relay.uuid)
                 if other is not None and relay.state in ("catching up", "live"):
-                    kept = other.engine._place.serial
+                    kept = other.engine._position.serial
                     if relay.acknowledged > kept:
                         self._fail(
                             f"acks: {node.name} believes {other.name} at {relay.acknowledged}, not {kept}"

@@ -412,7 +412,7 @@ class StateTests(FileCase):
         engine.close()
         shutil.copy(copy, self.path)
 
-        self.assertIn("the log at its serial 20 is another one", str(self.refused()))
+        self.assertIn("the log has another fact at serial 20", str(self.refused()))
 
     def test_another_log_is_refused(self) -> None:
         """However long it is."""
@@ -451,7 +451,7 @@ class StateTests(FileCase):
         self.filled().close()
         for text in ("", "[]", '{"version": 2, "log": {}}', "\xff"):
             self.beside(".state").write_text(text, encoding="latin-1")
-            self.assertIn(f"{self.path}.state is not what was written there", str(self.refused()))
+            self.assertIn(f"{self.path}.state is no valid state file", str(self.refused()))
 
     def test_a_disk_that_is_full_does_not_fail_reads(self) -> None:
         """It is written again later."""

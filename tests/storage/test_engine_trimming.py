@@ -332,7 +332,7 @@ class PostgresTests(OverPostgres, Contract):
             step()
             assert engine._writes is not None
             engine._writes.close()
-            before = engine._kept
+            before = engine._committed
             self.assertEqual(before, (engine.head().serial, engine.head().digest))
 
 

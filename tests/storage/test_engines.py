@@ -228,7 +228,7 @@ class Contract(Case):
         with self.assertRaises(StorageError) as caught:
             engine.commit(other[1:], [])
 
-        self.assertIn("serial 1 is not the one that these facts follow", str(caught.exception))
+        self.assertIn("these facts do not follow serial 1", str(caught.exception))
         self.assertFalse(caught.exception.retryable)
         self.assertEqual(1, engine.head().serial)
 
@@ -617,8 +617,8 @@ class SQLiteTests(OverSQLite, Contract):
             ("DELETE FROM facts WHERE serial < 500", "serial 1 is missing"),
             ("UPDATE facts SET rows = x'5b5d' WHERE serial = 1190", "the digest of serial 1190"),
             ("DELETE FROM facts WHERE serial = 1200", "the last token of w1 in events is 1199"),
-            ("DELETE FROM positions", "its position says None"),
-            ("UPDATE positions SET token = 1199", "is 1200, its position says 1199"),
+            ("DELETE FROM positions", "its position is None"),
+            ("UPDATE positions SET token = 1199", "is 1200, its position is 1199"),
         ):
             with self.subTest(damage):
                 self.path = self.directory() / "synrepl.db"
@@ -660,7 +660,7 @@ class SQLiteTests(OverSQLite, Contract):
 
     def test_a_reader_of_little_looks_through_so_much_at_a_time(self) -> None:
         """Or one read would hold up all others, however little it gives."""
-        self.patch(sql_reading, "LOOKED_AT_ONCE", 30)
+        self.patch(sql_reading, "SCANNED_AT_ONCE", 30)
         self.filled(100)
         engine = self.again()
         engine.open()

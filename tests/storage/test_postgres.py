@@ -93,7 +93,7 @@ class StartTests(PostgresCase):
         self.assertIn(
             f"process {os.getpid()} on {os.uname().nodename} has the log in postgresql://", str(error)
         )
-        self.assertIn("end it, or name another database", error.hint)
+        self.assertIn("stop it, or choose another database", error.hint)
         self.assertFalse(error.retryable)
 
     def test_the_lock_of_a_killed_process_is_free(self) -> None:
@@ -464,7 +464,7 @@ class LostConnectionTests(PostgresCase):
 
         is_healthy, why = log.healthy
         self.assertFalse(is_healthy)
-        self.assertIn("stop the daemon, and restore it from a backup", why)
+        self.assertIn("stop the daemon, and restore the database from a backup", why)
         self.failureResultOf(log.append("events", "w1", [B]), StorageError)
 
     def test_a_process_that_takes_over_is_noticed_before_anybody_writes(self) -> None:

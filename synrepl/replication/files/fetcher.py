@@ -82,9 +82,9 @@ class FileFetcher:
         try:
             if not await context.run(partial(context.store.has, sha256)):
                 await self._receive(sha256)
-            await context.run(partial(context.queue.arrived, sha256, context.now_ms()))
+            await context.run(partial(context.queue.mark_arrived, sha256, context.now_ms()))
         except CancelledError:
-            context.run_later(partial(context.queue.let_go, sha256))
+            context.run_later(partial(context.queue.release, sha256))
             raise
         except Exception as error:
             if isinstance(error, ReplicationError):
@@ -109,7 +109,7 @@ class FileFetcher:
     async def _record_failure(self, sha256: str, why: str) -> None:
         context = self._context
         try:
-            await context.run(partial(context.queue.failed, sha256, why, context.now_ms()))
+            await context.run(partial(context.queue.mark_failed, sha256, why, context.now_ms()))
         except ReplicationError as error:
             context.logger.error("files: {why}", why=error)
             # Otherwise the file would be due again at once.

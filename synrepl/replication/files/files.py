@@ -204,7 +204,7 @@ class Files:
 
         def work() -> bool:
             is_new = spool.commit(sha256)
-            context.queue.arrived(sha256, context.now_ms())
+            context.queue.mark_arrived(sha256, context.now_ms())
             return is_new
 
         is_new = await context.run(work)
@@ -314,7 +314,7 @@ class Files:
     async def _record_loss(self, sha256: str, why: str) -> None:
         context = self._context
         name = await context.run(
-            partial(context.queue.lost, sha256, context.now_ms(), fetches=context.rule != "none")
+            partial(context.queue.mark_lost, sha256, context.now_ms(), fetches=context.rule != "none")
         )
         if name is None:
             context.logger.warn("files: {sha256} (without a name): {why}", sha256=sha256, why=why)

@@ -102,7 +102,7 @@ class FileMaintenance:
         await context.run(context.store.count_anew)
         while (stored := await context.run(context.store.count)) is not None:
             if stored:
-                await context.run(partial(context.queue.found, stored, context.now_ms()))
+                await context.run(partial(context.queue.mark_stored, stored, context.now_ms()))
 
     def _compare_page(self, after: str) -> tuple[str | None, list[str]]:
         context = self._context
@@ -111,7 +111,7 @@ class FileMaintenance:
         for row in names:
             assert row.sha256 is not None
             if not context.store.has(row.sha256) and not context.queue.is_missing(row.sha256):
-                context.queue.lost(row.sha256, context.now_ms(), fetches=context.rule != "none")
+                context.queue.mark_lost(row.sha256, context.now_ms(), fetches=context.rule != "none")
                 lost.append(row.sha256)
         return names[-1].name if len(names) == PAGE else None, lost
 
@@ -120,7 +120,7 @@ class FileMaintenance:
         garbage = context.queue.garbage(before_ms, PAGE)
         for sha256 in garbage:
             context.store.remove(sha256)
-            context.queue.removed(sha256)
+            context.queue.mark_removed(sha256)
         return len(garbage)
 
     async def _scrub_slice(self, now: float) -> None:

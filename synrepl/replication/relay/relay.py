@@ -279,7 +279,7 @@ class Relay:
         self.uuid, self.name = greeting.uuid, greeting.name or greeting.uuid
         self.state = "authenticating"
         challenge = ChallengeBody(
-            nonce=self._nonce, proof=self._certificate_access is None and self._registry.keys.are_wanted
+            nonce=self._nonce, proof=self._certificate_access is None and self._registry.keys.is_required
         )
         self.connection.send(Challenge(body=encode_body(challenge)))
 
@@ -288,25 +288,25 @@ class Relay:
         """Whether the key that the replica proved is no longer valid."""
         keys, greeting = self._registry.keys, self._greeting
         if self._key is not None and greeting is not None:
-            return self._key != keys.of(greeting.name)
-        return keys.are_wanted and self._access != self._certificate_access
+            return self._key != keys.for_name(greeting.name)
+        return keys.is_required and self._access != self._certificate_access
 
     @property
     def _certificate_access(self) -> Access | None:
         """The access that the replica's TLS certificate gives; None if the replica must prove a secret."""
         name = self.connection.certified_name
-        return None if name is None else self._registry.keys.certified(name)
+        return None if name is None else self._registry.keys.access_by_certificate(name)
 
     def _on_auth(self, message: Proof) -> None:
         self._must_be("authenticating")
         greeting, keys = self._greeting, self._registry.keys
         assert greeting is not None
-        key = keys.of(greeting.name)
+        key = keys.for_name(greeting.name)
         secret = None if key is None else key.secret
         nonces = (self._nonce, greeting.nonce)
         if (certified := self._certificate_access) is not None:
             self._access = certified
-        elif not keys.are_wanted:
+        elif not keys.is_required:
             self._access = LOCAL if self.connection.is_local else REMOTE
         elif key is None:
             why = f"this daemon has no key {printable(greeting.name)}, or it was revoked"

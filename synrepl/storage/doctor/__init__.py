@@ -1,4 +1,4 @@
-"""What is wrong with the streams in a database, in words, and what mends it."""
+"""The doctor: finds and repairs problems with the streams in a database."""
 
 from synrepl.storage.doctor.complaints import Complaint, Diagnosis
 from synrepl.storage.doctor.examination import Doctor

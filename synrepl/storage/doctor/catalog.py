@@ -1,4 +1,4 @@
-"""Which tables and sequences a database has, as far as they matter here."""
+"""The tables and sequences of a database, as far as the doctor needs them."""
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -23,7 +23,7 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_catalog(cursor: Any, flavor: Flavor) -> Catalog:
-    """Look. What this user may not read is named as well, so that it can be told."""
+    """Read the catalog, including objects that this user may not read, so that they can be reported."""
     if flavor == "postgresql":
         cursor.execute(
             "SELECT space.nspname, relation.relname, relation.relkind::text, field.attname"
@@ -46,7 +46,7 @@ def read_catalog(cursor: Any, flavor: Flavor) -> Catalog:
         if kind == "S":
             sequences.add(name)
         elif schema == "synrepl":
-            # The log has a schema of its own, and its tables have names that others may have, too.
+            # The log's tables are in their own schema, since their names are common.
             of_log.add(name)
         else:
             tables.setdefault(name, set()).add(column)

@@ -1,4 +1,4 @@
-"""What a doctor says."""
+"""The doctor's results."""
 
 from typing import Literal
 
@@ -10,11 +10,11 @@ Severity = Literal["error", "warning", "note"]
 
 
 class Complaint(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong, or worth to know.
+    """One problem or remark.
 
-    `severity`: ``error`` (something fails or is lost if left so), ``warning`` (somebody is held up) or
-    ``note``. `text` says what it is and what comes of it, `remedy` what to do; `statement` is the SQL that
-    does it, where there is one. `mended`: it was done just now.
+    `severity`: ``error`` (something fails or will be lost), ``warning`` (something is held up) or ``note``.
+    `text` names the problem and its effect, `remedy` what to do, and `statement` the SQL for it, if any.
+    `mended` if it has just been repaired.
     """
 
     severity: Severity
@@ -27,9 +27,9 @@ class Complaint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole examination. `kind` is what was found in the database: ``synrepl``, ``synapse`` or ``other``.
+    """A whole examination. `kind` is what the database contains: ``synrepl``, ``synapse`` or ``other``.
 
-    `streams` are those whose ids were examined; `facts_checked` is None where there is no log.
+    `streams` are those whose ids were examined; `facts_checked` is None if there is no log.
     """
 
     database: str
@@ -40,5 +40,5 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_healthy(self) -> bool:
-        """Whether nothing is left that fails, or holds somebody up."""
+        """Whether no unrepaired errors or warnings are left."""
         return not any(one.severity != "note" and not one.mended for one in self.complaints)

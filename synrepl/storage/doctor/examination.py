@@ -1,4 +1,4 @@
-"""The examination: what is there, what is wrong with it, and mending what can be mended."""
+"""The examination of a database: finds problems, and repairs those that it safely can."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -11,11 +11,11 @@ from synrepl.storage.databases import Database
 from synrepl.storage.doctor.catalog import Catalog, read_catalog
 from synrepl.storage.doctor.complaints import Complaint, Diagnosis
 from synrepl.storage.doctor.holds import Hold, holds, read_positions
-from synrepl.storage.doctor.log_check import check_log, mend_positions
+from synrepl.storage.doctor.log_check import check_log, repair_positions
 from synrepl.storage.doctor.synapse import MARKS, STREAMS
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.layout import IdStream, IdTable
-from synrepl.storage.ids.startup import IdProblem, IdProblems, examine, mend
+from synrepl.storage.ids.startup import IdProblem, IdProblems, examine, repair
 from synrepl.storage.ids.writers import read_writers
 
 __all__ = ["Doctor"]
@@ -28,11 +28,11 @@ FIX: Final = "run synrepl doctor --fix; the generators do the same when they sta
 
 
 class Doctor:
-    """Examines one database. `streams` are those that a configuration names, `now` gives seconds since 1970,
-    `progress` hears how many more facts of how many are checked.
+    """Examines one database. `streams` are those of the configuration, `now` gives seconds since 1970, and
+    `progress` is called with the number of newly checked facts and the total.
 
-    A homeserver's own database is only ever read: what would mend it is said as SQL, to be run while the
-    homeserver is stopped.
+    A homeserver's own database is never changed: repairs are given as SQL, to be run while the homeserver is
+    stopped.
     """
 
     def __init__(
@@ -49,49 +49,51 @@ class Doctor:
         self._progress = progress
 
     def examine(self, *, whole_log: bool = True) -> Diagnosis:
-        """Look at everything, as it is at one moment. Raises `StorageError` if the database cannot be read.
+        """Examine everything as of one moment. Raises `StorageError` if the database cannot be read.
 
-        What alone cannot be read is a complaint.
+        A part that cannot be read becomes a complaint.
         """
-        return self._database.ask("examine", lambda cursor: self._examine(cursor, whole_log=whole_log))
+        return self._database.read_transaction(
+            "examine", lambda cursor: self._examine(cursor, whole_log=whole_log)
+        )
 
-    def mend(self, diagnosis: Diagnosis) -> Diagnosis:
-        """Do what loses nothing, if it may be done here, and give the diagnosis with what was."""
+    def repair(self, diagnosis: Diagnosis) -> Diagnosis:
+        """Repair what loses nothing, and give the diagnosis with the repairs marked."""
         kinds = {one.kind for one in diagnosis.complaints}
-        if diagnosis.kind == "synapse" or not kinds & MENDABLE:
+        if diagnosis.kind == "synapse" or not kinds & REPAIRABLE:
             return diagnosis
         mended: set[tuple[str, str]] = set()
         failed: list[Complaint] = []
 
-        def attempt(cursor: Any, stream: str, work: Callable[[Any], Iterable[tuple[str, str]]]) -> None:
+        def try_repair(cursor: Any, stream: str, work: Callable[[Any], Iterable[tuple[str, str]]]) -> None:
             try:
-                mended.update(self._database.attempt(cursor, "mend", work))
+                mended.update(self._database.savepoint(cursor, "repair", work))
             except StorageError as error:
-                failed.append(_not_mended(stream, error))
+                failed.append(_not_repaired(stream, error))
 
         def work(cursor: Any) -> None:
             for stream in self._configured:
-                attempt(cursor, stream.name, partial(self._mend, stream))
-            # What the facts say counts only as long as nobody changed them.
+                try_repair(cursor, stream.name, partial(self._repair, stream))
+            # The facts prove positions only if they are intact.
             if "position_behind_facts" in kinds and not kinds & {"missing_serial", "wrong_digest"}:
-                attempt(cursor, "", partial(mend_positions, flavor=self._database.flavor))
+                try_repair(cursor, "", partial(repair_positions, flavor=self._database.flavor))
 
-        self._database.change("mend", work)
+        self._database.write_transaction("mend", work)
         complaints = [
             msgspec.structs.replace(one, mended=(one.stream, one.kind) in mended)
             for one in diagnosis.complaints
         ]
         return msgspec.structs.replace(diagnosis, complaints=_ordered([*complaints, *failed]))
 
-    def _mend(self, stream: IdStream, cursor: Any) -> list[tuple[str, str]]:
-        """The kinds of what was mended of this stream."""
+    def _repair(self, stream: IdStream, cursor: Any) -> list[tuple[str, str]]:
+        """Repair this stream's ids. Gives the stream and kind of each repair."""
         ids = IdDatabase(stream, self._database.flavor)
         ids.lock_start(cursor)
-        findings = _findings(cursor, ids)
-        mend(cursor, ids, findings)
-        return [(stream.name, finding.kind) for finding in findings.found]
+        examined = _examine_ids(cursor, ids)
+        repair(cursor, ids, examined)
+        return [(stream.name, problem.kind) for problem in examined.found]
 
-    # -- looking -------------------------------------------------------------------------------------------
+    # -- examining -----------------------------------------------------------------------------------------
 
     def _examine(self, cursor: Any, *, whole_log: bool) -> Diagnosis:
         catalog = read_catalog(cursor, self._database.flavor)
@@ -102,21 +104,21 @@ class Doctor:
         unread: dict[str, list[str]] = {}
         for stream in streams:
             try:
-                complaints += self._database.attempt(
+                complaints += self._database.savepoint(
                     cursor,
                     "look",
-                    partial(self._of_stream, stream, is_synapse=is_synapse),
+                    partial(self._check_stream, stream, is_synapse=is_synapse),
                 )
             except StorageError as error:
                 unread.setdefault(_reason(error), []).append(stream.name)
         try:
-            complaints += self._database.attempt(cursor, "look", partial(self._of_writers, catalog))
+            complaints += self._database.savepoint(cursor, "look", partial(self._check_writers, catalog))
         except StorageError as error:
-            unread.setdefault(_reason(error), []).append("who holds what")
+            unread.setdefault(_reason(error), []).append("the writers' unfinished ids")
         checked = None
         if catalog.has_log:
             try:
-                checked, found = self._database.attempt(
+                checked, found = self._database.savepoint(
                     cursor,
                     "look",
                     partial(
@@ -128,10 +130,10 @@ class Doctor:
                 unread.setdefault(_reason(error), []).append(LOG)
         complaints += [_unread(reason, names) for reason, names in unread.items()]
         if is_synapse and not has_numbers:
-            complaints.append(COUNTED)
+            complaints.append(NO_SEQUENCES)
         has_ours = catalog.has_log or streams or "synrepl_writers" in catalog.tables
         if not is_synapse and not has_ours:
-            complaints.append(NOTHING)
+            complaints.append(NOTHING_KNOWN)
         return Diagnosis(
             database=self._database.name,
             kind="synapse" if is_synapse else "synrepl" if has_ours else "other",
@@ -140,34 +142,34 @@ class Doctor:
             facts_checked=checked,
         )
 
-    def _of_stream(self, stream: IdStream, cursor: Any, *, is_synapse: bool) -> list[Complaint]:
-        findings = _findings(cursor, IdDatabase(stream, self._database.flavor))
-        return [self._complaint(stream, findings, one, is_synapse=is_synapse) for one in findings.found]
+    def _check_stream(self, stream: IdStream, cursor: Any, *, is_synapse: bool) -> list[Complaint]:
+        examined = _examine_ids(cursor, IdDatabase(stream, self._database.flavor))
+        return [self._complaint(stream, examined, one, is_synapse=is_synapse) for one in examined.found]
 
     def _complaint(
-        self, stream: IdStream, findings: IdProblems, finding: IdProblem, *, is_synapse: bool
+        self, stream: IdStream, examined: IdProblems, problem: IdProblem, *, is_synapse: bool
     ) -> Complaint:
-        text = finding.text
-        if finding.kind == "unknown_writer":
+        text = problem.text
+        if problem.kind == "unknown_writer":
             statement = (
                 f"DELETE FROM stream_positions WHERE stream_name = {_quoted(stream.name)}"
-                f" AND instance_name = {_quoted(finding.writer)}"
+                f" AND instance_name = {_quoted(problem.writer)}"
             )
         else:
-            statement = self._raising(stream, findings.goal)
+            statement = self._raise_sequence_sql(stream, examined.goal)
         if is_synapse:
-            text += f"; {_what_synapse_does(stream, findings, finding)}"
+            text += f"; {_synapse_behavior(stream, examined, problem)}"
         return Complaint(
-            severity="warning" if finding.kind in HARMLESS else "error",
-            kind=finding.kind,
+            severity="warning" if problem.kind in HARMLESS else "error",
+            kind=problem.kind,
             stream=stream.name,
             text=text,
             remedy=STOPPED if is_synapse else FIX,
             statement=statement,
         )
 
-    def _raising(self, stream: IdStream, goal: int) -> str:
-        """Never takes a sequence back, whenever it is run."""
+    def _raise_sequence_sql(self, stream: IdStream, goal: int) -> str:
+        """SQL that raises a sequence; safe at any later time, since it never lowers it."""
         if self._database.flavor == "postgresql":
             return (
                 f"SELECT setval({_quoted(stream.sequence)},"
@@ -177,7 +179,7 @@ class Doctor:
             f"UPDATE synrepl_sequences SET value = max(value, {goal}) WHERE name = {_quoted(stream.sequence)}"
         )
 
-    def _of_writers(self, catalog: Catalog, cursor: Any) -> list[Complaint]:
+    def _check_writers(self, catalog: Catalog, cursor: Any) -> list[Complaint]:
         states = read_writers(cursor) if "synrepl_writers" in catalog.tables else []
         positions = read_positions(cursor) if "stream_positions" in catalog.tables else {}
         return [
@@ -195,7 +197,7 @@ class Doctor:
 
 KINDS: Final = {"unfinished": "unfinished_id", "silent": "silent_writer", "behind": "writer_behind"}
 
-MENDABLE: Final = frozenset(
+REPAIRABLE: Final = frozenset(
     (
         "sequence_behind_tables",
         "sequence_behind_positions",
@@ -205,61 +207,61 @@ MENDABLE: Final = frozenset(
     )
 )
 
-COUNTED: Final = Complaint(
+NO_SEQUENCES: Final = Complaint(
     severity="note",
     kind="no_sequences",
     stream="",
-    text="a homeserver on SQLite counts its ids from its tables at each start: no sequence can be behind",
+    text="a homeserver on SQLite counts its ids from its tables at each start, so no sequence can be behind",
 )
 
-NOTHING: Final = Complaint(
+NOTHING_KNOWN: Final = Complaint(
     severity="error",
     kind="nothing_known",
     stream="",
-    text="there is neither a log of synrepl in this database nor a homeserver's streams",
-    remedy="name another database, or its tables with --config, under table_streams",
+    text="this database has neither a synrepl log nor a homeserver's streams",
+    remedy="choose another database, or name its tables with --config, under table_streams",
 )
 
 
-def _findings(cursor: Any, ids: IdDatabase) -> IdProblems:
-    """What is wrong with a stream. Where no sequence is named, nothing can be said of it, or done to it."""
-    findings = examine(cursor, ids)
+def _examine_ids(cursor: Any, ids: IdDatabase) -> IdProblems:
+    """Examine a stream's ids. Without a sequence only unknown writers can be found."""
+    examined = examine(cursor, ids)
     if ids.stream.sequence:
-        return findings
+        return examined
     return msgspec.structs.replace(
-        findings,
-        goal=findings.allocated,
-        found=[one for one in findings.found if one.kind == "unknown_writer"],
+        examined,
+        goal=examined.allocated,
+        found=[one for one in examined.found if one.kind == "unknown_writer"],
     )
 
 
-def _what_synapse_does(stream: IdStream, findings: IdProblems, finding: IdProblem) -> str:
-    stored = max(findings.positions.values(), default=0)
-    if finding.kind == "unknown_writer":
-        return "the homeserver forgets it at its start"
-    if finding.kind == "sequence_unused":
-        return "the homeserver does not look at this"
-    if stored > findings.allocated and not stream.negative:
+def _synapse_behavior(stream: IdStream, examined: IdProblems, problem: IdProblem) -> str:
+    stored = max(examined.positions.values(), default=0)
+    if problem.kind == "unknown_writer":
+        return "the homeserver deletes it at its start"
+    if problem.kind == "sequence_unused":
+        return "the homeserver does not check this"
+    if stored > examined.allocated and not stream.negative:
         return "the homeserver refuses to start with it"
-    if finding.kind == "sequence_behind_positions":
-        return "the homeserver does not look at this, since these ids go down"
-    return "the homeserver mends this at its start"
+    if problem.kind == "sequence_behind_positions":
+        return "the homeserver does not check this, since these ids descend"
+    return "the homeserver repairs this at its start"
 
 
 def _remedy(hold: Hold) -> str:
     if hold.why == "unfinished":
-        return "see what that place waits for; ending the process releases its ids"
+        return "find out what that code waits for; ending the process releases its ids"
     if hold.why == "silent":
         return "if it is gone, another writer of the stream releases its ids when it runs"
     if hold.is_stuck:
-        return "let it finish, or end it"
-    return "nothing, if it is idle and runs; if it writes no more, take it out of the configuration"
+        return "let it finish, or stop it"
+    return "none if it is idle and runs; if it writes no more, remove it from the configuration"
 
 
 def _present(catalog: Catalog) -> list[IdStream]:
-    """The streams of a homeserver that this one has, with those of their tables that it has.
+    """The homeserver streams whose sequence and tables this database has.
 
-    Releases before a stream had several writers have no sequence for it.
+    Releases in which a stream has only one writer have no sequence for it.
     """
     found = []
     for stream in STREAMS:
@@ -278,7 +280,7 @@ def _present(catalog: Catalog) -> list[IdStream]:
 
 
 def _merged(known: Sequence[IdStream], configured: Sequence[IdStream]) -> list[IdStream]:
-    """What is known of a homeserver's streams, with the writers that are configured, and what else is."""
+    """The known streams with their configured writers, and the other configured streams."""
     by_name = {stream.name: stream for stream in known}
     for stream in configured:
         mine = by_name.get(stream.name)
@@ -299,17 +301,17 @@ def _unread(reason: str, names: Sequence[str]) -> Complaint:
     )
 
 
-def _not_mended(stream: str, error: StorageError) -> Complaint:
+def _not_repaired(stream: str, error: StorageError) -> Complaint:
     return Complaint(
-        severity="error", kind="not_mended", stream=stream, text=f"could not be mended: {_reason(error)}"
+        severity="error", kind="not_mended", stream=stream, text=f"could not be repaired: {_reason(error)}"
     )
 
 
 def _reason(error: StorageError) -> str:
-    """What the database says, and nothing around it."""
+    """The database's own message, without context."""
     cause = error.__cause__
-    said = getattr(getattr(cause, "diag", None), "message_primary", None) or cause or error.why
-    return " ".join(str(said).split())
+    message = getattr(getattr(cause, "diag", None), "message_primary", None) or cause or error.why
+    return " ".join(str(message).split())
 
 
 def _quoted(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Who holds a stream: what is reserved and not finished, who fell silent, who is behind the others."""
+"""Holds: writers that keep a stream from advancing, because they are stuck, silent or behind."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Literal
@@ -14,19 +14,18 @@ from synrepl.storage.ids.writers import WriterState, read_writers
 __all__ = ["Hold", "Positions", "holds", "read_holds", "read_positions"]
 
 SILENT_SECONDS: Final = 15.0
-"""A writer that told nothing for so long is gone, or cannot reach its database."""
+"""A writer without a status update for so long is gone, or cannot reach its database."""
 
 Positions = Mapping[str, Mapping[str, int]]
-"""By stream and writer; they go up."""
+"""Positions by stream and writer, in ascending numbers."""
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
-    """One writer that holds one stream.
+    """One writer that holds up one stream.
 
-    `why`: ``unfinished`` (ids that were reserved and not finished: `unfinished` of them, the first is
-    `first_id`, reserved `age_seconds` ago by `owner`), ``silent`` (it told nothing for `age_seconds`) or
-    ``behind`` (its position is the lowest, `behind` the highest of its stream). `is_stuck`: it will not pass
-    by itself.
+    `why`: ``unfinished`` (it has `unfinished` ids reserved but not finished; the first, `first_id`, was
+    reserved `age_seconds` ago by `owner`), ``silent`` (no status for `age_seconds`) or ``behind`` (its
+    position is the lowest, `behind` below the highest of its stream). `is_stuck`: it needs intervention.
     """
 
     stream: str
@@ -44,7 +43,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def holds(states: Iterable[WriterState], positions: Positions, now: float) -> list[Hold]:
-    """Who holds what, by stream. `now` is in seconds since 1970."""
+    """The holds, ordered by stream. `now` is in seconds since 1970."""
     found: list[Hold] = []
     for state in states:
         of_stream = positions.get(state.stream, {})
@@ -57,24 +56,24 @@ def holds(states: Iterable[WriterState], positions: Positions, now: float) -> li
 
 
 def read_holds(database: Database, now: float) -> list[Hold]:
-    """Who holds what in this database. Raises `StorageError`, also where no writer tells anything."""
+    """Read the holds in this database. Raises `StorageError`, also if it has no status of writers."""
 
     def work(cursor: Any) -> list[Hold]:
         tables = read_catalog(cursor, database.flavor).tables
         if not {"synrepl_writers", "stream_positions"} & set(tables):
             raise StorageError(
-                op="look",
+                op="examine",
                 why=f"{database.name} has neither synrepl_writers nor stream_positions",
-                hint="name the database in which the writers' tables are",
+                hint="choose the database with the writers' tables",
             )
         states = read_writers(cursor) if "synrepl_writers" in tables else []
         return holds(states, read_positions(cursor) if "stream_positions" in tables else {}, now)
 
-    return database.ask("look", work)
+    return database.read_transaction("examine", work)
 
 
 def read_positions(cursor: Any) -> dict[str, dict[str, int]]:
-    """The positions stored of every stream. They go up here, also where ids go down."""
+    """The stored positions of every stream, in ascending numbers even if ids descend."""
     cursor.execute("SELECT stream_name, instance_name, stream_id FROM stream_positions")
     found: dict[str, dict[str, int]] = {}
     for stream, writer, token in cursor.fetchall():
@@ -84,7 +83,7 @@ def read_positions(cursor: Any) -> dict[str, dict[str, int]]:
 
 def _of_writer(state: WriterState, behind: int, now: float) -> Iterator[Hold]:
     silent = max(0.0, now - state.told_at)
-    # Without a process it is known to be gone, and what it had reserved was released.
+    # Without a process it is known to be gone, and its ids were released.
     is_silent = bool(state.process) and silent >= SILENT_SECONDS
     if state.oldest_id is not None and state.oldest_since is not None:
         age = max(0.0, now - state.oldest_since)
@@ -97,7 +96,7 @@ def _of_writer(state: WriterState, behind: int, now: float) -> Iterator[Hold]:
             why="unfinished",
             is_stuck=age >= STUCK_SECONDS,
             text=f"{state.writer} reserved {what}, {age:.0f} s ago, and has not finished (by {state.owner},"
-            f" process {state.process}): nobody can pass it",
+            f" process {state.process}): the stream waits for it",
             position=state.position,
             behind=behind,
             unfinished=state.unfinished,
@@ -112,7 +111,7 @@ def _of_writer(state: WriterState, behind: int, now: float) -> Iterator[Hold]:
             writer=state.writer,
             why="silent",
             is_stuck=bool(state.unfinished) or behind > 0,
-            text=f"{state.writer} told nothing for {silent:.0f} s (process {state.process})",
+            text=f"{state.writer} has been silent for {silent:.0f} s (process {state.process})",
             position=state.position,
             behind=behind,
             unfinished=state.unfinished,
@@ -130,8 +129,8 @@ def _behind(stream: str, positions: Mapping[str, int], stuck: set[tuple[str, str
                 writer=writer,
                 why="behind",
                 is_stuck=(stream, writer) in stuck,
-                text=f"{writer} stands at {lowest}, {highest - lowest} behind the first of its writers: who"
-                " reads this stream as one line waits for it where rows do not prove the rest",
+                text=f"{writer} is at {lowest}, {highest - lowest} behind the stream's first writer: linear"
+                " readers wait for it, except where rows prove that nothing is missing",
                 position=lowest,
                 behind=highest - lowest,
             )

@@ -1,4 +1,4 @@
-"""Whether a log is whole: every serial there, every digest right, every position that of the last fact."""
+"""The check of a log: no serial missing, all digests right, each position that of the last fact."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -11,17 +11,17 @@ from synrepl.storage.engine import COLUMNS
 from synrepl.storage.ids.database import Flavor
 from synrepl.storage.schema import MIGRATIONS
 from synrepl.storage.sql import execute
-from synrepl.storage.writer_positions import load_places
+from synrepl.storage.writer_positions import load_bounds
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 
-__all__ = ["NEWEST", "check_log", "mend_positions"]
+__all__ = ["NEWEST", "check_log", "repair_positions"]
 
 AT_ONCE: Final = 5_000
 NEWEST: Final = 10_000
-"""How many facts are checked when not all of them are."""
+"""The number of newest facts that a quick check covers."""
 
-RESTORE: Final = "restore the log from a copy; going on from there would make it worse"
+RESTORE: Final = "restore the log from a copy; continuing it would do more damage"
 
 Ask = Callable[..., Any]
 
@@ -29,33 +29,36 @@ Ask = Callable[..., Any]
 def check_log(
     cursor: Any, flavor: Flavor, *, whole: bool, progress: Callable[[int, int], None]
 ) -> tuple[int, list[Complaint]]:
-    """How many facts were checked, and what is wrong. `progress` hears how many more, of how many in all."""
-    ask = _asking(cursor, flavor)
+    """Check a log. Gives the number of facts checked, and complaints.
+
+    `progress` is called with the number of newly checked facts and the total.
+    """
+    ask = _query_function(cursor, flavor)
     version = ask("SELECT max(value) FROM {}meta WHERE key = 'version'").fetchone()[0]
     if version is None or version > len(MIGRATIONS):
         return 0, [
             _complaint(
                 "newer_schema",
-                f"has schema version {version}, this release knows {len(MIGRATIONS)}: it was not looked at",
+                f"has schema version {version}, this release knows {len(MIGRATIONS)}: not examined",
                 "run the doctor of the release that wrote it",
             )
         ]
-    # Lost history came with the second version.
-    voids = DiscardedRanges(ask("SELECT stream, epoch, token FROM {}voids") if version > 1 else ())
-    chain = _Chain(voids)
+    # Discarded ranges exist from schema version 2 on.
+    discarded = DiscardedRanges(ask("SELECT stream, epoch, token FROM {}voids") if version > 1 else ())
+    chain = _Chain(discarded)
     last = ask("SELECT max(serial) FROM {}facts").fetchone()[0] or 0
-    # Trimming, and filters of replicas, came with the third: up to there facts may well be missing.
+    # Trimming and filtered replicas exist from version 3 on: up to the floor facts may be missing.
     floor = (
-        load_places(ask("SELECT name, epoch, serial, digest FROM {}places")).floor
+        load_bounds(ask("SELECT name, epoch, serial, digest FROM {}places")).floor
         if version > 2
         else BEGINNING
     )
     after = floor.serial if whole else max(floor.serial, last - NEWEST)
     if after == floor.serial:
-        chain.goes_on_from(after, floor.digest)
+        chain.start_after(after, floor.digest)
     else:
         found = ask("SELECT digest FROM {}facts WHERE serial = ?", after).fetchone()
-        chain.goes_on_from(after, found[0] if found else None)
+        chain.start_after(after, found[0] if found else None)
     whole = whole and not floor.serial
     total = max(0, last - after)
     while after < last:
@@ -73,16 +76,15 @@ def check_log(
         (stream, writer): token
         for stream, writer, token in ask("SELECT stream, writer, token FROM {}positions")
     }
-    return chain.checked, [*chain.complaints(), *_of_positions(positions, chain, voids, whole=whole)]
+    return chain.checked, [*chain.complaints(), *_check_positions(positions, chain, discarded, whole=whole)]
 
 
-def mend_positions(cursor: Any, flavor: Flavor) -> list[tuple[str, str]]:
-    """Bring every position that is behind its facts up to them; which, as (stream, kind of complaint).
+def repair_positions(cursor: Any, flavor: Flavor) -> list[tuple[str, str]]:
+    """Raise every position that is behind its facts. Gives a (stream, kind of complaint) for each.
 
-    Facts that are void count for nothing. A daemon that runs beside does no harm: what it stores meanwhile is
-    further.
+    Discarded facts do not count. A running daemon does no harm: the positions that it stores are higher.
     """
-    ask = _asking(cursor, flavor)
+    ask = _query_function(cursor, flavor)
     version = ask("SELECT max(value) FROM {}meta WHERE key = 'version'").fetchone()[0]
     counts = (
         "NOT EXISTS (SELECT 1 FROM {}voids AS void WHERE void.stream = fact.stream"
@@ -100,39 +102,39 @@ def mend_positions(cursor: Any, flavor: Flavor) -> list[tuple[str, str]]:
 
 
 class _Chain:
-    """The facts so far. `highest` is the highest token of each stream and writer, as far as facts still
-    count; of those that have `moved`, not all facts came late.
+    """The facts checked so far. `highest` has the highest valid token of each stream and writer; those in
+    `advanced` have at least one fact that was not late.
     """
 
-    def __init__(self, voids: DiscardedRanges) -> None:
+    def __init__(self, discarded: DiscardedRanges) -> None:
         self.checked = 0
-        self._voids = voids
+        self._discarded = discarded
         self.highest: dict[tuple[str, str], int] = {}
-        self.moved: set[tuple[str, str]] = set()
+        self.advanced: set[tuple[str, str]] = set()
         self._serial = 0
         self._digest: str | None = EMPTY
         self._missing: list[int] = []
         self._wrong: list[int] = []
 
-    def goes_on_from(self, serial: int, digest: str | None) -> None:
-        """Begin after this fact; with no digest, the first fact is believed."""
+    def start_after(self, serial: int, digest: str | None) -> None:
+        """Start after this fact; without a digest the first fact is trusted."""
         self._serial, self._digest = serial, digest
 
     def add(self, fact: Fact) -> None:
-        """Take the next fact; what is wrong with it does not spoil those that follow."""
+        """Check the next fact; an error in it does not affect the following ones."""
         if fact.serial != self._serial + 1:
             self._missing.append(self._serial + 1)
         elif self._digest is not None and verify([fact], self._digest) is not None:
             self._wrong.append(fact.serial)
         self._serial, self._digest = fact.serial, fact.digest
-        if not self._voids.hold(fact):
+        if not self._discarded.contains(fact):
             advance(self.highest, [fact])
             if fact.prev_token < fact.token:
-                self.moved.add((fact.stream, fact.writer))
+                self.advanced.add((fact.stream, fact.writer))
         self.checked += 1
 
     def complaints(self) -> list[Complaint]:
-        """What is wrong with the chain."""
+        """The complaints about serials and digests."""
         found = []
         if self._missing:
             text = f"serial {self._missing[0]} is missing{_more(self._missing, 'gaps')}"
@@ -144,29 +146,30 @@ class _Chain:
         return found
 
 
-def _of_positions(
-    positions: dict[tuple[str, str], int], chain: _Chain, voids: DiscardedRanges, *, whole: bool
+def _check_positions(
+    positions: dict[tuple[str, str], int], chain: _Chain, discarded: DiscardedRanges, *, whole: bool
 ) -> list[Complaint]:
-    """Each is the highest token of the writer's facts, or where its lost history ends. Where not all facts
-    were read, only those seen count, and of a writer whose facts all came late it may be further.
+    """Compare each position with the highest token of the writer's facts, or the end of its discarded range.
+
+    In a quick check only the facts read count, and a writer with only late facts may be further.
     """
     found = []
     for stream, writer in sorted(chain.highest | positions if whole else chain.highest):
         token, position = chain.highest.get((stream, writer)), positions.get((stream, writer))
-        may_be_further = bool(voids.of(stream)) or not (whole or (stream, writer) in chain.moved)
+        may_be_further = bool(discarded.for_stream(stream)) or not (
+            whole or (stream, writer) in chain.advanced
+        )
         if token is not None and (position is None or position < token):
             kind = "position_behind_facts"
             text = (
-                f"the last fact of {writer} has token {token}, its position says {position}: a daemon does"
-                " not start with it, or gives tokens a second time"
+                f"the last fact of {writer} has token {token}, its position is {position}: a daemon refuses"
+                " to start with it, or reuses tokens"
             )
             remedy = "run synrepl doctor --fix while the daemon is stopped"
         elif position is not None and (token is None or position > token) and not may_be_further:
             kind = "position_ahead_of_facts"
-            what = "is none at all" if token is None else f"has token {token}"
-            text = (
-                f"the position of {writer} says {position}, its last fact {what}: the end of the log is lost"
-            )
+            what = "does not exist" if token is None else f"has token {token}"
+            text = f"the position of {writer} is {position}, its last fact {what}: the end of the log is lost"
             remedy = RESTORE
         else:
             continue
@@ -182,8 +185,8 @@ def _complaint(kind: str, text: str, remedy: str) -> Complaint:
     return Complaint(severity="error", kind=kind, stream="", text=f"the log: {text}", remedy=remedy)
 
 
-def _asking(cursor: Any, flavor: Flavor) -> Ask:
-    """Runs a statement in which ``{}`` stands where the schema of the log's tables goes."""
+def _query_function(cursor: Any, flavor: Flavor) -> Ask:
+    """A function that runs a statement, with the schema of the log's tables in place of ``{}``."""
 
     schema = "synrepl." if flavor == "postgresql" else ""
 

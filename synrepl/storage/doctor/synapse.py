@@ -1,7 +1,6 @@
-"""Which streams a Synapse database has, and where their ids are.
+"""The streams of a Synapse database, with their sequences and tables.
 
-Names of tables, columns and sequences as releases up to 1.163 have them; what an older database lacks is left
-out when it is looked at.
+The names are those of releases up to 1.163. The examination skips what an older database lacks.
 """
 
 from typing import Final
@@ -11,11 +10,11 @@ from synrepl.storage.ids.layout import IdStream, IdTable
 __all__ = ["MARKS", "STREAMS"]
 
 MARKS: Final = ("schema_version", "applied_schema_deltas", "stream_positions")
-"""Tables that only such a database has together."""
+"""A set of tables that only a Synapse database has."""
 
 
 def _stream(name: str, sequence: str, *tables: str, negative: bool = False) -> IdStream:
-    """`tables`: each a name, or ``name.id_column`` where that is not ``stream_id``."""
+    """Each of `tables` is a name, or ``name.id_column`` if the column is not ``stream_id``."""
     parts = [(table.partition(".")[0], table.partition(".")[2] or "stream_id") for table in tables]
     return IdStream(
         name=name,

@@ -1,4 +1,4 @@
-"""Files by checksum: their bytes on the disk, and the queue of those that are still to come."""
+"""Files by checksum: the store on disk, and the queue of missing files."""
 
 from synrepl.storage.files.queue import FileQueue
 from synrepl.storage.files.store import FileStore

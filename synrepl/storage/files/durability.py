@@ -1,4 +1,4 @@
-"""Directories and files that are still there after a power cut."""
+"""Durable directories, and the mapping of the system's errors."""
 
 import errno
 from collections.abc import Iterator
@@ -10,15 +10,15 @@ from synrepl.errors import StorageError
 from synrepl.ports.files import DiskFull
 from synrepl.storage.private_files import sync_directory
 
-__all__ = ["make_directory", "telling"]
+__all__ = ["make_directory", "map_errors"]
 
 FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 RETRYABLE: Final = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.EINTR, errno.EAGAIN}
 
 
 @contextmanager
-def telling(op: str) -> Iterator[None]:
-    """What the system refuses in this block is a `StorageError`, a full disk `DiskFull`."""
+def map_errors(op: str) -> Iterator[None]:
+    """Raise the system's errors as `StorageError`, and a full disk as `DiskFull`."""
     try:
         yield
     except OSError as error:
@@ -28,13 +28,13 @@ def telling(op: str) -> Iterator[None]:
         raise StorageError(
             op=op,
             why=why,
-            hint="look at the system's log" if error.errno == errno.EIO else "",
+            hint="check the system's log" if error.errno == errno.EIO else "",
             retryable=error.errno in RETRYABLE,
         ) from error
 
 
 def make_directory(path: Path) -> None:
-    """Make it, and what is missing above it, durably."""
+    """Create a directory and its missing parents, durably."""
     if path.is_dir():
         return
     make_directory(path.parent)

@@ -1,4 +1,4 @@
-"""Looking through a file before anybody gets a byte of it."""
+"""Verification of stored files: a file is served only after its checksum was found right."""
 
 import errno
 import hashlib
@@ -8,7 +8,7 @@ from typing import Final, NoReturn
 
 from synrepl.errors import StorageError
 from synrepl.ports.files import Damaged
-from synrepl.storage.files.durability import telling
+from synrepl.storage.files.durability import map_errors
 
 __all__ = ["FileCheck", "StoredFile"]
 
@@ -16,47 +16,47 @@ BLOCK: Final = 1024 * 1024
 
 
 class StoredFile:
-    """An `IStoredFile`: a file that was found good, under an open descriptor that is ours to close."""
+    """An `IStoredFile`: a verified file with an open descriptor, which this object closes."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._descriptor: int | None = descriptor
         self.size = size
 
     def read(self, offset: int, count: int) -> bytes:
-        """So many bytes from there on, no fewer unless the file ends."""
+        """Read `count` bytes from `offset` on; fewer only at the end of the file."""
         if self._descriptor is None:
             raise StorageError(op="read a file", why="it is closed")
         parts = []
         count = min(count, self.size - offset)
-        with telling("read a file"):
+        with map_errors("read a file"):
             while count > 0:
                 data = os.pread(self._descriptor, count, offset)
                 if not data:
-                    raise StorageError(op="read a file", why="it was cut short while it was read")
+                    raise StorageError(op="read a file", why="the file was truncated while it was read")
                 parts.append(data)
                 offset += len(data)
                 count -= len(data)
         return b"".join(parts)
 
     def again(self) -> "StoredFile":
-        """The same file, to be closed by somebody else."""
+        """A second handle of the file, to be closed separately."""
         if self._descriptor is None:
             raise StorageError(op="read a file", why="it is closed")
-        with telling("read a file"):
+        with map_errors("read a file"):
             return StoredFile(os.dup(self._descriptor), self.size)
 
     def close(self) -> None:
-        """Let go."""
+        """Close the file. Idempotent."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
 
 class FileCheck:
-    """An `IChecking`, of the file under `descriptor`.
+    """An `IChecking` of the file at `descriptor`.
 
-    `is_known` says that it was looked through a short while ago. `good` or `bad` is called with what the
-    system says about the file.
+    With `is_known` the file was verified recently and is not read again. `good` or `bad` is called with its
+    status.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class FileCheck:
         self._good = good
         self._bad = bad
         self._hash = hashlib.sha256()
-        # As of before the first byte: whoever changes the file meanwhile must not be believed afterwards.
+        # Taken before the first byte, so that a change during the check is noticed afterwards.
         self._stat = os.fstat(descriptor)
         self.size = self._stat.st_size
 
     def step(self, count: int) -> StoredFile | None:
-        """Look at up to `count` more bytes: the open file once all are good."""
+        """Verify up to `count` more bytes. Gives the open file once all are right."""
         if self._descriptor is None:
             raise StorageError(op="check a file", why="it is closed")
         if not self._is_known:
@@ -93,13 +93,13 @@ class FileCheck:
                 return None
             found = self._hash.hexdigest()
             if found != self._sha256:
-                self._condemn(f"its bytes have checksum {found}")
+                self._reject(f"its bytes have checksum {found}")
             self._good(self._stat)
         descriptor, self._descriptor = self._descriptor, None
         return StoredFile(descriptor, self._stat.st_size)
 
     def close(self) -> None:
-        """Let go, unless the open file was handed out."""
+        """Close the file, unless `step` has given it out."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -110,12 +110,12 @@ class FileCheck:
             return os.read(self._descriptor, count)
         except OSError as error:
             if error.errno == errno.EIO:
-                self._condemn("the disk cannot read it")
-            with telling("check a file"):
+                self._reject("the disk cannot read it")
+            with map_errors("check a file"):
                 raise
 
-    def _condemn(self, why: str) -> NoReturn:
+    def _reject(self, why: str) -> NoReturn:
         self._bad(self._stat)
         self.close()
         why = f"{self._sha256} is damaged: {why}"
-        raise Damaged(op="check a file", why=why, hint="it was put into quarantine")
+        raise Damaged(op="check a file", why=why, hint="it was moved to quarantine")

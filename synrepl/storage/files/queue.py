@@ -1,4 +1,4 @@
-"""Which files are missing, and which of them is fetched next."""
+"""The queue of missing files, with the order and the retries of their downloads."""
 
 import os
 import sqlite3
@@ -14,17 +14,17 @@ __all__ = ["FileQueue"]
 FIRST_DELAY_MS: Final = 1_000
 LONGEST_DELAY_MS: Final = 600_000
 
-_WANT: Final = (
+_INSERT_WANTED: Final = (
     "INSERT INTO wanted (sha256, size, name, serial, is_queued, since_ms) VALUES (?, ?, ?, ?, ?, ?)"
     " ON CONFLICT (sha256) DO UPDATE SET is_queued = max(is_queued, excluded.is_queued)"
 )
-_NAMED: Final = "SELECT name, sha256, size, serial FROM names"
+_SELECT_NAMED: Final = "SELECT name, sha256, size, serial FROM names"
 
 
 class FileQueue:
-    """An `IFileQueue` in the file ``queue.db`` of `directory`, made when there is something to keep.
+    """An `IFileQueue` in the file ``queue.db`` of `directory`, created when first needed.
 
-    What is in flight is known in memory alone: after a kill all of it is due again.
+    Downloads in flight are known only in memory: after a kill they are due again.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -32,15 +32,15 @@ class FileQueue:
         self._in_flight: set[str] = set()
 
     def open(self) -> LogProgress:
-        """Begin; how far the log was looked through."""
+        """Open the queue. Gives the position up to which the log was read."""
         return LogProgress.read(self.recall("seen"))
 
     def close(self) -> None:
-        """Let go."""
+        """Close the queue. Idempotent."""
         self._tables.close()
         self._in_flight.clear()
 
-    # -- what the log says ---------------------------------------------------------------------------------
+    # -- rows of the log -----------------------------------------------------------------------------------
 
     def note(
         self,
@@ -51,16 +51,16 @@ class FileQueue:
         has: Callable[[str], bool],
         fetches: bool,
     ) -> None:
-        """Take in rows in the order of the log, up to `seen`, in one transaction."""
+        """Apply rows in the order of the log, up to `seen`, in one transaction."""
         if not rows:
             self.remember("seen", seen.text)
             return
         with self._tables.writing("note files") as database:
-            left: set[str] = set()
+            unreferenced: set[str] = set()
             for row in rows:
                 found = database.execute("SELECT sha256 FROM names WHERE name = ?", (row.name,)).fetchone()
                 if found is not None and found[0] != row.sha256:
-                    left.add(found[0])
+                    unreferenced.add(found[0])
                 if row.sha256 is None:
                     database.execute("DELETE FROM names WHERE name = ?", (row.name,))
                     continue
@@ -70,16 +70,16 @@ class FileQueue:
                 )
                 if not has(row.sha256):
                     values = row.sha256, row.size, row.name, row.serial, fetches, now_ms
-                    database.execute(_WANT, values)
+                    database.execute(_INSERT_WANTED, values)
                 database.execute("DELETE FROM unnamed WHERE sha256 = ?", (row.sha256,))
-            for sha256 in left:
-                self._leave(database, sha256, now_ms, has)
-            _keep(database, "seen", seen.text)
+            for sha256 in unreferenced:
+                self._drop_reference(database, sha256, now_ms, has)
+            _store_note(database, "seen", seen.text)
 
-    def _leave(
+    def _drop_reference(
         self, database: sqlite3.Connection, sha256: str, now_ms: int, has: Callable[[str], bool]
     ) -> None:
-        """A name refers to it no more: it may have been the last."""
+        """Handle a file that has lost a name: it may have been the last one."""
         other = database.execute(
             "SELECT name FROM names WHERE sha256 = ? ORDER BY serial LIMIT 1", (sha256,)
         ).fetchone()
@@ -91,16 +91,16 @@ class FileQueue:
             database.execute("INSERT OR IGNORE INTO unnamed VALUES (?, ?)", (sha256, now_ms))
 
     def reset(self) -> None:
-        """Forget all names: the log is another one."""
-        if self._is_made():
+        """Delete all names: the log was replaced."""
+        if self._exists():
             with self._tables.writing("reset") as database:
                 for table in ("names", "wanted"):
                     database.execute(f"DELETE FROM {table}")
-                _keep(database, "seen", "")
+                _store_note(database, "seen", "")
 
     def follow(self, rule: Literal["eager", "lazy", "none"]) -> None:
-        """What is missing is to be fetched, or only what was demanded, or nothing."""
-        if self._is_made():
+        """Queue all missing files, only the demanded ones, or none."""
+        if self._exists():
             queued = {"eager": "1", "lazy": "is_demanded", "none": "0"}[rule]
             with self._tables.writing("follow a rule") as database:
                 database.execute(f"UPDATE wanted SET is_queued = {queued}")
@@ -108,8 +108,8 @@ class FileQueue:
     # -- fetching ------------------------------------------------------------------------------------------
 
     def take(self, now_ms: int, limit: int) -> list[WantedFile]:
-        """The next files to be fetched, in flight from now on."""
-        taken: list[WantedFile] = []
+        """Take the next files to fetch; they are in flight then."""
+        batch: list[WantedFile] = []
         with self._tables.reading("take a file") as database:
             rows = (
                 ()
@@ -121,13 +121,13 @@ class FileQueue:
                 ).fetchall()
             )
         for sha256, size, name, serial, is_demanded, tries in rows:
-            if len(taken) < limit and sha256 not in self._in_flight:
+            if len(batch) < limit and sha256 not in self._in_flight:
                 self._in_flight.add(sha256)
-                taken.append(WantedFile(sha256, size, name, serial, bool(is_demanded), tries))
-        return taken
+                batch.append(WantedFile(sha256, size, name, serial, bool(is_demanded), tries))
+        return batch
 
     def next_at(self) -> int | None:
-        """When the next file that is not in flight is due."""
+        """When the next file that is not in flight is due, in ms; None if there is none."""
         with self._tables.reading("take a file") as database:
             rows = (
                 ()
@@ -139,20 +139,20 @@ class FileQueue:
             )
         return next((at for sha256, at in rows if sha256 not in self._in_flight), None)
 
-    def arrived(self, sha256: str, now_ms: int) -> None:
-        """It is here now, however it came."""
+    def mark_arrived(self, sha256: str, now_ms: int) -> None:
+        """Record that the file is stored."""
         self._in_flight.discard(sha256)
         with self._tables.writing("note a file") as database:
             database.execute("DELETE FROM wanted WHERE sha256 = ?", (sha256,))
             if not _is_named(database, sha256):
-                # Anew: who has just brought it has time to say what it is for.
+                # With a new time: the uploader has time to give it a name.
                 database.execute("INSERT OR REPLACE INTO unnamed VALUES (?, ?)", (sha256, now_ms))
 
-    def failed(self, sha256: str, why: str, now_ms: int) -> None:
-        """It could not be fetched; it is tried again later."""
+    def mark_failed(self, sha256: str, why: str, now_ms: int) -> None:
+        """Record a failed download, and schedule a retry with backoff."""
         self._in_flight.discard(sha256)
         with self._tables.writing("note a failure") as database:
-            # Doubled so often that the longest delay is reached, whatever `tries` is.
+            # The shift is bounded so that it cannot overflow; 20 doublings exceed the longest delay.
             database.execute(
                 "UPDATE wanted SET tries = tries + 1, why = ?,"
                 f" next_at_ms = ? + min({LONGEST_DELAY_MS}, {FIRST_DELAY_MS} << min(tries, 20))"
@@ -160,18 +160,18 @@ class FileQueue:
                 (why[:1_000], now_ms, sha256),
             )
 
-    def let_go(self, sha256: str) -> None:
-        """It is no longer in flight, and nothing else is known."""
+    def release(self, sha256: str) -> None:
+        """Take the file out of flight, with unknown outcome."""
         self._in_flight.discard(sha256)
 
     def demand(self, sha256: str, now_ms: int) -> bool:
-        """Fetch it soon, if it is missing and a name refers to it; whether that is so."""
-        if not self._is_made():
+        """Fetch the file soon, if it is missing and has a name. Gives whether it is."""
+        if not self._exists():
             return False
         with self._tables.writing("demand a file") as database:
-            if not self._want(database, sha256, now_ms, is_queued=True):
+            if not self._add_wanted(database, sha256, now_ms, is_queued=True):
                 return False
-            # One that has just failed is not asked for more often than this, however many want it.
+            # However many demand it, a failed file is retried no sooner than after the first delay.
             database.execute(
                 f"UPDATE wanted SET is_demanded = 1, next_at_ms = min(next_at_ms, ? + {FIRST_DELAY_MS})"
                 " WHERE sha256 = ?",
@@ -179,51 +179,53 @@ class FileQueue:
             )
         return True
 
-    def lost(self, sha256: str, now_ms: int, *, fetches: bool) -> str | None:
-        """It is not here, and no one knew: a name that refers to it, if there is one."""
-        if not self._is_made():
+    def mark_lost(self, sha256: str, now_ms: int, *, fetches: bool) -> str | None:
+        """Record that a stored file is gone. Gives one of its names; None if it has none."""
+        if not self._exists():
             return None
         with self._tables.writing("note a loss") as database:
             database.execute("DELETE FROM unnamed WHERE sha256 = ?", (sha256,))
-            return self._want(database, sha256, now_ms, is_queued=fetches)
+            return self._add_wanted(database, sha256, now_ms, is_queued=fetches)
 
     @staticmethod
-    def _want(database: sqlite3.Connection, sha256: str, now_ms: int, *, is_queued: bool) -> str | None:
-        found = database.execute(f"{_NAMED} WHERE sha256 = ? ORDER BY serial LIMIT 1", (sha256,)).fetchone()
+    def _add_wanted(database: sqlite3.Connection, sha256: str, now_ms: int, *, is_queued: bool) -> str | None:
+        found = database.execute(
+            f"{_SELECT_NAMED} WHERE sha256 = ? ORDER BY serial LIMIT 1", (sha256,)
+        ).fetchone()
         if found is None:
             return None
         row = NamedFile(*found)
-        database.execute(_WANT, (sha256, row.size, row.name, row.serial, is_queued, now_ms))
+        database.execute(_INSERT_WANTED, (sha256, row.size, row.name, row.serial, is_queued, now_ms))
         return row.name
 
-    # -- what there is -------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------
 
     def is_named(self, sha256: str) -> bool:
-        """Whether a name refers to it."""
+        """Whether the file has a name."""
         with self._tables.reading("look up a file") as database:
             return database is not None and _is_named(database, sha256)
 
     def is_missing(self, sha256: str) -> bool:
-        """Whether a name refers to it and it is not here."""
+        """Whether the file has a name and is not stored."""
         with self._tables.reading("look up a file") as database:
             return database is not None and bool(
                 database.execute("SELECT 1 FROM wanted WHERE sha256 = ?", (sha256,)).fetchone()
             )
 
     def names_after(self, name: str, limit: int) -> list[NamedFile]:
-        """The next names, in their own order."""
+        """The names after this one, in alphabetical order."""
         with self._tables.reading("list names") as database:
             rows = (
                 ()
                 if database is None
                 else database.execute(
-                    f"{_NAMED} WHERE name > ? ORDER BY name LIMIT ?", (name, limit)
+                    f"{_SELECT_NAMED} WHERE name > ? ORDER BY name LIMIT ?", (name, limit)
                 ).fetchall()
             )
         return [NamedFile(*row) for row in rows]
 
     def missing(self, upto: int | None = None, limit: int = 1_000_000) -> list[MissingFile]:
-        """Names whose bytes are not here, oldest first."""
+        """Names whose files are not stored, oldest first."""
         with self._tables.reading("list files") as database:
             rows = (
                 ()
@@ -236,8 +238,8 @@ class FileQueue:
             )
         return [MissingFile(*row) for row in rows]
 
-    def found(self, stored: Sequence[str], now_ms: int) -> None:
-        """These are in the store: none is missing, and what no name refers to can become garbage."""
+    def mark_stored(self, stored: Sequence[str], now_ms: int) -> None:
+        """Record that these files are stored; those without a name may become garbage."""
         with self._tables.writing("note files") as database:
             for sha256 in stored:
                 database.execute("DELETE FROM wanted WHERE sha256 = ?", (sha256,))
@@ -245,7 +247,7 @@ class FileQueue:
                     database.execute("INSERT OR IGNORE INTO unnamed VALUES (?, ?)", (sha256, now_ms))
 
     def garbage(self, before_ms: int, limit: int) -> list[str]:
-        """Stored files that no name has referred to since then."""
+        """Stored files that have had no name since this time."""
         with self._tables.reading("list garbage") as database:
             rows = (
                 ()
@@ -257,19 +259,19 @@ class FileQueue:
             )
         return [sha256 for (sha256,) in rows]
 
-    def removed(self, sha256: str) -> None:
-        """This one is not in the store any more, and nobody minds."""
+    def mark_removed(self, sha256: str) -> None:
+        """Record that the file was deleted as garbage."""
         with self._tables.writing("note a removal") as database:
             database.execute("DELETE FROM unnamed WHERE sha256 = ?", (sha256,))
 
     def remember(self, key: str, value: str) -> None:
-        """Keep a small text, if anything is kept at all."""
-        if self._is_made():
+        """Store a short text, if the queue exists."""
+        if self._exists():
             with self._tables.writing("note") as database:
-                _keep(database, key, value)
+                _store_note(database, key, value)
 
     def recall(self, key: str) -> str:
-        """What was kept; empty if nothing was."""
+        """The stored text; empty if there is none."""
         with self._tables.reading("recall") as database:
             found = (
                 None
@@ -279,7 +281,7 @@ class FileQueue:
         return str(found[0]) if found else ""
 
     def summary(self, failing: int) -> QueueSummary:
-        """The numbers, and at most so many of those that fail."""
+        """The counts, and at most this many of the failing files."""
         with self._tables.reading("count") as database:
             if database is None:
                 return QueueSummary()
@@ -302,7 +304,7 @@ class FileQueue:
             first_missing=first[0] if first else "",
         )
 
-    def _is_made(self) -> bool:
+    def _exists(self) -> bool:
         with self._tables.reading("open") as database:
             return database is not None
 
@@ -311,5 +313,5 @@ def _is_named(database: sqlite3.Connection, sha256: str) -> bool:
     return database.execute("SELECT 1 FROM names WHERE sha256 = ?", (sha256,)).fetchone() is not None
 
 
-def _keep(database: sqlite3.Connection, key: str, value: str) -> None:
+def _store_note(database: sqlite3.Connection, key: str, value: str) -> None:
     database.execute("INSERT OR REPLACE INTO notes (key, value) VALUES (?, ?)", (key, value))

@@ -1,4 +1,4 @@
-"""Going through all files slowly, to find those that went bad while nobody looked."""
+"""Scrubbing: slow verification of all files, to find damage on disk."""
 
 from collections.abc import Callable
 from typing import Final
@@ -9,11 +9,11 @@ from synrepl.storage.files.file_check import FileCheck
 __all__ = ["Scrub"]
 
 LEAST: Final = 4_096
-"""What even the smallest file counts for, in bytes."""
+"""The number of bytes that a file counts for at least."""
 
 
 class Scrub:
-    """An `IScrub`. `after` gives the next checksums behind one, `check` begins to look through a file."""
+    """An `IScrub`. `after` gives the next checksums after one, `check` starts verifying a file."""
 
     def __init__(
         self, position: str, after: Callable[[str], list[str]], check: Callable[[str], FileCheck | None]
@@ -25,7 +25,7 @@ class Scrub:
         self._checking: FileCheck | None = None
 
     def step(self, count: int) -> tuple[list[str], bool]:
-        """Look at about `count` more bytes: which files are bad, and whether a round is done."""
+        """Verify about `count` more bytes. Gives the damaged files, and whether the round is complete."""
         bad: list[str] = []
         while count > 0:
             if not self._ahead:
@@ -52,7 +52,7 @@ class Scrub:
         return bad, False
 
     def close(self) -> None:
-        """Let go of the file that is being looked through."""
+        """Close the file that is being verified."""
         if self._checking is not None:
             self._checking.close()
             self._checking = None

@@ -1,4 +1,4 @@
-"""Bytes that are coming in: on the disk, counted and hashed, and not yet kept."""
+"""Spools: incoming bytes on disk, counted and hashed, and not stored yet."""
 
 import hashlib
 import os
@@ -8,77 +8,77 @@ from typing import Final
 
 from synrepl.errors import StorageError
 from synrepl.ports.files import ChecksumMismatch
-from synrepl.storage.files.durability import telling
+from synrepl.storage.files.durability import map_errors
 
 __all__ = ["Spool"]
 
 BLOCK: Final = 1024 * 1024
 
-Keep = Callable[[Path, str, int], bool]
+Store = Callable[[Path, str, int], bool]
 
 
 class Spool:
-    """An `ISpool` over the file at `path`, made unless it is there. `keep` takes the whole file over.
+    """An `ISpool` in the file at `path`, which is created if it is missing. `store` takes the complete file.
 
-    Bytes that an earlier life left there count once they were hashed (`rehash`).
+    Bytes left by an earlier process count once they are hashed (`rehash`).
     """
 
-    def __init__(self, path: Path, keep: Keep) -> None:
+    def __init__(self, path: Path, store: Store) -> None:
         self._path = path
-        self._keep = keep
+        self._store = store
         self._hash = hashlib.sha256()
         self._length = 0
-        with telling("receive"):
+        with map_errors("receive"):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._unread = os.fstat(self._descriptor).st_size
-        self._is_over = False
+        self._is_finished = False
 
     @property
     def length(self) -> int:
-        """How many bytes are here."""
+        """The number of bytes received and hashed."""
         return self._length
 
     def rehash(self, count: int) -> bool:
-        """Read up to `count` bytes of what is there; whether all of them are read."""
+        """Hash up to `count` of the bytes left by an earlier process. Gives whether all are hashed."""
         self._check()
-        with telling("receive"):
+        with map_errors("receive"):
             while self._unread > 0 and count > 0:
                 data = os.pread(self._descriptor, min(BLOCK, self._unread, count), self._length)
                 if not data:
                     self._unread = 0
-                self._take(data)
+                self._add(data)
                 self._unread -= min(len(data), self._unread)
                 count -= len(data)
         return self._unread == 0
 
     def append(self, data: bytes) -> None:
-        """Add these."""
+        """Append bytes."""
         self._check()
-        assert not self._unread, "what is there was not hashed"
+        assert not self._unread, "bytes of an earlier process are not hashed yet"
         rest = memoryview(data)
-        with telling("receive"):
+        with map_errors("receive"):
             while rest:
                 written = os.pwrite(self._descriptor, rest, self._length)
-                # At once: if there is no room for the rest, this much can still be gone on from.
-                self._take(rest[:written])
+                # At once: if the disk is full for the rest, the download can be resumed from here.
+                self._add(rest[:written])
                 rest = rest[written:]
 
     def commit(self, sha256: str, size: int | None = None) -> bool:
-        """Keep them, if these are their checksum and size; whether they are new."""
+        """Store the file if its checksum and size are right. Gives whether it is new."""
         self._check()
         found = self._hash.hexdigest()
         if self._unread or found != sha256:
             self.abort()
-            why = f"{self._length} bytes came with checksum {found}, not {sha256}"
+            why = f"received {self._length} bytes with checksum {found}, not {sha256}"
             raise ChecksumMismatch(op="receive", expected=sha256, found=found, why=why)
         if size is not None and size != self._length:
             self.abort()
-            why = f"{self._length} bytes came, not {size}; their checksum {sha256} is right"
+            why = f"received {self._length} bytes, not {size}; their checksum {sha256} is right"
             raise ChecksumMismatch(op="receive", expected=str(size), found=str(self._length), why=why)
         try:
-            with telling("receive"):
+            with map_errors("receive"):
                 os.fsync(self._descriptor)
-                is_new = self._keep(self._path, sha256, self._length)
+                is_new = self._store(self._path, sha256, self._length)
         except StorageError:
             self.abort()
             raise
@@ -86,23 +86,23 @@ class Spool:
         return is_new
 
     def abort(self) -> None:
-        """Keep nothing."""
-        if not self._is_over:
+        """Delete the received bytes."""
+        if not self._is_finished:
             self.close()
-            with telling("receive"):
+            with map_errors("receive"):
                 self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Leave what is here for another time."""
-        if not self._is_over:
-            self._is_over = True
-            with telling("receive"):
+        """Close the file; the bytes stay, to be resumed."""
+        if not self._is_finished:
+            self._is_finished = True
+            with map_errors("receive"):
                 os.close(self._descriptor)
 
-    def _take(self, data: bytes | memoryview) -> None:
+    def _add(self, data: bytes | memoryview) -> None:
         self._hash.update(data)
         self._length += len(data)
 
     def _check(self) -> None:
-        if self._is_over:
-            raise StorageError(op="receive", why="it is over with these bytes")
+        if self._is_finished:
+            raise StorageError(op="receive", why="this upload or download has ended")

@@ -1,7 +1,7 @@
-"""The file behind the queue: its tables, and how it is opened.
+"""The database file of the queue.
 
-All that is in it but a few moments can be made again from the log and from the disk, so it need not survive a
-power cut to the last commit (``synchronous = NORMAL``), and one that is damaged is put aside.
+Except for some times, its contents can be rebuilt from the log and the disk. So a power cut may lose the last
+commits (``synchronous = NORMAL``), and a damaged file is renamed and replaced by a new one.
 """
 
 import sqlite3
@@ -19,7 +19,7 @@ from synrepl.storage.sqlite import HINTS, RETRYABLE
 __all__ = ["Tables"]
 
 TABLES: Final = (
-    # What each name stands for; of names that were deleted nothing is kept.
+    # The file of each name; deleted names are not kept.
     """CREATE TABLE names (
         name TEXT PRIMARY KEY,
         sha256 TEXT NOT NULL,
@@ -27,7 +27,7 @@ TABLES: Final = (
         serial INTEGER NOT NULL
     ) WITHOUT ROWID""",
     "CREATE INDEX names_by_sha256 ON names (sha256)",
-    # The files that a name stands for and that are not here; `is_queued` if they are to be fetched.
+    # Missing files that have a name; `is_queued` if they are to be fetched.
     """CREATE TABLE wanted (
         sha256 TEXT PRIMARY KEY,
         size INTEGER NOT NULL,
@@ -42,7 +42,7 @@ TABLES: Final = (
     ) WITHOUT ROWID""",
     "CREATE INDEX wanted_in_turn ON wanted (is_queued, is_demanded DESC, serial)",
     "CREATE INDEX wanted_by_time ON wanted (is_queued, next_at_ms)",
-    # The files that are here and that no name stands for.
+    # Stored files without a name.
     "CREATE TABLE unnamed (sha256 TEXT PRIMARY KEY, since_ms INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE notes (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
 )
@@ -50,7 +50,7 @@ VERSION: Final = 1
 
 
 class Tables:
-    """The file at `path`, made with the directory that it is in when there is something to keep.
+    """The file at `path`, created with its directory at the first write.
 
     One process at a time holds it while it is open (`DatabaseFile`).
     """
@@ -62,16 +62,16 @@ class Tables:
 
     @contextmanager
     def reading(self, op: str) -> Iterator[sqlite3.Connection | None]:
-        """The database, if there is one."""
-        with self._telling(op):
+        """The database, or None if it does not exist."""
+        with self._map_errors(op):
             if self._database is None and self._path.exists():
                 self._database = self._open()
             yield self._database
 
     @contextmanager
     def writing(self, op: str) -> Iterator[sqlite3.Connection]:
-        """The database in a transaction, which is committed at the end of the block."""
-        with self._telling(op):
+        """The database in a transaction that is committed at the end of the block."""
+        with self._map_errors(op):
             if self._database is None:
                 make_directory(self._path.parent)
                 self._database = self._open()
@@ -86,7 +86,7 @@ class Tables:
                 raise
 
     def close(self) -> None:
-        """Let go."""
+        """Close the database. Idempotent."""
         database, self._database = self._database, None
         if database is not None:
             database.close()
@@ -96,22 +96,22 @@ class Tables:
         self._file.acquire()
         try:
             try:
-                return self._opened()
+                return self._connect()
             except sqlite3.OperationalError:
                 raise
             except sqlite3.DatabaseError:
                 for ending in ("-wal", "-shm"):
                     self._path.with_name(self._path.name + ending).unlink(missing_ok=True)
                 self._path.replace(self._path.with_name(self._path.name + ".bad"))
-                # The lock is on the file that was put aside.
+                # The lock belongs to the renamed file.
                 self._file.release()
                 self._file.acquire()
-                return self._opened()
+                return self._connect()
         except BaseException:
             self._file.release()
             raise
 
-    def _opened(self) -> sqlite3.Connection:
+    def _connect(self) -> sqlite3.Connection:
         database = sqlite3.connect(self._path, timeout=5, isolation_level=None, check_same_thread=False)
         try:
             database.execute("PRAGMA journal_mode = WAL")
@@ -122,7 +122,7 @@ class Tables:
                 raise StorageError(
                     op="open",
                     why=f"{self._path} has version {version}, this release knows {VERSION}",
-                    hint="a newer release wrote it; run that one",
+                    hint="a newer release wrote it; run that release",
                 )
             if version < VERSION:
                 database.execute("BEGIN IMMEDIATE")
@@ -136,7 +136,7 @@ class Tables:
         return database
 
     @contextmanager
-    def _telling(self, op: str) -> Iterator[None]:
+    def _map_errors(self, op: str) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, OverflowError, OSError) as error:

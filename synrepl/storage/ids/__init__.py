@@ -1,4 +1,4 @@
-"""Ids for streams in a database: reserved, completed, and known to be complete up to where."""
+"""Ids for streams in a database: their reservation, completion and positions."""
 
 from synrepl.storage.ids.allocated import AllocatedIds
 from synrepl.storage.ids.generator import MultiWriterIdGenerator, StreamIdGenerator

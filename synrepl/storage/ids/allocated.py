@@ -1,4 +1,4 @@
-"""How far a stream can be waited for, as the sequence knows it that gives out its ids."""
+"""The highest allocated id of a stream, from its sequence: a follower can wait for no higher token."""
 
 from collections.abc import Mapping
 
@@ -11,15 +11,15 @@ __all__ = ["AllocatedIds"]
 class AllocatedIds:
     """Tells a follower which tokens exist (`Follower(allocated=...)`), from the generators of this process.
 
-    `generators` are by the names that streams have on the wire. For streams that are read from tables only
-    this can tell: the daemon sees an id when its fact is complete, others hear of it before.
+    `generators` are by the streams' names on the wire. For streams that the daemon reads from tables there is
+    no other source: the daemon sees an id only when its fact is complete, other processes know it before.
     """
 
     def __init__(self, generators: Mapping[str, MultiWriterIdGenerator]) -> None:
         self._generators = dict(generators)
 
     async def highest(self, stream: str) -> int | None:
-        """The highest id that anybody was given, without sign; None for a stream of somebody else."""
+        """The highest allocated id, without sign; None for a stream without a generator."""
         generator = self._generators.get(stream)
         if generator is None:
             return None

@@ -1,4 +1,4 @@
-"""Gives out the ids of a stream, and knows how far it is complete."""
+"""Id generators: they reserve the ids of a stream, and track up to which id the stream is complete."""
 
 import sys
 import threading
@@ -17,7 +17,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.storage.ids.database import Flavor, IdDatabase
 from synrepl.storage.ids.layout import IdStream, IdTable
 from synrepl.storage.ids.reservation import NotAWriter, Reservation, Unfinished
-from synrepl.storage.ids.startup import IdPosition, IdProblem, IdProblems, examine, mend, stand
+from synrepl.storage.ids.startup import IdPosition, IdProblem, IdProblems, examine, initial_position, repair
 from synrepl.storage.ids.tracker import Tracker
 from synrepl.storage.ids.transactions import ICursor, IPool, ITransaction, transact
 
@@ -26,36 +26,48 @@ __all__ = ["CHANNEL", "ISession", "MultiWriterIdGenerator", "StreamIdGenerator"]
 T = TypeVar("T")
 
 SETTLE_SECONDS: Final = 0.5
-"""How long after a rollback of doubtful outcome the database is asked again, at most."""
+"""The longest delay between checks of a rollback of unknown outcome, in seconds."""
 SETTLE_FIRST_SECONDS: Final = 0.01
-"""How long at first: what is under way in a busy database is mostly over by then."""
+"""The first such delay: most transactions of a busy database have ended by then."""
 
 CHANNEL: Final = "synrepl"
-"""What PostgreSQL is asked to NOTIFY on when a position is stored: a wake-up, without content."""
+"""The channel of the NOTIFY that PostgreSQL sends, without payload, when a position is stored."""
 
 
 class ISession(Protocol):
-    """As much as a generator knows of what makes its process a writer."""
+    """The part of a `WriterSession` that a generator uses."""
 
     is_held: bool
     refusal: str
 
 
 class MultiWriterIdGenerator:
-    """The ids of a stream that several processes may write, each with its own name.
+    """Generates the ids of a stream that several processes write, each under its own instance name.
 
-    `pool` runs functions in transactions (`twisted.enterprise.adbapi.ConnectionPool` does); `flavor` says
-    what its database is. PostgreSQL notifies `channel` when a position is stored. Start it (`start`) before
-    anything else.
+    `pool` runs functions in transactions, as `twisted.enterprise.adbapi.ConnectionPool` does; `flavor` is the
+    dialect of its database, ``"sqlite"`` or ``"postgresql"``. `instance` is the name of this process among
+    `stream.writers`. `clock` is the reactor. PostgreSQL notifies `channel` whenever a position is stored.
 
-    Reserve ids around whatever writes the facts::
+    Call `start` first, or let a `WriterSession` do so. Then reserve ids around the code that writes the
+    facts, with `next` or `next_many`, or inside a transaction of your own, with `within`::
 
-        async with ids.next() as token:
-            await transact(pool, partial(insert, token))
+        table = synrepl.IdTable(name="notes")
+        stream = synrepl.IdStream(name="notes", sequence="notes_seq", tables=(table,), writers=("w1",))
+        ids = synrepl.MultiWriterIdGenerator(pool, stream, instance="w1", flavor="sqlite", clock=reactor)
 
-    or inside a transaction of yours (`within`). What writes must have ended when the block does, also when it
-    is called off: `transact` waits for that, a bare `runInteraction` of adbapi does not. The tokens are
-    explained in `docs/explanation/ids.md`; they have the sign of the stream, as the tables do.
+        async def write(text: str) -> int:
+            async with ids.next() as token:
+                row = (token, "w1", text)
+                await synrepl.transact(pool, lambda cursor: cursor.execute(INSERT, row))
+            return token
+
+    The code that writes must have ended when the block ends, even if it is cancelled: `transact` ensures
+    that, a bare `runInteraction` of adbapi does not. Tokens have the sign of the stream, as in its tables;
+    `docs/explanation/ids.md` explains them.
+
+    Reserving raises `StorageError`: `NotAWriter` if `instance` is none of the stream's writers; a retryable
+    one if the session has lost its name; or if `start` was not called or the sequence is missing. Errors of
+    the database driver pass through.
     """
 
     _logger = Logger()
@@ -73,10 +85,10 @@ class MultiWriterIdGenerator:
         self.stream = stream
         self.instance = instance
         self.database = IdDatabase(stream, flavor)
-        self.findings: list[IdProblem] = []
-        """What was wrong when it started, and was mended."""
+        self.problems: list[IdProblem] = []
+        """The problems found and repaired at the start."""
         self.session: ISession | None = None
-        """What makes this process the only writer of its name; set by that (`WriterSession`)."""
+        """Makes this process the only writer of its name; set by `WriterSession`."""
         self.pool = pool
         self._clock = clock
         self._channel = channel
@@ -86,92 +98,103 @@ class MultiWriterIdGenerator:
         self._reservations: set[Reservation] = set()
         self._watchers: list[Callable[[], None]] = []
         self._saved = 0
-        self._told = 0
+        self._stored_token = 0
         self._is_saving = False
 
     # -- its start -----------------------------------------------------------------------------------------
 
     async def start(self, *, seen: int = 0) -> None:
-        """Look what the database holds, mend what can be mended, and begin from there.
+        """Examine the ids in the database, repair what can be repaired, and start from there.
 
-        `seen` is the highest token (without sign) that some reader is known to have, as the log of a daemon
-        tells. Raises `StorageError` if there is no such sequence.
+        `seen` is the highest token (without sign) that any reader is known to have, for example a daemon's
+        log. Raises `StorageError` if the sequence does not exist. `problems` has what was found.
         """
 
-        def begin(cursor: ICursor) -> tuple[IdProblems, IdPosition]:
+        def examine_and_repair(cursor: ICursor) -> tuple[IdProblems, IdPosition]:
             self.database.lock_start(cursor)
-            findings = examine(cursor, self.database, seen=seen)
-            mend(cursor, self.database, findings)
-            return findings, stand(cursor, self.database, self.instance)
+            examined = examine(cursor, self.database, seen=seen)
+            repair(cursor, self.database, examined)
+            return examined, initial_position(cursor, self.database, self.instance)
 
-        findings, standing = await transact(self.pool, begin)
-        self.findings = findings.found
-        self._warn(findings)
+        examined, position = await transact(self.pool, examine_and_repair)
+        self.problems = examined.found
+        self._warn(examined)
         with self._lock:
             self._tracker = Tracker(
                 self.instance,
                 self.stream.writers,
-                positions=standing.positions,
-                persisted_upto=standing.persisted_upto,
-                own_row=standing.own_row,
+                positions=position.positions,
+                persisted_upto=position.persisted_upto,
+                own_row=position.own_row,
             )
-            self._saved = findings.positions.get(self.instance, 0)
+            self._saved = examined.positions.get(self.instance, 0)
             self._is_started = True
 
-    def _warn(self, findings: IdProblems) -> None:
-        worth_it = [finding for finding in findings.found if finding.kind != "sequence_unused"]
-        if worth_it:
+    def _warn(self, examined: IdProblems) -> None:
+        notable = [problem for problem in examined.found if problem.kind != "sequence_unused"]
+        if notable:
             self._logger.warn(
-                "ids of {stream} mended: {text}; sequence {sequence} was at {before}, now at {after}",
+                "repaired the ids of {stream}: {text}; sequence {sequence} was at {before}, now at {after}",
                 stream=self.stream.name,
-                text="; ".join(finding.text for finding in worth_it),
+                text="; ".join(problem.text for problem in notable),
                 sequence=self.stream.sequence,
-                before=findings.allocated,
-                after=max(findings.goal, findings.allocated),
+                before=examined.allocated,
+                after=max(examined.goal, examined.allocated),
             )
 
     # -- reserving -----------------------------------------------------------------------------------------
 
-    def next(self, *, owner: str = "") -> "_Next[int]":
-        """One id, for an ``async with``: completed at its end, rolled back if that ends by an exception."""
-        return _Next(self, 1, owner or _site(), lambda tokens: tokens[0])
+    def next(self, *, owner: str = "") -> "_ReservationContext[int]":
+        """Reserve one id for the block of an ``async with``.
 
-    def next_many(self, count: int, *, owner: str = "") -> "_Next[Sequence[int]]":
-        """Several ids at once, ascending by age, for an ``async with``."""
-        return _Next(self, count, owner or _site(), lambda tokens: tokens)
+        The id is completed at the end of the block, and rolled back if an exception leaves it. `owner` names
+        the user of the id in warnings; the default is the calling line.
+        """
+        return _ReservationContext(self, 1, owner or _call_site(), lambda tokens: tokens[0])
+
+    def next_many(self, count: int, *, owner: str = "") -> "_ReservationContext[Sequence[int]]":
+        """Reserve `count` ids, oldest first, for the block of an ``async with``, as `next` does."""
+        return _ReservationContext(self, count, owner or _call_site(), lambda tokens: tokens)
 
     @contextmanager
     def within(
         self, transaction: ITransaction, count: int = 1, *, owner: str = ""
     ) -> Iterator[Sequence[int]]:
-        """Ids inside a transaction of the caller's, completed once that is committed or rolled back.
+        """Reserve `count` ids inside a transaction of the caller, in its thread.
 
-        It runs in the thread of the transaction. What the block writes belongs into the same transaction.
+        They are completed when the transaction has been committed or rolled back. The block must write its
+        facts in the same transaction::
+
+            def insert(transaction: Any) -> None:
+                with ids.within(transaction) as (token,):
+                    transaction.execute(INSERT, (token, "w1", "hello"))
+
+            await synrepl.transact(pool, insert)
         """
-        reservation = self._reserve(transaction, count, owner or _site(2))
+        reservation = self._reserve(transaction, count, owner or _call_site(2))
         transaction.call_after(reservation.complete)
         transaction.call_on_exception(reservation.roll_back)
         yield reservation.tokens
 
     def _reserve(self, cursor: ICursor, count: int, owner: "str | tuple[CodeType, int]") -> Reservation:
-        """Ask the database for ids, in a transaction's thread."""
+        """Reserve ids in the database, in a transaction's thread."""
         if count < 1:
-            raise ValueError(f"at least one id, not {count}")
+            raise ValueError(f"the count of ids must be at least 1, not {count}")
         with self._lock:
             self._check()
-            asking = self._tracker.asks()
+            floor = self._tracker.begin_reservation()
             above = self._tracker.reserved_upto
         try:
             ids, mark = self.database.allocate(cursor, count, above)
         except BaseException:
             with self._lock:
-                self._tracker.gave_up(asking)
+                self._tracker.cancel_reservation(floor)
             raise
         sign = self.stream.sign
-        tokens = ids if sign > 0 else [-taken for taken in ids]
+        tokens = ids if sign > 0 else [-id_ for id_ in ids]
         reservation = Reservation(self, ids, tokens, mark, owner, self._clock.seconds())
         with self._lock:
-            self._tracker.reserved(asking, ids)
+            self._tracker.end_reservation(floor, ids)
             self._reservations.add(reservation)
         return reservation
 
@@ -192,29 +215,29 @@ class MultiWriterIdGenerator:
     # -- finishing -----------------------------------------------------------------------------------------
 
     def complete(self, reservation: Reservation) -> None:
-        """The facts under these ids are committed. `Reservation.complete` comes here."""
+        """Finish ids whose facts are committed; called by `Reservation.complete`."""
         if self._finish(reservation):
             self._save_soon()
 
     def roll_back(self, reservation: Reservation) -> None:
-        """It was to be rolled back, with the transaction in which the ids were reserved.
+        """Finish ids that were reserved in a transaction that was to be rolled back.
 
-        SQLite's rollback takes back the count as well.
+        SQLite's rollback undoes the allocation as well.
         """
         mark, highest = reservation.mark, reservation.ids[-1]
 
-        async def is_over() -> bool:
-            return await transact(self.pool, lambda cursor: self.database.is_over(cursor, mark, highest))
+        async def has_ended() -> bool:
+            return await transact(self.pool, lambda cursor: self.database.has_ended(cursor, mark, highest))
 
-        ensureDeferred(self._finish_when(reservation, is_over))
+        ensureDeferred(self._finish_when(reservation, has_ended))
 
-    def _leave(self, reservation: Reservation) -> None:
-        """Whatever used the ids may be under way yet, in some transaction that began after they were
-        reserved.
+    def _finish_later(self, reservation: Reservation) -> None:
+        """Finish ids when every transaction that may use them has ended: one that began after the reservation
+        may still be running.
         """
         before: list[int] = []
 
-        async def is_over() -> bool:
+        async def has_ended() -> bool:
             if not before:
                 before.append(await transact(self.pool, self.database.mark))
             return await transact(
@@ -222,27 +245,27 @@ class MultiWriterIdGenerator:
                 lambda cursor: self.database.have_ended(cursor, reservation.mark + 1, before[0]),
             )
 
-        ensureDeferred(self._finish_when(reservation, is_over))
+        ensureDeferred(self._finish_when(reservation, has_ended))
 
     async def _finish_when(self, reservation: Reservation, ask: Callable[[], Awaitable[bool]]) -> None:
-        """Finish ids once it is certain that nothing of them will come, and that they will not come again.
+        """Finish ids once it is certain that no fact with them will come, and that they will not be reused.
 
-        A commit that failed with its connection may be under way in the server still. Until that is settled
-        they stay unfinished: others would be told that they are passed.
+        A commit that failed with its connection may still be running in the server. Until it has ended the
+        ids stay unfinished: otherwise other processes would move past them.
         """
         delay = SETTLE_FIRST_SECONDS
         while reservation in self._reservations:
             try:
-                is_over = await ask()
+                has_ended = await ask()
             except Exception as error:
-                is_over = False
+                has_ended = False
                 self._logger.warn(
                     "ids {tokens} of {stream} stay unfinished: {error}",
                     tokens=list(reservation.tokens),
                     stream=self.stream.name,
                     error=error,
                 )
-            if is_over:
+            if has_ended:
                 self._finish(reservation)
             else:
                 await deferLater(self._clock, delay)  # type: ignore[arg-type]  # an IReactorTime
@@ -257,32 +280,32 @@ class MultiWriterIdGenerator:
             self._tracker.finish(reservation.ids)
             moved = self._tracker.announced != before
         if moved:
-            self._tell()
+            self._notify_watchers()
         return True
 
-    # -- telling -------------------------------------------------------------------------------------------
+    # -- other writers -------------------------------------------------------------------------------------
 
     def advance(self, writer: str, token: int, *, wrote: bool = False) -> None:
-        """Another writer was heard to be at `token`; `wrote` says that it wrote a fact with this very token
-        (RDATA), and not only that it is there (POSITION).
+        """Record that another writer is at `token`. With `wrote` it wrote a fact with this token (RDATA);
+        without, it only announced the position (POSITION).
         """
         with self._lock:
             self._tracker.advance(writer, token * self.stream.sign, wrote=wrote)
-        self._tell()
+        self._notify_watchers()
 
-    def hear(self, positions: Mapping[str, int]) -> None:
-        """Take in the stored positions of all writers, without sign."""
+    def merge_positions(self, positions: Mapping[str, int]) -> None:
+        """Record the stored positions of all writers, given without sign."""
         with self._lock:
             for writer, token in positions.items():
                 if writer != self.instance:
                     self._tracker.advance(writer, token)
-        self._tell()
+        self._notify_watchers()
 
     def on_advance(self, watcher: Callable[[], None]) -> None:
-        """Call this whenever a position may have moved, in whichever thread it did."""
+        """Call `watcher` whenever a position may have moved, in the thread in which it did."""
         self._watchers.append(watcher)
 
-    def _tell(self) -> None:
+    def _notify_watchers(self) -> None:
         for watcher in self._watchers:
             watcher()
 
@@ -290,35 +313,35 @@ class MultiWriterIdGenerator:
 
     @property
     def minimal_token(self) -> int:
-        """Up to where this writer's facts are complete: its last one with nothing unfinished before it."""
+        """The last token of this writer up to which all its facts are complete."""
         with self._lock:
             return self._tracker.minimal * self.stream.sign
 
     @property
     def announced_token(self) -> int:
-        """Below this nothing of this writer will come any more: what others may be told."""
+        """The token up to which this writer will write no more facts: the one announced to others."""
         with self._lock:
             return self._tracker.announced * self.stream.sign
 
     @property
     def persisted_upto(self) -> int:
-        """The linear position: everything up to it is complete, whoever wrote it."""
+        """The linear position: every fact up to it is complete, of all writers."""
         with self._lock:
             return self._tracker.persisted_upto * self.stream.sign
 
     def position_of(self, writer: str) -> int:
-        """Up to where the facts of this writer are complete, as far as is known here."""
+        """The token up to which this writer's facts are known to be complete."""
         with self._lock:
             return self._tracker.position_of(writer) * self.stream.sign
 
     def positions(self) -> dict[str, int]:
-        """The position of each writer, as told."""
+        """The position of each writer, as announced."""
         sign = self.stream.sign
         with self._lock:
             return {writer: token * sign for writer, token in self._tracker.positions().items()}
 
     def unfinished(self) -> list[Unfinished]:
-        """What is reserved here and not finished, the oldest first."""
+        """The unfinished reservations of this process, oldest first."""
         now = self._clock.seconds()
         with self._lock:
             reservations = sorted(self._reservations, key=lambda one: one.since)
@@ -336,14 +359,12 @@ class MultiWriterIdGenerator:
     # -- storing the position ------------------------------------------------------------------------------
 
     def _save_soon(self) -> None:
-        """Store the announced token: at once if nothing is being stored, else once for all that comes
-        meanwhile.
-        """
+        """Store the announced token now, or, during a store, once for all changes up to its end."""
         if self.stream.writers and not self._is_saving:
             ensureDeferred(self._save()).addErrback(
                 lambda failure: self._logger.warn(
-                    "the position of {stream} could not be stored, it will be with the next:"
-                    " {error}", stream=self.stream.name, error=failure.value,
+                    "could not store the position of {stream}; the next store includes it: {error}",
+                    stream=self.stream.name, error=failure.value,
                 )
             )  # fmt: skip
 
@@ -364,20 +385,29 @@ class MultiWriterIdGenerator:
         self.database.save_position(cursor, self.instance, token)
         self.database.notify(cursor, self._channel)
 
-    def tell_position(self, cursor: ICursor) -> bool:
-        """Store how far this writer is in this transaction, idle or not, and whether that is news."""
+    def store_position(self, cursor: ICursor) -> bool:
+        """Store this writer's position in this transaction. True if it has advanced since the last call."""
         if not self.stream.writers:
             return False
         with self._lock:
             token = self._tracker.announced
         self.database.save_position(cursor, self.instance, token)
-        is_news = token > self._told
-        self._told = token
-        return is_news
+        has_advanced = token > self._stored_token
+        self._stored_token = token
+        return has_advanced
 
 
 class StreamIdGenerator(MultiWriterIdGenerator):
-    """The ids of a stream that only this process writes."""
+    """Generates the ids of a stream that only this process writes.
+
+    `name`, `sequence`, `tables` and `negative` are those of an `IdStream` whose only writer is `instance`.
+    The other arguments, the methods and the errors are those of `MultiWriterIdGenerator`::
+
+        ids = synrepl.StreamIdGenerator(
+            pool, name="notes", sequence="notes_seq", tables=[synrepl.IdTable(name="notes")],
+            instance="w1", flavor="sqlite", clock=reactor,
+        )
+    """
 
     def __init__(
         self,
@@ -398,20 +428,20 @@ class StreamIdGenerator(MultiWriterIdGenerator):
         super().__init__(pool, stream, instance=instance, flavor=flavor, clock=clock, channel=channel)
 
 
-class _Next(Generic[T]):
-    """The ``async with`` around the writing of facts."""
+class _ReservationContext(Generic[T]):
+    """The ``async with`` of `next` and `next_many`."""
 
     def __init__(
         self,
         generator: MultiWriterIdGenerator,
         count: int,
         owner: "str | tuple[CodeType, int]",
-        give: Callable[[Sequence[int]], T],
+        select: Callable[[Sequence[int]], T],
     ) -> None:
         self._generator = generator
         self._count = count
         self._owner = owner
-        self._give = give
+        self._select = select
         self._reservation: Reservation | None = None
 
     async def __aenter__(self) -> T:
@@ -424,9 +454,9 @@ class _Next(Generic[T]):
             transaction.call_on_exception(generator._finish, reservation)
             return reservation
 
-        # Called off while it waits, the database gives ids all the same: they are finished at once then.
-        self._reservation = await transact(generator.pool, reserve, unheard=generator._finish)
-        return self._give(self._reservation.tokens)
+        # If the caller is cancelled meanwhile, the ids are reserved all the same: finish them at once.
+        self._reservation = await transact(generator.pool, reserve, on_abandoned=generator._finish)
+        return self._select(self._reservation.tokens)
 
     async def __aexit__(
         self,
@@ -437,24 +467,24 @@ class _Next(Generic[T]):
         assert self._reservation is not None
         if kind is None:
             self._reservation.complete()
-        elif _leaves_doubt(error):
-            self._generator._leave(self._reservation)
+        elif _is_outcome_unknown(error):
+            self._generator._finish_later(self._reservation)
         else:
-            # They were reserved in a transaction of their own: no rollback takes back the count.
+            # The ids were reserved in an earlier transaction: no rollback undoes the allocation.
             self._generator._finish(self._reservation)
 
 
-def _leaves_doubt(error: BaseException | None) -> bool:
-    """Whether a block that was left by this may have something under way yet: it was called off, or lost its
-    connection. Any other error comes after a rollback, or after a commit.
+def _is_outcome_unknown(error: BaseException | None) -> bool:
+    """Whether the work of a block that this error left may still be running: the block was cancelled or lost
+    its connection. Any other error comes after a rollback or a commit.
     """
     if not isinstance(error, Exception) or isinstance(error, CancelledError):
         return True
-    # So DB-API names what happens to a connection; which driver's it is is not known here.
+    # DB-API's names for connection errors; the driver's own classes are unknown.
     return any(kind.__name__ in ("OperationalError", "InterfaceError") for kind in type(error).__mro__)
 
 
-def _site(above: int = 0) -> tuple[CodeType, int]:
-    """Where the caller's caller is: cheap to note, spelled out when asked."""
+def _call_site(above: int = 0) -> tuple[CodeType, int]:
+    """The caller's caller, as a cheap reference that is formatted on demand."""
     frame = sys._getframe(2 + above)
     return frame.f_code, frame.f_lineno

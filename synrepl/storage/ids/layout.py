@@ -1,4 +1,4 @@
-"""Where a stream's ids live: its sequence, its tables, who may write."""
+"""The layout of a stream's ids in the database: its sequence, tables and writers."""
 
 import re
 
@@ -12,16 +12,20 @@ IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}(?:\.[A-Za-z_][A-Za-z0-9_]{
 
 
 def identifier(name: str) -> str:
-    """The name of a table, column or sequence, which becomes part of a statement. `ConfigError` if it is
-    none.
-    """
+    """Check the name of a table, column or sequence, which becomes part of SQL. Raises `ConfigError`."""
     if not isinstance(name, str) or not IDENTIFIER.fullmatch(name):
-        raise ConfigError(f"is the name of a table, column or sequence, not {name!r}")
+        raise ConfigError(f"must be the name of a table, column or sequence, not {name!r}")
     return name
 
 
 class IdTable(msgspec.Struct, frozen=True, kw_only=True):
-    """A table that holds facts: the column of their ids, and that of who wrote them, if there is one."""
+    """A table of facts.
+
+    `id_column` has the ids, and `writer_column` the instance that wrote each fact; None if there is no such
+    column. Raises `ConfigError` if a name is no SQL identifier::
+
+        receipts = synrepl.IdTable(name="receipts_linearized")
+    """
 
     name: str
     id_column: str = "stream_id"
@@ -34,12 +38,17 @@ class IdTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IdStream(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream as the database knows it.
+    """A stream as the database has it.
 
-    `name` is its name in ``stream_positions``. `writers` are the instances that may write it; none means
-    whoever does, in one process at a time, and then no positions are stored. A reader may leave out the name
-    of the sequence. `negative`: ids go down from -2, as those of backfilled events. On SQLite the sequence is
-    a row of a table of ours.
+    `name` is its name in ``stream_positions``. `sequence` allocates its ids; on SQLite it is a row of the
+    table ``synrepl_sequences``. A reader may leave it empty. `tables` hold its facts. `writers` are the
+    instances that may write it; empty means any one process at a time, and no positions are stored then.
+    `negative` ids descend from -2, as those of backfilled events. Raises `ConfigError` if the sequence is no
+    SQL identifier::
+
+        stream = synrepl.IdStream(
+            name="receipts", sequence="receipts_sequence", tables=(receipts,), writers=("w1", "w2")
+        )
     """
 
     name: str
@@ -54,7 +63,7 @@ class IdStream(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sign(self) -> int:
-        """What turns an id into a number that goes up, and back."""
+        """The factor between ids and ascending numbers: 1 or -1."""
         return -1 if self.negative else 1
 
     def is_writer(self, instance: str) -> bool:

@@ -1,8 +1,7 @@
-"""Who writes: one process of a name at a time, and who can tell whether it is still there.
+"""Writers' names: one process at a time holds a name, and others can tell whether it is alive.
 
-A name is held by a lock that the database (PostgreSQL: of a session) or the system (SQLite: on a file) takes
-back when its holder dies, however it dies. Nothing here trusts clocks, or what a process once wrote of
-itself.
+A name is a lock that the database (PostgreSQL: of a session) or the system (SQLite: on a file) releases when
+its holder dies for any reason. No clock is involved, and nothing that a process stored about itself.
 """
 
 from pathlib import Path
@@ -15,36 +14,36 @@ from synrepl.storage.lock import FileLock
 __all__ = ["FileNames", "INames", "SessionNames"]
 
 NAMES: Final = 0x5359_4E57
-"""The class of the advisory locks that stand for writers' names."""
+"""The class of the advisory locks for writers' names."""
 
 
 class INames(Protocol):
-    """The names of writers over one database. Called in one thread, inside a transaction of the session's."""
+    """Writers' names in one database. Used in one thread, inside a transaction of the session."""
 
-    def take(self, cursor: ICursor, name: str) -> str:
-        """Take the name for as long as this session lives. The empty string, or who has it."""
+    def acquire(self, cursor: ICursor, name: str) -> str:
+        """Acquire the name for the life of this session. Gives its holder if it is taken, or ""."""
 
     def is_free(self, cursor: ICursor, name: str) -> bool:
-        """Whether nobody holds the name; if so, nobody can take it before this transaction ends."""
+        """Whether no process holds the name; then none can acquire it before this transaction ends."""
 
-    def has_settled(self, cursor: ICursor, mark: int) -> bool:
-        """Whether every transaction has ended that was under way at the `mark`."""
+    def have_ended(self, cursor: ICursor, mark: int) -> bool:
+        """Whether every transaction that was running at the `mark` has ended."""
 
     def mark(self, cursor: ICursor) -> int:
-        """A mark between the transactions that have begun to write, and those that have not."""
+        """A mark that separates transactions that have begun to write from those that have not."""
 
     def end_transaction(self) -> None:
-        """The transaction of the last calls has ended."""
+        """Called when the transaction of the previous calls has ended."""
 
-    def give_back(self) -> None:
-        """Let the own names go."""
+    def release_all(self) -> None:
+        """Release the names held by this session."""
 
 
 class SessionNames:
     """Advisory locks of PostgreSQL."""
 
-    def take(self, cursor: ICursor, name: str) -> str:
-        """Take the name, or say which backend has it."""
+    def acquire(self, cursor: ICursor, name: str) -> str:
+        """Acquire the name, or give the backend that holds it."""
         cursor.execute("SELECT pg_try_advisory_lock(%s, hashtext(%s))", (NAMES, name))
         if cursor.fetchone()[0]:
             return ""
@@ -62,36 +61,36 @@ class SessionNames:
         return f"backend {pid} ({application or 'unnamed'}{f' at {address}' if address else ''})"
 
     def is_free(self, cursor: ICursor, name: str) -> bool:
-        """Held until the transaction ends, so that a new process of this name waits for us."""
+        """Holds the name until the transaction ends, so that a new process with it has to wait."""
         cursor.execute("SELECT pg_try_advisory_xact_lock(%s, hashtext(%s))", (NAMES, name))
         return bool(cursor.fetchone()[0])
 
     def mark(self, cursor: ICursor) -> int:
-        """A number of our own: all that have begun to write have lower ones."""
+        """The id of this transaction: every one that has begun to write has a lower id."""
         cursor.execute("SELECT txid_current()", ())
         return int(cursor.fetchone()[0])
 
-    def has_settled(self, cursor: ICursor, mark: int) -> bool:
-        """A killed process leaves backends behind that may yet finish what they were told."""
+    def have_ended(self, cursor: ICursor, mark: int) -> bool:
+        """A killed process leaves backends behind, which may still finish its last commands."""
         cursor.execute("SELECT txid_snapshot_xmin(txid_current_snapshot())", ())
         return bool(cursor.fetchone()[0] >= mark)
 
     def end_transaction(self) -> None:
-        """The server has let go of what was held for it."""
+        """Do nothing: the server has released the transaction's locks."""
 
-    def give_back(self) -> None:
-        """It goes with the connection."""
+    def release_all(self) -> None:
+        """Do nothing: the locks go with the connection."""
 
 
 class FileNames:
-    """Locks on files beside an SQLite database."""
+    """Locks on files next to an SQLite database."""
 
     def __init__(self) -> None:
         self._own: dict[str, FileLock] = {}
-        self._tried: list[FileLock] = []
+        self._probed: list[FileLock] = []
 
-    def take(self, cursor: ICursor, name: str) -> str:
-        """Take the name, or say which process has it."""
+    def acquire(self, cursor: ICursor, name: str) -> str:
+        """Acquire the name, or give the process that holds it."""
         if name in self._own:
             return ""
         lock = FileLock(_path_of(cursor, name))
@@ -103,30 +102,30 @@ class FileNames:
         return ""
 
     def is_free(self, cursor: ICursor, name: str) -> bool:
-        """Held until `end_transaction`."""
+        """Holds the name until `end_transaction`."""
         lock = FileLock(_path_of(cursor, name))
         try:
             lock.acquire()
         except StorageError:
             return False
-        self._tried.append(lock)
+        self._probed.append(lock)
         return True
 
     def mark(self, cursor: ICursor) -> int:
-        """Nothing to remember: whoever asks has the one lock for writing."""
+        """No mark is needed: the caller holds SQLite's only write lock."""
         return 0
 
-    def has_settled(self, cursor: ICursor, mark: int) -> bool:
-        """Only we write now; what a dead process had written is rolled back by whoever comes next."""
+    def have_ended(self, cursor: ICursor, mark: int) -> bool:
+        """True: only the caller can write now, and SQLite rolls back what a dead process had written."""
         return True
 
     def end_transaction(self) -> None:
-        """Let the names of others go again."""
-        while self._tried:
-            self._tried.pop().release()
+        """Release the names that `is_free` has locked."""
+        while self._probed:
+            self._probed.pop().release()
 
-    def give_back(self) -> None:
-        """Let the own names go."""
+    def release_all(self) -> None:
+        """Release the names held by this session."""
         while self._own:
             self._own.popitem()[1].release()
 

@@ -1,4 +1,4 @@
-"""Ids that somebody has, and has to give an account of."""
+"""Reservations of ids, and the report of unfinished ones."""
 
 from collections.abc import Sequence
 from types import CodeType
@@ -12,19 +12,19 @@ __all__ = ["NotAWriter", "Reservation", "Unfinished"]
 
 
 class NotAWriter(StorageError):
-    """This instance may not write the stream, so it gets no ids of it."""
+    """This instance is none of the stream's writers, so it gets no ids."""
 
     def __init__(self, *, stream: str, instance: str, writers: Sequence[str]) -> None:
         super().__init__(
             op="reserve",
             why=f"{instance} is none of its writers ({', '.join(writers)})",
-            hint="write in one of those, or add it to the writers in the configuration of every process",
+            hint="write in one of those processes, or add this one to the writers in every configuration",
             stream=stream,
         )
 
 
 class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
-    """Ids that were reserved and are not finished: which, by whom, how long ago (in seconds)."""
+    """Reserved ids that are not finished, their owner and their age in seconds."""
 
     stream: str
     writer: str
@@ -34,19 +34,19 @@ class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IFinishes(Protocol):
-    """What a reservation goes back to."""
+    """The generator of a reservation, which finishes it."""
 
     def complete(self, reservation: "Reservation", /) -> None:
-        """The facts under these ids are committed."""
+        """Finish ids whose facts are committed."""
 
     def roll_back(self, reservation: "Reservation", /) -> None:
-        """They were to be rolled back."""
+        """Finish ids whose transaction was to be rolled back."""
 
 
 class Reservation:
     """Ids that are reserved until they are completed or rolled back.
 
-    `owner` says who asked, in words: the place in the program unless it was told otherwise.
+    `owner` is a text that names the user of the ids, by default the calling line.
     """
 
     __slots__ = ("_generator", "ids", "mark", "_owner", "since", "tokens")
@@ -69,18 +69,16 @@ class Reservation:
 
     @property
     def owner(self) -> str:
-        """Who asked for the ids."""
+        """The user of the ids, for warnings."""
         if isinstance(self._owner, str):
             return self._owner
         code, line = self._owner
         return f"{code.co_qualname} ({code.co_filename.rpartition('/')[2]}:{line})"
 
     def complete(self) -> None:
-        """The facts are committed; nothing more is written under these ids. In the reactor's thread."""
+        """Finish the ids: their facts are committed. Called in the reactor's thread."""
         self._generator.complete(self)
 
     def roll_back(self) -> None:
-        """The facts were rolled back; nothing is, or will be, written under these ids. In the reactor's
-        thread.
-        """
+        """Finish the ids: their transaction was rolled back. Called in the reactor's thread."""
         self._generator.roll_back(self)

@@ -1,8 +1,8 @@
-"""What is wrong with a stream's ids in the database, and what mends it.
+"""Problems with a stream's ids in the database, and their repair.
 
-One look serves the start of every generator and ``synrepl doctor``. A difference that cannot have lost
-anything is mended with one warning; what may have lost history is said, and ids go on beyond whatever any
-reader has seen, so that no token ever stands for two things.
+The same examination serves the start of every generator and ``synrepl doctor``. A problem that cannot have
+lost anything is repaired with one warning. One that may have lost history is reported, and ids continue above
+all that any reader has seen, so that no token ever stands for two facts.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ import msgspec
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.transactions import ICursor
 
-__all__ = ["IdProblem", "IdProblems", "IdPosition", "examine", "mend", "stand"]
+__all__ = ["IdProblem", "IdProblems", "IdPosition", "examine", "initial_position", "repair"]
 
 Kind = Literal[
     "sequence_behind_tables",
@@ -25,9 +25,7 @@ Kind = Literal[
 
 
 class IdProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong. `before` and `after`: what mending changes the sequence or position from and
-    to.
-    """
+    """One problem. The repair changes the sequence or position from `before` to `after`."""
 
     kind: Kind
     stream: str
@@ -38,12 +36,12 @@ class IdProblem(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_loss(self) -> bool:
-        """Whether history that somebody has seen is gone: mending cannot bring it back."""
+        """Whether history that a reader has seen is gone; no repair can bring it back."""
         return self.kind == "history_lost"
 
 
 class IdProblems(msgspec.Struct, frozen=True, kw_only=True):
-    """What a look at a stream found. `goal` is what the sequence must have given at least."""
+    """The result of examining a stream. The repair raises the sequence to at least `goal`."""
 
     stream: str
     allocated: int
@@ -54,8 +52,9 @@ class IdProblems(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IdPosition(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a process begins: what `Tracker` is built from. `own_row` is its highest row; 0 if it has none
-    beyond the linear position.
+    """The positions from which a process starts its `Tracker`.
+
+    `own_row` is the highest row of this writer beyond the linear position; 0 if there is none.
     """
 
     positions: Mapping[str, int]
@@ -64,50 +63,50 @@ class IdPosition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine(cursor: ICursor, database: IdDatabase, *, seen: int = 0) -> IdProblems:
-    """Look, and change nothing. `seen` is the highest token that any reader, as a log, is known to have."""
+    """Find problems, without changes. `seen` is the highest token that any reader is known to have."""
     stream = database.stream
     highest = database.highest_row(cursor)
     positions = database.positions(cursor)
-    # Last: others may be writing, and the sequence is ahead of whatever was seen before.
+    # Last: others may be writing, and the sequence must be ahead of all that was read before.
     allocated = database.allocated(cursor)
     found: list[IdProblem] = []
 
-    def behind(kind: Kind, goal: int, what: str) -> None:
+    def check_sequence(kind: Kind, goal: int, what: str) -> None:
         if allocated < goal:
             found.append(
                 IdProblem(
                     kind=kind,
                     stream=stream.name,
-                    text=f"sequence {stream.sequence} stands at {allocated}, behind {what} ({goal});"
-                    f" left so, it would give ids a second time",
+                    text=f"sequence {stream.sequence} is at {allocated}, behind {what} ({goal});"
+                    f" without a repair it would reuse ids",
                     before=allocated,
                     after=goal,
                 )
             )
 
-    behind("sequence_behind_tables", highest, "the rows of its tables")
+    check_sequence("sequence_behind_tables", highest, "the rows of its tables")
     stored = max(positions.values(), default=0)
-    behind("sequence_behind_positions", stored, "the positions stored of its writers")
+    check_sequence("sequence_behind_positions", stored, "the stored positions of its writers")
     known = max(allocated, highest, stored)
     if seen > known:
         found.append(
             IdProblem(
                 kind="history_lost",
                 stream=stream.name,
-                text=f"readers have seen ids up to {seen}, the database knows none beyond {known}: it is"
-                f" older than they are (restored from a dump?), and what was written between is gone",
+                text=f"readers have seen ids up to {seen}, the database has none beyond {known}: it is"
+                f" older than the readers (restored from a dump?), and the facts between are lost",
                 before=known,
                 after=seen,
             )
         )
-    # Position 1 stands for "nothing yet": an id 1 would be one that everybody has.
+    # Position 1 means "nothing yet": a fact with id 1 would count as seen.
     goal = max(known, seen, 1)
     if goal == 1 > allocated:
         found.append(
             IdProblem(
                 kind="sequence_unused",
                 stream=stream.name,
-                text=f"sequence {stream.sequence} would begin with 1, which counts as seen",
+                text=f"sequence {stream.sequence} would start with 1, which counts as seen",
                 before=allocated,
                 after=1,
             )
@@ -116,7 +115,7 @@ def examine(cursor: ICursor, database: IdDatabase, *, seen: int = 0) -> IdProble
         IdProblem(
             kind="unknown_writer",
             stream=stream.name,
-            text=f"{writer} has a position ({positions[writer]}), but is none of the writers configured"
+            text=f"{writer} has a position ({positions[writer]}), but is none of the configured writers"
             f" ({', '.join(stream.writers)})",
             before=positions[writer],
             writer=writer,
@@ -134,23 +133,23 @@ def examine(cursor: ICursor, database: IdDatabase, *, seen: int = 0) -> IdProble
     )
 
 
-def mend(cursor: ICursor, database: IdDatabase, findings: IdProblems) -> None:
-    """Do what the findings ask for, in this transaction."""
-    if findings.allocated < findings.goal:
-        database.raise_to(cursor, findings.goal)
-    for finding in findings.found:
-        if finding.kind == "unknown_writer":
-            database.forget_position(cursor, finding.writer)
+def repair(cursor: ICursor, database: IdDatabase, examined: IdProblems) -> None:
+    """Repair the problems, in this transaction."""
+    if examined.allocated < examined.goal:
+        database.advance_sequence(cursor, examined.goal)
+    for problem in examined.found:
+        if problem.kind == "unknown_writer":
+            database.delete_position(cursor, problem.writer)
 
 
-def stand(cursor: ICursor, database: IdDatabase, instance: str | None) -> IdPosition:
-    """Where a process of this name begins, once everything is mended; None stands for one who only reads.
+def initial_position(cursor: ICursor, database: IdDatabase, instance: str | None) -> IdPosition:
+    """The positions from which a process of this name starts, after any repair; None for a mere reader.
 
-    A writer has nothing unfinished at its start, so it stands where the sequence does, or at its last row if
-    there is one beyond the linear position. That is the lowest of all, moved on over rows that follow without
-    a hole; a writer that never wrote stands there too.
+    A writer has nothing unfinished at its start. So it starts at the end of the sequence, or at its last row
+    if that is beyond the linear position. The linear position is the lowest of all positions, extended over
+    rows without a gap; a writer that never wrote starts there too.
 
-    Of a stream without writers it stands at the highest row: what the sequence gave beyond may be unfinished
+    In a stream without writers the position is the highest row: later ids of the sequence may be unfinished
     in another process.
     """
     stream = database.stream

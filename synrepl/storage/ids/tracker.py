@@ -1,16 +1,15 @@
-"""What one process knows of a stream's ids: which are taken, which are done, how far everybody is.
+"""The state of one stream's ids in one process: which are reserved, which are complete, all positions.
 
-Pure: no database, no lock, no clock. Numbers are positive and go up; who counts downwards turns them round
-at the edge.
+Pure: no database, no lock, no clock. Numbers are positive and ascend; the generator converts negative ids.
 
-The words, after the streams document and `MultiWriterIdGenerator` of Synapse 1.163
-(`docs/explanation/ids.md` has them with the example):
+The terms follow the streams document and `MultiWriterIdGenerator` of Synapse 1.163 (`docs/explanation/ids.md`
+has them with the example):
 
-* *unfinished*: an id that was reserved here and neither completed nor rolled back.
-* *asking*: a reservation under way in the database; its ids are above all that were known before it.
-* *minimal* token: up to there this writer's facts are complete, and it wrote (or rolled back) the last one.
-* *announced* token: the same, and nothing of this writer will come below it: what others may be told.
-* *persisted up to*: every id up to there is complete, whoever reserved it: the linear position.
+* *unfinished*: an id reserved by this process and neither completed nor rolled back.
+* *pending floor*: the highest known id at the start of a running reservation, whose ids will be above it.
+* *minimal* token: up to it this writer's facts are complete, and it wrote (or rolled back) the last one.
+* *announced* token: the same, and nothing of this writer will come below it; it is announced to others.
+* *persisted up to*: every id up to it is complete, of all writers: the linear position.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -20,11 +19,11 @@ __all__ = ["Tracker"]
 
 
 class Tracker:
-    """The positions of one stream as one process sees them.
+    """The positions of one stream, as one process knows them.
 
-    `writers` are the instances that may write; none at all means that whoever is heard of is one. A position
-    heard of an instance that is no writer is remembered and otherwise ignored: it cannot hold up the linear
-    position. `own_row` is the highest id with a row of this writer (0: none), which is complete.
+    `writers` are the instances that may write; if there are none, every known instance is one. The position
+    of an instance that is no writer is stored and otherwise ignored: it cannot hold up the linear position.
+    `own_row` is the highest id with a row of this writer (0: none); it is complete.
     """
 
     def __init__(
@@ -40,14 +39,14 @@ class Tracker:
         self.writers = frozenset(writers)
         self.persisted_upto = persisted_upto
         self.allocated = max([persisted_upto, *positions.values()])
-        """The highest id known to have been given to anyone."""
+        """The highest id known to be reserved by any process."""
         self.reserved_upto = 0
-        """The highest id that was given to this process."""
+        """The highest id reserved by this process."""
         self._positions = dict(positions)
         self._announced = self.allocated
         self._unfinished: set[int] = set()
         self._unfinished_heap: list[int] = []
-        self._asking: list[int] = []
+        self._pending_floors: list[int] = []
         self._finished: list[int] = []
         self._persisted: list[int] = [own_row] if own_row > persisted_upto else []
 
@@ -56,83 +55,83 @@ class Tracker:
         """Whether this process may reserve ids."""
         return not self.writers or self.instance in self.writers
 
-    # -- what happens --------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------
 
-    def asks(self) -> int:
-        """A reservation begins: until `reserved` or `gave_up` the own position stays below its ids.
+    def begin_reservation(self) -> int:
+        """Start a reservation. Gives its floor, to be passed to `end_reservation` or `cancel_reservation`.
 
-        What it gives is to be handed to those.
+        Until then the own position stays below the new ids.
         """
         floor = self.allocated
-        self._asking.append(floor)
+        self._pending_floors.append(floor)
         return floor
 
-    def reserved(self, asking: int, ids: Iterable[int]) -> None:
-        """The database gave these ids."""
-        self._asking.remove(asking)
-        for taken in ids:
-            self._unfinished.add(taken)
-            heappush(self._unfinished_heap, taken)
-            self.reserved_upto = max(self.reserved_upto, taken)
+    def end_reservation(self, floor: int, ids: Iterable[int]) -> None:
+        """Record the ids that the database gave."""
+        self._pending_floors.remove(floor)
+        for id_ in ids:
+            self._unfinished.add(id_)
+            heappush(self._unfinished_heap, id_)
+            self.reserved_upto = max(self.reserved_upto, id_)
         self.allocated = max(self.allocated, self.reserved_upto)
 
-    def gave_up(self, asking: int) -> None:
-        """The database gave none."""
-        self._asking.remove(asking)
-        self._move_own()
-        self._move_linear()
-        self._move_announced()
+    def cancel_reservation(self, floor: int) -> None:
+        """Record that the database gave no ids."""
+        self._pending_floors.remove(floor)
+        self._advance_own()
+        self._advance_linear()
+        self._advance_announced()
 
     def finish(self, ids: Iterable[int]) -> None:
-        """These are completed, or rolled back, which makes no difference here: nothing more comes of them."""
-        done = [taken for taken in ids if taken in self._unfinished]
+        """Record that these ids are completed or rolled back: either way no more facts come with them."""
+        done = [id_ for id_ in ids if id_ in self._unfinished]
         self._unfinished.difference_update(done)
-        for taken in done:
-            heappush(self._finished, taken)
-        self._move_own()
-        for taken in done:
-            self._move_linear(taken)
-        self._move_announced()
+        for id_ in done:
+            heappush(self._finished, id_)
+        self._advance_own()
+        for id_ in done:
+            self._advance_linear(id_)
+        self._advance_announced()
 
     def advance(self, writer: str, token: int, *, wrote: bool = False) -> None:
-        """Another writer says that it is at `token`; it `wrote` that id itself, if we know so.
+        """Record that another writer is at `token`; `wrote` if it is known to have written this id itself.
 
-        A position alone proves nothing of its last id, which may be someone else's, still unfinished.
+        A position alone proves nothing about its last id, which may be another writer's unfinished one.
         """
         self._positions[writer] = max(token, self._positions.get(writer, token))
         self.allocated = max(self.allocated, token)
-        self._move_linear(token if wrote else None)
-        self._move_announced()
+        self._advance_linear(token if wrote else None)
+        self._advance_announced()
 
-    # -- what is asked -------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------
 
     @property
     def minimal(self) -> int:
-        """The minimal token; of one who cannot write, the persisted position."""
+        """The minimal token; for a process that cannot write, the persisted position."""
         return self._positions.get(self.instance, self.persisted_upto)
 
     @property
     def announced(self) -> int:
-        """The announced token; of one who cannot write, the persisted position."""
+        """The announced token; for a process that cannot write, the persisted position."""
         return self._announced if self.is_writer else self.persisted_upto
 
     @property
     def has_pending(self) -> bool:
-        """Whether ids are unfinished, or being asked for, here."""
-        return bool(self._unfinished or self._asking)
+        """Whether ids of this process are unfinished or being reserved."""
+        return bool(self._unfinished or self._pending_floors)
 
     def position_of(self, writer: str) -> int:
-        """Up to where this writer's facts are complete: its own word, or the linear position beyond it."""
+        """The token up to which this writer's facts are complete: its own position or the linear one."""
         return max(self._positions.get(writer, self.persisted_upto), self.persisted_upto)
 
     def positions(self) -> dict[str, int]:
-        """The position of each writer heard of, as it was told."""
+        """The position of each known writer, as announced."""
         return dict(self._positions)
 
-    # -- how it moves --------------------------------------------------------------------------------------
+    # -- movement of the positions -------------------------------------------------------------------------
 
-    def _move_own(self) -> None:
-        """The own position moves over finished ids, up to the first that is still pending."""
+    def _advance_own(self) -> None:
+        """Advance the own position over finished ids, up to the first pending one."""
         limit = self._first_pending()
         last = None
         while self._finished and (limit is None or self._finished[0] < limit):
@@ -141,25 +140,25 @@ class Tracker:
             self._positions[self.instance] = max(last, self._positions.get(self.instance, last))
 
     def _first_pending(self) -> int | None:
-        """The lowest id that may still be written here; None if there is none."""
+        """The lowest id that this process may still write; None if there is none."""
         heap = self._unfinished_heap
         while heap and heap[0] not in self._unfinished:
             heappop(heap)
-        pending = [floor + 1 for floor in self._asking]
+        pending = [floor + 1 for floor in self._pending_floors]
         if heap:
             pending.append(heap[0])
         return min(pending, default=None)
 
-    def _move_linear(self, complete: int | None = None) -> None:
-        """One more id is known to be `complete`.
+    def _advance_linear(self, complete: int | None = None) -> None:
+        """Advance the linear position; one more id may be known to be `complete`.
 
-        The linear position is the lowest of the writers' positions, and what follows without a hole.
+        The linear position is the lowest of the writers' positions, extended over complete ids without a gap.
 
-        The own one counts only while something is pending: what is reserved here next is above all that
-        exists. With no other writer it is the only one there is.
+        The own position counts only while something is pending, since the next reservation will be above all
+        known ids. Without other writers it is the only position.
         """
-        # Real generators take the linear position into the announced token one id late. That is harmless, and
-        # recordings of them replay.
+        # Synapse's generators take the linear position into the announced token one id late. That is
+        # harmless, and recordings of them replay.
         self._announced = max(self._announced, self.persisted_upto)
         if complete is not None:
             heappush(self._persisted, complete)
@@ -175,8 +174,8 @@ class Tracker:
         while self._persisted and self._persisted[0] <= self.persisted_upto + 1:
             self.persisted_upto = max(self.persisted_upto, heappop(self._persisted))
 
-    def _move_announced(self) -> None:
+    def _advance_announced(self) -> None:
         self._announced = max(self._announced, self.minimal)
         if not self.has_pending:
-            # What is reserved here next is above all that is known to exist.
+            # The next reservation of this process will be above all known ids.
             self._announced = max(self._announced, self.allocated)

@@ -1,4 +1,4 @@
-"""A caller's own transaction, and what is to happen when it has ended."""
+"""Transactions with callbacks for their end."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class ICursor(Protocol):
-    """As much of a DB-API cursor as is used here."""
+    """The part of a DB-API cursor that synrepl uses."""
 
     def execute(self, statement: str, parameters: Sequence[Any] = ..., /) -> Any: ...
 
@@ -22,29 +22,29 @@ class ICursor(Protocol):
 
 
 class ITransaction(ICursor, Protocol):
-    """A cursor inside a transaction that tells when that has ended, and how.
+    """A cursor inside a transaction, with callbacks for the transaction's end.
 
-    `Transaction` is one; so is the `LoggingTransaction` that a homeserver's own store hands to its functions.
+    `Transaction` implements it; so does the `LoggingTransaction` of a homeserver's own store.
     """
 
     def call_after(self, callback: Callable[..., object], /, *args: Any) -> None:
-        """Call this after the transaction was committed."""
+        """Call `callback` after the transaction is committed."""
 
     def call_on_exception(self, callback: Callable[..., object], /, *args: Any) -> None:
-        """Call this after the transaction was rolled back."""
+        """Call `callback` after the transaction is rolled back."""
 
 
 class IPool(Protocol):
-    """Runs functions in transactions, outside the reactor's thread:
-    `twisted.enterprise.adbapi.ConnectionPool` is one. The function is given a cursor; when it returns the
-    transaction is committed, when it raises, rolled back.
+    """Runs functions in transactions, outside the reactor's thread, as adbapi's `ConnectionPool` does.
+
+    The function gets a cursor. Its return commits the transaction; an exception rolls it back.
     """
 
     def runInteraction(self, work: Callable[..., T], /, *args: Any) -> Awaitable[T]: ...
 
 
 class Transaction:
-    """A cursor of a pool's transaction as an `ITransaction`."""
+    """An `ITransaction` for a cursor of a pool's transaction."""
 
     def __init__(self, cursor: ICursor) -> None:
         self._cursor = cursor
@@ -55,15 +55,15 @@ class Transaction:
         self.fetchall = cursor.fetchall
 
     def call_after(self, callback: Callable[..., object], /, *args: Any) -> None:
-        """Call this after the transaction was committed."""
+        """Call `callback` after the transaction is committed."""
         self._after.append((callback, args))
 
     def call_on_exception(self, callback: Callable[..., object], /, *args: Any) -> None:
-        """Call this after the transaction was rolled back."""
+        """Call `callback` after the transaction is rolled back."""
         self._on_exception.append((callback, args))
 
-    def ended(self, *, committed: bool) -> None:
-        """Call what was to be called. All of it is, even if one raises; the first error is raised then."""
+    def run_callbacks(self, *, committed: bool) -> None:
+        """Run all callbacks for this end, even if one raises; then raise the first error."""
         failure: Exception | None = None
         for callback, args in self._after if committed else self._on_exception:
             try:
@@ -75,51 +75,60 @@ class Transaction:
 
 
 def transact(
-    pool: IPool, work: Callable[[Transaction], T], *, unheard: Callable[[T], object] = lambda result: None
+    pool: IPool,
+    work: Callable[[Transaction], T],
+    *,
+    on_abandoned: Callable[[T], object] = lambda result: None,
 ) -> "Deferred[T]":
-    """Run `work` in a transaction of the pool, and what it asked for once that has ended.
+    """Run `work` in a transaction of the pool, then the callbacks that it registered for the end.
 
-    Calling it off is no end: the thread goes on, and may yet commit. What follows the end follows the real
-    one, and the result goes to `unheard`; whoever called it off hears `CancelledError` only then, since what
-    it does next may rely on the end.
+    `pool` is an adbapi `ConnectionPool` or alike. `work` gets a `Transaction`, in the pool's thread. The
+    Deferred fires in the reactor's thread with the result of `work`; it fails with the error of `work`, after
+    a rollback, or of the commit::
+
+        token = await synrepl.transact(pool, insert)
+
+    Cancelling does not stop the transaction: its thread goes on and may still commit. The callbacks follow
+    its real end, and the result goes to `on_abandoned`. Only then the Deferred fails with `CancelledError`,
+    since the caller may rely on the end.
     """
     opened: list[Transaction] = []
 
     def run(cursor: ICursor) -> T:
-        # A pool may run it again after a lost connection: what the first try asked for was rolled back.
+        # A pool may run it again after a lost connection; the first attempt was rolled back.
         opened.append(Transaction(cursor))
         return work(opened[-1])
 
     async def whole() -> T:
         try:
-            result = await pool.runInteraction(run)
+            outcome = await pool.runInteraction(run)
         except BaseException:
             for transaction in opened:
-                transaction.ended(committed=False)
+                transaction.run_callbacks(committed=False)
             raise
         for transaction in opened[:-1]:
-            transaction.ended(committed=False)
-        opened[-1].ended(committed=True)
-        return result
+            transaction.run_callbacks(committed=False)
+        opened[-1].run_callbacks(committed=True)
+        return outcome
 
-    def call_off(told: "Deferred[T]") -> None:
-        told.pause()
-        told.errback(CancelledError())
+    def cancel(result: "Deferred[T]") -> None:
+        result.pause()
+        result.errback(CancelledError())
 
-    told: Deferred[T] = Deferred(call_off)
+    result: Deferred[T] = Deferred(cancel)
 
-    def tell(result: T) -> None:
-        if told.called:
-            unheard(result)
-            told.unpause()
+    def succeed(value: T) -> None:
+        if result.called:
+            on_abandoned(value)
+            result.unpause()
         else:
-            told.callback(result)
+            result.callback(value)
 
     def fail(failure: Failure) -> None:
-        if told.called:
-            told.unpause()
+        if result.called:
+            result.unpause()
         else:
-            told.errback(failure)
+            result.errback(failure)
 
-    ensureDeferred(whole()).addCallbacks(tell, fail)
-    return told
+    ensureDeferred(whole()).addCallbacks(succeed, fail)
+    return result

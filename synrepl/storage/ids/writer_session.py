@@ -1,8 +1,8 @@
-"""This process as a writer: the only one of its name, seen to be alive, and its ids released when it is not.
+"""Writer sessions: make a process the only writer of its name, and release the ids of dead writers.
 
-Once a second it tells the database where its streams stand and what is unfinished, hears where the others
-stand, and looks after writers that are gone: what a dead process had reserved will never be written, so its
-position moves on, as that of an idle one does.
+Once a second a session stores this process's positions and unfinished ids, and reads those of the others. It
+also checks for writers that are gone: the ids that a dead process had reserved will never be written, so its
+position advances like that of an idle writer.
 """
 
 import os
@@ -24,26 +24,37 @@ from synrepl.storage.ids.generator import CHANNEL, MultiWriterIdGenerator
 from synrepl.storage.ids.names import FileNames, INames, SessionNames
 from synrepl.storage.ids.reservation import Unfinished
 from synrepl.storage.ids.transactions import ICursor
-from synrepl.storage.ids.writers import create_writers, holder, tell
+from synrepl.storage.ids.writers import create_writers, last_process, store_status
 
 __all__ = ["WriterSession"]
 
-BEAT_SECONDS: Final = 1.0
-TAKE_SECONDS: Final = 15.0
-"""How long a start waits for a predecessor of the same name to be gone: a killed process's session may last.
-"""
+HEARTBEAT_SECONDS: Final = 1.0
+ACQUIRE_SECONDS: Final = 15.0
+"""How long a start waits for the name, in seconds: the session of a killed predecessor may linger."""
 GRACE_SECONDS: Final = 5.0
-"""How long a writer's session must be gone before its ids are released."""
+"""How long a writer's session must be gone before its ids are released, in seconds."""
 STUCK_SECONDS: Final = 30.0
-"""The age at which an unfinished id is warned of."""
+"""The age in seconds at which an unfinished id is logged as stuck."""
 
 
 class WriterSession:
-    """The life of the writer `instance` over one database.
+    """Makes this process the writer `instance` in one database, and starts its generators.
 
-    `connect` gives a DB-API connection of the session's own, made and used in `thread` only. Generators that
-    belong to it are started by `start`, one after the other. Of a stream without writers nobody can know who
-    else has ids unfinished, so only one process may have a session with it.
+    `connect` makes a DB-API connection for the session alone; it is called and used only in `thread`, which
+    the session owns and stops. `generators` are those of this process, with the same `instance` and `flavor`.
+    Heartbeats come every `heartbeat_seconds`; a start waits up to `acquire_seconds` for the name. Only one
+    process can have a session with a stream that names no writers, since unfinished ids of others would be
+    unknown::
+
+        session = synrepl.WriterSession(
+            partial(sqlite3.connect, "hs.db", check_same_thread=False), [ids],
+            instance="w1", flavor="sqlite", clock=reactor, thread=ReactorThread(reactor, "writer"),
+        )
+        await session.start()
+        ...
+        await session.stop()
+
+    While `is_held` is False the generators refuse to reserve ids (`StorageError`).
     """
 
     _logger = Logger()
@@ -58,22 +69,22 @@ class WriterSession:
         clock: IClock,
         thread: IThread,
         metrics: Metrics | None = None,
-        beat_seconds: float = BEAT_SECONDS,
-        take_seconds: float = TAKE_SECONDS,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        acquire_seconds: float = ACQUIRE_SECONDS,
     ) -> None:
         self.instance = instance
         self.is_held = False
-        """Whether this process is the writer of its name now. While it is not, its generators give no ids."""
+        """Whether this process is the writer of its name now."""
         self.refusal = ""
-        """Who is, if that is why."""
+        """The process that has the name instead; empty if that is not the problem."""
         self._connect = connect
         self._generators = sorted(generators, key=lambda one: one.stream.name)
         self._flavor: Flavor = flavor
         self._clock = clock
         self._thread = thread
         self._metrics = metrics
-        self._beat_seconds = beat_seconds
-        self._take_seconds = take_seconds
+        self._heartbeat_seconds = heartbeat_seconds
+        self._acquire_seconds = acquire_seconds
         self._names: INames = SessionNames() if flavor == "postgresql" else FileNames()
         self._connection: Any = None
         self._tasks = Tasks(self._logger, "writer session")
@@ -83,99 +94,100 @@ class WriterSession:
         self._is_stopped = False
         self._refused_stream = ""
         self._process = f"{socket.gethostname()}:{os.getpid()}:{token_hex(4)}"
-        self._has_told = False
-        self._is_last_beat = False
+        self._has_reported = False
+        self._is_final_heartbeat = False
         self._predecessor_mark: int | None = None
 
-    # -- its life ------------------------------------------------------------------------------------------
+    # -- life cycle ----------------------------------------------------------------------------------------
 
     async def start(self, *, seen: Mapping[str, int] = MappingProxyType({})) -> None:
-        """Become the writer of this name, then start the generators.
+        """Become the writer of this name, then start the generators one by one.
 
-        `seen`: per stream the highest token that a reader is known to have. Raises `StorageError` if another
-        process has the name, and goes on having it for `take_seconds`.
+        `seen` has the highest token of each stream that a reader is known to have. Raises `StorageError` if
+        another process keeps the name for `acquire_seconds`, or if old transactions of the last writer with
+        this name may still be running.
         """
-        until = self._clock.seconds() + self._take_seconds
-        if not await self._becomes(self._take, until):
+        until = self._clock.seconds() + self._acquire_seconds
+        if not await self._wait_until(self._acquire, until):
             raise self._refused()
-        if not await self._becomes(self._is_settled, until):
+        if not await self._wait_until(self._has_predecessor_ended, until):
             raise StorageError(
                 op="start",
-                why=f"transactions have not ended that were under way when the last {self.instance} did, and"
-                " any of them may be its own",
-                hint="wait, or end those that pg_stat_activity shows to be the oldest",
+                why=f"transactions from the time of the last {self.instance} are still running, any of which"
+                " may be its own",
+                hint="wait, or end the oldest ones in pg_stat_activity",
                 retryable=True,
             )
         self.is_held = True
         for generator in self._generators:
             generator.session = self
             await generator.start(seen=seen.get(generator.stream.name, 0))
-        await self._beat()
-        self._beat_later()
+        await self._heartbeat()
+        self._schedule_heartbeat()
 
     def _refused(self) -> StorageError:
         if self._refused_stream:
             return StorageError(
                 op="start",
-                why=f"another process gives the ids of {self._refused_stream}, which names no writers, so"
-                f" that only one process may: {self.refusal}",
-                hint="end it, or name its writers",
+                why=f"another process generates the ids of {self._refused_stream}, which names no writers, so"
+                f" only one process can: {self.refusal}",
+                hint="stop it, or name the stream's writers",
             )
         return StorageError(
             op="start",
             why=f"another process writes as {self.instance}: {self.refusal}",
-            hint="end it, or give this one another name",
+            hint="stop it, or give this process another name",
         )
 
-    async def _becomes(self, is_so: Callable[[], bool], until: float) -> bool:
-        """Ask in the thread until it is so, or it is late; then nothing is left of the attempt."""
+    async def _wait_until(self, is_so: Callable[[], bool], until: float) -> bool:
+        """Poll in the thread until it is so, or until the time is up; then close the connection."""
         while not await self._thread.run(is_so):
             if self._clock.seconds() >= until:
                 await self._thread.run(self._close)
                 return False
-            await deferLater(self._clock, self._beat_seconds / 4)  # type: ignore[arg-type]  # an IReactorTime
+            await deferLater(self._clock, self._heartbeat_seconds / 4)  # type: ignore[arg-type]  # an IReactorTime
         return True
 
     async def stop(self) -> None:
-        """Tell where it stands a last time, let the name go, and end the thread."""
+        """Store the final status, release the name, and stop the thread."""
         self._is_stopped = True
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
         self._tasks.cancel_all()
         if self.is_held:
-            self._is_last_beat = not any(one.unfinished() for one in self._generators)
-            await self._beat()
+            self._is_final_heartbeat = not any(one.unfinished() for one in self._generators)
+            await self._heartbeat()
         self.is_held = False
         await self._thread.run(self._close)
-        # Its own, and a thread that is left would keep the process alive.
+        # The session owns the thread; left running it would keep the process alive.
         await self._thread.stop()
 
-    # -- beating -------------------------------------------------------------------------------------------
+    # -- heartbeats ----------------------------------------------------------------------------------------
 
-    def _beat_later(self) -> None:
+    def _schedule_heartbeat(self) -> None:
         if not self._is_stopped:
             self._timer = self._clock.callLater(
-                self._beat_seconds, lambda: self._tasks.start(self._beat_and_again(), "beat")
+                self._heartbeat_seconds, lambda: self._tasks.start(self._heartbeat_and_reschedule(), "beat")
             )
 
-    async def _beat_and_again(self) -> None:
-        await self._beat()
-        self._beat_later()
+    async def _heartbeat_and_reschedule(self) -> None:
+        await self._heartbeat()
+        self._schedule_heartbeat()
 
-    async def _beat(self) -> None:
-        self._tell_of_unfinished()
+    async def _heartbeat(self) -> None:
+        self._report_unfinished()
         try:
-            self.is_held = await self._thread.run(self._talk)
+            self.is_held = await self._thread.run(self._heartbeat_in_thread)
         except Exception as error:
             if self.is_held:
                 self._logger.warn(
-                    "the session of writer {instance} is lost, and will be taken again: {error}",
+                    "lost the session of writer {instance}; reconnecting: {error}",
                     instance=self.instance,
                     error=error,
                 )
             self.is_held = False
 
-    def _tell_of_unfinished(self) -> None:
+    def _report_unfinished(self) -> None:
         for generator in self._generators:
             unfinished = generator.unfinished()
             if self._metrics is not None:
@@ -185,7 +197,7 @@ class WriterSession:
                 if one.age_seconds >= STUCK_SECONDS and (one.stream, one.tokens[0]) not in self._warned:
                     self._warned.add((one.stream, one.tokens[0]))
                     self._logger.warn(
-                        "{stream} cannot move on: {writer} has {tokens} unfinished since {age:.0f} s,"
+                        "{stream} is stuck: {writer} has {tokens} unfinished for {age:.0f} s,"
                         " reserved by {owner}",
                         stream=one.stream,
                         writer=one.writer,
@@ -196,15 +208,15 @@ class WriterSession:
 
     # -- in the thread -------------------------------------------------------------------------------------
 
-    def _take(self) -> bool:
-        """Connect if need be, and take the name."""
+    def _acquire(self) -> bool:
+        """Connect if necessary, and acquire the name."""
         if self._connection is None:
             self._connection = self._connect()
-            # Who was missing before may have come back while we could not look.
+            # A writer that was gone may have come back unnoticed.
             self._gone.clear()
         try:
             cursor = self._connection.cursor()
-            self.refusal = self._take_names(cursor)
+            self.refusal = self._acquire_names(cursor)
             if not self.refusal:
                 create_writers(cursor, self._flavor)
             self._connection.commit()
@@ -213,99 +225,99 @@ class WriterSession:
             raise
         return not self.refusal
 
-    def _take_names(self, cursor: ICursor) -> str:
-        """Take the name of this writer, and those of the streams that only one process may write. The empty
-        string, or who has one of them.
+    def _acquire_names(self, cursor: ICursor) -> str:
+        """Acquire the writer's name and those of the streams without writers. Gives the holder of a name that
+        is taken, or "".
         """
         self._refused_stream = ""
-        refusal = self._names.take(cursor, self.instance)
+        refusal = self._names.acquire(cursor, self.instance)
         for generator in self._generators:
             if not refusal and not generator.stream.writers:
-                # No writer's name has a space in it.
-                refusal = self._names.take(cursor, f"stream {generator.stream.name}")
+                # Unambiguous: writers' names contain no space.
+                refusal = self._names.acquire(cursor, f"stream {generator.stream.name}")
                 self._refused_stream = generator.stream.name if refusal else ""
         return refusal
 
-    def _is_settled(self) -> bool:
-        """Whether nothing more can come of the ids of the last process of this name.
+    def _has_predecessor_ended(self) -> bool:
+        """Whether no more facts can come from the last process of this name.
 
-        What it was told to commit may yet be committed after its death. One that ended well left nothing.
+        Commits that it had sent may finish after its death. A process that stopped normally left none.
         """
         try:
             cursor = self._connection.cursor()
             if self._predecessor_mark is None:
-                found = [holder(cursor, one.database, self.instance) for one in self._generators]
+                found = [last_process(cursor, one.database, self.instance) for one in self._generators]
                 self._predecessor_mark = self._names.mark(cursor) if any(found) else 0
                 self._connection.commit()
-            is_settled = self._names.has_settled(cursor, self._predecessor_mark)
+            has_ended = self._names.have_ended(cursor, self._predecessor_mark)
             self._connection.commit()
         except BaseException:
             self._close()
             raise
-        return is_settled
+        return has_ended
 
-    def _talk(self) -> bool:
-        """One beat. False: this process is the writer no more."""
-        if not self.is_held and not self._take():
+    def _heartbeat_in_thread(self) -> bool:
+        """Run one heartbeat. False if this process is no longer the writer."""
+        if not self.is_held and not self._acquire():
             return False
         try:
             cursor = self._connection.cursor()
-            is_ours = self._is_ours(cursor)
-            if is_ours:
-                self._beat_in(cursor)
+            is_still_writer = self._is_still_writer(cursor)
+            if is_still_writer:
+                self._exchange_status(cursor)
             self._connection.commit()
         except BaseException:
             self._close()
             raise
         finally:
             self._names.end_transaction()
-        self._has_told = True
-        return is_ours
+        self._has_reported = True
+        return is_still_writer
 
-    def _is_ours(self, cursor: ICursor) -> bool:
-        """Whether the database still knows this process as the writer.
+    def _is_still_writer(self, cursor: ICursor) -> bool:
+        """Whether the database still has this process as the writer.
 
-        It does not if the connection was lost for so long that others took us for dead, and passed what we
-        had unfinished: nothing of that may be written any more, which only a new start can make sure of.
+        It does not after a connection loss so long that others declared this process dead and moved past its
+        unfinished ids. Those must not be written any more, which only a restart guarantees.
         """
         for generator in self._generators:
-            found = holder(cursor, generator.database, self.instance)
-            if self._has_told and found != self._process:
+            found = last_process(cursor, generator.database, self.instance)
+            if self._has_reported and found != self._process:
                 self.refusal = (
-                    f"{f'{found} was it' if found else 'it was taken for dead'} meanwhile;"
-                    " start this process again"
+                    f"{f'{found} was the writer' if found else 'this process was declared dead'} meanwhile;"
+                    " restart this process"
                 )
                 return False
         return True
 
-    def _beat_in(self, cursor: ICursor) -> None:
-        """Look after who is gone, hear, tell."""
+    def _exchange_status(self, cursor: ICursor) -> None:
+        """Release dead writers' ids, read the others' positions, and store this process's status."""
         now = self._clock.seconds()
-        gone = self._gone_for_good(cursor, now)
-        moved = False
+        gone = self._dead_writers(cursor, now)
+        has_advanced = False
         for generator in self._generators:
             database = generator.database
             positions = database.positions(cursor)
             for writer in gone:
-                moved |= self._release(cursor, database, positions, writer, now)
-            generator.hear(positions)
-            moved |= generator.tell_position(cursor)
-            tell(
+                has_advanced |= self._release_ids(cursor, database, positions, writer, now)
+            generator.merge_positions(positions)
+            has_advanced |= generator.store_position(cursor)
+            store_status(
                 cursor,
                 database,
                 writer=self.instance,
-                process="" if self._is_last_beat else self._process,
+                process="" if self._is_final_heartbeat else self._process,
                 position=abs(generator.announced_token),
                 unfinished=generator.unfinished(),
                 now=now,
             )
-        if moved:
+        if has_advanced:
             self._generators[0].database.notify(cursor, CHANNEL)
 
-    def _gone_for_good(self, cursor: ICursor, now: float) -> list[str]:
-        """Writers whose session is gone, and everything that they had begun with it.
+    def _dead_writers(self, cursor: ICursor, now: float) -> list[str]:
+        """Writers whose session is gone and whose transactions have all ended.
 
-        Until this transaction ends nobody can start under these names.
+        No process can start under these names until this transaction ends.
         """
         writers = {writer for one in self._generators for writer in one.stream.writers} - {self.instance}
         gone = []
@@ -314,37 +326,37 @@ class WriterSession:
                 self._gone.pop(writer, None)
                 continue
             since, mark = self._gone.setdefault(writer, (now, self._names.mark(cursor)))
-            if now - since >= GRACE_SECONDS and self._names.has_settled(cursor, mark):
+            if now - since >= GRACE_SECONDS and self._names.have_ended(cursor, mark):
                 gone.append(writer)
         return gone
 
-    def _release(
+    def _release_ids(
         self, cursor: ICursor, database: IdDatabase, positions: dict[str, int], writer: str, now: float
     ) -> bool:
-        """Move on the position of a writer that is gone to where the sequence stands: its ids were all given
-        by now. One that never told of itself may be some other program, of which we know nothing.
+        """Advance the position of a dead writer to the last allocated id. A writer that never stored a status
+        may be another program, and is left alone.
         """
-        found = holder(cursor, database, writer)
-        reached = database.allocated(cursor)
-        if writer not in positions or found is None or (not found and reached <= positions[writer]):
+        found = last_process(cursor, database, writer)
+        last_id = database.allocated(cursor)
+        if writer not in positions or found is None or (not found and last_id <= positions[writer]):
             return False
-        database.save_position(cursor, writer, reached)
-        positions[writer] = max(reached, positions[writer])
-        tell(cursor, database, writer=writer, process="", position=reached, unfinished=(), now=now)
+        database.save_position(cursor, writer, last_id)
+        positions[writer] = max(last_id, positions[writer])
+        store_status(cursor, database, writer=writer, process="", position=last_id, unfinished=(), now=now)
         if found:
             self._logger.warn(
-                "writer {writer} of {stream} is gone ({process}); what it had reserved up to {token} is"
-                " released",
+                "writer {writer} of {stream} is gone ({process}): released the ids it had reserved up to"
+                " {token}",
                 writer=writer,
                 stream=database.stream.name,
                 process=found,
-                token=reached,
+                token=last_id,
             )
         return True
 
     def _close(self) -> None:
         connection, self._connection = self._connection, None
-        self._names.give_back()
+        self._names.release_all()
         if connection is not None:
             try:
                 connection.close()

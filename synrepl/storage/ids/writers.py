@@ -1,16 +1,16 @@
-"""The table in which writers tell what they have unfinished, for whoever asks why a stream does not move."""
+"""The table of writers' status: positions and unfinished ids, for finding out why a stream is stuck."""
 
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from synrepl.storage.ids.database import Flavor, IdDatabase, lock_making
+from synrepl.storage.ids.database import Flavor, IdDatabase, lock_table_creation
 from synrepl.storage.ids.reservation import Unfinished
 from synrepl.storage.ids.transactions import ICursor
 from synrepl.storage.sql import execute
 
-__all__ = ["WriterState", "create_writers", "holder", "read_writers", "tell"]
+__all__ = ["WriterState", "create_writers", "last_process", "read_writers", "store_status"]
 
 WRITERS: Final = """CREATE TABLE IF NOT EXISTS synrepl_writers (
     stream_name TEXT NOT NULL,
@@ -27,10 +27,10 @@ WRITERS: Final = """CREATE TABLE IF NOT EXISTS synrepl_writers (
 
 
 class WriterState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a writer last told of a stream. `told_at` and `oldest_since` are seconds since 1970.
+    """The last status of a writer in a stream. `told_at` and `oldest_since` are seconds since 1970.
 
-    `position` goes up, also where ids go down. `process` is empty once the writer has ended with nothing
-    unfinished, or was found to be gone and its ids were released.
+    `position` ascends, even if ids descend. `process` is empty after the writer stopped with nothing
+    unfinished, or was found dead and its ids were released.
     """
 
     stream: str
@@ -45,12 +45,12 @@ class WriterState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def create_writers(cursor: ICursor, flavor: Flavor = "sqlite") -> None:
-    """Make the table if it is missing. Others may be at it at the same time, given the `flavor`."""
-    lock_making(cursor, flavor)
+    """Create the table if it is missing. Safe in several processes at once if `flavor` is right."""
+    lock_table_creation(cursor, flavor)
     cursor.execute(WRITERS)
 
 
-def tell(
+def store_status(
     cursor: ICursor,
     database: IdDatabase,
     *,
@@ -60,7 +60,7 @@ def tell(
     unfinished: Sequence[Unfinished],
     now: float,
 ) -> None:
-    """Say where a writer stands, and the oldest of what it has not finished."""
+    """Store a writer's position and its oldest unfinished ids."""
     oldest = unfinished[0] if unfinished else None
     values = (
         database.stream.name,
@@ -84,8 +84,8 @@ def tell(
     )
 
 
-def holder(cursor: ICursor, database: IdDatabase, writer: str) -> str | None:
-    """The process that last told of this writer; empty: it is known to be gone; None: there never was one."""
+def last_process(cursor: ICursor, database: IdDatabase, writer: str) -> str | None:
+    """The process of this writer's last status; empty if known to be gone, None if there is no status."""
     execute(
         cursor,
         database.flavor,
@@ -97,7 +97,7 @@ def holder(cursor: ICursor, database: IdDatabase, writer: str) -> str | None:
 
 
 def read_writers(cursor: ICursor) -> list[WriterState]:
-    """Everything that was told, by stream and writer."""
+    """The status of all writers, ordered by stream and writer."""
     cursor.execute(
         "SELECT stream_name, instance_name, process, told_at, position, unfinished, oldest_id, oldest_since,"
         " owner FROM synrepl_writers ORDER BY stream_name, instance_name"

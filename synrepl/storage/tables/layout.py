@@ -1,4 +1,4 @@
-"""Which tables a stream's facts are in, and what their rows are made of: what the configuration says."""
+"""Table layouts: the tables of a stream and the templates of its rows, from the configuration."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -11,8 +11,8 @@ from synrepl.storage.ids.layout import IdStream, IdTable, identifier
 __all__ = ["SourceTable", "TableStream", "Template", "columns_of", "table_streams"]
 
 Template = Any
-"""What one row is made of: the name of a column, None, ``{"json": column}`` for a column that holds JSON
-text, ``{"value": anything}`` for what is always the same, or a list of these.
+"""The template of one row: the name of a column, None, ``{"json": column}`` for a column with JSON text,
+``{"value": anything}`` for a constant, or a list of these.
 """
 
 TABLE_KEYS: Final = {"table", "id_column", "writer_column", "row"}
@@ -30,19 +30,19 @@ STREAM_KEYS: Final = {
 
 
 class SourceTable(msgspec.Struct, frozen=True, kw_only=True):
-    """One table: where its ids and writers are, and what its rows become."""
+    """One table: its ids and writers, and the template of its rows."""
 
     ids: IdTable
     row: tuple[Template, ...]
 
 
 class TableStream(msgspec.Struct, frozen=True, kw_only=True):
-    """A table-backed stream. `ids` says how far it is complete; `from_first`: its history is taken in as
-    well, when it is followed for the first time.
+    """A table-backed stream. `ids` tells how far it is complete.
 
-    `default_writer` is who wrote the rows of tables that do not say. `for_catch_up`: its facts are heard from
-    others, and only what was missed is read here. `only`: the writers whose facts are taken from here, while
-    those of all others are heard from them; none means that everybody's are.
+    With `from_first` a new log reads its history too. `default_writer` is the writer of rows in tables
+    without a writer column. With `for_catch_up` live facts come from another source, and only missed ones are
+    read from the tables. `only` are the writers whose facts come from the tables, while those of others come
+    from another source; empty means all writers.
     """
 
     stream: str
@@ -55,11 +55,11 @@ class TableStream(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def table_streams(given: Any, *, default_writer: str) -> list[TableStream]:
-    """What the setting `table_streams` says. Raises `ConfigError`.
+    """Parse the setting `table_streams`. Raises `ConfigError`.
 
-    A list of tables, each with `stream`, `table` (or `tables`, where a stream is the union of several),
-    `row`, and optionally `id_column`, `writer_column`, `sequence`, `position`, `writers`, `negative`,
-    `start`, `catch_up`.
+    A list of tables, each with `stream`, `table` (or `tables`, if a stream is the union of several), `row`,
+    and optionally `id_column`, `writer_column`, `sequence`, `position`, `writers`, `negative`, `start`,
+    `catch_up`.
     """
     if not isinstance(given, list):
         raise ConfigError(f"is a list of streams and their tables, not {given!r}")
@@ -134,7 +134,7 @@ def _table(stream: str, given: Any) -> SourceTable:
 
 
 def columns_of(template: Template) -> Iterator[str]:
-    """The columns that a template names, in order. `ConfigError` if it is no template."""
+    """The columns that a template names, in order. Raises `ConfigError` if it is no template."""
     match template:
         case str():
             yield template
@@ -149,7 +149,7 @@ def columns_of(template: Template) -> Iterator[str]:
                 yield from columns_of(part)
         case _:
             raise ConfigError(
-                f"`row` is made of columns, null, {{json: COLUMN}}, {{value: ...}} and lists of these,"
+                f"`row` consists of columns, null, {{json: COLUMN}}, {{value: ...}} and lists of these,"
                 f" not {template!r}"
             )
 

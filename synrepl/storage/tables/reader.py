@@ -1,4 +1,4 @@
-"""Reads facts out of tables: whole ones, in order, up to what is complete."""
+"""Table readers: read whole facts out of tables, in order, up to the position at which all are complete."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import msgspec
 
 from synrepl.errors import StorageError
 from synrepl.storage.ids.database import Flavor, IdDatabase
-from synrepl.storage.ids.startup import IdProblems, examine, stand
+from synrepl.storage.ids.startup import IdProblems, examine, initial_position
 from synrepl.storage.ids.transactions import ICursor
 from synrepl.storage.sql import execute
 from synrepl.storage.tables.layout import SourceTable, TableStream, Template, columns_of
@@ -16,9 +16,9 @@ __all__ = ["TablePage", "TableReader"]
 
 
 class TablePage(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts in order of their ids: ``(writer, token, rows)``, complete up to and with `upto`.
+    """Facts in order of their ids, ``(writer, token, rows)``, complete up to and including `upto`.
 
-    `limit`: the linear position; more follow when it is beyond `upto`. `writers` are all that are known.
+    `limit` is the linear position; more facts follow if it is beyond `upto`. `writers` are all known writers.
     """
 
     facts: list[tuple[str, int, list[bytes | list[object]]]]
@@ -28,7 +28,7 @@ class TablePage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableReader:
-    """Reads the tables of one stream, in transactions of whoever asks."""
+    """Reads the tables of one stream, in the caller's transactions."""
 
     def __init__(self, stream: TableStream, flavor: Flavor) -> None:
         self.stream = stream
@@ -37,31 +37,28 @@ class TableReader:
         self._tables = [(table, _maker(table)) for table in stream.tables]
 
     def examine(self, cursor: ICursor, seen: int) -> IdProblems:
-        """What is wrong with the stream's ids, given that the log has them up to `seen`."""
+        """Find problems with the stream's ids, given that the log has them up to `seen`."""
         return examine(cursor, self.ids, seen=seen)
 
     def page(self, cursor: ICursor, *, after: int, rows: int) -> TablePage:
-        """The facts after this id: about `rows` rows, never a part of a fact, never beyond what is complete.
+        """The complete facts after this id: about `rows` rows, and only whole facts.
 
-        Positions are read before rows: what is complete is visible then. No position is stored until the rows
-        that it speaks of are committed.
+        Positions are read before rows, so that complete facts are visible: a position is stored only after
+        the rows up to it are committed.
         """
         if not self.ids.positions(cursor) and self.ids.highest_row(cursor) > 1:
             raise StorageError(
                 op="read",
-                why=f"no position of {self.stream.ids.name} is stored in stream_positions: nobody says"
+                why=f"no position of {self.stream.ids.name} is stored in stream_positions, so it is unknown"
                 " how far its rows are complete",
-                hint="it begins when a writer stores one; see `position` if it has another name there",
+                hint="reading starts when a writer stores one; set `position` if it has another name there",
                 stream=self.stream.stream,
                 retryable=True,
             )
-        standing = stand(cursor, self.ids, instance=None)
+        start = initial_position(cursor, self.ids, instance=None)
         only = self.stream.only
-        if only:
-            # Their own positions say how far they are; how far the others are is not our business.
-            complete = min(standing.positions.get(writer, 0) for writer in only)
-        else:
-            complete = standing.persisted_upto
+        # The positions of the chosen writers suffice; those of others do not matter.
+        complete = min(start.positions.get(writer, 0) for writer in only) if only else start.persisted_upto
         limit = max(after, complete)
         upto = self._end(cursor, after, limit, rows)
         found: dict[int, tuple[str, list[bytes | list[object]]]] = {}
@@ -69,7 +66,7 @@ class TableReader:
             for token, writer, values in self._values(cursor, table, after, upto):
                 if not only or writer in only:
                     found.setdefault(token, (writer, []))[1].append(make(values))
-        writers = dict.fromkeys(only or [*standing.positions, *(writer for writer, _ in found.values())])
+        writers = dict.fromkeys(only or [*start.positions, *(writer for writer, _ in found.values())])
         return TablePage(
             facts=[(writer, token, rows) for token, (writer, rows) in sorted(found.items())],
             upto=upto,
@@ -78,9 +75,9 @@ class TableReader:
         )
 
     def missed(self, cursor: ICursor, *, writer: str, after: int, upto: int, rows: int) -> TablePage:
-        """What one writer wrote with ``after < id <= upto``, or the first about `rows` rows of it.
+        """Facts of one writer with ``after < id <= upto``, about `rows` rows of them.
 
-        Somebody knows that it has written all of that; how far others are is not looked at.
+        The caller knows that the writer has completed all of them; other positions are not checked.
         """
         end = self._end(cursor, after, upto, rows)
         found: dict[int, list[bytes | list[object]]] = {}
@@ -92,11 +89,11 @@ class TableReader:
         return TablePage(facts=facts, upto=end, limit=upto, writers=[writer])
 
     def _end(self, cursor: ICursor, after: int, limit: int, rows: int) -> int:
-        """Where the page ends: where no table gives more than `rows` rows, but after one fact at least."""
+        """The end of the page: no table gives more than `rows` rows, but there is at least one fact."""
         ends = [limit]
         for table in self.stream.tables:
             order = "DESC" if self.stream.ids.negative else "ASC"
-            self._do(
+            self._execute(
                 cursor,
                 f"SELECT {table.ids.id_column} FROM {table.ids.name} WHERE {self._between(table)}"
                 f" ORDER BY {table.ids.id_column} {order} LIMIT 1 OFFSET ?",
@@ -105,7 +102,7 @@ class TableReader:
             )
             first_beyond = cursor.fetchone()
             if first_beyond is not None:
-                self._do(
+                self._execute(
                     cursor,
                     f"SELECT {table.ids.id_column} FROM {table.ids.name} WHERE {self._between(table)}"
                     f" ORDER BY {table.ids.id_column} {order} LIMIT 1",
@@ -120,7 +117,7 @@ class TableReader:
     ) -> Iterator[tuple[int, str, Iterator[Any]]]:
         writer_column = table.ids.writer_column or "NULL"
         columns = ", ".join([table.ids.id_column, writer_column, *columns_of(list(table.row))])
-        self._do(
+        self._execute(
             cursor,
             f"SELECT {columns} FROM {table.ids.name} WHERE {self._between(table)}",
             *self._bounds(after, upto),
@@ -140,12 +137,12 @@ class TableReader:
         sign = self.stream.ids.sign
         return after * sign, upto * sign
 
-    def _do(self, cursor: ICursor, statement: str, *values: object) -> None:
+    def _execute(self, cursor: ICursor, statement: str, *values: object) -> None:
         execute(cursor, self._flavor, statement, values)
 
 
 def _maker(table: SourceTable) -> Callable[[Iterator[Any]], list[Any]]:
-    """What makes a row's JSON out of the values of its columns, in order."""
+    """A function that makes a row's JSON from the values of its columns, in order."""
 
     def fill(template: Template, values: Iterator[Any]) -> Any:
         match template:

@@ -1,4 +1,4 @@
-"""Carries facts from tables into the log: what is committed, in order, and never past an unfinished id."""
+"""Table sources: copy committed facts from tables into the log, in order, never past an unfinished id."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -25,13 +25,13 @@ T = TypeVar("T")
 
 PAGE_ROWS: Final = 1_000
 CERTIFY_SECONDS: Final = 1.0
-"""How often the log is told that a writer wrote nothing: each time is a fact without rows."""
+"""How often the log gets proof that idle writers wrote nothing; each time is a fact without rows."""
 
 
 class TableState(msgspec.Struct, frozen=True, kw_only=True):
-    """How a table-backed stream is doing: taken in up to `upto` of `limit`.
+    """The state of a table-backed stream: the log has its facts up to `upto` of `limit`.
 
-    `trouble` is what is wrong, if anything is; at `right_at`, in Unix seconds, nothing was.
+    `trouble` is the current problem, empty if there is none; at `right_at`, in Unix seconds, there was none.
     """
 
     stream: str
@@ -42,7 +42,7 @@ class TableState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Followed:
-    """One stream: its reader, and how far it has come."""
+    """One stream: its reader and its progress."""
 
     def __init__(self, stream: TableStream, flavor: Flavor) -> None:
         self.stream = stream
@@ -50,7 +50,7 @@ class _Followed:
         self.upto = 0
         self.limit = 0
         self.certified_at = 0.0
-        self.is_begun = False
+        self.is_started = False
         self.trouble = ""
         self.right_at = 0.0
 
@@ -58,9 +58,9 @@ class _Followed:
 class TableSource:
     """Follows the tables of `streams` in one database, in `thread`, with a connection from `connect`.
 
-    It looks when it is woken (`wake`) and every `poll_seconds`. When the database is away it tries again, for
-    ever. `writers_told` hears what the writers tell of their unfinished ids,
-    `lost` of which stream history was lost: the log is in a new epoch then.
+    It polls when it is woken (`wake`) and every `poll_seconds`, and retries for ever if the database is
+    unreachable. `writers_told` is called with the writers' status, and `lost` with the name of a stream whose
+    source lost facts, after the log has begun a new epoch.
     """
 
     _logger = Logger()
@@ -86,23 +86,23 @@ class TableSource:
         self._clock = clock
         self._thread = thread
         self._poll_seconds = poll_seconds
-        self._writers_told = writers_told
+        self._writers_callback = writers_told
         self._lost = lost
         self._flavor = flavor
         self._writers: list[WriterState] = []
         self._tasks = Tasks(self._logger, "tables")
         self._connection: Any = None
-        self._is_looking = False
-        self._look_again = False
+        self._is_polling = False
+        self._poll_again = False
         self._timer: Any = None
         self._is_stopped = False
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Start following."""
         self.wake()
 
     async def stop(self) -> None:
-        """Finish nothing, let the connection go, and end the thread."""
+        """Stop at once, close the connection, and stop the thread."""
         self._is_stopped = True
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
@@ -111,7 +111,7 @@ class TableSource:
         await self._thread.stop()
 
     def states(self) -> list[TableState]:
-        """How each stream is doing."""
+        """The state of each stream."""
         return [
             TableState(
                 stream=one.stream.stream,
@@ -124,13 +124,13 @@ class TableSource:
         ]
 
     def problems(self) -> list[tuple[str, float]]:
-        """What is wrong, in words, and when it was last right, in Unix seconds."""
+        """Each problem, and when the stream last had none, in Unix seconds."""
         return [
             (f"table of {one.stream}: {one.trouble}", one.right_at) for one in self.states() if one.trouble
         ]
 
     def status(self, now: float) -> dict[str, Any]:
-        """How each stream is doing, and what the writers tell of unfinished ids, as the status has it."""
+        """The streams and the writers' status, for the status report."""
         return {
             "tables": [msgspec.to_builtins(state) for state in self.states()],
             "writers": [
@@ -145,42 +145,42 @@ class TableSource:
         }
 
     def is_followed(self, stream: str) -> bool:
-        """Whether facts of this stream come from a table."""
+        """Whether this source follows the stream."""
         return any(one.stream.stream == stream for one in self._followed)
 
-    # -- looking -------------------------------------------------------------------------------------------
+    # -- polling -------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Look soon: something may have been committed."""
-        self._look_again = True
-        if not self._is_looking and not self._is_stopped:
-            self._is_looking = True
-            self._tasks.start(self._look(), "taking in tables")
+        """Poll soon: facts may have been committed."""
+        self._poll_again = True
+        if not self._is_polling and not self._is_stopped:
+            self._is_polling = True
+            self._tasks.start(self._poll(), "taking in tables")
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         try:
-            while self._look_again and not self._is_stopped:
-                self._look_again = False
+            while self._poll_again and not self._is_stopped:
+                self._poll_again = False
                 for followed in self._followed:
-                    await self._take_in(followed)
-                await self._hear_writers()
+                    await self._copy_complete(followed)
+                await self._read_writer_status()
         finally:
-            self._is_looking = False
+            self._is_polling = False
             if not self._is_stopped:
                 if self._timer is not None and self._timer.active():
                     self._timer.cancel()
                 self._timer = self._clock.callLater(self._poll_seconds, self.wake)
 
-    async def _take_in(self, followed: _Followed) -> None:
-        """Everything that is complete now, page by page."""
+    async def _copy_complete(self, followed: _Followed) -> None:
+        """Copy everything that is complete now, page by page."""
         try:
-            if not followed.is_begun:
-                await self._begin(followed)
+            if not followed.is_started:
+                await self._start_following(followed)
             while not self._is_stopped:
-                page: TablePage = await self._ask(
+                page: TablePage = await self._run(
                     partial(followed.reader.page, after=followed.upto, rows=PAGE_ROWS)
                 )
-                await self._keep(followed, page)
+                await self._append_page(followed, page)
                 if page.upto >= page.limit:
                     break
             followed.trouble = ""
@@ -194,49 +194,49 @@ class TableSource:
     def _complain(self, followed: _Followed, why: str) -> None:
         if why != followed.trouble:
             self._logger.warn(
-                "{stream} cannot be read from its table, and is tried again: {why}",
+                "cannot read {stream} from its table, retrying: {why}",
                 stream=followed.stream.stream,
                 why=why,
             )
         followed.trouble = why
 
-    async def _begin(self, followed: _Followed) -> None:
-        """Go on where the log stands, or at the end of a stream that it does not have."""
+    async def _start_following(self, followed: _Followed) -> None:
+        """Continue from the log's positions, or start at the end of a stream that the log does not have."""
         name = followed.stream.stream
-        known = self._reached(followed)
+        known = self._log_positions(followed)
         if known:
-            # What was taken in was so in order of ids, whoever wrote: all of it up to the highest.
+            # Facts were copied in order of ids over all writers, so everything up to the highest is there.
             followed.upto = max(known.values())
             await self._check_history(followed)
         elif not followed.stream.from_first:
-            page: TablePage = await self._ask(partial(followed.reader.page, after=0, rows=1))
+            page: TablePage = await self._run(partial(followed.reader.page, after=0, rows=1))
             followed.upto = page.limit
             await self._log.append_assigned(name, [(writer, page.limit, NO_ROWS) for writer in page.writers])
-        followed.is_begun = True
+        followed.is_started = True
 
-    def _reached(self, followed: _Followed) -> dict[str, int]:
-        """Where the writers stand in the log whose facts are taken from this table."""
+    def _log_positions(self, followed: _Followed) -> dict[str, int]:
+        """The log's positions of the writers whose facts come from this table."""
         only = followed.stream.only
-        reached = self._log.positions(followed.stream.stream)
-        return {writer: at for writer, at in reached.items() if not only or writer in only}
+        positions = self._log.positions(followed.stream.stream)
+        return {writer: at for writer, at in positions.items() if not only or writer in only}
 
     async def _check_history(self, followed: _Followed) -> None:
-        """Whether the database still has all that the log has. If not, a new epoch begins where it ends."""
-        findings: IdProblems = await self._ask(partial(followed.reader.examine, seen=followed.upto))
-        for finding in findings.found:
-            if finding.is_loss:
-                await self._log.rewind_stream(followed.stream.stream, finding.before)
-                followed.upto = finding.before
+        """Begin a new epoch if the database has lost facts that the log has."""
+        examined: IdProblems = await self._run(partial(followed.reader.examine, seen=followed.upto))
+        for problem in examined.found:
+            if problem.is_loss:
+                await self._log.rewind_stream(followed.stream.stream, problem.before)
+                followed.upto = problem.before
                 self._logger.error(
-                    "{stream}: {text}; epoch {epoch} begins, and followers read it again",
-                    stream=finding.stream,
-                    text=finding.text,
+                    "{stream}: {text}; starting epoch {epoch}, in which followers read it again",
+                    stream=problem.stream,
+                    text=problem.text,
                     epoch=self._log.epoch,
                 )
                 self._lost(followed.stream.stream)
 
-    async def _keep(self, followed: _Followed, page: TablePage) -> None:
-        """Put a page into the log: its facts, and for writers without any that they have none."""
+    async def _append_page(self, followed: _Followed, page: TablePage) -> None:
+        """Append a page to the log: its facts, and positions without rows for writers that had none."""
         stream = self._table[followed.stream.stream]
         facts: list[tuple[str, int, bytes]] = []
         for writer, token, rows in page.facts:
@@ -246,36 +246,36 @@ class TableSource:
                 raise RowError(
                     stream=stream.name, why=f"id {token}: {error.why}", index=error.index
                 ) from error
-        # Position 1 stands for "nothing yet": there is nothing to certify.
+        # Position 1 means "nothing yet": there is nothing to certify.
         at_end = page.upto >= page.limit > 1
         is_due = self._clock.seconds() - followed.certified_at >= CERTIFY_SECONDS
         if at_end and is_due:
             followed.certified_at = self._clock.seconds()
-            reached = self._reached(followed) | {writer: token for writer, token, _ in facts}
+            positions = self._log_positions(followed) | {writer: token for writer, token, _ in facts}
             facts += [
                 (writer, page.upto, NO_ROWS)
-                for writer in dict.fromkeys([*page.writers, *reached])
-                if reached.get(writer, 0) < page.upto
+                for writer in dict.fromkeys([*page.writers, *positions])
+                if positions.get(writer, 0) < page.upto
             ]
         if facts:
             await self._log.append_assigned(stream.name, facts)
         followed.upto, followed.limit = page.upto, page.limit
 
-    async def _hear_writers(self) -> None:
-        """What the writers tell of unfinished ids, if they tell."""
+    async def _read_writer_status(self) -> None:
+        """Read the writers' status, if there is any."""
         try:
-            self._writers = await self._ask(self._read_writers)
+            self._writers = await self._run(self._read_writers)
         except Exception:
-            return  # the streams' own troubles say enough
-        self._writers_told(self._writers)
+            return  # the problems of the streams cover it
+        self._writers_callback(self._writers)
 
     # -- in the thread -------------------------------------------------------------------------------------
 
-    def _ask(self, work: Callable[[Any], T]) -> Awaitable[T]:
+    def _run(self, work: Callable[[Any], T]) -> Awaitable[T]:
         return self._thread.run(partial(self._interact, work))
 
     def _interact(self, work: Callable[[Any], T]) -> T:
-        """One transaction, which changes nothing."""
+        """Run a read-only transaction."""
         if self._connection is None:
             self._connection = self._connect()
         cursor = self._connection.cursor()
@@ -286,7 +286,7 @@ class TableSource:
 
     def _read_writers(self, cursor: Any) -> list[WriterState]:
         if self._flavor == "postgresql":
-            # Homeservers that know nothing of us have no such table; their log should not fill with that.
+            # Other writers' databases lack the table; the query would fill the server's log with errors.
             cursor.execute("SELECT to_regclass('synrepl_writers')")
             if cursor.fetchone()[0] is None:
                 return []
@@ -295,7 +295,7 @@ class TableSource:
     def _close(self) -> None:
         connection, self._connection = self._connection, None
         for followed in self._followed:
-            # Whatever comes next may be another database, restored from a dump, under the same name.
-            followed.is_begun = False
+            # The next connection may be to another database, restored from a dump under the same name.
+            followed.is_started = False
         if connection is not None:
             connection.close()

@@ -29,16 +29,16 @@ class AccessCheck:
     def access(self, request: Any) -> Access:
         """Return the rights of this request. Raises `ApiError` if it is not authenticated."""
         name = certified_name(request.channel.transport)
-        if name is not None and (certified := self._keys.certified(name)) is not None:
+        if name is not None and (certified := self._keys.access_by_certificate(name)) is not None:
             return certified
-        if not self._keys.are_wanted:
+        if not self._keys.is_required:
             check_rebinding(request, self._hosts)
             check_origin(request)
             return LOCAL if is_local(request.getClientAddress()) else REMOTE
         shown = request.requestHeaders.getRawHeaders(b"authorization") or []
         key = None
         if len(shown) == 1 and shown[0][: len(SCHEME)].lower() == SCHEME:
-            key = self._keys.shown(shown[0][len(SCHEME) :].strip())
+            key = self._keys.find(shown[0][len(SCHEME) :].strip())
         if key is None:
             why = "no key was sent" if not shown else "this key is unknown or was revoked"
             if name is not None and not shown:

@@ -92,11 +92,11 @@ def test_ahead_of_a_restored_primary_it_stops_until_it_is_told() -> None:
     world, a, b = pair()
     world.wrote(a, 5)
     world.pass_(1)
-    kept = [list(a.engine.facts), dict(a.engine._positions), a.engine._place]
+    kept = [list(a.engine.facts), dict(a.engine._positions), a.engine._position]
     world.wrote(a, 5)
     world.pass_(1)
     a.kill()
-    a.engine.facts, a.engine._positions, a.engine._place = kept  # type: ignore[assignment]
+    a.engine.facts, a.engine._positions, a.engine._position = kept  # type: ignore[assignment]
     a.engine._by_stream["to_device"] = list(a.engine.facts)
     a.engine._allocate()
     world.start(a)

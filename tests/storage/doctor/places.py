@@ -11,7 +11,7 @@ from synrepl.storage.engines import engine_for
 from synrepl.storage.ids import IdStream, IdTable
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.reservation import Unfinished
-from synrepl.storage.ids.writers import create_writers, tell
+from synrepl.storage.ids.writers import create_writers, store_status
 from synrepl.streams.facts import Fact
 from tests.postgres import new_database
 from tests.storage.builders import NOW, facts_after
@@ -57,14 +57,14 @@ class Place:
                 cursor.execute(statement)
             return list(cursor.fetchall()) if cursor.description else []
 
-        return self.database.change("do", work)
+        return self.database.write_transaction("do", work)
 
     # -- ids -----------------------------------------------------------------------------------------------
 
     def make_ids(self) -> None:
         """The table of `things`, its sequence, the positions."""
         self.do("CREATE TABLE facts_of_things (stream_id BIGINT NOT NULL, instance_name TEXT)")
-        self.database.change("make", IdDatabase(things(), self.database.flavor).create)
+        self.database.write_transaction("make", IdDatabase(things(), self.database.flavor).create)
 
     def row(self, token: int, writer: str = "A") -> None:
         """A fact of things."""
@@ -84,7 +84,7 @@ class Place:
     def next_id(self) -> int:
         """The next id that a generator would get."""
         ids = IdDatabase(things(), self.database.flavor)
-        found: int = self.database.change("next", lambda cursor: ids.allocate(cursor, 1, 0))[0][0]
+        found: int = self.database.write_transaction("next", lambda cursor: ids.allocate(cursor, 1, 0))[0][0]
         return found
 
     def told(
@@ -105,7 +105,7 @@ class Place:
 
         def work(cursor: Any) -> None:
             create_writers(cursor)
-            tell(
+            store_status(
                 cursor,
                 IdDatabase(things(), self.database.flavor),
                 writer=writer,
@@ -115,7 +115,7 @@ class Place:
                 now=NOW - silent,
             )
 
-        self.database.change("tell", work)
+        self.database.write_transaction("tell", work)
 
     # -- the log -------------------------------------------------------------------------------------------
 

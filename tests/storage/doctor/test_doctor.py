@@ -119,7 +119,7 @@ def test_what_is_wrong_with_ids_is_seen_and_mended(
     doctor = place.doctor(stream)
 
     found = doctor.examine()
-    mended = doctor.mend(found)
+    mended = doctor.repair(found)
 
     assert seen == kinds(found)
     assert not found.is_healthy
@@ -159,7 +159,7 @@ def test_a_statement_that_is_run_late_takes_nothing_back(place: Place) -> None:
 
 
 def test_examining_and_healthy(place: Place) -> None:
-    """Nothing is said where nothing is wrong."""
+    """Nothing is message where nothing is wrong."""
     place.make_ids()
     place.make_log(*FACTS)
     place.row(2)
@@ -188,7 +188,7 @@ def test_a_stream_without_sequence(place: Place) -> None:
     found = doctor.examine()
 
     assert [("warning", "unknown_writer")] == kinds(found)
-    assert doctor.mend(found).is_healthy
+    assert doctor.repair(found).is_healthy
     assert [("things", "A", 36)] == place.tables()["stream_positions"]
 
 
@@ -200,7 +200,7 @@ def test_what_is_not_there_does_not_hide_the_rest(place: Place) -> None:
     doctor = place.doctor(wrong, things("A"))
 
     found = doctor.examine()
-    mended = doctor.mend(found)
+    mended = doctor.repair(found)
 
     assert [("error", "sequence_behind_tables"), ("error", "not_examined")] == kinds(found)
     assert "no_such_table" in found.complaints[1].text
@@ -223,7 +223,7 @@ def test_an_unfinished_id_is_named(place: Place) -> None:
     assert [("warning", "unfinished_id")] == kinds(found)
     assert found.complaints[0].text == (
         "A reserved 2 ids from 5 on, 47 s ago, and has not finished (by send, process host:7:cafe):"
-        " nobody can pass it"
+        " the stream waits for it"
     )
 
 
@@ -247,7 +247,7 @@ def test_a_silent_writer_that_holds_the_stream(place: Place) -> None:
     found = place.examine(things("A", "B"))
 
     assert [("warning", "silent_writer"), ("warning", "writer_behind")] == kinds(found)
-    assert "A stands at 4, 5 behind" in found.complaints[1].text
+    assert "A is at 4, 5 behind" in found.complaints[1].text
 
 
 def test_a_silent_writer_that_holds_nothing(place: Place) -> None:
@@ -328,7 +328,7 @@ def test_a_log_that_was_changed(place: Place, damage: str, kind: str, text: str)
 
     assert (kind, text) == (found.complaints[0].kind, found.complaints[0].text)
     assert found.facts_checked == place.do(f"SELECT count(*) FROM {place.schema}facts")[0][0]
-    assert doctor.mend(found) == found
+    assert doctor.repair(found) == found
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_a_position_behind_its_facts(place: Place, damage: str) -> None:
     doctor = place.doctor()
 
     found = doctor.examine()
-    mended = doctor.mend(found)
+    mended = doctor.repair(found)
 
     assert [("error", "position_behind_facts")] == kinds(found)
     assert found.complaints[0].stream == "events"
@@ -370,7 +370,7 @@ def test_a_position_ahead_of_its_facts_is_left_alone(place: Place, damage: str) 
     doctor = place.doctor()
     before = place.tables()
 
-    found = doctor.mend(doctor.examine())
+    found = doctor.repair(doctor.examine())
 
     assert [("error", "position_ahead_of_facts")] == kinds(found)
     assert "the end of the log is lost" in found.complaints[0].text
@@ -388,7 +388,7 @@ def test_a_log_that_lost_history_is_whole(place: Place) -> None:
     doctor = place.doctor()
 
     found = doctor.examine()
-    mended = doctor.mend(found)
+    mended = doctor.repair(found)
 
     assert [("error", "position_behind_facts")] == kinds(found)
     assert found.complaints[0].stream == "to_device"
@@ -414,7 +414,7 @@ def test_a_position_is_mended_to_the_highest_token(place: Place, damage: str) ->
     place.do(damage.format(place.schema))
     doctor = place.doctor()
 
-    assert doctor.mend(doctor.examine()).is_healthy
+    assert doctor.repair(doctor.examine()).is_healthy
     assert [(9,)] == place.do(f"SELECT token FROM {place.schema}positions")
 
 
@@ -526,20 +526,20 @@ def test_an_examination_cannot_write(place: Place) -> None:
     place.make_ids()
 
     with pytest.raises(StorageError, match=r"read-?only"):
-        place.database.ask("try", lambda cursor: cursor.execute("DELETE FROM stream_positions"))
+        place.database.read_transaction("try", lambda cursor: cursor.execute("DELETE FROM stream_positions"))
 
 
 def test_the_session_is_read_only_and_sees_one_moment(postgres: Place) -> None:
     """As PostgreSQL says it."""
 
     def look(cursor: Any) -> list[str]:
-        said = []
+        message = []
         for name in ("transaction_read_only", "transaction_isolation"):
             cursor.execute(f"SHOW {name}")
-            said.append(cursor.fetchone()[0])
-        return said
+            message.append(cursor.fetchone()[0])
+        return message
 
-    assert ["on", "repeatable read"] == postgres.database.ask("look", look)
+    assert ["on", "repeatable read"] == postgres.database.read_transaction("look", look)
 
 
 @pytest.fixture
@@ -554,7 +554,7 @@ def reader(postgres: Place) -> Iterator[str]:
 
 
 def test_rights_on_some_tables_only(postgres: Place, reader: str) -> None:
-    """It is said which is missing, and the others are examined."""
+    """It is message which is missing, and the others are examined."""
     postgres.make_ids()
     postgres.make_log(*FACTS)
     postgres.row(9)
@@ -566,7 +566,7 @@ def test_rights_on_some_tables_only(postgres: Place, reader: str) -> None:
     doctor = _At(reader).doctor(secret, things("A"))
 
     found = doctor.examine()
-    mended = doctor.mend(found)
+    mended = doctor.repair(found)
 
     assert [
         ("error", "sequence_behind_tables"),
@@ -579,7 +579,7 @@ def test_rights_on_some_tables_only(postgres: Place, reader: str) -> None:
     ] == [one.text for one in found.complaints[1:]]
     assert found.complaints[1].remedy == "grant this user SELECT on it"
     assert not mended.is_healthy
-    assert "could not be mended: must be owner of sequence things_sequence" in [
+    assert "could not be repaired: must be owner of sequence things_sequence" in [
         one.text for one in mended.complaints
     ]
 
@@ -591,9 +591,10 @@ def test_what_every_stream_needs_is_told_once(postgres: Place, reader: str) -> N
 
     found = _At(reader).examine(things("A"), things("A", name="more"))
 
-    assert [
-        "not examined: permission denied for table stream_positions (needed for things, more, who holds what)"
-    ] == [one.text for one in found.complaints]
+    needed_for = "things, more, the writers' unfinished ids"
+    assert [f"not examined: permission denied for table stream_positions (needed for {needed_for})"] == [
+        one.text for one in found.complaints
+    ]
 
 
 # -- a homeserver's own ------------------------------------------------------------------------------------
@@ -619,7 +620,7 @@ def test_a_homeservers_database_is_only_read(postgres: Place) -> None:
     before = postgres.tables()
     doctor = postgres.doctor()
 
-    found = doctor.mend(doctor.examine())
+    found = doctor.repair(doctor.examine())
 
     assert ("synapse", ["receipts"]) == (found.kind, found.streams)
     assert [("error", "sequence_behind_positions")] == kinds(found)
@@ -645,7 +646,7 @@ def test_a_homeservers_database_is_only_read_for_a_stream_that_is_configured(pos
     )
     doctor = postgres.doctor(receipts)
 
-    found = doctor.mend(doctor.examine())
+    found = doctor.repair(doctor.examine())
 
     assert [("error", "sequence_behind_positions")] == kinds(found)
     assert before == postgres.tables()

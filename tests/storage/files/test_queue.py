@@ -108,7 +108,10 @@ class NoteTests(QueueCase):
             (QueueSummary(), "", LogProgress()), (queue.summary(1), queue.recall("scrub"), queue.open())
         )
         self.assertFalse(
-            queue.demand(A, MS) or queue.is_named(A) or queue.is_missing(A) or queue.lost(A, MS, fetches=True)
+            queue.demand(A, MS)
+            or queue.is_named(A)
+            or queue.is_missing(A)
+            or queue.mark_lost(A, MS, fetches=True)
         )
         self.assertFalse(self.directory.exists())
 
@@ -120,7 +123,7 @@ class NoteTests(QueueCase):
         self.queue.reset()
 
         self.assertEqual(([], LogProgress()), (self.queue.missing(), self.queue.open()))
-        self.queue.found([A], MS)
+        self.queue.mark_stored([A], MS)
         self.assertEqual([A], self.queue.garbage(MS, 9))
 
     def test_a_damaged_queue_is_put_aside(self) -> None:
@@ -145,7 +148,7 @@ class TakeTests(QueueCase):
         self.assertEqual([A], self.taken(limit=1))
         self.assertEqual([B], self.taken())
         self.assertEqual([], self.taken())
-        self.queue.let_go(B)
+        self.queue.release(B)
         self.assertEqual([B], self.taken())
 
     def test_demanded_ones_come_first(self) -> None:
@@ -182,7 +185,7 @@ class TakeTests(QueueCase):
         at, delays = MS, []
         for _ in range(12):
             self.assertEqual([A], self.taken(at))
-            self.queue.failed(A, "it rains", at)
+            self.queue.mark_failed(A, "it rains", at)
             next_at = self.queue.next_at()
             assert next_at is not None
             self.assertEqual([], self.taken(next_at - 1))
@@ -203,7 +206,7 @@ class TakeTests(QueueCase):
         self.note(("a", A))
         for _ in range(9):
             self.taken(2 * MS)
-            self.queue.failed(A, "it rains", MS)
+            self.queue.mark_failed(A, "it rains", MS)
 
         for _ in range(100):
             self.queue.demand(A, MS)
@@ -214,8 +217,8 @@ class TakeTests(QueueCase):
         """However it came; what nobody named becomes garbage in time."""
         self.note(("a", A))
 
-        self.queue.arrived(A, MS)
-        self.queue.arrived(B, MS)
+        self.queue.mark_arrived(A, MS)
+        self.queue.mark_arrived(B, MS)
 
         self.assertEqual([], self.queue.missing())
         self.assertEqual([B], self.queue.garbage(MS, 9))
@@ -225,8 +228,8 @@ class TakeTests(QueueCase):
         self.here.update((A, B))
         self.note(("a", A))
 
-        self.assertEqual("a", self.queue.lost(A, MS, fetches=True))
-        self.assertIsNone(self.queue.lost(B, MS, fetches=True))
+        self.assertEqual("a", self.queue.mark_lost(A, MS, fetches=True))
+        self.assertIsNone(self.queue.mark_lost(B, MS, fetches=True))
 
         self.assertEqual([A], self.taken())
 
@@ -244,12 +247,12 @@ class GarbageTests(QueueCase):
         self.note(("two", B), at=MS + 2)
 
         self.assertEqual(([], [A]), (self.queue.garbage(MS + 1, 9), self.queue.garbage(MS + 2, 9)))
-        self.queue.removed(A)
+        self.queue.mark_removed(A)
         self.assertEqual([], self.queue.garbage(2 * MS, 9))
 
     def test_a_new_name_saves_it(self) -> None:
         """The usual case: bytes are brought, then the fact that names them."""
-        self.queue.arrived(A, MS)
+        self.queue.mark_arrived(A, MS)
         self.here.add(A)
 
         self.note(("a", A))
@@ -258,11 +261,11 @@ class GarbageTests(QueueCase):
 
     def test_bringing_it_again_begins_the_grace_anew(self) -> None:
         """Or it would be deleted before it is named; a count does not."""
-        self.queue.arrived(A, MS)
-        self.queue.found([A], MS + 5)
+        self.queue.mark_arrived(A, MS)
+        self.queue.mark_stored([A], MS + 5)
         self.assertEqual([A], self.queue.garbage(MS, 9))
 
-        self.queue.arrived(A, MS + 9)
+        self.queue.mark_arrived(A, MS + 9)
 
         self.assertEqual([], self.queue.garbage(MS + 8, 9))
 
@@ -306,21 +309,21 @@ class QueueMachine(RuleBasedStateMachine):
         """An owner fails."""
         if sha256 in self.owners:
             self.owners.discard(sha256)
-            self.case.queue.failed(sha256, "why", self.now)
+            self.case.queue.mark_failed(sha256, "why", self.now)
 
     @rule(sha256=SHA)
     def arrive(self, sha256: str) -> None:
         """It came, fetched or brought."""
         self.owners.discard(sha256)
         self.case.here.add(sha256)
-        self.case.queue.arrived(sha256, self.now)
+        self.case.queue.mark_arrived(sha256, self.now)
 
     @rule(sha256=SHA)
     def lose(self, sha256: str) -> None:
         """It went bad."""
         if sha256 in self.case.here:
             self.case.here.discard(sha256)
-            named = self.case.queue.lost(sha256, self.now, fetches=True)
+            named = self.case.queue.mark_lost(sha256, self.now, fetches=True)
             assert (named is not None) == (sha256 in self.names.values())
 
     @rule(sha256=SHA)
@@ -336,7 +339,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert sha256 in self.case.here
             assert sha256 not in self.names.values()
             self.case.here.discard(sha256)
-            self.case.queue.removed(sha256)
+            self.case.queue.mark_removed(sha256)
 
     @rule()
     def restart(self) -> None:

@@ -42,7 +42,7 @@ class WorkedExampleTests(IdCase):
         seen = []
         for action, number, _ in table:
             if action == "reserve":
-                tracker.reserved(tracker.asks(), [number])
+                tracker.end_reservation(tracker.begin_reservation(), [number])
             else:
                 tracker.finish([number])
             seen.append((action, number, tracker.minimal))
@@ -53,13 +53,13 @@ class WorkedExampleTests(IdCase):
     def test_an_id_being_asked_for_holds_the_position(self) -> None:
         """Between asking the database and its answer another id may finish: it must not be passed over."""
         tracker = Tracker("w", ["w", "v"], positions={"w": 1, "v": 1}, persisted_upto=1)
-        asking = tracker.asks()
-        tracker.reserved(tracker.asks(), [3])
+        asking = tracker.begin_reservation()
+        tracker.end_reservation(tracker.begin_reservation(), [3])
 
         tracker.finish([3])
 
         self.assertEqual((1, 1), (tracker.minimal, tracker.announced))
-        tracker.reserved(asking, [2])
+        tracker.end_reservation(asking, [2])
         tracker.finish([2])
         self.assertEqual((3, 3), (tracker.minimal, tracker.announced))
 
@@ -76,7 +76,7 @@ class WorkedExampleTests(IdCase):
     def test_what_is_unfinished_here_holds_the_linear_position(self) -> None:
         """However far the others are; once nothing is, an idle writer holds up nobody."""
         tracker = Tracker("w", ["w", "v"], positions={"w": 1, "v": 1}, persisted_upto=1)
-        tracker.reserved(tracker.asks(), [2])
+        tracker.end_reservation(tracker.begin_reservation(), [2])
 
         tracker.advance("v", 9)
 
@@ -130,7 +130,7 @@ class _Machine(RuleBasedStateMachine):
     def _start(self, name: str) -> None:
         generator = self.case.started(name, WRITERS, negative=self.sign < 0)
         # A writer's session stores its position as it starts.
-        self.case.interact(generator.tell_position)
+        self.case.interact(generator.store_position)
         self.processes[name] = _Process(generator)
 
     def _took(self, name: str, tokens: Any) -> list[int]:
@@ -196,8 +196,8 @@ class _Machine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(WRITERS))
     def beat(self, name: str) -> None:
         generator = self.processes[name].generator
-        generator.hear(self.case.interact(generator.database.positions))
-        self.case.interact(generator.tell_position)
+        generator.merge_positions(self.case.interact(generator.database.positions))
+        self.case.interact(generator.store_position)
 
     @rule(name=st.sampled_from(WRITERS))
     def crash_and_start_again(self, name: str) -> None:
@@ -281,7 +281,7 @@ class _UnnamedMachine(RuleBasedStateMachine):
             flavor=self.case.flavor,
             clock=self.case.clock,
             thread=ImmediateThread(),
-            take_seconds=0,
+            acquire_seconds=0,
         )
         if self.sessions:
             with pytest.raises(StorageError, match="names no writers"):

@@ -11,7 +11,7 @@ from twisted.internet.defer import ensureDeferred
 
 from synrepl.errors import StorageError
 from synrepl.storage.ids import AllocatedIds, MultiWriterIdGenerator, StreamIdGenerator, WriterSession
-from synrepl.storage.ids.startup import IdProblems, examine, mend
+from synrepl.storage.ids.startup import IdProblems, examine, repair
 from synrepl.storage.threads import ImmediateThread
 from tests.storage.ids.databases import IdCase
 
@@ -20,7 +20,7 @@ class StartUp(IdCase):
     """Written once, run on each."""
 
     def kinds(self, generator: MultiWriterIdGenerator) -> list[str]:
-        return [finding.kind for finding in generator.findings]
+        return [finding.kind for finding in generator.problems]
 
     def test_switched_over_and_back(self) -> None:
         """`nextval` logs 32 values ahead: after two switch-overs a position can stand 32 above the sequence
@@ -32,10 +32,10 @@ class StartUp(IdCase):
         generator = self.started("A", ["A", "B"])
 
         self.assertEqual(["sequence_behind_positions"], self.kinds(generator))
-        self.assertEqual((4, 36), (generator.findings[0].before, generator.findings[0].after))
+        self.assertEqual((4, 36), (generator.problems[0].before, generator.problems[0].after))
         self.assertEqual(36, self.get_sequence())
         self.assertEqual([37], self.write_facts(generator))
-        self.assertEqual([], self.started("A", ["A", "B"]).findings)
+        self.assertEqual([], self.started("A", ["A", "B"]).problems)
 
     def test_a_stored_position_never_goes_back(self) -> None:
         """Two beats of one writer may be committed in the other order; readers may be at the later one."""
@@ -54,7 +54,7 @@ class StartUp(IdCase):
 
         generator = self.started("A", ["A", "B"])
 
-        self.assertEqual([], generator.findings)
+        self.assertEqual([], generator.problems)
         self.assertEqual([6], self.write_facts(generator))
         self.assertEqual(6, generator.minimal_token)
 
@@ -67,8 +67,8 @@ class StartUp(IdCase):
         generator = self.started("A", ["A"], seen=50)
 
         self.assertEqual(["history_lost"], self.kinds(generator))
-        self.assertTrue(generator.findings[0].is_loss)
-        self.assertIn("restored", generator.findings[0].text)
+        self.assertTrue(generator.problems[0].is_loss)
+        self.assertIn("restored", generator.problems[0].text)
         self.assertEqual([51], self.write_facts(generator))
 
     def test_ported_with_no_rows(self) -> None:
@@ -98,7 +98,7 @@ class StartUp(IdCase):
         generator = self.started("A", ["A", "B"])
 
         self.assertEqual(["sequence_behind_tables"], self.kinds(generator))
-        self.assertEqual((1, 11), (generator.findings[0].before, generator.findings[0].after))
+        self.assertEqual((1, 11), (generator.problems[0].before, generator.problems[0].after))
         self.assertEqual(11, generator.persisted_upto)
         self.assertEqual([12], self.write_facts(generator))
 
@@ -108,7 +108,7 @@ class StartUp(IdCase):
 
         generator = self.started("A", ["A"])
 
-        self.assertEqual([], generator.findings)
+        self.assertEqual([], generator.problems)
         self.assertEqual([2], self.write_facts(generator))
 
     def test_negative_stream(self) -> None:
@@ -246,7 +246,7 @@ class StartUp(IdCase):
 
         self.wait(generator.start())
 
-        self.assertEqual([], generator.findings)
+        self.assertEqual([], generator.problems)
 
     def test_two_writers_race(self) -> None:
         """Both find the sequence behind. The second must not take it back below what the first gave."""
@@ -276,7 +276,7 @@ class StartUp(IdCase):
         return self.interact(lambda cursor: examine(cursor, self.generator("B", ["A", "B"]).database))
 
     def mend(self, findings: IdProblems) -> None:
-        self.interact(lambda cursor: mend(cursor, self.generator("B", ["A", "B"]).database, findings))
+        self.interact(lambda cursor: repair(cursor, self.generator("B", ["A", "B"]).database, findings))
 
     def test_same_name_twice(self) -> None:
         """Two processes of one name would pass each other's unfinished ids: the second does not start."""

@@ -94,5 +94,5 @@ def test_everything_is_called_even_if_something_fails() -> None:
     transaction.call_after(called.append, "third")
 
     with pytest.raises(ValueError, match="first"):
-        transaction.ended(committed=True)
+        transaction.run_callbacks(committed=True)
     assert ["first", "second", "third"] == called

@@ -116,11 +116,11 @@ class Sessions(IdCase):
         self.wait(first.start())
 
         second = self.session("B", self.generator("B", []))
-        second._take_seconds = 0
+        second._acquire_seconds = 0
         refused = self.assertRaises(StorageError, self.wait, second.start())
 
-        self.assertIn("another process gives the ids of things, which names no writers", str(refused))
-        self.assertIn("name its writers", str(refused))
+        self.assertIn("another process generates the ids of things, which names no writers", str(refused))
+        self.assertIn("name the stream's writers", str(refused))
         self.end(first)
         self.wait(self.session("C", self.generator("C", [])).start())
 
@@ -146,8 +146,8 @@ class Sessions(IdCase):
         self.assertEqual((2, 2, "persist_events"), (state.unfinished, state.oldest_id, state.owner))
         self.assertEqual(31, round(self.clock.seconds() - (state.oldest_since or 0)))
         self.assertEqual(
-            ["things cannot move on: A has 2 to 3 unfinished since 30 s, reserved by persist_events"],
-            [text for text in self.warnings() if "cannot move" in text],
+            ["things is stuck: A has 2 to 3 unfinished for 30 s, reserved by persist_events"],
+            [text for text in self.warnings() if "is stuck" in text],
         )
 
     def test_positions_are_told_as_they_go_up(self) -> None:
@@ -296,14 +296,14 @@ class Sessions(IdCase):
         self.pass_time(10)
         self.write_facts(b)
 
-        session._beat_later()
+        session._schedule_heartbeat()
         self.pass_time(2)
 
         self.assertFalse(session.is_held)
         with self.assertRaises(StorageError) as caught:
             self.wait(a.next().__aenter__())
         self.assertFalse(caught.exception.retryable)
-        self.assertIn("start this process again", str(caught.exception))
+        self.assertIn("restart this process", str(caught.exception))
 
 
 class SQLiteSessionTests(Sessions):
@@ -393,7 +393,7 @@ class PostgreSQLSessionTests(Sessions):
             self.pass_time(20)
             other.rollback()
 
-        self.assertIn("have not ended", str(results[0].value))
+        self.assertIn("are still running", str(results[0].value))
         self.assertTrue(results[0].value.retryable)
 
     def test_who_ended_well_leaves_nothing_to_wait_for(self) -> None:
