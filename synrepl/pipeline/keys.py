@@ -1,4 +1,4 @@
-"""The keys of rows, computed once, where rows come in: reading JSON again costs as much as a fold."""
+"""Keys of rows, computed once when rows are read: decoding JSON again costs as much as a fold."""
 
 from typing import Any
 
@@ -18,19 +18,19 @@ _encode = msgspec.json.Encoder().encode
 
 
 class KeyExtractor:
-    """Computes the column `key` of record batches, as the streams of this table declare it."""
+    """Extractor of the column `key` of record batches, as the streams of a table declare it."""
 
     def __init__(self, table: StreamTable | None = None) -> None:
         self._table = StreamTable.default() if table is None else table
 
-    def of(self, stream: str, rows: list[str | None]) -> list[str | None]:
-        """The keys of these rows of one stream: JSON arrays; None where there is none to be known."""
+    def extract(self, stream: str, rows: list[str | None]) -> list[str | None]:
+        """Return the keys of rows of one stream as JSON arrays; None for rows without a known key."""
         declared = self._table.get(stream)
         if declared is None or declared.key is None:
             return [None] * len(rows)
         texts = [row.encode() for row in rows if row is not None]
         if len(texts) < len(rows):
-            found = iter(self.of(stream, [row for row in rows if row is not None]))
+            found = iter(self.extract(stream, [row for row in rows if row is not None]))
             return [None if row is None else next(found) for row in rows]
         if not texts:
             return []
@@ -40,26 +40,26 @@ class KeyExtractor:
         except RowError:
             return [_key(declared, text) for text in texts]
 
-    def added(self, batch: Any) -> Any:
-        """The same batch of rows (`source.columns.ROWS`), with keys."""
+    def with_keys(self, batch: Any) -> Any:
+        """Return the batch of rows (`source.schema.ROWS`) with keys."""
         streams = batch["stream"]
         position = batch.schema.get_field_index("key")
         names = pc.unique(streams).to_pylist()
         if len(names) == 1:
-            keys = pa.array(self.of(names[0], batch["row"].to_pylist()), pa.string())
+            keys = pa.array(self.extract(names[0], batch["row"].to_pylist()), pa.string())
         else:
             found: list[str | None] = [None] * len(batch)
             for name in names:
                 at = pc.indices_nonzero(pc.equal(streams, name))
                 rows = batch["row"].take(at).to_pylist()
-                for index, key in zip(at.to_pylist(), self.of(name, rows), strict=True):
+                for index, key in zip(at.to_pylist(), self.extract(name, rows), strict=True):
                     found[index] = key
             keys = pa.array(found, pa.string())
         return batch.set_column(position, batch.schema.field(position), keys)
 
 
 def _key(stream: Stream[Any], text: bytes) -> str | None:
-    """The key of one row; None for one that this release cannot read: an archive keeps it all the same."""
+    """Return the key of one row; None if this release cannot decode the row."""
     assert stream.key is not None
     try:
         return _text(stream.key(stream.decode(text, NEWEST)))

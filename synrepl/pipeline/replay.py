@@ -1,4 +1,4 @@
-"""The job `replay`: what an archive holds is appended to a daemon, as new facts."""
+"""The job `replay`: appends the facts of an archive to a daemon, as new facts."""
 
 import json
 import time
@@ -14,7 +14,7 @@ from synrepl.pipeline.archive.manifest import Manifest, manifests
 from synrepl.pipeline.archive.reader import LAST, rows_of
 from synrepl.pipeline.progress import Progress, ignore_progress
 from synrepl.pipeline.source.daemon_client import SourceClient
-from synrepl.pipeline.source.data_sink import bodies, facts_of
+from synrepl.pipeline.source.data_sink import build_facts, request_bodies
 from synrepl.pipeline.source.data_source import register
 from synrepl.pipeline.source.options import read_options
 from synrepl.pipeline.store import Store
@@ -28,11 +28,11 @@ COLUMNS: Final = ("serial", "seq", "stream", "writer", "row", "committed_at")
 BATCH_FACTS: Final = 2_000
 TASK_FACTS: Final = 50_000
 SLICE_SECONDS: Final = 0.25
-"""With a speed, what came in so short a time goes together."""
+"""With a speed, facts committed within this time are appended together."""
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was appended: facts, and rows by stream. Facts without rows say nothing, and are left out."""
+    """The number of appended facts, and of rows by stream. Facts without rows are skipped."""
 
     facts: int
     rows: int
@@ -57,17 +57,16 @@ def replay(
 ) -> ReplayResult:
     """Append the facts of these streams with ``after < serial <= upto``, in order, to the daemon at `url`.
 
-    Their writers stay; tokens, serials and times are new. With a `speed` they come as many times as fast as
-    once they did, 0 is as fast as possible. Under a `name` the same replay can be done again, within a day,
-    and stores only what is not stored yet. Raises `ConfigError` for an archive without any of that, and
-    `SourceError` where the daemon refuses.
+    Writers stay the same; tokens, serials and times are new. `speed` is a multiple of the original speed; 0
+    is as fast as possible. Under a `name` the replay is idempotent for a day: a repeat appends missing facts
+    only. Raises `ConfigError` if the archive has no such facts, and `SourceError` if the daemon refuses them.
     """
     began = seconds()
     register(spark)
     upto = LAST if upto is None else upto
     found = [one for one in manifests(store) if one.last_serial > after and one.first_serial <= upto]
     if not found:
-        raise ConfigError(f"{store} has no facts after serial {after}, up to {upto}")
+        raise ConfigError(f"{store} has no facts after serial {after}, up to serial {upto}")
     options = {"url": url, "query": name or f"replay-{uuid4().hex}"}
     if secret_file is not None:
         options["secretFile"] = secret_file
@@ -96,25 +95,25 @@ def replay(
 
 
 def _counted(rows: "DataFrame") -> list[tuple[str, int, int]]:
-    """For each stream, how many facts and rows it has."""
-    from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+    """Return the numbers of facts and rows of each stream."""
+    from pyspark.sql import functions as F  # noqa: N812  # its usual name
 
     counted = rows.groupBy("stream").agg(F.count_if(F.col("seq") == 0), F.count("row"))
     return [(stream, facts, its_rows) for stream, facts, its_rows in counted.collect()]
 
 
 def _fast(rows: "DataFrame", manifest: Manifest, options: dict[str, str]) -> None:
-    """By the sink: tasks stage in parallel, and what they staged is committed in order."""
+    """Append with the sink: tasks stage in parallel, and the driver commits in order."""
     tasks = max(1, manifest.facts // TASK_FACTS)
-    # By serial alone, so that no fact is parted.
+    # Partitioned by serial only, so that no fact is split.
     ordered = rows.repartitionByRange(tasks, "serial").sortWithinPartitions("serial", "seq")
     name = f"{options['query']}/{manifest.batch}"
-    told = {**options, "query": name, "batchFacts": str(BATCH_FACTS)}
-    ordered.drop("committed_at").write.format("synrepl").options(**told).mode("append").save()
+    sink_options = {**options, "query": name, "batchFacts": str(BATCH_FACTS)}
+    ordered.drop("committed_at").write.format("synrepl").options(**sink_options).mode("append").save()
 
 
 class _Pace:
-    """From here, a slice of time after the other, each when it is due."""
+    """Replay at a given speed from the driver: slices of time, each when it is due."""
 
     def __init__(
         self,
@@ -132,17 +131,19 @@ class _Pace:
         self._first: float | None = None
 
     def play(self, rows: "DataFrame") -> None:
-        """These come next."""
+        """Append these rows."""
         lines = (row.asDict() for row in rows.orderBy("serial", "seq").toLocalIterator(True))
         for at, some in groupby(_facts(lines), key=self._due):
             self._pause(max(0.0, self._began + at * SLICE_SECONDS - self._seconds()))
             parts = (line for fact in some for line in fact)
-            for number, (body, _) in enumerate(bodies(facts_of(parts, self._options), BATCH_FACTS)):
+            for number, (body, _) in enumerate(
+                request_bodies(build_facts(parts, self._options), BATCH_FACTS)
+            ):
                 posted = json.loads(body) | {"idempotency_key": f"{self._options.query}/{at}/{number}"}
                 self._daemon.post("/v1/facts", json.dumps(posted).encode())
 
     def _due(self, fact: list[dict[str, Any]]) -> int:
-        """In which slice."""
+        """Return the slice of a fact."""
         at = fact[0]["committed_at"].timestamp()
         if self._first is None:
             self._first, self._began = at, self._seconds()
@@ -150,6 +151,6 @@ class _Pace:
 
 
 def _facts(lines: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """The lines of each fact together."""
+    """Group the lines of each fact."""
     for _, fact in groupby(lines, key=lambda line: line["serial"]):
         yield list(fact)

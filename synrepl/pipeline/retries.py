@@ -1,11 +1,11 @@
-"""Jobs on a busy machine: Spark gives a Python worker ten seconds to start, and takes no setting for it."""
+"""Retries of jobs on a busy machine: Spark lets a Python worker start for 10 s, which is not configurable."""
 
 import logging
 from collections.abc import Callable
 from functools import wraps
 from typing import Final, ParamSpec, TypeVar
 
-__all__ = ["ATTEMPTS", "is_late_worker", "retried"]
+__all__ = ["ATTEMPTS", "is_late_worker", "retry_late_workers"]
 
 ATTEMPTS: Final = 5
 
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 
 def is_late_worker(error: BaseException) -> bool:
-    """Whether Spark gave up on a Python worker that had not started in time. Trying again helps."""
+    """Whether a Python worker did not start in time, so that a retry may succeed."""
     return _LATE in str(error)
 
 
-def retried(job: Callable[P, T]) -> Callable[P, T]:
-    """Run this again, `ATTEMPTS` times in all, while Spark gives up on Python workers that start late.
+def retry_late_workers(job: Callable[P, T]) -> Callable[P, T]:
+    """Retry a job if a Python worker starts too late, up to `ATTEMPTS` attempts in all.
 
-    The job must be one that can be run again after it ended at any point.
+    The job must be idempotent after an end at any point.
     """
 
     @wraps(job)
@@ -36,8 +36,8 @@ def retried(job: Callable[P, T]) -> Callable[P, T]:
                 if not is_late_worker(error):
                     raise
                 _logger.warning(
-                    "a Python worker of Spark did not start within 10 s, as the machine is busy:"
-                    " trying again, attempt %d of %d",
+                    "a Python worker of Spark did not start within 10 s: the machine is busy; retrying,"
+                    " attempt %d of %d",
                     attempt + 1,
                     ATTEMPTS,
                 )

@@ -1,4 +1,4 @@
-"""A Spark session as our jobs want it: in UTC, quiet, and nothing left behind."""
+"""Spark session of the jobs: in UTC, without log noise or leftover files."""
 
 import atexit
 import os
@@ -50,8 +50,9 @@ logger.writer.level = off
 logger.query.name = org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution
 logger.query.level = off
 """
-"""Errors alone. What is off reaches whoever waits for the result, as an exception; the gateway's level must
-be that of all, or Spark says that it sets one.
+"""Log errors only. Errors of the loggers that are off reach the caller as exceptions.
+
+The level of the gateway must equal that of the root, or Spark logs that it changes the level.
 """
 
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -66,22 +67,22 @@ def session(
     memory: str = "1g",
     conf: Mapping[str, str] = NOTHING,
 ) -> "SparkSession":
-    """The session of this process, started if there is none yet.
+    """Return the session of this process; start one if there is none.
 
-    It is local with all cores, or of the cluster `master` (``spark://host:port``), or of the Spark Connect
-    server `remote` (``sc://host:port``), which needs no Java here. `memory` is for the driver, and for each
-    executor of a cluster. What `conf` says goes before what is said here. Under spark-submit the cluster and
-    the memory are those said there. Raises ConfigError for whatever keeps Spark from starting.
+    The session is local with all cores, or on the cluster `master` (``spark://host:port``), or on the Spark
+    Connect server `remote` (``sc://host:port``), which needs no local Java. `memory` is that of the driver
+    and of each executor of a cluster. `conf` overrides all settings. Under spark-submit, its cluster and
+    memory apply. Raises `ConfigError` if Spark cannot start.
     """
     if master is not None and remote is not None:
-        raise ConfigError(f"a session is of one Spark: of {master} or of {remote}")
+        raise ConfigError(f"master {master} and remote {remote} exclude each other: set one of them")
     try:
         from py4j.protocol import Py4JError
         from pyspark import SparkContext
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise ConfigError(f"Spark is not installed ({error}): pip install 'synrepl[spark]'") from error
+        raise ConfigError(f"Spark is not installed ({error}): run pip install 'synrepl[spark]'") from error
     builder = SparkSession.builder.appName(app)
     environment = {}
     if remote is not None:
@@ -93,25 +94,25 @@ def session(
         master = master or "local[*]"
         _reach(master)
         environment = _environment(master, conf)
-        said = process_settings(master=master, ui=ui, memory=memory, scratch=_scratch(), conf=conf)
-        builder = builder.config(map={**said})
+        settings = process_settings(master=master, ui=ui, memory=memory, scratch=_scratch(), conf=conf)
+        builder = builder.config(map={**settings})
     try:
         with _within(environment):
             return builder.getOrCreate()
     except ImportError as error:
-        raise ConfigError(f"Spark lacks a package ({error}): pip install 'synrepl[spark]'") from error
+        raise ConfigError(f"Spark lacks a package ({error}): run pip install 'synrepl[spark]'") from error
     except (PySparkException, Py4JError, ValueError) as error:
-        raise ConfigError(f"Spark does not start: {_why(error)}") from error
+        raise ConfigError(f"cannot start Spark: {_why(error)}") from error
 
 
 def is_remote(spark: "SparkSession") -> bool:
-    """Whether it is of a Spark Connect server."""
+    """Whether the session is on a Spark Connect server."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def session_settings(master: str | None) -> dict[str, str]:
-    """What a session can be told at any time. A `master` of None is somebody else's to say."""
-    told = {
+    """Return the settings that can change at any time. `master` is None if it is set by spark-submit."""
+    settings = {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.streaming.stateStore.providerClass": (
@@ -120,18 +121,18 @@ def session_settings(master: str | None) -> dict[str, str]:
     }
     cores = None if master is None else _local_cores(master)
     if cores is not None:
-        # Spark's 200 are for clusters: each costs a task, and a file in each stateful stream.
-        told["spark.sql.shuffle.partitions"] = str(max(2, 2 * cores))
-    return told
+        # Spark's default of 200 is for clusters: each costs a task, and a file in each stateful stream.
+        settings["spark.sql.shuffle.partitions"] = str(max(2, 2 * cores))
+    return settings
 
 
 def process_settings(
     *, master: str, ui: bool, memory: str, scratch: Path, conf: Mapping[str, str] = NOTHING
 ) -> dict[str, str]:
-    """All that is told to a Spark that starts now, `session_settings` and `conf` included."""
+    """Return all settings of a Spark that starts now, including `session_settings` and `conf`."""
     options = f'"-Dlog4j2.configurationFile={_logging(scratch).as_uri()}" "-Djava.io.tmpdir={scratch}"'
     option = "spark.driver.extraJavaOptions"
-    told = {
+    settings = {
         "spark.master": master,
         "spark.driver.memory": memory,
         "spark.ui.enabled": str(ui).lower(),
@@ -140,11 +141,16 @@ def process_settings(
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
     }
     if _local_cores(master) is None:
-        told["spark.executor.memory"] = memory
+        settings["spark.executor.memory"] = memory
     if _is_near(master):
-        told |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
-    # Of two options that say the same Java takes the later.
-    return {**told, **session_settings(master), **conf, option: f"{options} {conf.get(option, '')}".strip()}
+        settings |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
+    # Of duplicate options Java uses the last.
+    return {
+        **settings,
+        **session_settings(master),
+        **conf,
+        option: f"{options} {conf.get(option, '')}".strip(),
+    }
 
 
 def _logging(scratch: Path) -> Path:
@@ -152,20 +158,20 @@ def _logging(scratch: Path) -> Path:
 
 
 def _environment(master: str, conf: Mapping[str, str]) -> dict[str, str]:
-    told = {
+    environment = {
         name: os.environ.get(name, sys.executable) for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
     }
     if "spark.pyspark.python" in conf:
-        told["PYSPARK_PYTHON"] = conf["spark.pyspark.python"]
+        environment["PYSPARK_PYTHON"] = conf["spark.pyspark.python"]
     if _is_near(master):
-        # Otherwise Spark looks for an address that others can reach, and complains.
-        told["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", LOOPBACK)
-    return told | {"JAVA_HOME": str(find_java().home)}
+        # Otherwise Spark looks for a public address, and warns.
+        environment["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", LOOPBACK)
+    return environment | {"JAVA_HOME": str(find_java().home)}
 
 
 @contextmanager
 def _within(environment: Mapping[str, str]) -> Iterator[None]:
-    """Spark takes these from the environment alone; processes that are started later must not see them."""
+    """Set environment variables for Spark, and restore them: later processes must not inherit them."""
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:
@@ -179,7 +185,7 @@ def _within(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def _local_cores(master: str) -> int | None:
-    """None if it is not local."""
+    """Return the number of cores of a local master; None for a cluster."""
     found = re.fullmatch(r"local(?:\[(\*|\d+)(?:,\d+)?\])?", master)
     if found is None:
         return None
@@ -199,7 +205,7 @@ def _is_near(master: str) -> bool:
 
 
 def _addresses(url: str) -> list[tuple[str, int]]:
-    """Where it listens; a cluster may have several masters. Nothing for what is no address of ours."""
+    """Return the addresses of a cluster, which may have several masters, or server; none for other URLs."""
     parts = urlsplit(url)
     if parts.scheme not in ("spark", "sc"):
         return []
@@ -211,27 +217,29 @@ def _addresses(url: str) -> list[tuple[str, int]]:
     except ValueError:
         found = []
     if not found or not all(host for host, _ in found):
-        raise ConfigError(f"{url!r} is no address; examples are spark://host:7077 and sc://host:15002")
+        raise ConfigError(
+            f"{url!r} is not a valid address; examples are spark://host:7077 and sc://host:15002"
+        )
     return found
 
 
 def _reach(url: str) -> None:
-    """Spark itself would try for minutes."""
+    """Raise `ConfigError` if no address accepts a connection; Spark itself would retry for minutes."""
     why = ""
     for address in _addresses(url):
         try:
             socket.create_connection(address, REACH_SECONDS).close()
         except OSError as error:
-            why = error.strerror or "no answer in time"
+            why = error.strerror or "timeout"
         else:
             return
     if why:
-        raise ConfigError(f"cannot reach {url}: {why}")
+        raise ConfigError(f"cannot connect to {url}: {why}")
 
 
 @cache
 def _scratch() -> Path:
-    """The folder of all that Spark leaves; it goes with this process."""
+    """Return the folder for files of Spark, which is removed with this process."""
     scratch = Path(tempfile.mkdtemp(prefix="synrepl-spark-"))
     _logging(scratch).write_text(LOGGING, encoding="utf-8")
     atexit.register(_clear, scratch, os.getpid())
@@ -240,12 +248,12 @@ def _scratch() -> Path:
 
 def _clear(scratch: Path, pid: int) -> None:
     if os.getpid() != pid:
-        # A fork of the process that owns it.
+        # A fork of the owning process.
         return
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    # Whatever goes wrong on the way out is of no interest to anybody.
+    # Errors at exit are ignored.
     with suppress(Exception):
         running = SparkSession.getActiveSession()
         for query in running.streams.active if running is not None else ():
@@ -254,7 +262,7 @@ def _clear(scratch: Path, pid: int) -> None:
             running.stop()
     gateway = SparkContext._gateway
     if gateway is not None and gateway.proc is not None:
-        # Spark ends when its input does. It must end first, or it would write on into a folder that is gone.
+        # Spark exits when its input closes. It must exit first, or it would write to a removed folder.
         gateway.proc.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             gateway.proc.wait(STOP_SECONDS)
@@ -262,7 +270,7 @@ def _clear(scratch: Path, pid: int) -> None:
 
 
 def _why(error: Exception) -> str:
-    """What Java says, without where it was when it said so."""
+    """Return the message of a Java error without its stack trace."""
     java = getattr(error, "java_exception", None)
-    told = str(java.getMessage() or java.toString() if java is not None else error).strip()
-    return told.splitlines()[0] if told else type(error).__name__
+    message = str(java.getMessage() or java.toString() if java is not None else error).strip()
+    return message.splitlines()[0] if message else type(error).__name__

@@ -1,7 +1,7 @@
-"""Where archives and snapshots are kept: a folder of this machine, or of anything that pyarrow reaches.
+"""Storage of archives and snapshots: a local directory, or any file system that pyarrow supports.
 
-In a folder of this machine whatever is written is synced, and has its name only when it is whole. Stores of
-objects (``s3://``, ``gs://``, ``abfs://``) give a name to whole objects alone; on ``hdfs://`` it is renamed.
+Writes are atomic. A local file is synced and then renamed. Object stores (``s3://``, ``gs://``, ``abfs://``)
+publish whole objects only. On ``hdfs://`` a file is renamed when complete.
 """
 
 import hashlib
@@ -22,13 +22,13 @@ CHUNK: Final = 1024 * 1024
 
 
 class NotFound(ConfigError):
-    """Something that is needed is not there."""
+    """A required file does not exist."""
 
 
 class Store:
-    """The files under one place: a path, or an URI. A value: executors are sent it.
+    """The files under a path or URI. Picklable: the driver sends a store to executors.
 
-    Names are relative, parted by slashes. Raises `ConfigError` for a place that cannot be reached.
+    Names are relative, with slashes. Raises `ConfigError` if the location cannot be reached.
     """
 
     def __init__(self, place: str) -> None:
@@ -44,12 +44,12 @@ class Store:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a folder of this machine."""
+        """Whether the store is a local directory."""
         return isinstance(self.filesystem, fs.LocalFileSystem)
 
     @property
     def filesystem(self) -> Any:
-        """What pyarrow reaches it by."""
+        """The pyarrow file system."""
         if self._fs is None:
             try:
                 self._fs, self._root = fs.FileSystem.from_uri(self.place)
@@ -58,32 +58,32 @@ class Store:
         return self._fs
 
     def path(self, name: str = "") -> str:
-        """What `filesystem` knows this by."""
+        """Return the path of a file for `filesystem`."""
         root = self.filesystem and self._root
         return f"{root}/{name}" if name else root
 
     def uri(self, name: str) -> str:
-        """What Spark and DuckDB know this by."""
+        """Return the URI of a file for Spark and DuckDB."""
         return self.path(name) if self.is_local else f"{self.place.rstrip('/')}/{name}"
 
     def exists(self, name: str) -> bool:
-        """Whether there is a file of this name."""
+        """Whether a file of this name exists."""
         return bool(self.filesystem.get_file_info(self.path(name)).type == fs.FileType.File)
 
     def names(self, folder: str) -> list[str]:
-        """The names of what is in this folder, sorted; none if there is no such folder."""
+        """Return the sorted names in a folder; none if the folder does not exist."""
         selector = fs.FileSelector(self.path(folder), allow_not_found=True)
         return sorted(info.base_name for info in self.filesystem.get_file_info(selector))
 
     def size(self, name: str) -> int:
-        """How many bytes it has. Raises `NotFound`."""
+        """Return the size of a file in bytes. Raises `NotFound`."""
         info = self.filesystem.get_file_info(self.path(name))
         if info.type != fs.FileType.File:
             raise NotFound(f"{self.place}: there is no {name}")
         return int(info.size)
 
     def read(self, name: str) -> bytes:
-        """All of it. Raises `NotFound`."""
+        """Return the content of a file. Raises `NotFound`."""
         try:
             with self.filesystem.open_input_stream(self.path(name)) as source:
                 return bytes(source.read())
@@ -91,7 +91,7 @@ class Store:
             raise NotFound(f"{self.place}: there is no {name}") from error
 
     def sha256(self, name: str) -> str:
-        """The checksum of its bytes. Raises `NotFound`."""
+        """Return the SHA-256 of a file. Raises `NotFound`."""
         found = hashlib.sha256()
         try:
             with self.filesystem.open_input_stream(self.path(name)) as source:
@@ -102,13 +102,13 @@ class Store:
         return found.hexdigest()
 
     def write(self, name: str, data: bytes, *, new: bool = False) -> None:
-        """Write it whole, or not at all; `new` wants that there was none. Raises FileExistsError."""
+        """Write a file atomically. With `new`, raises FileExistsError if the file exists."""
         with self.writing(name, new=new) as sink:
             sink.write(data)
 
     @contextmanager
     def writing(self, name: str, *, new: bool = False) -> Iterator["Sink"]:
-        """What is written inside has this name afterwards, if nothing failed."""
+        """Open a file for writing, which gets its name on success only."""
         path = self.path(name)
         if not self.is_local:
             if new and self.exists(name):
@@ -136,21 +136,21 @@ class Store:
         self.sync(str(Path(name).parent))
 
     def remove(self, name: str) -> None:
-        """Remove this file, if there is one."""
+        """Remove a file if it exists."""
         try:
             self.filesystem.delete_file(self.path(name))
         except FileNotFoundError:
             pass
 
     def remove_folder(self, name: str) -> None:
-        """Remove this folder with all that is in it, if there is one."""
+        """Remove a folder and its content if it exists."""
         try:
             self.filesystem.delete_dir(self.path(name))
         except FileNotFoundError:
             pass
 
     def sync(self, folder: str = "") -> None:
-        """The names in this folder, and in those above it, survive a power cut from here on."""
+        """Sync this folder and its parents, so that the names in them survive a power failure."""
         if not self.is_local:
             return
         for part in (folder, *map(str, Path(folder).parents)):
@@ -162,7 +162,7 @@ class Store:
 
 
 class Sink:
-    """A file that is being written: counts and checks its bytes as they go by."""
+    """A file open for writing, which counts and hashes its bytes."""
 
     def __init__(self, stream: Any) -> None:
         self.bytes = 0
@@ -171,11 +171,11 @@ class Sink:
 
     @property
     def sha256(self) -> str:
-        """The checksum of what was written so far."""
+        """The SHA-256 of the bytes written so far."""
         return self._sha256.hexdigest()
 
     def write(self, data: Any) -> int:
-        """Write these bytes behind those before them."""
+        """Append bytes."""
         view = memoryview(data)
         self._stream.write(view)
         self._sha256.update(view)

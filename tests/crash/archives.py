@@ -13,7 +13,7 @@ from synrepl.pipeline.archive.manifest import manifests, write_manifest
 from synrepl.pipeline.archive.merge import merge
 from synrepl.pipeline.archive.writer import write_files
 from synrepl.pipeline.keys import KeyExtractor
-from synrepl.pipeline.source.rows import exploded
+from synrepl.pipeline.source.rows import explode
 from synrepl.pipeline.source.schema import FACTS
 from synrepl.pipeline.store import Store
 from synrepl.streams.facts import Fact
@@ -66,7 +66,9 @@ class ArchiveScenario(Scenario):
             after = 0 if before is None else before.last_serial
             facts = self.FACTS[after : after + self.BATCH]
             number = next_batch(store)
-            written = list(write_files(store, number, [KeyExtractor().added(exploded(_record_batch(facts)))]))
+            written = list(
+                write_files(store, number, [KeyExtractor().with_keys(explode(_record_batch(facts)))])
+            )
             before = batch_of(
                 written, number=number, before=before, origin=BatchOrigin(history="h"), now_ms=now_ms
             )

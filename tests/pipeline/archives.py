@@ -12,7 +12,7 @@ from synrepl.pipeline.archive.commit import BatchOrigin, batch_of
 from synrepl.pipeline.archive.manifest import Manifest, write_manifest
 from synrepl.pipeline.archive.writer import write_files
 from synrepl.pipeline.keys import KeyExtractor
-from synrepl.pipeline.source.rows import exploded
+from synrepl.pipeline.source.rows import explode
 from synrepl.pipeline.source.schema import FACTS
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart
@@ -82,7 +82,7 @@ def archive(
     made: list[Manifest] = []
     for first in range(0, len(facts), batch_facts):
         some = facts[first : first + batch_facts]
-        written = list(write_files(store, len(made), [keys.added(exploded(batch_of_facts(some)))]))
+        written = list(write_files(store, len(made), [keys.with_keys(explode(batch_of_facts(some)))]))
         manifest = batch_of(
             written,
             number=len(made),

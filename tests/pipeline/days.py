@@ -12,7 +12,7 @@ from synrepl.pipeline.archive.commit import BatchOrigin, batch_of
 from synrepl.pipeline.archive.manifest import Manifest, write_manifest
 from synrepl.pipeline.archive.writer import write_files
 from synrepl.pipeline.keys import KeyExtractor
-from synrepl.pipeline.source.rows import exploded
+from synrepl.pipeline.source.rows import explode
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart
 from synrepl.streams.digest import EMPTY, chain
@@ -205,7 +205,7 @@ def archive_day(position: str, day: Day, *, every_ms: int = 15 * 60 * 1000) -> l
     for full_ms, facts in _batches(day.facts, every_ms):
         hour = full_ms % DAY_MS / HOUR_MS
         at_ms = full_ms - full_ms % DAY_MS + 5 * HOUR_MS if 3 <= hour < 5 else full_ms
-        written = list(write_files(store, len(made), [keys.added(exploded(batch_of_facts(facts)))]))
+        written = list(write_files(store, len(made), [keys.with_keys(explode(batch_of_facts(facts)))]))
         manifest = batch_of(
             written,
             number=len(made),

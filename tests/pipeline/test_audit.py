@@ -22,7 +22,7 @@ from synrepl.pipeline.archive.writer import write_files
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.audit.findings import CODES, AuditFinding, AuditResult
 from synrepl.pipeline.keys import KeyExtractor
-from synrepl.pipeline.source.rows import exploded
+from synrepl.pipeline.source.rows import explode
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.streams.digest import chain
@@ -145,7 +145,7 @@ def test_what_was_trimmed_or_lost_is_no_damage(spark: "SparkSession", tmp_path: 
     place = LogPosition(1, 20, facts[19].digest)
     before: Manifest | None = None
     for number, (some, upto) in enumerate([(left, place), (facts[20:30], None), (after, None)]):
-        rows = [KeyExtractor().added(exploded(batch_of_facts(some)))]
+        rows = [KeyExtractor().with_keys(explode(batch_of_facts(some)))]
         before = batch_of(
             list(write_files(store, number, rows)),
             number=number,

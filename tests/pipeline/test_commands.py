@@ -84,7 +84,11 @@ def test_mistakes_are_one_line(daemon: Daemon, tmp_path: Path) -> None:
     for words, code, expected in (
         (("archive", "--archive", archive), 2, "Missing option '--url'"),
         (("archive", "--url", "nowhere", "--archive", archive), 1, "is not the address of a daemon"),
-        (("archive", "--url", daemon.url, "--archive", archive, "--conf", "x"), 2, "--conf is KEY=VALUE"),
+        (
+            ("archive", "--url", daemon.url, "--archive", archive, "--conf", "x"),
+            2,
+            "--conf must be KEY=VALUE",
+        ),
         (("archive", "--url", daemon.url, "--archive", "nope://x"), 1, "cannot be reached"),
         (("archive", "--url", daemon.url, "--archive", taken), 1, f"{taken}: File exists"),
         (("archive", "--url", daemon.url, "--archive", in_the_way), 1, "Not a directory"),
@@ -94,7 +98,7 @@ def test_mistakes_are_one_line(daemon: Daemon, tmp_path: Path) -> None:
         (
             ("archive", "--url", daemon.url, "--archive", archive, "--remote", "sc://127.0.0.1:1"),
             1,
-            "cannot reach",
+            "cannot connect to",
         ),
     ):
         result = run(*words)

@@ -18,7 +18,7 @@ from synrepl.pipeline.keys import KeyExtractor
 from synrepl.pipeline.snapshot import compact as compaction
 from synrepl.pipeline.snapshot.compact import CompactResult, compact
 from synrepl.pipeline.snapshot.snapshot import SNAPSHOT, read_snapshot
-from synrepl.pipeline.source.rows import exploded
+from synrepl.pipeline.source.rows import explode
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart
 from synrepl.streams.digest import EMPTY, chain
@@ -40,7 +40,7 @@ def extend(
     """One more batch, of these facts."""
     store = Store(str(position))
     there, number = manifests(store), next_batch(store)
-    written = write_files(store, number, [KeyExtractor().added(exploded(batch_of_facts(facts)))])
+    written = write_files(store, number, [KeyExtractor().with_keys(explode(batch_of_facts(facts)))])
     manifest = batch_of(
         list(written),
         number=number,

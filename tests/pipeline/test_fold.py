@@ -11,7 +11,7 @@ import pytest
 from synrepl.pipeline.snapshot.fold import _judged, _reached
 from synrepl.pipeline.snapshot.parts import write_parts
 from synrepl.pipeline.snapshot.snapshot import PartFile
-from synrepl.pipeline.source.rows import exploded
+from synrepl.pipeline.source.rows import explode
 from synrepl.pipeline.store import Store
 from tests.pipeline.archives import batch_of_facts, chained
 
@@ -60,7 +60,7 @@ def test_rows_say_that_their_key_is_gone() -> None:
 def test_files_of_a_snapshot_part_no_fact(tmp_path: Path, file_rows: int) -> None:
     """Who reads one file has whole facts; one of more rows than a file is longer than asked for."""
     counts = [1, 3, 2, 4, 1]
-    rows = exploded(batch_of_facts(chained([("push_rules", "w", [["@a:b"]] * count) for count in counts])))
+    rows = explode(batch_of_facts(chained([("push_rules", "w", [["@a:b"]] * count) for count in counts])))
     last = pa.record_batch([*rows.columns, pa.array([True] * len(rows))], names=[*rows.schema.names, "last"])
     store = Store(str(tmp_path))
 

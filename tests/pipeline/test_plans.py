@@ -10,13 +10,13 @@ import pytest
 from synrepl.errors import ConfigError
 from synrepl.pipeline.source.completeness import CompletenessCheck
 from synrepl.pipeline.source.daemon_client import DataLoss
-from synrepl.pipeline.source.offsets import BadOffset, Offset, read_wish
+from synrepl.pipeline.source.offsets import BadOffset, Offset, parse_offset_request
 from synrepl.pipeline.source.options import read_options
 from synrepl.pipeline.source.pacer import BatchPacer
 from synrepl.pipeline.source.planner import Planner
 from synrepl.pipeline.source.range_reader import read_range
-from synrepl.pipeline.source.ranges import SerialRange, cuts
-from synrepl.pipeline.source.rows import exploded, split
+from synrepl.pipeline.source.ranges import SerialRange, split_range
+from synrepl.pipeline.source.rows import explode, split_items
 from synrepl.pipeline.source.schema import COLUMNS
 from synrepl.streams import jsontext
 from synrepl.streams.digest import EMPTY
@@ -138,7 +138,7 @@ class TestOffsets:
         found = {"serial": 9, "epoch": 1, "digest": "d", "history": "h", "committed_at_ms": 5}
         start = Offset(serial=7, clock={"caches": {"w": 30}}, skip={"caches": {"w": 8}, "events": {"w": 9}})
 
-        end = start.reached({**found, "clock": {"caches": {"w": 20, "v": 4}}})
+        end = start.advance({**found, "clock": {"caches": {"w": 20, "v": 4}}})
 
         assert {"caches": {"w": 30, "v": 4}} == end.clock
         assert {} == end.skip
@@ -147,7 +147,7 @@ class TestOffsets:
     def test_a_wish_that_makes_no_sense(self, text: str) -> None:
         """The name of the option is told, and what can be said."""
         with pytest.raises(BadOffset):
-            read_wish("startingOffsets", text)
+            parse_offset_request("startingOffsets", text)
 
 
 class TestOptions:
@@ -178,12 +178,15 @@ class TestOptions:
             ({}, "needs the option url"),
             ({**URL, "columns": "serial,rows"}, "no column 'rows'"),
             ({**URL, "columns": "row,row"}, "named twice"),
-            ({**URL, "maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger is a whole number from 1 on"),
-            ({**URL, "failOnDataLoss": "perhaps"}, "failOnDataLoss is true or false"),
-            ({**URL, "startingOffsets": "soon"}, "startingOffsets is earliest, latest"),
-            ({**URL, "startingTimestamp": "yesterday"}, "startingTimestamp is a whole number"),
-            ({**URL, "maxBytesPerTrigger": "0"}, "maxBytesPerTrigger is a whole number from 1 on"),
-            ({**URL, "maxTriggerDelay": "soon"}, "maxTriggerDelay is a time such as 15m"),
+            (
+                {**URL, "maxOffsetsPerTrigger": "0"},
+                "maxOffsetsPerTrigger must be a whole number of at least 1",
+            ),
+            ({**URL, "failOnDataLoss": "perhaps"}, "failOnDataLoss must be true or false"),
+            ({**URL, "startingOffsets": "soon"}, "startingOffsets must be earliest, latest"),
+            ({**URL, "startingTimestamp": "yesterday"}, "startingTimestamp must be a whole number"),
+            ({**URL, "maxBytesPerTrigger": "0"}, "maxBytesPerTrigger must be a whole number of at least 1"),
+            ({**URL, "maxTriggerDelay": "soon"}, "maxTriggerDelay must be a duration such as 15m"),
         ],
     )
     def test_what_makes_no_sense_is_told(self, given: dict[str, str], words: str) -> None:
@@ -206,7 +209,7 @@ class TestOptions:
 )
 def test_cuts(after: int, upto: int, facts: int, least: int, each: int, expected: list[int]) -> None:
     """Equal parts, none of them empty."""
-    assert expected == cuts(after, upto, facts=facts, at_least=least, at_most_each=each)
+    assert expected == split_range(after, upto, facts=facts, at_least=least, at_most_each=each)
 
 
 class TestPlans:
@@ -220,7 +223,7 @@ class TestPlans:
         for parts in ("1", "3", "40", "99"):
             plan = planning(daemon, minPartitions=parts)
 
-            ranges = plan.ranges(*plan.closed())
+            ranges = plan.ranges(*plan.closed_range())
 
             assert min(int(parts), 40) == len(ranges)
             assert list(range(1, 41)) == serials(daemon, ranges)
@@ -265,7 +268,7 @@ class TestPlans:
         ):
             plan = planning(daemon, startingTimestamp=str(first), endingTimestamp=str(last))
 
-            assert list(expected) == serials(daemon, plan.ranges(*plan.closed()))
+            assert list(expected) == serials(daemon, plan.ranges(*plan.closed_range()))
         assert 40 == planning(daemon, startingTimestamp=str(moments[-1] + 1)).start().serial
 
     def test_a_moment_in_a_trimmed_log(self) -> None:
@@ -282,7 +285,7 @@ class TestPlans:
         starting, ending = '{"push_rules": {"w1": 18}}', '{"pushers": {"w2": 2}, "push_rules": {"w1": -1}}'
 
         plan = planning(daemon, startingOffsets=starting, endingOffsets=ending)
-        found = serials(daemon, plan.ranges(*plan.closed()))
+        found = serials(daemon, plan.ranges(*plan.closed_range()))
 
         assert [2, 4, 37, 39] == found
 
@@ -346,8 +349,8 @@ class TestChecking:
     def look(planned: SerialRange, facts: Sequence[Fact], *, is_all: bool) -> None:
         checking = CompletenessCheck(planned, is_all=is_all)
         for first in range(0, len(facts), 6):
-            checking.saw(batch_of_facts(facts[first : first + 6]))
-        checking.ended()
+            checking.check(batch_of_facts(facts[first : first + 6]))
+        checking.finish()
 
     def test_what_is_whole_passes(self) -> None:
         """From any place on, chosen or not; tokens of several writers skip numbers, which is no loss."""
@@ -371,13 +374,13 @@ class TestChecking:
         before, missing = chosen[gone - 1].token, chosen[gone].token
 
         with pytest.raises(
-            DataLoss, match=f"w1 in the stream push_rules .* token {before}, up to token {missing}"
+            DataLoss, match=f"w1 in stream push_rules: after token {before}, up to token {missing}"
         ):
             self.look(SerialRange(0, 20), chosen[:gone] + chosen[gone + 1 :], is_all=False)
 
     def test_a_log_that_was_replaced_meanwhile_is_noticed(self) -> None:
         """Its serials are right, and its digests are not those that were planned."""
-        with pytest.raises(DataLoss, match="another one than when this was planned"):
+        with pytest.raises(DataLoss, match="was replaced since the range was planned"):
             self.look(SerialRange(0, 20, end_digest="f" * 64), self.facts, is_all=True)
 
 
@@ -387,17 +390,17 @@ def test_rows_are_split_as_the_log_splits_them() -> None:
     for count in range(len(rows) + 1):
         text = jsontext.join(map(jsontext.dumps, rows[:count]))
 
-        assert [part.decode() for part in jsontext.split(text)] == split(text.decode())
+        assert [part.decode() for part in jsontext.split(text)] == split_items(text.decode())
 
 
 def test_a_fact_without_rows_has_a_line_without_a_row() -> None:
     """Also where no fact of the batch has several: an empty text would be taken for a row."""
     facts = chained([("push_rules", "w", []), ("push_rules", "w", [["@a:b"]])])
 
-    assert [None, '["@a:b"]'] == exploded(batch_of_facts(facts))["row"].to_pylist()
+    assert [None, '["@a:b"]'] == explode(batch_of_facts(facts))["row"].to_pylist()
 
 
 def test_an_empty_batch_has_no_rows() -> None:
     """Spark asks for parts with nothing in them."""
-    assert 0 == len(exploded(batch_of_facts([])))
-    assert isinstance(exploded(batch_of_facts(chained([("x", "w", [])]))), pa.RecordBatch)
+    assert 0 == len(explode(batch_of_facts([])))
+    assert isinstance(explode(batch_of_facts(chained([("x", "w", [])]))), pa.RecordBatch)

@@ -3,8 +3,8 @@
 import pytest
 from py4j.protocol import Py4JError
 
-from synrepl.pipeline.failures import words
-from synrepl.pipeline.retries import ATTEMPTS, retried
+from synrepl.pipeline.failures import explain_failure
+from synrepl.pipeline.retries import ATTEMPTS, retry_late_workers
 
 LATE = "org.apache.spark.SparkException: Python worker failed to connect back.\n\tat org.apache.spark..."
 
@@ -17,7 +17,7 @@ class Job:
         self._failures = failures
         self._error = error
 
-    @retried
+    @retry_late_workers
     def run(self, name: str, *, facts: int) -> str:
         self.runs += 1
         if self.runs <= self._failures:
@@ -42,7 +42,7 @@ def test_in_the_end_it_fails_and_says_why() -> None:
         job.run("archive", facts=3)
 
     assert ATTEMPTS == job.runs
-    assert "the machine is busy; run it again" in words(caught.value)
+    assert "the machine is busy; run the job again" in explain_failure(caught.value)
 
 
 def test_other_failures_are_not_tried_again() -> None:

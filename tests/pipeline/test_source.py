@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from synrepl.http_client import BlockingClient
-from synrepl.pipeline.failures import words
+from synrepl.pipeline.failures import explain_failure
 from synrepl.pipeline.source.data_source import progress, register
 from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
@@ -158,11 +158,11 @@ class TestBatch:
             ({"streams": "nope"}, "unknown_stream"),
             ({"startingOffsets": json.dumps({**OFFSET, "history": "other"})}, "other_history"),
             ({"startingOffsets": json.dumps(OFFSET)}, "fork: the digest of serial 5"),
-            ({"url": "http://127.0.0.1:1", "retrySeconds": "0"}, "does not answer"),
+            ({"url": "http://127.0.0.1:1", "retrySeconds": "0"}, "does not respond"),
         ):
             with pytest.raises(Exception) as caught:  # noqa: PT011  # Spark's own, of many kinds
                 read(ours, daemon, **{"columns": "serial", **options}).count()
-            said = words(caught.value)
+            said = explain_failure(caught.value)
             assert expected in said
             assert "\n" not in said
 

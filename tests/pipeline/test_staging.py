@@ -12,9 +12,9 @@ from synrepl.pipeline.source.data_sink import (
     SinkBatchWriter,
     SinkStreamWriter,
     StagedFacts,
-    bodies,
+    build_facts,
     check_writable,
-    facts_of,
+    request_bodies,
 )
 from synrepl.pipeline.source.options import SourceOptions, read_options
 
@@ -47,14 +47,14 @@ def line(serial: int, row: str | None, stream: str = "s", writer: str = "w") -> 
 )
 def test_which_rows_are_one_fact(lines: list[dict[str, Any]], expected: list[Any]) -> None:
     """Those of one serial, or token; whole facts as they are; otherwise each is one."""
-    assert expected == list(facts_of(lines, OPTIONS))
+    assert expected == list(build_facts(lines, OPTIONS))
 
 
 def test_a_request_has_neighbors_together_and_all_in_order() -> None:
     """Up to so many facts."""
     facts = [("a", "w", "[[1]]"), ("a", "w", "[[2]]"), ("b", None, "[[3]]"), ("a", "w", "[[4]]")]
 
-    found = [(json.loads(body)["appends"], count) for body, count in bodies(facts, 3)]
+    found = [(json.loads(body)["appends"], count) for body, count in request_bodies(facts, 3)]
 
     assert [
         (
@@ -66,7 +66,7 @@ def test_a_request_has_neighbors_together_and_all_in_order() -> None:
         ),
         ([{"stream": "a", "writer": "w", "facts": [[[4]]]}], 1),
     ] == found
-    assert [] == list(bodies([], 3))
+    assert [] == list(request_bodies([], 3))
 
 
 def test_what_cannot_be_written_is_told_before_it_is_tried() -> None:
@@ -79,9 +79,9 @@ def test_what_cannot_be_written_is_told_before_it_is_tried() -> None:
     options = SourceOptions(url="http://127.0.0.1:9093")
     with pytest.raises(ConfigError, match="column row, or rows"):
         check_writable(options, schema("stream"), overwrite=False)
-    with pytest.raises(ConfigError, match="column stream, or the option stream"):
+    with pytest.raises(ConfigError, match="column stream, or the query the option stream"):
         check_writable(options, schema("row"), overwrite=False)
-    with pytest.raises(ConfigError, match="only ever appended"):
+    with pytest.raises(ConfigError, match="can only be appended"):
         check_writable(options, schema("row", "stream"), overwrite=True)
     with pytest.raises(ConfigError, match="needs the option query"):
         SinkStreamWriter(options)

@@ -226,7 +226,7 @@ class TestHole:
     @pytest.mark.parametrize(
         ("options", "expected"),
         [
-            ({"since": "yesterday"}, "startingOffsets is earliest, latest"),
+            ({"since": "yesterday"}, "startingOffsets must be earliest, latest"),
             ({"stall_seconds": 0}, "more than nothing"),
             ({"top": 0}, "more than nothing"),
         ],

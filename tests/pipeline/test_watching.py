@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synrepl.pipeline.source.rows import exploded
+from synrepl.pipeline.source.rows import explode
 from synrepl.pipeline.watch import log_state
 from synrepl.pipeline.watch.events import KINDS, WatchEvent, encode, order
 from synrepl.pipeline.watch.log_state import (
@@ -372,7 +372,7 @@ class TestMinutes:
 
 def rows_of(facts: Sequence[Fact]) -> Any:
     """As the source gives them."""
-    rows = exploded(batch_of_facts(facts))
+    rows = explode(batch_of_facts(facts))
     return pa.record_batch([rows[name] for name in COLUMNS], names=list(COLUMNS))
 
 

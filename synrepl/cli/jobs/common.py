@@ -62,7 +62,7 @@ def spark_session(
     job: str, *, master: str | None, remote: str | None, ui: bool, memory: str, conf: tuple[str, ...]
 ) -> Iterator["SparkSession"]:
     """Provide a Spark session for a job. A failure of Spark becomes a one-line `CliError`."""
-    from synrepl.pipeline.failures import words
+    from synrepl.pipeline.failures import explain_failure
     from synrepl.pipeline.session import session
 
     settings = {}
@@ -92,7 +92,7 @@ def spark_session(
     except Exception as error:
         if type(error).__module__.split(".")[0] not in ("pyspark", "py4j", "grpc"):
             raise
-        raise CliError(words(error)) from error
+        raise CliError(explain_failure(error)) from error
     finally:
         for number, handler in before:
             signal.signal(number, handler)

@@ -19,7 +19,7 @@ from synrepl.pipeline.archive.commit import BatchOrigin
 from synrepl.pipeline.archive.lock import locked
 from synrepl.pipeline.archive.manifest import BadArchive, Manifest, manifests
 from synrepl.pipeline.progress import Progress, ignore_progress
-from synrepl.pipeline.retries import retried
+from synrepl.pipeline.retries import retry_late_workers
 from synrepl.pipeline.session import is_remote
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.data_source import register
@@ -175,7 +175,7 @@ class _Job:
             )
         }
 
-    @retried
+    @retry_late_workers
     def run(
         self, *, follow: bool, every_seconds: float, batch_facts: int, stopped: Callable[[], bool]
     ) -> None:

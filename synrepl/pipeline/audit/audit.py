@@ -17,7 +17,7 @@ from synrepl.pipeline.audit.file_scan import SEEN, FileScan, look_at_all
 from synrepl.pipeline.audit.findings import AuditFindings, AuditResult
 from synrepl.pipeline.audit.manifests import read_manifests, tell_unnamed
 from synrepl.pipeline.progress import Progress, ignore_progress
-from synrepl.pipeline.retries import retried
+from synrepl.pipeline.retries import retry_late_workers
 from synrepl.pipeline.store import Store
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ __all__ = ["audit"]
 TASKS_AT_LEAST: Final = 2
 
 
-@retried
+@retry_late_workers
 def audit(
     spark: "SparkSession",
     archive: Store,

@@ -17,7 +17,7 @@ from synrepl.pipeline.report.plots import PLOTS, pictures
 from synrepl.pipeline.report.report_tables import tables
 from synrepl.pipeline.report.tables import as_csv
 from synrepl.pipeline.report.verdict import Advice, findings
-from synrepl.pipeline.retries import retried
+from synrepl.pipeline.retries import retry_late_workers
 from synrepl.pipeline.store import Store
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class ReportResult(msgspec.Struct, frozen=True, kw_only=True):
     invalidations: int
 
 
-@retried
+@retry_late_workers
 def report(
     spark: "SparkSession",
     archive: Store,

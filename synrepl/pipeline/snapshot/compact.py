@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.pipeline.archive.manifest import ArchivedFile, BadArchive, Manifest, manifests
 from synrepl.pipeline.progress import Progress, ignore_progress
-from synrepl.pipeline.retries import retried
+from synrepl.pipeline.retries import retry_late_workers
 from synrepl.pipeline.snapshot import fold
 from synrepl.pipeline.snapshot.parts import FILE_ROWS, WRITTEN, write_parts
 from synrepl.pipeline.snapshot.snapshot import (
@@ -72,7 +72,7 @@ class _SnapshotReader(msgspec.Struct, frozen=True):
         return self.rows > sum(file.facts for file in self.archived) + sum(part.facts for part in self.parts)
 
 
-@retried
+@retry_late_workers
 def compact(
     spark: "SparkSession",
     archive: Store,

@@ -1,5 +1,6 @@
-"""The Spark data source ``synrepl``: a daemon's changelog as rows, in batches and as a stream.
+"""Spark data source ``synrepl``: a daemon's changelog as rows, in batch and streaming queries.
 
-Travels by value: its modules import nothing of ours but each other, so that executors, and servers of Spark
-Connect, need only pyarrow and pyspark. Only the column `key` needs synrepl there, as it knows the streams.
+The package is pickled by value: its modules import only each other, so that executors and Spark Connect
+servers need only pyarrow and pyspark. Only the column `key` needs synrepl there, for the declarations of
+streams.
 """

@@ -1,4 +1,4 @@
-"""Whether all that was planned has come: a gap in tokens is told from a loss of facts."""
+"""Completeness check of a range: detects missing facts, and accepts unused tokens."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ __all__ = ["CompletenessCheck"]
 
 
 class CompletenessCheck:
-    """Looks at the record batches of one range as they come. Raises `DataLoss`, which names what is missing.
+    """Checker of the record batches of one range. Raises `DataLoss`, which names the missing facts.
 
-    Where everything is read, serials have no holes. Where facts are chosen, each says by its `prev_token`
-    what its writer wrote before it: numbers that nobody used are no loss, a fact that is not there is.
+    In an unfiltered range serials are consecutive. In a filtered range the `prev_token` of a fact is the
+    token of its predecessor of the same writer: an unused token is not a loss, a missing predecessor is.
     """
 
     def __init__(self, planned: SerialRange, *, is_all: bool) -> None:
@@ -26,8 +26,8 @@ class CompletenessCheck:
         self._digest = planned.digest
         self._last: dict[tuple[str, str], tuple[int, int]] = {}
 
-    def saw(self, facts: Any) -> None:
-        """These facts are what comes next."""
+    def check(self, facts: Any) -> None:
+        """Check the next facts of the range."""
         if self._is_dense:
             self._check_serials(facts["serial"])
         elif self._is_chained:
@@ -35,16 +35,16 @@ class CompletenessCheck:
         self._at = facts["serial"][len(facts) - 1].as_py()
         self._digest = facts["digest"][len(facts) - 1].as_py()
 
-    def ended(self) -> None:
-        """Nothing more comes."""
+    def finish(self) -> None:
+        """Check the end of the range."""
         planned = self._planned
         if not self._is_dense:
             return
         if self._at != planned.upto:
-            raise DataLoss(f"serials {self._at + 1} to {planned.upto} did not come")
+            raise DataLoss(f"missing serials {self._at + 1} to {planned.upto}")
         if planned.end_digest is not None and self._digest != planned.end_digest:
             raise DataLoss(
-                f"the log is another one than when this was planned: the digest of serial {planned.upto} was"
+                f"the log was replaced since the range was planned: the digest of serial {planned.upto} was"
                 f" {planned.end_digest}, and is {self._digest}"
             )
 
@@ -60,10 +60,10 @@ class CompletenessCheck:
             if serial != expected:
                 break
             expected += 1
-        raise DataLoss(f"serial {serial} came where serial {expected} was to come")
+        raise DataLoss(f"received serial {serial}, expected serial {expected}")
 
     def _check_chains(self, facts: Any) -> None:
-        # Late facts claim nothing about what lies before them.
+        # Late facts have no predecessor to check.
         claiming = facts.filter(pc.less(facts["prev_token"], facts["token"]))
         names = pa.table({"stream": claiming["stream"], "writer": claiming["writer"]})
         for source in names.group_by(["stream", "writer"]).aggregate([]).to_pylist():
@@ -71,7 +71,7 @@ class CompletenessCheck:
             is_its = pc.and_(pc.equal(claiming["stream"], stream), pc.equal(claiming["writer"], writer))
             of = claiming.filter(is_its)
             claimed, tokens, epochs = of["prev_token"], of["token"], of["epoch"]
-            # What came first says of nothing here what lies before it; every other fact follows one.
+            # The predecessor of the first fact lies before the range; only later facts are checked.
             token, epoch = self._last.get((stream, writer), (claimed[0].as_py(), epochs[0].as_py()))
             before = pa.concat_arrays([pa.array([token]), tokens.slice(0, len(of) - 1)])
             epoch_before = pa.concat_arrays([pa.array([epoch]), epochs.slice(0, len(of) - 1)])
@@ -79,7 +79,7 @@ class CompletenessCheck:
             if pc.any(is_lost).as_py():
                 at = pc.index(is_lost, True).as_py()
                 raise DataLoss(
-                    f"facts of {writer} in the stream {stream} did not come: those after token"
+                    f"missing facts of writer {writer} in stream {stream}: after token"
                     f" {before[at].as_py()}, up to token {claimed[at].as_py()}"
                 )
             self._last[stream, writer] = tokens[len(of) - 1].as_py(), epochs[len(of) - 1].as_py()

@@ -1,4 +1,4 @@
-"""What the source asks a daemon, again and again while it does not answer."""
+"""HTTP client of the data source, with retries while the daemon does not respond."""
 
 import http.client
 import time
@@ -21,17 +21,17 @@ T = TypeVar("T")
 
 
 class SourceError(ReplicationError):
-    """The daemon cannot be read as it was asked to be; `code` is its word for that, if it gave one."""
+    """A request that the daemon refuses or does not answer. `code` is its error code, if any."""
 
     code = ""
 
 
 class DataLoss(SourceError):
-    """Facts that were to be read are not there any more, or not all of them came."""
+    """Facts of the requested range were trimmed or are missing from the response."""
 
 
 class SourceClient:
-    """One daemon, for one query or task. Raises `SourceError` and `DataLoss`, in words for a person."""
+    """A client of one daemon, for one query or task. Raises `SourceError` and `DataLoss`."""
 
     def __init__(
         self,
@@ -42,29 +42,29 @@ class SourceClient:
     ) -> None:
         self._options = options
         secret = None if options.secret_file is None else read_secret(options.secret_file)
-        self._asking = BlockingClient(options.url, secret=secret)
+        self._client = BlockingClient(options.url, secret=secret)
         self._pause = pause
         self._seconds = seconds
 
     def get(self, path: str, *, reader: str | None = None, **query: Any) -> Any:
-        """What it answers to this, as JSON; under the name `reader` it keeps what comes after."""
-        return self._insisting(lambda: self._asking.get_json(_path(path, query), reader=reader))
+        """Return the JSON response to a GET. Under the name `reader` the daemon retains later facts."""
+        return self._retry(lambda: self._client.get_json(_path(path, query), reader=reader))
 
     def post(self, path: str, body: bytes) -> Any:
-        """What it answers to this, which can be asked twice."""
-        return self._insisting(lambda: self._asking.post_json(path, body))
+        """Return the JSON response to a POST, which must be idempotent."""
+        return self._retry(lambda: self._client.post_json(path, body))
 
     def put(self, path: str, body: bytes) -> Any:
-        """Have it keep this."""
-        return self._insisting(lambda: self._asking.put_json(path, body))
+        """Return the JSON response to a PUT."""
+        return self._retry(lambda: self._client.put_json(path, body))
 
     def extent(self, **query: Any) -> Mapping[str, Any]:
-        """``GET /v1/extent``."""
-        found: Mapping[str, Any] = self.get("/v1/extent", **self.choice(), **query)
+        """Return the response to ``GET /v1/extent`` for the selected facts."""
+        found: Mapping[str, Any] = self.get("/v1/extent", **self.selection(), **query)
         return found
 
-    def knows(self, stream: str) -> bool:
-        """Whether there can be facts of this stream."""
+    def has_stream(self, stream: str) -> bool:
+        """Whether the daemon has this stream."""
         try:
             self.get(f"/v1/streams/{quote(stream, safe='')}/allocated")
         except SourceError as error:
@@ -73,76 +73,76 @@ class SourceClient:
             raise
         return True
 
-    def choice(self) -> dict[str, str]:
-        """The parameters that choose what is read."""
+    def selection(self) -> dict[str, str]:
+        """Return the query parameters that select streams and writers."""
         options = self._options
         chosen = {"streams": options.streams, "writers": options.writers}
         return {name: ",".join(sorted(names)) for name, names in chosen.items() if names is not None}
 
     def facts(self, *, since: int, upto: int, **query: Any) -> Iterator[Any]:
-        """Record batches of the facts with ``since < serial <= upto``, as far as they are chosen.
+        """Yield record batches of the selected facts with ``since < serial <= upto``.
 
-        Where the answer breaks off it goes on after the last fact that came.
+        If the response breaks off, the client resumes after the last received fact.
         """
-        given = self._options.retry_seconds + self._seconds()
+        deadline = self._options.retry_seconds + self._seconds()
         at = since
         while True:
             try:
                 for batch in self._batches(since=at, upto=upto, **query):
-                    given = self._options.retry_seconds + self._seconds()
+                    deadline = self._options.retry_seconds + self._seconds()
                     at = batch["serial"][len(batch) - 1].as_py()
-                    # Those hold for where it began alone.
+                    # Digest and epoch describe the start of the range only.
                     query.pop("digest", None)
                     query.pop("epoch", None)
                     yield batch
                 return
             except (ConnectError, HttpError, pa.ArrowInvalid, OSError, http.client.HTTPException) as error:
-                self._asking.close()
-                if not self._may_pass(error) or self._seconds() >= given:
-                    raise self._trouble(error) from error
+                self._client.close()
+                if not self._is_retryable(error) or self._seconds() >= deadline:
+                    raise self._source_error(error) from error
                 self._pause(PAUSE_SECONDS)
 
     def _batches(self, **query: Any) -> Iterator[Any]:
-        answer = self._asking.get_stream(
-            _path("/v1/changelog", {**self.choice(), "checksum": "false", **query}), accept=ARROW
+        response = self._client.get_stream(
+            _path("/v1/changelog", {**self.selection(), "checksum": "false", **query}), accept=ARROW
         )
-        with pa.ipc.open_stream(answer) as stream:
+        with pa.ipc.open_stream(response) as stream:
             for batch in stream:
                 if len(batch):
                     yield batch
-        # To the end of the body, or the connection could not be used again.
-        answer.read()
+        # An unread body would keep the connection from being reused.
+        response.read()
 
-    def _insisting(self, ask: Callable[[], T]) -> T:
-        until = self._seconds() + self._options.retry_seconds
+    def _retry(self, send: Callable[[], T]) -> T:
+        deadline = self._seconds() + self._options.retry_seconds
         while True:
             try:
-                return ask()
+                return send()
             except (ConnectError, HttpError) as error:
-                if not self._may_pass(error) or self._seconds() >= until:
-                    raise self._trouble(error) from error
+                if not self._is_retryable(error) or self._seconds() >= deadline:
+                    raise self._source_error(error) from error
                 self._pause(PAUSE_SECONDS)
 
     @staticmethod
-    def _may_pass(error: Exception) -> bool:
+    def _is_retryable(error: Exception) -> bool:
         if isinstance(error, HttpError):
             return error.is_retryable or bool(error.body.get("retryable"))
         return True
 
-    def _trouble(self, error: Exception) -> SourceError:
-        url = self._asking.url
+    def _source_error(self, error: Exception) -> SourceError:
+        url = self._client.url
         if isinstance(error, HttpError):
             if error.code == "trimmed":
                 return DataLoss(
-                    f"{url}: {error.message}. Facts were trimmed before they were read: read under a name"
-                    " (option reader) to have them kept, or go on without them (failOnDataLoss=false)"
+                    f"{url}: {error.message}. Facts were trimmed before they were read: set the option reader"
+                    " to retain facts until they are read, or failOnDataLoss=false to skip trimmed facts"
                 )
-            refused = SourceError(f"{url} refuses: {error.code}: {error.message}")
+            refused = SourceError(f"{url} refuses the request: {error.code}: {error.message}")
             refused.code = error.code
             return refused
-        return SourceError(f"{url} does not answer: {error}")
+        return SourceError(f"{url} does not respond: {error}")
 
 
 def _path(path: str, query: Mapping[str, Any]) -> str:
-    said = {name: value for name, value in query.items() if value is not None and value != ""}
-    return f"{path}?{urlencode(said)}" if said else path
+    given = {name: value for name, value in query.items() if value is not None and value != ""}
+    return f"{path}?{urlencode(given)}" if given else path

@@ -1,8 +1,8 @@
-"""Facts written to a daemon: staged by the tasks, made facts at a word of the driver, once.
+"""Spark sink that appends facts to a daemon: tasks stage the facts, the driver commits each batch once.
 
-A task brings what it was given to the daemon as files by checksum, which nobody sees as facts. When all
-tasks of a batch are done the driver has each of these files appended, in the order of partitions, under a key
-of the query, the batch and the file's place: a batch that Spark does again is the same facts, stored once.
+A task uploads its facts to the daemon as files by checksum, which are not facts yet. When all tasks of a
+batch have finished, the driver appends the files in the order of partitions. The idempotency key is made of
+the query, the batch, the partition and the number of the file, so that a repeated batch is stored once.
 """
 
 import hashlib
@@ -23,12 +23,12 @@ from synrepl.errors import ConfigError
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.options import SourceOptions
 
-__all__ = ["SinkBatchWriter", "SinkStreamWriter", "check_writable", "facts_of"]
+__all__ = ["SinkBatchWriter", "SinkStreamWriter", "check_writable", "build_facts"]
 
 
 @dataclass
 class StagedFacts(WriterCommitMessage):
-    """What one task has brought: the checksums of its files, in order."""
+    """The checksums of the files that a task has staged, in order."""
 
     partition: int
     files: tuple[str, ...]
@@ -36,24 +36,24 @@ class StagedFacts(WriterCommitMessage):
 
 
 def check_writable(options: SourceOptions, schema: StructType, *, overwrite: bool) -> None:
-    """Raises `ConfigError` unless rows with these columns can be facts."""
+    """Raise `ConfigError` unless rows with these columns can be appended as facts."""
     names = set(schema.names)
     if overwrite:
-        raise ConfigError("facts are only ever appended: use mode append")
+        raise ConfigError("facts can only be appended: use mode append")
     if not names & {"row", "rows"}:
-        raise ConfigError("what is written needs a column row, or rows (the JSON array of a whole fact)")
+        raise ConfigError("the frame needs a column row, or rows (the JSON array of a whole fact)")
     if "stream" not in names and options.stream is None:
-        raise ConfigError("what is written needs a column stream, or the option stream")
+        raise ConfigError("the frame needs a column stream, or the query the option stream")
 
 
-def facts_of(
+def build_facts(
     lines: Iterable[dict[str, Any]], options: SourceOptions
 ) -> Iterator[tuple[str, str | None, str]]:
-    """The facts that these lines are: stream, writer, and their rows as a JSON array.
+    """Yield the facts of these lines: stream, writer, and the rows as a JSON array.
 
-    A line with `rows` is a fact; lines with a `row` are one fact as long as their `serial` is the same, or,
-    without that column, their stream, writer and `token`; without either, each is a fact. Facts without rows
-    are left out: they say nothing but where their writer was.
+    A line with `rows` is a fact. Consecutive lines with a `row` are one fact if they have the same `serial`,
+    or, without that column, the same stream, writer and `token`; without either column, each line is a fact.
+    Facts without rows are skipped: they only certify the position of their writer.
     """
     rows: list[str] = []
     before: tuple[Any, ...] | None = None
@@ -81,9 +81,11 @@ def facts_of(
         yield stream, writer, f"[{','.join(rows)}]"
 
 
-def bodies(facts: Iterable[tuple[str, str | None, str]], most: int) -> Iterator[tuple[bytes, int]]:
-    """What ``POST /v1/facts`` takes, of at most so many facts each, and how many there are: neighbors of one
-    stream and writer go together, and the order stays."""
+def request_bodies(facts: Iterable[tuple[str, str | None, str]], most: int) -> Iterator[tuple[bytes, int]]:
+    """Yield request request_bodies for ``POST /v1/facts`` and their numbers of facts, at most `most`.
+
+    Adjacent facts of one stream and writer are grouped; the order is kept.
+    """
     appends: list[str] = []
     run: list[str] = []
     source: tuple[str, str | None] | None = None
@@ -114,14 +116,14 @@ def bodies(facts: Iterable[tuple[str, str | None, str]], most: int) -> Iterator[
 
 
 def stage(options: SourceOptions, batches: Iterable[Any]) -> StagedFacts:
-    """In a task: bring these rows to the daemon."""
+    """Upload these rows to the daemon (runs in a task)."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     daemon = SourceClient(options)
     lines = (line for batch in batches for line in batch.to_pylist())
     files, facts = [], 0
-    for body, count in bodies(facts_of(lines, options), options.batch_facts):
+    for body, count in request_bodies(build_facts(lines, options), options.batch_facts):
         sha256 = hashlib.sha256(body).hexdigest()
         daemon.put(f"/v1/files/sha256/{sha256}", body)
         files.append(sha256)
@@ -132,7 +134,7 @@ def stage(options: SourceOptions, batches: Iterable[Any]) -> StagedFacts:
 def commit(
     options: SourceOptions, query: str, batch: int, messages: Iterable[WriterCommitMessage | None]
 ) -> None:
-    """In the driver: what all tasks of a batch have brought becomes facts."""
+    """Append the staged facts of all tasks of a batch (runs in the driver)."""
     daemon = SourceClient(options)
     staged = sorted((one for one in messages if isinstance(one, StagedFacts)), key=lambda one: one.partition)
     for one in staged:
@@ -142,41 +144,45 @@ def commit(
 
 
 class SinkBatchWriter(DataSourceArrowWriter):
-    """``df.write.format("synrepl")``. Under a name (option `query`) writing the same again stores nothing."""
+    """Writer of ``df.write.format("synrepl")``, idempotent under a name (option `query`)."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._query = options.query or f"write-{uuid4().hex}"
 
     def write(self, iterator: Iterator[Any]) -> StagedFacts:
-        """In a task."""
+        """Stage the rows of a task."""
         return stage(self._options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All tasks are done."""
+        """Append the facts of all tasks."""
         commit(self._options, self._query, 0, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """What was staged is no fact, and is cleared away by the daemon."""
+        """Do nothing: the daemon removes staged facts that are never committed."""
 
 
 class SinkStreamWriter(DataSourceStreamArrowWriter):
-    """``df.writeStream.format("synrepl")``. Raises `ConfigError` without the option `query`: the name under
-    which a batch that is done again, after a restart, is known."""
+    """Writer of ``df.writeStream.format("synrepl")``. Raises `ConfigError` without the option `query`.
+
+    The name of the query identifies a batch that is repeated after a restart.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         if options.query is None:
-            raise ConfigError("a stream that is written needs the option query: a name that restarts keep")
+            raise ConfigError(
+                "a streaming write needs the option query: a name that stays the same across restarts"
+            )
         self._options = options
         self._query = options.query
 
     def write(self, iterator: Iterator[Any]) -> StagedFacts:
-        """In a task."""
+        """Stage the rows of a task."""
         return stage(self._options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """All tasks of this batch are done."""
+        """Append the facts of all tasks of this batch."""
         commit(self._options, self._query, batchId, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """What was staged is no fact, and is cleared away by the daemon."""
+        """Do nothing: the daemon removes staged facts that are never committed."""

@@ -1,4 +1,4 @@
-"""The source as Spark knows it: in batches, as a stream, and the other way, as a sink."""
+"""The Spark data source: batch reader, stream reader and sinks."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ __all__ = ["SynreplSource", "pickle_by_value", "progress", "register"]
 
 
 class RangePartition(InputPartition):
-    """What one task reads, by these options: Spark asks another copy of the reader to read than to plan."""
+    """The range that one task reads, and its options: tasks read with another copy of the reader."""
 
     def __init__(self, planned: SerialRange, options: SourceOptions) -> None:
         super().__init__(None)
@@ -45,53 +45,53 @@ class RangePartition(InputPartition):
 
 
 class SynreplSource(DataSource):
-    """``format("synrepl")``: the changelog of a daemon; its options are `options.Options`."""
+    """The data source ``format("synrepl")``: the changelog of a daemon. See `options.SourceOptions`."""
 
     @classmethod
     def name(cls) -> str:
-        """What it is called in ``format``."""
+        """Return the name for ``format``."""
         return "synrepl"
 
     def schema(self) -> str:
-        """The columns that are wanted. Raises `ConfigError` for options that make no sense."""
+        """Return the selected columns. Raises `ConfigError` for invalid options."""
         return spark_schema(read_options(self.options).columns)
 
     def reader(self, schema: StructType) -> "BatchReader":
-        """For a closed range."""
+        """Return the reader of a batch query."""
         return BatchReader(read_options(self.options))
 
     def streamReader(self, schema: StructType) -> "StreamReader":
-        """For what comes."""
+        """Return the reader of a streaming query."""
         return StreamReader(read_options(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> SinkBatchWriter:
-        """For what is written once."""
+        """Return the writer of a batch query."""
         options = read_options(self.options)
         check_writable(options, schema, overwrite=overwrite)
         return SinkBatchWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> SinkStreamWriter:
-        """For what is written as it comes."""
+        """Return the writer of a streaming query."""
         options = read_options(self.options)
         check_writable(options, schema, overwrite=overwrite)
         return SinkStreamWriter(options)
 
 
 class BatchReader(DataSourceReader):
-    """A closed range, as ``spark.read``.
+    """Reader of a closed range, for ``spark.read``.
 
-    It has no ``pushFilters``: Spark asks one reader for all uses of a frame, and keeps what the first use
-    pushed. Options choose what the daemon sends.
+    The reader has no ``pushFilters``: Spark uses one reader for all uses of a frame and keeps the filters of
+    the first use. Options select the facts that the daemon sends.
     """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Who reads which part."""
-        planning = Planner(self._options, SourceClient(self._options))
-        start, end, until = planning.closed()
-        return [RangePartition(one, self._options) for one in planning.ranges(start, end, until)]
+        """Return the partitions of the range."""
+        planner = Planner(self._options, SourceClient(self._options))
+        start, end, until = planner.closed_range()
+        return [RangePartition(one, self._options) for one in planner.ranges(start, end, until)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of this part."""
@@ -99,46 +99,46 @@ class BatchReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """What comes, as ``spark.readStream``."""
+    """Reader of a live log, for ``spark.readStream``."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._target: int | None = None
-        self._known: Planner | None = None
-        self._pacing = BatchPacer(options)
+        self._opened_planner: Planner | None = None
+        self._pacer = BatchPacer(options)
 
     @property
-    def _planning(self) -> Planner:
-        if self._known is None:
-            self._known = Planner(self._options, SourceClient(self._options))
-        return self._known
+    def _planner(self) -> Planner:
+        if self._opened_planner is None:
+            self._opened_planner = Planner(self._options, SourceClient(self._options))
+        return self._opened_planner
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a query begins that has no checkpoint."""
-        return self._planning.start().to_json()
+        """Return the offset of a query without a checkpoint."""
+        return self._planner.start().to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """`maxOffsetsPerTrigger`."""
+        """Return the limit set by `maxOffsetsPerTrigger`."""
         most = self._options.max_offsets
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Where the next micro-batch ends."""
+        """Return the end offset of the next micro-batch."""
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         at = Offset.from_json(start)
         if not self._is_due(at):
             return start
-        return self._planning.end(at, limit=most, upto=self._target).to_json()
+        return self._planner.end(at, limit=most, upto=self._target).to_json()
 
     def _is_due(self, at: Offset) -> bool:
-        """Whether there may be a micro-batch now."""
+        """Whether a micro-batch is due."""
         if self._target is not None:
             return at.serial < self._target
         least = self._options.min_offsets
-        return least is None or self._pacing.is_due(self._planning.waiting(at, least))
+        return least is None or self._pacer.is_due(self._planner.count_waiting(at, least))
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """The head of the log, for who looks at the progress of a query."""
+        """Return the head of the log, for the progress of the query."""
         daemon = SourceClient(self._options)
         head = daemon.extent(limit=1, compacted="true")["head"]
         found = daemon.get("/v1/digests", serials=head)
@@ -150,28 +150,33 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What there is now is all that this query reads."""
+        """Make the current head the end of this query."""
         self._target = int(SourceClient(self._options).extent(limit=1, compacted="true")["head"])
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Who reads which part of a micro-batch."""
+        """Return the partitions of a micro-batch."""
         at, to = Offset.from_json(start), Offset.from_json(end)
-        return [RangePartition(one, self._options) for one in self._planning.ranges(at, to, {})]
+        return [RangePartition(one, self._options) for one in self._planner.ranges(at, to, {})]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of this part."""
         return _read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """All up to there was dealt with; the lease moves on when the next batch is asked for."""
+        """Do nothing: the lease advances when the next batch is requested."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tasks are sent the reader, and have no use for the connection of its planning.
-        return {"_options": self._options, "_target": self._target, "_known": None, "_pacing": self._pacing}
+        # Tasks receive the reader, but not the connection of its planner.
+        return {
+            "_options": self._options,
+            "_target": self._target,
+            "_opened_planner": None,
+            "_pacer": self._pacer,
+        }
 
 
 def _read(partition: InputPartition) -> Iterator[Any]:
-    # Spark makes a partition of its own where there is none.
+    # Spark creates a partition of its own if there is none.
     if not isinstance(partition, RangePartition):
         return iter(())
     return read_range(partition.planned, partition.options, SourceClient(partition.options))
@@ -179,15 +184,15 @@ def _read(partition: InputPartition) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class ReaderLag:
-    """How far a query is behind its daemon, in facts and in seconds."""
+    """The lag of a query behind its daemon, in facts and in seconds."""
 
     facts: int
     seconds: float
 
 
-def progress(told: Mapping[str, Any], now_ms: int) -> ReaderLag | None:
-    """How far behind a query is, by its ``lastProgress``; None if that has nothing of this source."""
-    for source in told.get("sources", ()):
+def progress(last_progress: Mapping[str, Any], now_ms: int) -> ReaderLag | None:
+    """Return the lag of a query from its ``lastProgress``; None if it has no source of this kind."""
+    for source in last_progress.get("sources", ()):
         try:
             end, latest = (_offset(source[name]) for name in ("endOffset", "latestOffset"))
         except (KeyError, TypeError, ValueError):
@@ -198,15 +203,15 @@ def progress(told: Mapping[str, Any], now_ms: int) -> ReaderLag | None:
     return None
 
 
-def _offset(told: Any) -> Offset:
-    return Offset.from_json(json.loads(told) if isinstance(told, str) else told)
+def _offset(value: Any) -> Offset:
+    return Offset.from_json(json.loads(value) if isinstance(value, str) else value)
 
 
 def register(spark: "SparkSession") -> None:
-    """Make ``format("synrepl")`` known to this session, if it is not known yet.
+    """Register ``format("synrepl")`` in this session, unless it is registered already.
 
-    A session finds the source by itself where synrepl is installed for the Python of its driver. Elsewhere,
-    such as on a server of Spark Connect, nothing of ours need be installed: the source travels by value.
+    A session finds the source by itself if synrepl is installed for the Python of its driver. A Spark Connect
+    server needs no installation: the source is pickled by value.
     """
     from pyspark.errors import AnalysisException
 
@@ -214,13 +219,13 @@ def register(spark: "SparkSession") -> None:
     try:
         spark.dataSource.register(SynreplSource)
     except AnalysisException as error:
-        # Spark replaces what was registered, but not what it has found by itself.
+        # Spark replaces a registered source, but not a source that it has found by itself.
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
 
 
 def pickle_by_value() -> None:
-    """Have PySpark send the source as code, so that tasks need not import it."""
+    """Make PySpark pickle the source by value, so that tasks need not import it."""
     from pyspark import cloudpickle as pickling
 
     import synrepl.errors

@@ -1,12 +1,12 @@
-"""Offsets: how far a reader is, as plain JSON that people can read in a checkpoint.
+"""Offsets of a reader, as JSON that is readable in a checkpoint.
 
 ::
 
     {"version": 1, "epoch": 1, "serial": 4711, "digest": "5a...", "history": "6f...",
      "clock": {"events": {"master": 53}}, "committed_at_ms": 1795238819609}
 
-The serial says it all: everything up to it was read. Epoch, digest and history prove that it is a place in
-the log that is asked; the clock tells the same in tokens, for people, and for who goes on with another tool.
+Everything up to the serial was read. Epoch, digest and history prove that the offset belongs to the log of
+the daemon. The clock is the same position in tokens, for operators and other tools.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any, Final, TypeGuard
 
 from synrepl.errors import ConfigError
 
-__all__ = ["EARLIEST", "LATEST", "BadOffset", "Clock", "Offset", "OffsetRequest", "read_wish"]
+__all__ = ["EARLIEST", "LATEST", "BadOffset", "Clock", "Offset", "OffsetRequest", "parse_offset_request"]
 
 VERSION: Final = 1
 EARLIEST: Final = "earliest"
@@ -26,14 +26,14 @@ Clock = Mapping[str, Mapping[str, int]]
 
 
 class BadOffset(ConfigError):
-    """This is no offset."""
+    """An invalid offset."""
 
 
 @dataclass(frozen=True)
 class Offset:
-    """Everything up to `serial` was read; `clock` has the highest token of each writer among it.
+    """A position: everything up to `serial` was read; `clock` has the highest token read of each writer.
 
-    What comes next of the writers in `skip` was read elsewhere, up to their serial there.
+    Facts of a writer in `skip` were read before, up to the serial given there.
     """
 
     serial: int
@@ -45,9 +45,9 @@ class Offset:
     skip: Clock = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As Spark keeps it."""
-        told: dict[str, Any] = {"skip": self.skip} if self.skip else {}
-        return told | {
+        """Return the JSON object for Spark's checkpoint."""
+        skip: dict[str, Any] = {"skip": self.skip} if self.skip else {}
+        return skip | {
             "version": VERSION,
             "epoch": self.epoch,
             "serial": self.serial,
@@ -59,18 +59,18 @@ class Offset:
 
     @classmethod
     def from_json(cls, value: Any) -> "Offset":
-        """The reverse. Raises `BadOffset`, in words."""
+        """Parse the JSON object of a checkpoint. Raises `BadOffset`."""
         if not isinstance(value, dict):
-            raise BadOffset(f"an offset is an object, not {json.dumps(value)[:80]}")
+            raise BadOffset(f"an offset must be an object, not {json.dumps(value)[:80]}")
         version = value.get("version")
         if version != VERSION:
-            raise BadOffset(f"an offset of version {version!r}; this release knows version {VERSION}")
+            raise BadOffset(f"the offset has version {version!r}; this release supports version {VERSION}")
         serial, epoch = value.get("serial"), value.get("epoch", 1)
         digest, history = value.get("digest"), value.get("history", "")
-        if not _is_whole(serial, 0) or not _is_whole(epoch, 1):
-            raise BadOffset(f"serial and epoch of an offset are whole numbers, not {serial!r} and {epoch!r}")
+        if not _is_integer(serial, 0) or not _is_integer(epoch, 1):
+            raise BadOffset(f"serial and epoch must be whole numbers, not {serial!r} and {epoch!r}")
         if not isinstance(digest, str | None) or not isinstance(history, str):
-            raise BadOffset("digest and history of an offset are texts")
+            raise BadOffset("digest and history of an offset must be strings")
         at_ms = value.get("committed_at_ms", 0)
         return cls(
             serial=serial,
@@ -78,12 +78,12 @@ class Offset:
             digest=digest,
             history=history,
             clock=_clock(value.get("clock", {})),
-            committed_at_ms=at_ms if _is_whole(at_ms, 0) else 0,
+            committed_at_ms=at_ms if _is_integer(at_ms, 0) else 0,
             skip=_clock(value.get("skip", {})),
         )
 
-    def reached(self, found: Mapping[str, Any]) -> "Offset":
-        """Where a reader is after what ``GET /v1/extent`` has found from here on. No token ever goes back."""
+    def advance(self, found: Mapping[str, Any]) -> "Offset":
+        """Return the offset after the range that ``GET /v1/extent`` found. Tokens never go back."""
         clock = {stream: dict(of) for stream, of in self.clock.items()}
         for stream, writers in found["clock"].items():
             known = clock.setdefault(stream, {})
@@ -108,7 +108,7 @@ class Offset:
 
 @dataclass(frozen=True)
 class OffsetRequest:
-    """What a user says of where to begin or end: one of these. `at_ms` is a moment, in Unix milliseconds."""
+    """A requested start or end: exactly one of these. `at_ms` is in Unix milliseconds."""
 
     word: str = ""
     offset: Offset | None = None
@@ -116,17 +116,19 @@ class OffsetRequest:
     at_ms: int | None = None
 
 
-def read_wish(name: str, text: str) -> OffsetRequest:
-    """`earliest`, `latest`, a serial, an offset, or tokens as Kafka's source has them: ``{stream: {writer:
-    token}}``, with -2 for the earliest and -1 for the latest. Raises `BadOffset`.
+def parse_offset_request(name: str, text: str) -> OffsetRequest:
+    """Parse `earliest`, `latest`, a serial, an offset, or tokens. Raises `BadOffset`.
+
+    Tokens are ``{stream: {writer: token}}``, with -2 for the earliest and -1 for the latest, as in the Kafka
+    source.
     """
     if text.strip().lower() in (EARLIEST, LATEST):
         return OffsetRequest(word=text.strip().lower())
     try:
         value = json.loads(text)
     except ValueError:
-        raise BadOffset(f"{name} is earliest, latest, a serial, or JSON; not {text[:80]!r}") from None
-    if _is_whole(value, 0):
+        raise BadOffset(f"{name} must be earliest, latest, a serial, or JSON, not {text[:80]!r}") from None
+    if _is_integer(value, 0):
         return OffsetRequest(offset=Offset(serial=value))
     if isinstance(value, dict) and "version" in value:
         return OffsetRequest(offset=Offset.from_json(value))
@@ -135,14 +137,14 @@ def read_wish(name: str, text: str) -> OffsetRequest:
 
 def _clock(value: Any, *, lowest: int = -(2**63)) -> dict[str, dict[str, int]]:
     if not isinstance(value, dict) or not all(isinstance(of, dict) for of in value.values()):
-        raise BadOffset(f"positions are {{stream: {{writer: token}}}}, not {json.dumps(value)[:80]}")
+        raise BadOffset(f"positions must be {{stream: {{writer: token}}}}, not {json.dumps(value)[:80]}")
     for stream, writers in value.items():
         for writer, token in writers.items():
-            if not _is_whole(token, lowest):
-                raise BadOffset(f"the position of {writer} in {stream} is a whole number, not {token!r}")
+            if not _is_integer(token, lowest):
+                raise BadOffset(f"the position of {writer} in {stream} must be a whole number, not {token!r}")
     return {stream: dict(writers) for stream, writers in value.items() if writers}
 
 
-def _is_whole(value: Any, lowest: int) -> TypeGuard[int]:
-    # bool is an int to Python, but true is no token.
+def _is_integer(value: Any, lowest: int) -> TypeGuard[int]:
+    # bool is a subclass of int, but true is not a token.
     return isinstance(value, int) and not isinstance(value, bool) and lowest <= value < 2**63

@@ -1,4 +1,4 @@
-"""The options of the source and of the writer, under the names that Kafka's source made usual."""
+"""Options of the data source and the sink, named like those of Spark's Kafka source."""
 
 import re
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from synrepl.errors import ConfigError
-from synrepl.pipeline.source.offsets import EARLIEST, LATEST, OffsetRequest, read_wish
+from synrepl.pipeline.source.offsets import EARLIEST, LATEST, OffsetRequest, parse_offset_request
 from synrepl.pipeline.source.schema import COLUMNS
 
 __all__ = ["SourceOptions", "read_options"]
@@ -47,16 +47,17 @@ HEAD: Final = OffsetRequest(word=LATEST)
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What a query says of what it reads, or where it writes.
+    """The options of a query.
 
-    `streams` and `writers` choose (None: all), and `columns` says which columns there are, in this order.
-    `max_offsets` facts at most make a micro-batch, and about `max_bytes` of their rows, but no fact is split;
-    it waits until there are `min_offsets`, or for `max_delay_seconds`. Ranges of more than
-    `facts_per_partition` are shared by several tasks, at least `min_partitions` in any case. With
-    `compacted`, what a trimmed log has left of its beginning is read as well. Under the name `reader` the
-    daemon keeps what is not read yet. What the daemon does not answer is asked again for `retry_seconds`.
-    For the writer: `stream` and `writer` of facts that do not say them, the name of the `query`, and how many
-    facts go together.
+    `streams` and `writers` filter facts (None: all); `columns` are the columns, in order. A micro-batch has
+    at most `max_offsets` facts and about `max_bytes` of rows, but a fact is never split; it starts when
+    `min_offsets` facts are waiting, or after `max_delay_seconds`. A range of more than `facts_per_partition`
+    facts is split among tasks; there are at least `min_partitions`. With `compacted` the remaining facts of
+    the trimmed part are read too. Under the name `reader` the daemon retains unread facts. Failed requests
+    are retry_late_workers for `retry_seconds`.
+
+    For the sink: `stream` and `writer` are the defaults for rows without these columns, `query` is the name
+    of the query, and `batch_facts` the number of facts per request.
     """
 
     url: str
@@ -83,44 +84,44 @@ class SourceOptions:
 
 
 def read_options(given: Mapping[str, str]) -> SourceOptions:
-    """What these options say; names are in any case. Raises `ConfigError` at the first that is wrong."""
+    """Parse options, whose names are case-insensitive. Raises `ConfigError`."""
     by_name = {name.lower(): name for name in KNOWN}
-    said: dict[str, str] = {}
+    values: dict[str, str] = {}
     for name, value in given.items():
         if name.lower() not in by_name:
-            # Spark has options of its own that reach every source, such as `path`.
+            # Spark passes its own options, such as `path`, to every source.
             continue
-        said[by_name[name.lower()]] = value
-    if "url" not in said:
-        raise ConfigError("the source synrepl needs the option url, such as http://127.0.0.1:9093")
-    columns = _names(said.get("columns")) or COLUMNS
+        values[by_name[name.lower()]] = value
+    if "url" not in values:
+        raise ConfigError("the data source synrepl needs the option url, such as http://127.0.0.1:9093")
+    columns = _names(values.get("columns")) or COLUMNS
     for column in columns:
         if column not in COLUMNS:
-            raise ConfigError(f"there is no column {column!r}; there are {', '.join(COLUMNS)}")
+            raise ConfigError(f"there is no column {column!r}; the columns are {', '.join(COLUMNS)}")
     if len(set(columns)) < len(columns):
         raise ConfigError(f"a column is named twice in {', '.join(columns)}")
     return SourceOptions(
-        url=said["url"],
-        secret_file=said.get("secretFile"),
-        streams=_chosen(said.get("streams")),
-        writers=_chosen(said.get("writers")),
+        url=values["url"],
+        secret_file=values.get("secretFile"),
+        streams=_name_set(values.get("streams")),
+        writers=_name_set(values.get("writers")),
         columns=columns,
-        starting=_wish(said, "starting", EARLIEST),
-        ending=_wish(said, "ending", LATEST),
-        max_offsets=_whole(said, "maxOffsetsPerTrigger", None),
-        min_offsets=_whole(said, "minOffsetsPerTrigger", None),
-        max_delay_seconds=_seconds(said, "maxTriggerDelay", "15m"),
-        max_bytes=_whole(said, "maxBytesPerTrigger", None),
-        fail_on_data_loss=_flag(said, "failOnDataLoss", True),
-        min_partitions=_whole(said, "minPartitions", 1) or 1,
-        facts_per_partition=_whole(said, "factsPerPartition", FACTS_PER_PARTITION) or FACTS_PER_PARTITION,
-        compacted=_flag(said, "compacted", False),
-        reader=said.get("reader"),
-        retry_seconds=_whole(said, "retrySeconds", RETRY_SECONDS, lowest=0) or 0,
-        stream=said.get("stream"),
-        writer=said.get("writer"),
-        query=said.get("query"),
-        batch_facts=_whole(said, "batchFacts", BATCH_FACTS) or BATCH_FACTS,
+        starting=_offset_request(values, "starting", EARLIEST),
+        ending=_offset_request(values, "ending", LATEST),
+        max_offsets=_integer(values, "maxOffsetsPerTrigger", None),
+        min_offsets=_integer(values, "minOffsetsPerTrigger", None),
+        max_delay_seconds=_seconds(values, "maxTriggerDelay", "15m"),
+        max_bytes=_integer(values, "maxBytesPerTrigger", None),
+        fail_on_data_loss=_flag(values, "failOnDataLoss", True),
+        min_partitions=_integer(values, "minPartitions", 1) or 1,
+        facts_per_partition=_integer(values, "factsPerPartition", FACTS_PER_PARTITION) or FACTS_PER_PARTITION,
+        compacted=_flag(values, "compacted", False),
+        reader=values.get("reader"),
+        retry_seconds=_integer(values, "retrySeconds", RETRY_SECONDS, lowest=0) or 0,
+        stream=values.get("stream"),
+        writer=values.get("writer"),
+        query=values.get("query"),
+        batch_facts=_integer(values, "batchFacts", BATCH_FACTS) or BATCH_FACTS,
     )
 
 
@@ -128,37 +129,39 @@ def _names(text: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
-def _chosen(text: str | None) -> frozenset[str] | None:
+def _name_set(text: str | None) -> frozenset[str] | None:
     return frozenset(_names(text)) or None
 
 
-def _whole(said: Mapping[str, str], name: str, default: int | None, *, lowest: int = 1) -> int | None:
-    text = said.get(name)
+def _integer(values: Mapping[str, str], name: str, default: int | None, *, lowest: int = 1) -> int | None:
+    text = values.get(name)
     if text is None:
         return default
     if not text.strip().isdecimal() or int(text) < lowest:
-        raise ConfigError(f"the option {name} is a whole number from {lowest} on, not {text[:40]!r}")
+        raise ConfigError(f"the option {name} must be a whole number of at least {lowest}, not {text[:40]!r}")
     return int(text)
 
 
-def _wish(said: Mapping[str, str], which: str, default: str) -> OffsetRequest:
-    """Where to begin, or end. A moment goes before offsets, as with Kafka's source."""
-    at_ms = _whole(said, f"{which}Timestamp", None, lowest=0)
+def _offset_request(values: Mapping[str, str], which: str, default: str) -> OffsetRequest:
+    """Parse a start or end position. A timestamp overrides offsets, as in the Kafka source."""
+    at_ms = _integer(values, f"{which}Timestamp", None, lowest=0)
     if at_ms is not None:
         return OffsetRequest(at_ms=at_ms)
-    return read_wish(f"{which}Offsets", said.get(f"{which}Offsets", default))
+    return parse_offset_request(f"{which}Offsets", values.get(f"{which}Offsets", default))
 
 
-def _seconds(said: Mapping[str, str], name: str, default: str) -> float:
-    text = said.get(name, default)
+def _seconds(values: Mapping[str, str], name: str, default: str) -> float:
+    text = values.get(name, default)
     found = re.fullmatch(r"(\d{1,9}) ?(ms|s|m|h|d)", text.strip().lower())
     if found is None:
-        raise ConfigError(f"the option {name} is a time such as 15m, 30s or 500ms, not {text[:40]!r}")
+        raise ConfigError(
+            f"the option {name} must be a duration such as 15m, 30s or 500ms, not {text[:40]!r}"
+        )
     return int(found[1]) * UNIT_SECONDS[found[2]]
 
 
-def _flag(said: Mapping[str, str], name: str, default: bool) -> bool:
-    text = said.get(name, str(default)).strip().lower()
+def _flag(values: Mapping[str, str], name: str, default: bool) -> bool:
+    text = values.get(name, str(default)).strip().lower()
     if text not in ("true", "false"):
-        raise ConfigError(f"the option {name} is true or false, not {text[:40]!r}")
+        raise ConfigError(f"the option {name} must be true or false, not {text[:40]!r}")
     return text == "true"

@@ -1,4 +1,4 @@
-"""Whether a micro-batch is worth while: there is enough for it, or what there is has waited long enough."""
+"""Pacing of micro-batches: a batch is due with enough facts, or after the maximum delay."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ __all__ = ["BatchPacer"]
 
 
 class BatchPacer:
-    """Of one query. Its first micro-batch is due at once: how long facts have waited for it is not known."""
+    """The pacer of one query. The first micro-batch is due at once, as the age of its facts is unknown."""
 
     def __init__(self, options: SourceOptions, *, seconds: Callable[[], float] = time.monotonic) -> None:
         self._options = options
@@ -17,7 +17,7 @@ class BatchPacer:
         self._began: float | None = None
 
     def is_due(self, waiting: int) -> bool:
-        """Whether to begin one now, with so many facts that wait; then it counts as begun."""
+        """Whether to start a micro-batch now, with `waiting` facts. If so, the delay starts again."""
         enough, now = self._options.min_offsets, self._seconds()
         if enough is not None and waiting < enough:
             is_late = self._began is None or now - self._began >= self._options.max_delay_seconds

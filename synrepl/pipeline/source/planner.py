@@ -1,4 +1,4 @@
-"""From what a user says and what a daemon has to ranges that tasks read."""
+"""Planner of a query: resolves offsets, and splits the log into ranges for tasks."""
 
 import logging
 from collections.abc import Sequence
@@ -11,110 +11,111 @@ import pyarrow.compute as pc
 from synrepl.pipeline.source.daemon_client import DataLoss, SourceClient
 from synrepl.pipeline.source.offsets import EARLIEST, LATEST, Clock, Offset
 from synrepl.pipeline.source.options import SourceOptions
-from synrepl.pipeline.source.ranges import SerialRange, cuts
+from synrepl.pipeline.source.ranges import SerialRange, split_range
 
 __all__ = ["Planner"]
 
 MAX_SERIALS: Final = 1_000
-"""Digests that are asked for at once."""
+"""Maximum number of digests per request."""
 
 LIKELY_BYTES: Final = 100
-"""Of a fact's rows, until some were seen."""
+"""Assumed size of the rows of a fact, until facts were measured."""
 
 FROM_EARLIEST: Final = -2
 FROM_LATEST: Final = -1
-"""In place of a token, as in Kafka's source."""
+"""Special tokens, as in the Kafka source."""
 
 _log = logging.getLogger("synrepl.pipeline")
 
 
 class Planner:
-    """Plans what one query reads. Asks the daemon; reads nothing itself, but where tokens are to be found."""
+    """Planner of one query. Requests metadata of the daemon; reads facts only to locate tokens."""
 
     def __init__(self, options: SourceOptions, daemon: SourceClient) -> None:
         self._options = options
         self._daemon = daemon
         self._fact_bytes = LIKELY_BYTES
 
-    # -- where to begin and end ----------------------------------------------------------------------------
+    # -- offsets -------------------------------------------------------------------------------------------
 
     def start(self) -> Offset:
-        """Where a query begins that has read nothing yet."""
+        """Return the start offset of a query that has read no facts yet."""
         options = self._options
-        wish = options.starting
-        if wish.offset is not None:
-            return self._proved(wish.offset)
-        trimmed_upto = 0 if options.compacted else self._begin()
-        if wish.word == LATEST:
+        request = options.starting
+        if request.offset is not None:
+            return self._with_proof(request.offset)
+        trimmed_upto = 0 if options.compacted else self._trimmed_upto()
+        if request.word == LATEST:
             return self.last(Offset(serial=trimmed_upto), None)
-        if wish.at_ms is not None:
-            return self._proved(Offset(serial=self._serial_before(wish.at_ms, trimmed_upto)))
-        if wish.clock is None:
-            return self._proved(Offset(serial=trimmed_upto))
-        skip, head = self._serials(wish.clock, trimmed_upto)
+        if request.at_ms is not None:
+            return self._with_proof(Offset(serial=self._serial_before(request.at_ms, trimmed_upto)))
+        if request.clock is None:
+            return self._with_proof(Offset(serial=trimmed_upto))
+        skip, head = self._serial_limits(request.clock, trimmed_upto)
         if all(writer in skip.get(stream, {}) for stream, of in head["clock"].items() for writer in of):
             trimmed_upto = min([head["serial"], *(serial for of in skip.values() for serial in of.values())])
-        return self._proved(Offset(serial=max(trimmed_upto, 0), clock=wish.clock, skip=skip))
+        return self._with_proof(Offset(serial=max(trimmed_upto, 0), clock=request.clock, skip=skip))
 
     def end(self, start: Offset, *, limit: int | None, upto: int | None = None) -> Offset:
-        """The furthest place from there, after at most `limit` facts, not beyond the serial `upto`."""
-        found = self._fitting(start, limit, upto)
+        """Return the furthest offset after `start`: at most `limit` facts, not beyond the serial `upto`."""
+        found = self._limited_extent(start, limit, upto)
         if not found["facts"] and found["serial"] - start.serial < self._options.facts_per_partition:
-            # Of what is not wanted, a little makes no progress.
+            # A short range without selected facts is not worth a micro-batch.
             return start
-        return start.reached(found)
+        return start.advance(found)
 
-    def waiting(self, start: Offset, most: int) -> int:
-        """How many facts come after it, as far as they matter."""
+    def count_waiting(self, start: Offset, most: int) -> int:
+        """Return the number of facts after `start`, at most `most`."""
         return int(self._extent(start, limit=most)["facts"])
 
-    def _fitting(self, start: Offset, limit: int | None, upto: int | None) -> Any:
-        """What lies from there on, about as many bytes as are wanted at most. A fact is never split."""
+    def _limited_extent(self, start: Offset, limit: int | None, upto: int | None) -> Any:
+        """Return the extent after `start`, of about `max_bytes` at most. A fact is never split."""
         most = self._options.max_bytes
         if most is None:
             return self._extent(start, limit=limit, upto=upto)
         fits: Any = None
         is_over = False
-        asked = most // self._fact_bytes
+        count = most // self._fact_bytes
         while True:
-            asked = max(1, asked if limit is None else min(asked, limit))
-            found = self._extent(start, limit=asked, upto=upto)
+            count = max(1, count if limit is None else min(count, limit))
+            found = self._extent(start, limit=count, upto=upto)
             facts, size = found["facts"], max(1, found["bytes"])
             if size > most and facts > 1:
                 is_over = True
-                asked = max(facts * most // size, facts // 4)
-                if fits is not None and asked <= fits["facts"]:
+                count = max(facts * most // size, facts // 4)
+                if fits is not None and count <= fits["facts"]:
                     return fits
                 continue
             if facts:
                 self._fact_bytes = max(1, size // facts)
-            if is_over or facts < asked or asked == limit or 2 * size > most:
+            if is_over or facts < count or count == limit or 2 * size > most:
                 return found
-            fits, asked = found, facts * most // size
+            fits, count = found, facts * most // size
 
     def last(self, start: Offset, upto: int | None) -> Offset:
-        """The head, or where the log is at the serial `upto`."""
+        """Return the offset of the head, or of the serial `upto`."""
         return (
             start
             if upto is not None and upto <= start.serial
-            else start.reached(self._extent(start, upto=upto))
+            else start.advance(self._extent(start, upto=upto))
         )
 
-    def closed(self) -> tuple[Offset, Offset, Clock]:
-        """Where a query over a closed range begins and ends; and up to which serial some writers are read."""
-        start, wish = self.start(), self._options.ending
-        if wish.word == EARLIEST:
+    def closed_range(self) -> tuple[Offset, Offset, Clock]:
+        """Return start and end of a closed range, and the last serial of writers that end earlier."""
+        start, request = self.start(), self._options.ending
+        if request.word == EARLIEST:
             return start, start, {}
-        upto = None if wish.offset is None else wish.offset.serial
-        if wish.at_ms is not None:
-            upto = self._serial_before(wish.at_ms, start.serial)
+        upto = None if request.offset is None else request.offset.serial
+        if request.at_ms is not None:
+            upto = self._serial_before(request.at_ms, start.serial)
         end = self.last(start, upto)
-        until = {} if wish.clock is None else self._serials(wish.clock, start.serial)[0]
+        until = {} if request.clock is None else self._serial_limits(request.clock, start.serial)[0]
         return start, end, until
 
     def _serial_before(self, at_ms: int, trimmed_upto: int) -> int:
-        """The serial after which the first fact comes that was committed then, or later; the head if there is
-        none. Commits ascend in time, unless somebody has set the clock back.
+        """Return the serial before the first fact committed at `at_ms` or later; the head if there is none.
+
+        A binary search: commit times ascend, unless the clock of the daemon was set back.
         """
         low = trimmed_upto
         high = max(trimmed_upto, self._daemon.extent(limit=1, compacted="true")["head"])
@@ -127,12 +128,12 @@ class Planner:
                 low = found["serial"]
         return low
 
-    def _begin(self) -> int:
-        """The serial up to which the log was trimmed."""
+    def _trimmed_upto(self) -> int:
+        """Return the serial up to which the log was trimmed."""
         return int(self._daemon.extent(limit=1, compacted="true")["trimmed_upto"])
 
-    def _proved(self, offset: Offset) -> Offset:
-        """With the digest there, and whose history it is."""
+    def _with_proof(self, offset: Offset) -> Offset:
+        """Return the offset with its digest and history."""
         if offset.history and offset.digest is not None:
             return offset
         found = self._daemon.get("/v1/digests", serials=offset.serial)
@@ -151,21 +152,22 @@ class Planner:
                 digest=start.digest,
                 history=start.history,
                 compacted="true" if compacted else None,
-                # What comes after it is kept; tasks must not say so, as they read what comes later.
+                # The lease of `reader` retains facts after this position. Tasks read later ones, so they do
+                # not set it.
                 reader=self._options.reader,
                 **query,
             )
         except DataLoss as loss:
             if self._options.fail_on_data_loss:
                 raise
-            trimmed_upto = self._begin()
-            _log.warning("%s; going on after serial %d", loss, trimmed_upto)
+            trimmed_upto = self._trimmed_upto()
+            _log.warning("%s; continuing after serial %d", loss, trimmed_upto)
             return self._daemon.extent(since=trimmed_upto, **query)
 
-    def _serials(self, clock: Clock, trimmed_upto: int) -> tuple[dict[str, dict[str, int]], Any]:
-        """Up to which serial each of these writers has written no token beyond its own here; and the head.
+    def _serial_limits(self, clock: Clock, trimmed_upto: int) -> tuple[dict[str, dict[str, int]], Any]:
+        """Return for each writer of `clock` the last serial up to its token, and the extent of the log.
 
-        The daemon is read for it, from `begin` on, once a query.
+        Reads the facts of the writers from the daemon, once per query.
         """
         head = self._daemon.extent(since=trimmed_upto, compacted="true")
         found: dict[str, dict[str, int]] = {}
@@ -185,12 +187,12 @@ class Planner:
                 found.setdefault(stream, {})[writer] = serial
         return found, head
 
-    # -- who reads what ------------------------------------------------------------------------------------
+    # -- ranges --------------------------------------------------------------------------------------------
 
     def ranges(self, start: Offset, end: Offset, until: Clock) -> list[SerialRange]:
-        """The tasks that read what lies between the two, about as much each."""
+        """Return the ranges of the tasks between two offsets, of about equal size."""
         options = self._options
-        serials = cuts(
+        serials = split_range(
             start.serial,
             end.serial,
             facts=end.serial - start.serial,
@@ -199,7 +201,7 @@ class Planner:
         )
         digests = self._digests(serials)
         may_lack = options.compacted or not options.fail_on_data_loss
-        trimmed_upto = self._begin() if may_lack else 0
+        trimmed_upto = self._trimmed_upto() if may_lack else 0
         return [
             SerialRange(
                 after=after,
@@ -218,6 +220,6 @@ class Planner:
         found: dict[int, str | None] = {}
         for first in range(0, len(serials), MAX_SERIALS):
             some = ",".join(map(str, serials[first : first + MAX_SERIALS]))
-            told = self._daemon.get("/v1/digests", serials=some)["digests"]
-            found.update((int(serial), digest) for serial, digest in told.items())
+            digests = self._daemon.get("/v1/digests", serials=some)["digests"]
+            found.update((int(serial), digest) for serial, digest in digests.items())
         return found

@@ -1,4 +1,4 @@
-"""What a task does: one range of the log, as record batches of rows."""
+"""Reader of one range of the log, as record batches of rows (runs in a task)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,16 +10,16 @@ from synrepl.pipeline.source.completeness import CompletenessCheck
 from synrepl.pipeline.source.daemon_client import SourceClient, SourceError
 from synrepl.pipeline.source.options import SourceOptions
 from synrepl.pipeline.source.ranges import SerialRange
-from synrepl.pipeline.source.rows import exploded
+from synrepl.pipeline.source.rows import explode
 from synrepl.pipeline.source.schema import row_schema
 
 __all__ = ["read_range"]
 
 
 def read_range(planned: SerialRange, options: SourceOptions, daemon: SourceClient) -> Iterator[Any]:
-    """The rows of this range, in order of serial and seq. Raises `DataLoss` unless all of it came."""
+    """Yield the rows of a range, ordered by serial and seq. Raises `DataLoss` if facts are missing."""
     is_all = options.streams is None and options.writers is None
-    checking = CompletenessCheck(planned, is_all=is_all)
+    completeness = CompletenessCheck(planned, is_all=is_all)
     add_keys = _keys() if "key" in options.columns else None
     schema = row_schema(options.columns)
     for facts in daemon.facts(
@@ -29,19 +29,19 @@ def read_range(planned: SerialRange, options: SourceOptions, daemon: SourceClien
         digest=None if planned.compacted else planned.digest,
         compacted="true" if planned.compacted else None,
     ):
-        checking.saw(facts)
-        wanted = _within(facts, planned)
-        if not len(wanted):
+        completeness.check(facts)
+        selected = _within(facts, planned)
+        if not len(selected):
             continue
-        rows = exploded(wanted)
+        rows = explode(selected)
         if add_keys is not None:
             rows = add_keys(rows)
         yield pa.record_batch([rows[name] for name in options.columns], schema=schema)
-    checking.ended()
+    completeness.finish()
 
 
 def _within(facts: Any, planned: SerialRange) -> Any:
-    """Without what was read elsewhere, and what is not wanted any more."""
+    """Drop the facts of writers that were read before, and those beyond the end of their writer."""
     for limits, is_out in ((planned.skip, pc.less_equal), (planned.until, pc.greater)):
         for stream, writers in limits.items():
             for writer, serial in writers.items():
@@ -55,7 +55,7 @@ def _keys() -> Any:
         from synrepl.pipeline.keys import KeyExtractor
     except ImportError as error:
         raise SourceError(
-            f"the column key needs synrepl where tasks run ({error}): install it there, or choose the columns"
-            " without key (option columns)"
+            f"the column key needs synrepl on the executors ({error}): install it there, or leave key out of"
+            " the option columns"
         ) from error
-    return KeyExtractor().added
+    return KeyExtractor().with_keys

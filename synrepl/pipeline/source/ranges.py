@@ -1,20 +1,20 @@
-"""Plans: which task reads which serials."""
+"""Ranges of serials, one per task."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from synrepl.pipeline.source.offsets import Clock
 
-__all__ = ["SerialRange", "cuts"]
+__all__ = ["SerialRange", "split_range"]
 
 
 @dataclass(frozen=True)
 class SerialRange:
     """The facts with ``after < serial <= upto``.
 
-    `history` and `digest`, the one at `after`, prove that it is the same log; `end_digest` is that at `upto`,
-    where these are known. A `compacted` range may have holes, as its log was trimmed. Of a writer in `skip`
-    what comes up to that serial is left out, of one in `until` what comes after it.
+    `history` and `digest` (at `after`) prove that the log is the planned one; `end_digest` is the digest at
+    `upto`, if known. A `compacted` range of a trimmed log may have holes. Facts of a writer in `skip` are
+    dropped up to that serial, facts of a writer in `until` after that serial.
     """
 
     after: int
@@ -27,11 +27,11 @@ class SerialRange:
     until: Clock = field(default_factory=dict)
 
 
-def cuts(after: int, upto: int, *, facts: int, at_least: int, at_most_each: int) -> Sequence[int]:
-    """The serials at which ``(after, upto]`` is cut, both ends included: in equal parts, none of them empty.
+def split_range(after: int, upto: int, *, facts: int, at_least: int, at_most_each: int) -> Sequence[int]:
+    """Return the bounds that split ``(after, upto]`` into equal, non-empty parts, both ends included.
 
-    `facts` are wanted of it: as many parts as hold `at_most_each` of them, and `at_least` so many, if there
-    are as many serials.
+    There are enough parts that each of them has at most `at_most_each` of the `facts`, and at least
+    `at_least` parts, if there are as many serials.
     """
     serials = upto - after
     if serials <= 0:

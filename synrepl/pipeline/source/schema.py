@@ -1,4 +1,4 @@
-"""The columns of a row, in Arrow and in Spark: what the source gives is what archives hold."""
+"""Schema of rows in Arrow and Spark, shared by the source and archives."""
 
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ FACTS: Final = pa.schema(
         pa.field("digest", pa.string(), nullable=False),
     ]
 )
-"""What a daemon answers: a line for each fact, its rows a JSON array."""
+"""The schema of a daemon's response: a line per fact, with its rows as a JSON array."""
 
 ROWS: Final = pa.schema(
     [
@@ -31,11 +31,11 @@ ROWS: Final = pa.schema(
         FACTS.field("digest"),
     ]
 )
-"""A line for each row.
+"""The schema of rows: a line per row.
 
-`seq` is the place of a row in its fact, from 0. `row` is its canonical JSON text, null in the one line of a
-fact without rows (which certifies how far its writer is). `key` is the JSON array of what the row is about
-(rows with the same stream and key replace each other), null where its stream has no keys.
+`seq` is the index of the row in its fact, from 0. `row` is its canonical JSON text, null in the only line of
+a fact without rows (which certifies the position of its writer). `key` is the key of the row as a JSON array
+(a row replaces rows of the same stream and key), null if the stream has no keys.
 """
 
 COLUMNS: Final[tuple[str, ...]] = tuple(ROWS.names)
@@ -49,12 +49,12 @@ _SPARK: Final = {
 
 
 def row_schema(columns: tuple[str, ...]) -> Any:
-    """The Arrow schema of these columns, in this order."""
+    """Return the Arrow schema of these columns, in this order."""
     return pa.schema([ROWS.field(name) for name in columns])
 
 
 def spark_schema(columns: tuple[str, ...]) -> str:
-    """The same for Spark, as DDL."""
+    """Return the Spark schema of these columns, as DDL."""
     return ", ".join(
         f"`{field.name}` {_SPARK[field.type]}" + ("" if field.nullable else " NOT NULL")
         for field in row_schema(columns)

@@ -82,7 +82,7 @@ def _count(batch: Any, keys: KeyExtractor, minutes: dict[int, Drops]) -> None:
     rows = batch.filter(pc.and_(pc.equal(batch["stream"], CACHES), pc.is_valid(batch["row"])))
     if not len(rows):
         return
-    found = pa.array(keys.of(CACHES, rows["row"].to_pylist()), pa.string())
+    found = pa.array(keys.extract(CACHES, rows["row"].to_pylist()), pa.string())
     names = ["key", "row", "committed_at"]
     told = told_in(pa.record_batch([found, rows["row"], rows["committed_at"]], names=names))
     for minute in pc.unique(told["minute"]).to_pylist():

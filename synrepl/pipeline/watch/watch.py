@@ -130,7 +130,7 @@ def _options(
     daemon = SourceClient(read_options(options))
     daemon.extent(limit=1, compacted="true")
     for stream in streams or ():
-        if not daemon.knows(stream):
+        if not daemon.has_stream(stream):
             raise ConfigError(f"{url} has no stream {stream!r}")
     return options
 
