@@ -1,6 +1,6 @@
 """Provokes every refusal of a replica with real daemons, and writes what an operator sees into the manual.
 
-The part of docs/howto/replicas.md between its marks is written anew; with --check nothing is.
+It rewrites the part of docs/howto/replicas.md between its marks. With codes as arguments it only prints these.
 """
 
 import argparse
@@ -254,86 +254,88 @@ ANSWERS: Final = {
 
 CASES: Final[dict[str, Told]] = {
     "trimmed": Told(
-        "It was away for longer than its lease, or lacked more than the lease holds.",
-        "It joins again by itself. What it has is served meanwhile, marked `stale` when it is that old.",
+        "It was away for longer than its lease lasts, or lacked more than the lease holds.",
+        "The replica joins again by itself. It serves its old copy meanwhile, with the state `stale`"
+        " when that is too old.",
         trimmed,
     ),
     "ahead": Told(
-        "The primary was restored from an older copy, or lost its disk's last writes.",
-        "It stops. Decide which history is the true one: promote this replica by force, and let the old"
-        " primary rejoin; or `synrepl resync` this one.",
+        "The primary was restored from an older copy, or its disk lost the last writes.",
+        "The replica stops. Decide which history is right: promote this replica by force, and let the"
+        " old primary rejoin; or `synrepl resync` this one.",
         ahead,
     ),
     "fork": Told(
-        "An old primary took facts that the one promoted by force never had, and comes back.",
-        "It stops. `synrepl resync` names the file with what only it had.",
+        "An old primary comes back with facts that the primary promoted by force never had.",
+        "The daemon stops. `synrepl resync` writes its own facts to a file, and names it.",
         fork,
     ),
     "other_history": Told(
-        "It was pointed at a daemon that is no copy of the same log.",
-        "It stops: most likely `--upstream` is wrong. If it is meant, `synrepl resync`.",
+        "Its `--upstream` is a daemon with another log.",
+        "The replica stops. Most likely `--upstream` is wrong. If it is right, `synrepl resync`.",
         other_history,
     ),
     "other_epoch": Told(
-        "It was told of a promotion that its upstream, a former primary, has not heard of yet.",
-        "The upstream asks this one where the primary is, and is fenced if that primary answers."
-        " Otherwise its status shows the later epoch for five minutes. This one asks again until it is told"
-        " where the primary is.",
+        "It knows of a promotion that its upstream, a former primary, has not received yet.",
+        "The upstream asks the replica for the primary's address, and is fenced if that primary"
+        " confirms it. Otherwise the status of the upstream shows the later epoch for five minutes."
+        " The replica retries until it learns where the primary is.",
         other_epoch,
     ),
     "read_only": Told(
         "Its upstream is fenced.",
-        "It follows the primary that the upstream names, by itself.",
+        "The replica follows the primary that the upstream names, by itself.",
         read_only,
     ),
     "not_ready": Told(
-        "Its upstream is a replica that has no whole copy yet.",
-        "It asks again, and is served then.",
+        "Its upstream is a replica without a complete copy.",
+        "The replica retries, and is served once the upstream's copy is complete.",
         not_ready,
     ),
     "duplicate": Told(
-        "The directory of a replica was copied, and both run; or the old connection of this one is not known"
-        " to be dead yet.",
-        "It asks again. Remove one of two copies; give the other an empty database.",
+        "The directory of a replica was copied, and both run; or the primary has not detected yet"
+        " that the old connection is dead.",
+        "The replica retries. If there are two copies, stop one, and start it again with an empty database.",
         duplicate,
     ),
     "unknown": Told(
-        "An operator dropped it: `synrepl leases drop`.",
-        "It asks again, seldom. `synrepl leases add NAME` lets it in again.",
+        "`synrepl leases drop` dropped it.",
+        "The replica retries at long intervals. `synrepl leases add NAME` admits it again.",
         unknown,
     ),
     "no_rights": Told(
-        "Its `--secret-file` is missing or another one, or its line in the primary's `--keys-file`.",
-        "It asks again, seldom. Mend the secret, and restart it to have it asked at once.",
+        "Its `--secret-file` is missing or has another secret, or its line in the primary's"
+        " `--keys-file` is missing or lacks a right.",
+        "The replica retries at long intervals. Correct the secret, and restart the replica to retry"
+        " at once.",
         no_rights,
     ),
     "filtered": Told(
-        "Its upstream is a replica of some streams or writers only, and it wants more.",
-        "It asks again, seldom. Give it another upstream, or a narrower filter.",
+        "Its upstream is a replica with a filter, and it requests more.",
+        "The replica retries at long intervals. Give it another upstream, or a narrower filter.",
         filtered,
     ),
     "bad_ack": Told(
-        "It acknowledged what it was never sent: a fault, or something else than a replica. Daemons of ours"
-        " do not do this; provoked by hand.",
-        "It connects again.",
+        "This is a bug, or the peer is not a replica. synrepl daemons do not do this; provoked by hand.",
+        "The replica reconnects.",
         bad_ack,
     ),
     "too_many": Told(
-        "Leases were made for more readers than a daemon keeps the log for: replicas that never came, or"
-        " names that somebody made up.",
-        "It asks again, and is served once a lease has ended. `synrepl leases list` shows them all; end those"
-        " that nobody needs with `synrepl leases drop NAME`.",
+        "Leases exist for replicas that never came, or for invented names.",
+        "The replica retries, and is served once a lease has ended. `synrepl leases list` shows all"
+        " leases; end unused ones with `synrepl leases drop NAME`.",
         too_many,
     ),
     "bad_name": Told(
-        "Its name has a space, control characters or more than 255 characters, or its uuid or its address"
-        " cannot be one. Provoked by hand.",
-        "It asks again, seldom. Give it another name (`--replica-name`), or another address (`--advertise`).",
+        "Its name has a space, control characters or more than 255 characters, or its uuid or address"
+        " is invalid. Provoked by hand.",
+        "The replica retries at long intervals. Give it another name (`--replica-name`), or another"
+        " address (`--advertise`).",
         bad_name,
     ),
     "version": Told(
-        "It does not say who it is as daemons do. There is one version so far; provoked by hand.",
-        "It asks again, seldom. Install the same release at both ends.",
+        "Its HELLO is not that of a synrepl daemon. There is one version so far; provoked by hand.",
+        "The replica retries at long intervals. Install the same release at both ends.",
         version,
     ),
 }
