@@ -1,6 +1,6 @@
 """Provokes every refusal of a replica with real daemons, and writes what an operator sees into the manual.
 
-It rewrites the part of docs/howto/replicas.md between its marks. With codes as arguments it only prints these.
+It rewrites the part of docs/howto/replicas.md between its marks. With codes as arguments it only prints them.
 """
 
 import argparse
