@@ -1,8 +1,8 @@
-"""synrepl moves a homeserver's streams from the processes that write them to the processes that need them.
+"""synrepl replicates a homeserver's streams from the processes that write them to those that need them.
 
-The names below are the public surface; whatever is not here may move. Importing this package installs no
-reactor, and its pure core (`synrepl.wire`, `synrepl.streams`) needs no Twisted, so names are looked up when
-they are first used.
+The names in `__all__` are the public API; everything else may move. Each name is imported on first use: so
+importing this package installs no reactor, and its pure core (`synrepl.wire`, `synrepl.streams`) needs no
+Twisted.
 """
 
 from importlib import import_module

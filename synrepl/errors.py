@@ -1,19 +1,25 @@
-"""What can go wrong, and who did it.
+"""Errors that synrepl raises.
 
 * `ReplicationError`
     * `ProtocolError` (abstract)
-        * `LocalProtocolError`: we broke a rule of the wire; a bug here, never sent to the peer
-        * `RemoteProtocolError`: the peer broke one; it is told with ERROR, then the connection closes
-    * `RowError`: a row has no shape that any known release of its stream has
-    * `UnknownStream`: no such stream here
-    * `GapError`: rows are missing and could not be fetched (yet)
+        * `LocalProtocolError`: this side broke a rule of the wire: a bug, never sent to the peer
+        * `RemoteProtocolError`: the peer broke a rule; it receives ERROR, then the connection closes
+    * `RowError`: a row does not fit any known release of its stream
+    * `UnknownStream`: the stream table has no such stream
+    * `GapError`: facts are missing and could not be fetched (yet)
     * `StorageError`: the log could not be read or written
-    * `NotConnected`: nobody is there to send it to
-    * `WaitTimeout`: a position was not reached in time
-    * `NeverAllocated`: a position cannot be reached, as no fact has that token
-    * `ConfigError`: the settings make no sense
+    * `NotConnected`: there is no connection to send on
+    * `WaitTimeout`: a follower did not reach a position in time
+    * `NeverAllocated`: a follower can never reach a position, as no fact has that token
+    * `ConfigError`: settings or arguments are invalid
 
-Each carries its facts as attributes; the text is derived from them.
+Each has its details as attributes, and a text derived from them. A worker that retries reads `retryable`:
+
+>>> try:
+...     raise GapError(stream="receipts", writer="master", have=54, want=57, why="no HTTP address")
+... except ReplicationError as error:
+...     print(error, error.retryable)
+gap in receipts of master: have 54, want 57: no HTTP address True
 """
 
 from collections.abc import Mapping
@@ -35,36 +41,36 @@ __all__ = [
 
 
 class ReplicationError(Exception):
-    """Anything that synrepl raises on purpose.
+    """Base class of all errors that synrepl raises on purpose.
 
-    `retryable` says whether trying the same thing again can help.
+    `retryable` tells whether a retry can succeed.
     """
 
     retryable = False
 
 
 class ProtocolError(ReplicationError):
-    """A rule of the wire was broken. Abstract: the subclass says by whom."""
+    """A rule of the wire was broken; `why` says how. Abstract: the subclass says by which side."""
 
     def __init__(self, why: str) -> None:
         if type(self) is ProtocolError:
-            raise TypeError("raise LocalProtocolError or RemoteProtocolError: say who did it")
+            raise TypeError("ProtocolError is abstract: raise LocalProtocolError or RemoteProtocolError")
         super().__init__(why)
         self.why = why
 
 
 class LocalProtocolError(ProtocolError):
-    """We tried to say what this connection must not say: a bug on this side."""
+    """This side tried to send something that the connection does not allow: a bug in the caller."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer said what it must not say. `why` is sent to it in an ERROR line."""
+    """The peer sent something that the wire does not allow. It receives `why` in an ERROR line."""
 
 
 class RowError(ReplicationError):
-    """A row has no shape that any known release of its stream has.
+    """A row does not have the shape of any known release of its stream.
 
-    `index` is the place of the row in what was offered (0 for a single row).
+    `index` is the position of the row among the given rows (0 for a single row).
     """
 
     def __init__(self, *, stream: str, why: str, index: int = 0) -> None:
@@ -75,7 +81,7 @@ class RowError(ReplicationError):
 
 
 class UnknownStream(ReplicationError):
-    """No stream of this name is known here."""
+    """The stream table has no stream of this name."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(f"unknown stream {stream!r}")
@@ -83,7 +89,7 @@ class UnknownStream(ReplicationError):
 
 
 class GapError(ReplicationError):
-    """Facts between `have` and `want` are missing and could not be fetched."""
+    """Facts after token `have` up to token `want` are missing and could not be fetched; `why` says why."""
 
     retryable = True
 
@@ -97,9 +103,9 @@ class GapError(ReplicationError):
 
 
 class StorageError(ReplicationError):
-    """The log could not do `op`. `hint` says what a person can do about it.
+    """The operation `op` of the log failed. `hint` tells an operator what to do.
 
-    `tried` is False when it is certain that nothing of it was done.
+    `tried` is False if the operation certainly had no effect.
     """
 
     def __init__(
@@ -123,17 +129,17 @@ class StorageError(ReplicationError):
 
 
 class NotConnected(ReplicationError):
-    """There is no connection to send this on; it was not queued."""
+    """There is no connection to send a command on. The command was not queued."""
 
     retryable = True
 
 
 class WaitTimeout(ReplicationError):
-    """A follower did not get as far as somebody waited for.
+    """A follower did not reach the requested positions within `timeout` seconds.
 
-    `writer`, `have` and `want` are those furthest behind (`have` is None if nothing is known of it), `lacks`
-    holds both of every writer that lacks something; `connection` is ``connected`` or ``disconnected``;
-    `queued` counts the rows and positions of the stream that wait here to be applied.
+    `writer`, `have` and `want` describe the writer that is furthest behind; `have` is None if its position is
+    unknown. `lacks` has (have, want) of every writer that is behind. `connection` is ``connected`` or
+    ``disconnected``. `queued` counts the received rows and positions of the stream that are not yet applied.
     """
 
     retryable = True
@@ -148,13 +154,14 @@ class WaitTimeout(ReplicationError):
         queued: int,
     ) -> None:
         worst = sorted(lacks, key=lambda name: (lacks[name][0] or 0) - lacks[name][1])
-        told = "; ".join(
+        details = "; ".join(
             f"{name}: have {'nothing' if have is None else have}, want {want}"
             for name in worst
             for have, want in [lacks[name]]
         )
         super().__init__(
-            f"waited {timeout:g} seconds for {stream}: {told}; {connection}, {queued} rows and positions wait"
+            f"waited {timeout:g} seconds for {stream}: {details};"
+            f" {connection}, {queued} rows and positions wait"
         )
         self.stream = stream
         self.writer = worst[0]
@@ -166,9 +173,9 @@ class WaitTimeout(ReplicationError):
 
 
 class NeverAllocated(ReplicationError):
-    """No fact of `stream` has the token `want`: the highest ever given out is `allocated`.
+    """No fact of `stream` has the token `want`: the highest token ever allocated is `allocated`.
 
-    Either it was never given out, or the history that had it is lost.
+    The token was never allocated, or the history that had it is lost.
     """
 
     def __init__(self, *, stream: str, writer: str, want: int, allocated: int) -> None:
@@ -180,4 +187,4 @@ class NeverAllocated(ReplicationError):
 
 
 class ConfigError(ReplicationError):
-    """The settings make no sense; the text says which one, and what would."""
+    """A setting or an argument is invalid; the text says which one, and what is valid."""

@@ -1,4 +1,4 @@
-"""Following and serving from within a worker of one's own: services to put into an application."""
+"""Services that connect a follower, or serve a publisher, within a Twisted application."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +24,7 @@ __all__ = ["FollowerService", "PublisherService", "RedisService", "connect", "se
 
 
 class FollowerService(Service):
-    """Keeps a follower connected while it runs."""
+    """Keeps a follower connected over TCP while the service runs."""
 
     def __init__(self, factory: FollowerFactory, follower: Follower, endpoint: IStreamClientEndpoint) -> None:
         self._factory = factory
@@ -42,12 +42,12 @@ class FollowerService(Service):
 
 
 class RedisService(Service):
-    """Keeps a follower on the channel of a homeserver while it runs."""
+    """Keeps a follower subscribed to a homeserver's Redis channel while the service runs."""
 
     def __init__(
         self, reactor: Any, url: str, follower: Follower, server_name: str, metrics: Metrics
     ) -> None:
-        # Here, so that a worker that follows over TCP need not have all of this in memory.
+        # Not at the top: a worker that follows over TCP does not need these in memory.
         from synrepl.replication.broker import BrokerPeer
         from synrepl.transports.redis import RedisLink
 
@@ -75,7 +75,10 @@ class RedisService(Service):
 
 
 class PublisherService(Service):
-    """Serves a publisher's followers while it runs."""
+    """Serves a publisher's followers while the service runs.
+
+    `listening` fires with the port once it is open, or fails if it cannot be opened.
+    """
 
     def __init__(self, factory: PublisherFactory, endpoint: IStreamServerEndpoint) -> None:
         self._factory = factory
@@ -85,9 +88,9 @@ class PublisherService(Service):
 
     def startService(self) -> None:
         super().startService()
-        self._endpoint.listen(self._factory).addCallback(self._listening).chainDeferred(self.listening)
+        self._endpoint.listen(self._factory).addCallback(self._opened).chainDeferred(self.listening)
 
-    def _listening(self, port: IListeningPort) -> IListeningPort:
+    def _opened(self, port: IListeningPort) -> IListeningPort:
         self._port = port
         return port
 
@@ -110,30 +113,41 @@ def connect(
     metrics: Metrics | None = None,
     keepalive: Keepalive = KEEPALIVE,
 ) -> Service:
-    """A service that keeps `follower` connected to a server, or to the channel of a homeserver on Redis.
+    """Make a service that keeps `follower` connected to a server, or subscribed to a homeserver's Redis.
 
-    `endpoint` is a Twisted client endpoint, or its description, as ``tcp:master:9092``, or the URL of a
-    Redis, as ``redis://localhost:6379``. A server that is not called `server_name` is refused (None: any will
-    do); on Redis it names the channel, and there `dialect` and `keepalive` mean nothing. Where what was
-    missed is pulled, `http` is the address to pull from, and, for `Follower.wait_for`, to ask what was ever
-    allocated; ``instance_map`` the addresses for writers that have their own, `secret` what they want to see.
-    On Redis a gap is given up, and reported, if nobody is known who could be asked.
+    * `endpoint`: a Twisted client endpoint, its description (``tcp:master:9092``), or the URL of a Redis
+      (``redis://localhost:6379``)
+    * `dialect`: the release that the server speaks; ignored on Redis
+    * `server_name`: the homeserver. The connection closes if the server has another name (None: any name).
+      On Redis it is required, as it is the name of the channel.
+    * `http`: the base URL to fetch missing facts from. `Follower.wait_for` also asks it which tokens exist.
+    * `instance_map`: the base URLs of writers that have their own
+    * `secret`: the shared secret for `http` and `instance_map`
+    * `metrics`: where to count; by default in a registry that is not served
+    * `keepalive`: PING and timeouts, in seconds; ignored on Redis
 
-    Raises `ConfigError` if the URL of a Redis makes no sense, or `server_name` is missing.
+    A gap on Redis is given up, and reported, if no URL is known for its writer.
+
+    Raises `ConfigError` if the URL of a Redis is invalid, or if `server_name` is missing for it.
+
+    >>> from twisted.internet.testing import MemoryReactorClock
+    >>> follower = Follower(instance="pusher1")
+    >>> service = connect(MemoryReactorClock(), "tcp:master:9092", follower, http="http://master:9093")
+    >>> service.startService()  # or service.setServiceParent(application)
     """
     if follower.clock_is_missing:
         follower.clock = reactor
     metrics = metrics or Metrics(CollectorRegistry())
     on_redis = isinstance(endpoint, str) and endpoint.startswith(SCHEMES)
     if http is not None or on_redis:
-        asked = HttpCatchUp(reactor, http, secret=secret, instance_map=instance_map or {})
+        catch_up = HttpCatchUp(reactor, http, secret=secret, instance_map=instance_map or {})
         if isinstance(follower.catch_up, NoCatchUp):
-            follower.catch_up = asked
+            follower.catch_up = catch_up
         if follower.allocated is None and http is not None:
-            follower.allocated = asked
+            follower.allocated = catch_up
     if on_redis:
         if server_name is None:
-            raise ConfigError("on Redis the server_name is needed: it is the name of the channel")
+            raise ConfigError("server_name is required on Redis: it is the name of the channel")
         assert isinstance(endpoint, str)
         return RedisService(reactor, endpoint, follower, server_name, metrics)
     factory = FollowerFactory(
@@ -157,7 +171,23 @@ def serve(
     dialect: Dialect | None = AUTO,
     keepalive: Keepalive = KEEPALIVE,
 ) -> PublisherService:
-    """A service that serves `publisher`'s followers on an endpoint, as ``tcp:9092:interface=127.0.0.1``."""
+    """Make a service that serves the followers of `publisher` on an endpoint.
+
+    * `endpoint`: a Twisted server endpoint, or its description (``tcp:9092:interface=127.0.0.1``)
+    * `server_name`: the name to greet followers with
+    * `dialect`: the release that followers speak; by default it is detected for each connection
+    * `keepalive`: PING and timeouts, in seconds
+
+    `PublisherService.listening` fires once the port is open.
+
+    >>> from twisted.internet.testing import MemoryReactorClock
+    >>> from synrepl.testing import Cluster
+    >>> reactor, publisher = MemoryReactorClock(), Cluster().daemon.publisher
+    >>> service = serve(reactor, "tcp:9092:interface=127.0.0.1", publisher, server_name="example.org")
+    >>> service.startService()
+    >>> [port for port, *_ in reactor.tcpServers]
+    [9092]
+    """
     factory = PublisherFactory(
         publisher,
         server_name=server_name,

@@ -1,4 +1,4 @@
-"""Caches of a worker that hear of changes elsewhere, and what a writer says so that they do.
+"""Caches of a worker that changes in other processes invalidate, and the rows that announce such changes.
 
 Pure: no network, no clock, no reactor.
 """

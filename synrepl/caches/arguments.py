@@ -1,4 +1,4 @@
-"""Arguments of calls as keys: the same call, however it is written, has the same key."""
+"""Cache keys from the arguments of calls: equal calls have equal keys, however they are written."""
 
 import inspect
 from collections.abc import Callable
@@ -12,9 +12,10 @@ __all__ = ["Arguments"]
 
 
 class Arguments:
-    """What a function takes. Its keys hold all of it, defaults filled in, in the order of the signature.
+    """The parameters of a function. A key has all arguments, with defaults, in the order of the signature.
 
-    `full` is the number of positional arguments that are a key as they are (-1: no number is).
+    `full` is the number of positional arguments that form a key unchanged; -1 if the function has
+    keyword-only parameters.
     """
 
     __slots__ = ("name", "names", "full", "_signature", "_tails")
@@ -33,7 +34,7 @@ class Arguments:
         self.names = tuple(parameter.name for parameter in parameters)
         positional = [p for p in parameters if p.kind is not Parameter.KEYWORD_ONLY]
         self.full = len(positional) if len(positional) == len(parameters) else -1
-        # What completes a call of so many positional arguments; calls not in here are bound with care.
+        # The defaults that complete a call, by its number of positional arguments. Other calls are bound.
         self._tails: dict[int, Key] = {}
         for count in range(len(positional), -1, -1):
             tail = tuple(parameter.default for parameter in parameters[count:])
@@ -42,7 +43,7 @@ class Arguments:
             self._tails[count] = tail
 
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
-        """The key of a call. Raises TypeError, as the call itself would, if the arguments do not fit."""
+        """Return the key of a call. Raises TypeError, as the call would, if the arguments do not fit."""
         if not kwargs:
             tail = self._tails.get(len(args))
             if tail is not None:
@@ -54,8 +55,8 @@ class Arguments:
         bound.apply_defaults()
         return tuple(bound.arguments.values())
 
-    def unhashable(self, key: Key, error: TypeError) -> TypeError:
-        """What to raise instead of `error`, which a look-up of this key raised."""
+    def explain_unhashable(self, key: Key, error: TypeError) -> TypeError:
+        """Return an exception that names the unhashable argument, for the `error` of a lookup of this key."""
         for name, argument in zip(self.names, key, strict=True):
             try:
                 hash(argument)

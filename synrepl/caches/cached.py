@@ -1,4 +1,4 @@
-"""What the decorator makes of a function or method: the same to call, with a cache behind it."""
+"""Cached functions and methods: called like the originals, with a cache behind them."""
 
 import functools
 import weakref
@@ -23,9 +23,9 @@ CoroutineFunction = Callable[P, Coroutine[Any, Any, T]]
 
 
 class CacheSettings(Protocol):
-    """What takes a function and gives it back with a cache behind it."""
+    """A decorator that puts a cache behind a function."""
 
-    # The two overlap where a plain function returns a coroutine; at run time that is refused.
+    # They overlap for a plain function that returns a coroutine, which is an error at run time.
     @overload
     def __call__(  # type: ignore[overload-overlap]
         self, function: CoroutineFunction[P, T], /
@@ -35,7 +35,7 @@ class CacheSettings(Protocol):
 
 
 class Cached:
-    """What all decorated functions share: a name, and as methods a set of entries for each instance."""
+    """Base of cached functions: a named cache. A method has a set of entries for each instance."""
 
     __wrapped__: Callable[..., Any]
     _plan: Plan
@@ -58,10 +58,10 @@ class Cached:
             waiter=waiter,
             abandoned=abandoned,
         )
-        cache.takes(self._plan.arguments)
+        cache.set_arguments(self._plan.arguments)
 
     def invalidate_all(self) -> None:
-        """Drops all entries, of all instances if it is a method, in this process."""
+        """Drop all entries in this process; for a method, those of all instances."""
         self._cache.invalidate(None)
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -76,19 +76,19 @@ class Cached:
             waiter=self._plan.waiter,
             abandoned=self._plan.abandoned,
         )
-        self._cache.takes(self._plan.arguments)
+        self._cache.set_arguments(self._plan.arguments)
 
     def _entries_of(self, instance: object) -> Entries:
-        # By identity: instances need not be hashable, and equal ones are still two. A dead one's number may
-        # be given to another before its death is heard of.
+        # By identity: instances need not be hashable, and equal ones have separate entries. A new instance
+        # may get the id of a dead one before the weak reference's callback runs.
         found = self._instances.get(id(instance))
         if found is not None and found[0]() is instance:
             return found[1]
         if not self._is_method:
             self._become_method()
-        return self._begin_instance(instance)
+        return self._add_instance(instance)
 
-    def _begin_instance(self, instance: object) -> Entries:
+    def _add_instance(self, instance: object) -> Entries:
         number = id(instance)
         instances = self._instances
 
@@ -103,7 +103,7 @@ class Cached:
                 f"{self._plan.name} is cached for each {type(instance).__name__}, which therefore needs"
                 " __weakref__ among its __slots__"
             ) from None
-        entries = self._cache.entries()
+        entries = self._cache.new_entries()
         instances[number] = (reference, entries)
         return entries
 
@@ -119,7 +119,7 @@ class CachedFunction(Cached, Calls[P, T]):
         abandoned: tuple[type[BaseException], ...],
     ) -> None:
         Cached.__init__(self, function, cache, waiter, abandoned)
-        Calls.__init__(self, self._plan, cache.entries())
+        Calls.__init__(self, self._plan, cache.new_entries())
 
     @overload
     def __get__(self, instance: None, owner: type, /) -> "CachedFunction[P, T]": ...
@@ -145,7 +145,7 @@ class CachedCoroutine(Cached, AsyncCalls[P, T]):
         abandoned: tuple[type[BaseException], ...],
     ) -> None:
         Cached.__init__(self, function, cache, waiter, abandoned)
-        AsyncCalls.__init__(self, self._plan, cache.entries())
+        AsyncCalls.__init__(self, self._plan, cache.new_entries())
 
     @overload
     def __get__(self, instance: None, owner: type, /) -> "CachedCoroutine[P, T]": ...
@@ -161,7 +161,7 @@ class CachedCoroutine(Cached, AsyncCalls[P, T]):
 
 
 class OfAnyInstance:
-    """A cached method as seen from its class: whose entries are meant is said by the first argument."""
+    """A cached method accessed on its class; the first argument is the instance."""
 
     __wrapped__: Callable[..., Any]
 
@@ -171,16 +171,16 @@ class OfAnyInstance:
 
     @property
     def name(self) -> str:
-        """The name that invalidations call it by."""
+        """The name of the cache in invalidations."""
         return self._cached.name
 
     def __call__(self, instance: object, /, *args: Any, **kwargs: Any) -> Any:
         return self._cached.__get__(instance)(*args, **kwargs)
 
     def invalidate(self, instance: object, /, *args: Any, **kwargs: Any) -> None:
-        """Drops the entry of this call of this instance, in this process."""
+        """Drop the entry of this call of this instance, in this process."""
         self._cached.__get__(instance).invalidate(*args, **kwargs)
 
     def invalidate_all(self) -> None:
-        """Drops all entries of all instances, in this process."""
+        """Drop all entries of all instances, in this process."""
         self._cached.invalidate_all()

@@ -1,4 +1,4 @@
-"""Calls of a function that are answered from a cache where they can be."""
+"""Cached calls: return a cached value, or compute and keep it."""
 
 import functools
 from collections.abc import Callable
@@ -15,10 +15,11 @@ T = TypeVar("T")
 
 
 class Plan:
-    """What is called on a miss, and how: the same for every instance of a class.
+    """The function to call on a miss, and how; shared by all instances of a class.
 
-    `waiter` makes what callers wait on. Whoever is thrown one of `abandoned`, or anything that is no
-    Exception, has gone away: that says nothing about the value.
+    `waiter` creates an object that a caller awaits while another computes the value. An exception of type
+    `abandoned`, or one that is not an Exception, means that the computing caller went away, not that the
+    computation failed.
     """
 
     __slots__ = ("name", "function", "arguments", "full", "waiter", "abandoned")
@@ -41,7 +42,7 @@ class Plan:
 
 
 class BaseCalls(Generic[P, T]):
-    """One set of entries, and what fills it: a plain function, or a method of the one instance in `first`."""
+    """One set of entries, and the function that fills it; for a method, `first` has the instance."""
 
     __slots__ = ("_plan", "_entries", "_first")
 
@@ -51,7 +52,7 @@ class BaseCalls(Generic[P, T]):
         self._first = first
 
     def __getattr__(self, name: str) -> Any:
-        # Methods have no attributes of their own to hold these: they are made on every access.
+        # Bound methods are created on every access, so these attributes are looked up, not stored.
         if name == "__wrapped__":
             return functools.partial(self._plan.function, *self._first)
         if name in functools.WRAPPER_ASSIGNMENTS:
@@ -60,20 +61,20 @@ class BaseCalls(Generic[P, T]):
 
     @property
     def name(self) -> str:
-        """The name that invalidations call it by."""
+        """The name of the cache in invalidations."""
         return self._plan.name
 
     def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Drops the entry of this call here, in this process; other processes hear of it from `Changes`."""
+        """Drop the entry of this call in this process. Announce it to other processes by `Changes`."""
         key = self._plan.arguments.key(args, kwargs)
         try:
             self._entries.drop(key)
         except TypeError as error:
-            raise self._plan.arguments.unhashable(key, error) from None
+            raise self._plan.arguments.explain_unhashable(key, error) from None
         self._entries.counters.invalidations += 1
 
     def invalidate_all(self) -> None:
-        """Drops all entries here, in this process."""
+        """Drop all entries in this process."""
         self._entries.clear()
         self._entries.counters.invalidations += 1
 
@@ -90,7 +91,7 @@ class Calls(BaseCalls[P, T]):
         try:
             value: T = self._entries.get(key)
         except TypeError as error:
-            raise self._plan.arguments.unhashable(key, error) from None
+            raise self._plan.arguments.explain_unhashable(key, error) from None
         if value is not MISSING:
             return value
         computation = self._entries.begin(key)
@@ -99,7 +100,7 @@ class Calls(BaseCalls[P, T]):
             if hasattr(value, "__await__"):
                 raise TypeError(
                     f"{self._plan.arguments.name}() is cached, but returned {type(value).__name__}, which is"
-                    " to be awaited: define it with `async def`, so that what comes of it is cached"
+                    " awaitable: define it with `async def`, so that its result is cached"
                 )
         except BaseException:
             self._entries.give_up(computation)
@@ -109,12 +110,12 @@ class Calls(BaseCalls[P, T]):
 
 
 class AsyncCalls(BaseCalls[P, T]):
-    """Calls of a coroutine function. Those of one key at one time are computed once."""
+    """Calls of a coroutine function. Concurrent calls with one key share one computation."""
 
     __slots__ = ()
 
-    # A coroutine that returns at once costs less than any awaitable written in Python, and what it answers
-    # is looked up when it is awaited, not before.
+    # A coroutine that returns at once costs less than any awaitable written in Python, and it looks up its
+    # value when it is awaited, not before.
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         key: Key = (
             args if len(args) == self._plan.full and not kwargs else self._plan.arguments.key(args, kwargs)
@@ -122,7 +123,7 @@ class AsyncCalls(BaseCalls[P, T]):
         try:
             value: T = self._entries.get(key)
         except TypeError as error:
-            raise self._plan.arguments.unhashable(key, error) from None
+            raise self._plan.arguments.explain_unhashable(key, error) from None
         if value is not MISSING:
             return value
         while (computation := self._entries.computing(key)) is not None:
@@ -144,8 +145,8 @@ class AsyncCalls(BaseCalls[P, T]):
             if isinstance(error, Exception) and not isinstance(error, self._plan.abandoned):
                 computation.fail(error)
             else:
-                computation.hand_over()
+                computation.retry()
             raise
         self._entries.keep(computation, value)
-        computation.tell(value)
+        computation.resolve(value)
         return value

@@ -1,4 +1,4 @@
-"""What one transaction of a writer invalidates, as few rows as that can be said in."""
+"""Changes: the invalidations of one transaction, in as few rows as possible."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -9,7 +9,7 @@ from synrepl.streams.catalog import CacheInvalidation
 
 __all__ = ["Changes"]
 
-# Real writers send no more, and a row must fit a line.
+# Keys or users in one row. Real writers send no more, and a row must fit a line.
 PER_ROW = 50
 
 _STATE = "cs_cache_fake"
@@ -18,23 +18,34 @@ _ROOM = "dr_cache_fake"
 
 
 class Changes:
-    """Collects what changed; says each thing once, in the order in which it was first said.
+    """Collects the invalidations of one transaction, without repetitions, in the order of first mention.
 
-    For workers of 1.163 and its like: earlier ones know fewer aliases.
+    For workers of Synapse 1.163; earlier releases have fewer aliases. The methods raise `LocalProtocolError`
+    for a key that is not a tuple of strings, or that does not fit an alias.
+
+    >>> changes = Changes()
+    >>> changes.invalidate("get_user_by_id", ("@ada:hs",))
+    >>> changes.invalidate_all("get_server_keys")
+    >>> changes.state_changed("!room:hs", ["@ada:hs"])
+    >>> for row in changes.rows(now_ms=1_490_197_665_618):
+    ...     print(row.cache_func, row.keys)
+    get_user_by_id ['@ada:hs']
+    get_server_keys None
+    cs_cache_fake ['!room:hs', '@ada:hs']
     """
 
     def __init__(self) -> None:
-        # What there is to say: a cache or alias, and a key (plain caches), the room (aliases) or nothing
-        # (packed keys, and all of a cache). Dicts are sets with an order.
-        self._said: dict[tuple[Literal["key", "all", "packed", "alias"], str, tuple[str, ...]], None] = {}
+        # A cache or alias, and its key: a room for aliases, empty for packed keys and for all of a cache. The
+        # dicts are ordered sets.
+        self._changes: dict[tuple[Literal["key", "all", "packed", "alias"], str, tuple[str, ...]], None] = {}
         self._users: dict[str, dict[str, None]] = {}
         self._packed: dict[str, dict[tuple[str, ...], None]] = {name: {} for name in PACKED}
 
     def invalidate(self, cache: str, key: tuple[str, ...]) -> None:
-        """An entry of a cache no longer holds. Aliases are understood, too."""
+        """Invalidate one entry of a cache. `cache` may be an alias."""
         for argument in key:
             if not isinstance(argument, str):
-                raise LocalProtocolError(f"keys are strings; of {cache}, {argument!r} is not")
+                raise LocalProtocolError(f"keys are strings; {argument!r} of {cache} is not")
         if cache == _STATE and key:
             self.state_changed(key[0], key[1:])
         elif cache == _HISTORY and len(key) == 1:
@@ -44,52 +55,52 @@ class Changes:
         elif cache in (_STATE, _HISTORY, _ROOM):
             raise LocalProtocolError(f"{cache} does not take a key of {len(key)} strings")
         elif cache in self._packed:
-            self._said["packed", cache, ()] = None
+            self._changes["packed", cache, ()] = None
             self._packed[cache][key] = None
         else:
-            self._said["key", cache, key] = None
+            self._changes["key", cache, key] = None
 
     def invalidate_all(self, cache: str) -> None:
-        """Nothing of a cache holds any longer."""
+        """Invalidate all entries of a cache."""
         if cache in (_STATE, _HISTORY, _ROOM):
-            raise LocalProtocolError(f"{cache} is no cache: say of which room")
-        self._said["all", cache, ()] = None
+            raise LocalProtocolError(f"{cache} is an alias, not a cache: invalidate it with a room")
+        self._changes["all", cache, ()] = None
 
     def state_changed(self, room_id: str, users: Iterable[str] = ()) -> None:
-        """The state of a room moved on, and with it the membership of `users`."""
-        self._said["alias", _STATE, (room_id,)] = None
+        """Announce that the state of a room changed, including the membership of `users`."""
+        self._changes["alias", _STATE, (room_id,)] = None
         self._users.setdefault(room_id, {}).update(dict.fromkeys(users))
 
     def history_purged(self, room_id: str) -> None:
-        """Events of a room are gone for ever."""
-        self._said["alias", _HISTORY, (room_id,)] = None
+        """Announce that events of a room were purged."""
+        self._changes["alias", _HISTORY, (room_id,)] = None
 
     def room_deleted(self, room_id: str) -> None:
-        """A room is gone."""
-        self._said["alias", _ROOM, (room_id,)] = None
+        """Announce that a room was deleted."""
+        self._changes["alias", _ROOM, (room_id,)] = None
 
     def rows(self, now_ms: int) -> list[CacheInvalidation]:
-        """The rows to send; they are one fact."""
+        """Return the rows to send, which form one fact. `now_ms` is the time in milliseconds."""
         return [
             CacheInvalidation(cache_func=cache, keys=keys, invalidation_ts=now_ms)
-            for kind, cache, key in self._said
+            for kind, cache, key in self._changes
             for keys in self._keys(kind, cache, key)
         ]
 
     def _keys(self, kind: str, cache: str, key: tuple[str, ...]) -> list[list[str] | None]:
-        """The keys of each row that says this; none if something else says it already."""
+        """The keys of each row for this change; empty if another row implies it."""
         if kind == "all":
             return [None]
-        if ("all", cache, ()) in self._said:
+        if ("all", cache, ()) in self._changes:
             return []
         if kind == "packed":
             texts = [pack(packed) for packed in self._packed[cache]]
             return [texts[start : start + PER_ROW] for start in range(0, len(texts), PER_ROW)]
         if kind == "alias" and cache != _ROOM:
-            is_deleted = ("alias", _ROOM, key) in self._said
+            is_deleted = ("alias", _ROOM, key) in self._changes
             users = list(self._users.get(key[0], ())) if cache == _STATE else []
-            # A deleted room drops all that these drop. But readers also note whose memberships changed, which
-            # only a change of state tells: with users it is said all the same.
+            # Deleting a room implies these. But only a change of state tells readers whose memberships
+            # changed, so it is sent if it has users.
             if is_deleted and not users:
                 return []
             return [

@@ -1,4 +1,4 @@
-"""A value on its way, and those who wait for it."""
+"""Computations in progress, and the callers that wait for them."""
 
 from collections import OrderedDict
 from collections.abc import Generator, Hashable
@@ -6,57 +6,57 @@ from typing import Any, Final, Protocol
 
 __all__ = ["AGAIN", "Computation", "IWaiter"]
 
-# What a waiter is told when nobody computes its value any more.
+# The result for a waiter whose computation was abandoned: look up again.
 AGAIN: Final = object()
 
 
 class IWaiter(Protocol):
-    """What one caller waits on; Twisted's Deferred is one.
+    """An awaitable of one caller; Twisted's Deferred is one.
 
-    It is told once. Being told when its caller has just gone away must do no harm.
+    It is fired once, and firing it after its caller was cancelled must do no harm.
     """
 
     def callback(self, value: Any, /) -> object:
-        """Its `await` gives this value."""
+        """Make its `await` return this value."""
 
     def errback(self, error: Any, /) -> object:
-        """Its `await` raises this exception."""
+        """Make its `await` raise this exception."""
 
     def __await__(self) -> Generator[Any, Any, Any]: ...
 
 
 class Computation:
-    """The value of `key` is being computed by one caller; others wait for the outcome, in order."""
+    """The computation of `key` by one caller; other callers wait for its result, in order."""
 
-    __slots__ = ("key", "_waiters", "_came")
+    __slots__ = ("key", "_waiters", "_last_number")
 
     def __init__(self, key: tuple[Hashable, ...]) -> None:
         self.key = key
         self._waiters: OrderedDict[int, IWaiter] = OrderedDict()
-        self._came = 0
+        self._last_number = 0
 
     async def wait(self, waiter: IWaiter) -> Any:
-        """The value, or AGAIN if whoever computed it went away; raises what the computation raised."""
-        self._came = number = self._came + 1
+        """Wait for the value; AGAIN if the computing caller went away. Raises the computation's exception."""
+        self._last_number = number = self._last_number + 1
         self._waiters[number] = waiter
         try:
             return await waiter
         finally:
-            # This caller may be going away itself; it is not to be told then.
+            # If this caller is being cancelled, its waiter must not be fired.
             self._waiters.pop(number, None)
 
-    # Whoever is told may run at once, ask again, or make another waiter leave: so one at a time.
+    # A waiter may resume at once, call again, or cancel another waiter, so they are fired one at a time.
 
-    def tell(self, value: Any) -> None:
-        """Everybody gets this value."""
+    def resolve(self, value: Any) -> None:
+        """Give this value to all waiters."""
         while self._waiters:
             self._waiters.popitem(last=False)[1].callback(value)
 
     def fail(self, error: Exception) -> None:
-        """Everybody gets this exception."""
+        """Raise this exception in all waiters."""
         while self._waiters:
             self._waiters.popitem(last=False)[1].errback(error)
 
-    def hand_over(self) -> None:
-        """Everybody asks again: the first of them computes anew, and the others wait for that."""
-        self.tell(AGAIN)
+    def retry(self) -> None:
+        """Let all waiters look up again: the first computes the value, and the others wait for it."""
+        self.resolve(AGAIN)

@@ -1,4 +1,4 @@
-"""What is counted of a cache, and of names heard on the wire."""
+"""Counters of caches, and of cache names on the wire."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,13 +8,13 @@ __all__ = ["CacheInfo", "Counters", "NameCounts"]
 
 
 class Counters:
-    """The numbers of one cache. Where every instance of a class has entries of its own, they share these.
+    """The counters of one cache, shared by all instances of a class.
 
-    * `hits`: values given without computing them, those of a computation already under way included
-    * `misses`: computations begun
+    * `hits`: values returned without a computation of their own, including shared computations
+    * `misses`: computations started
     * `evictions`: values dropped to make room
-    * `invalidations`: invalidations applied, whether or not there was anything to drop
-    * `misshapen`: those of them whose key did not have the shape of this cache's keys
+    * `invalidations`: invalidations applied, even if there was nothing to drop
+    * `misshapen`: invalidations whose key did not have the shape of this cache's keys
     """
 
     __slots__ = ("hits", "misses", "evictions", "invalidations", "misshapen")
@@ -28,7 +28,7 @@ class Counters:
 
 
 class CacheInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of one cache at one moment: its `Counters`, and how many `entries` it holds."""
+    """A snapshot of one cache: its `Counters` and its number of `entries`."""
 
     hits: int
     misses: int
@@ -39,7 +39,7 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NameCounts(Mapping[str, int]):
-    """How often names were heard. They come from outside: beyond `most`, the rest share one count."""
+    """Counts of names on the wire. As peers choose them, names beyond the first `most` share one count."""
 
     REST = "(other names)"
 
@@ -49,7 +49,7 @@ class NameCounts(Mapping[str, int]):
         self._rest = 0
 
     def add(self, name: str) -> None:
-        """Counts a name once more."""
+        """Count a name."""
         if name in self._counts:
             self._counts[name] += 1
         elif len(self._counts) < self._most:

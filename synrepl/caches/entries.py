@@ -1,4 +1,4 @@
-"""What one cache holds: bounded, and never older than what was invalidated."""
+"""The entries of one cache: bounded, and never older than an invalidation."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -17,25 +17,25 @@ MISSING: Final = object()
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """How long the keys of a cache are, and whether (`tree`) a shorter one means all that begin with it.
+    """The length of a cache's keys. With `tree`, a shorter key is a prefix and means all keys under it.
 
-    The empty key is the key of a cache without arguments. To a tree with arguments it is no prefix: who
-    sends it takes the cache for another one.
+    The empty key belongs to a cache without arguments. It is not a prefix in a tree: its sender means another
+    cache.
     """
 
     length: int
     tree: bool = False
 
     def fits(self, key: Key) -> bool:
-        """Whether an invalidation can mean something by this key."""
+        """Whether this is a valid key, or prefix, for an invalidation."""
         return len(key) == self.length or (self.tree and 0 < len(key) < self.length)
 
 
 class Entries:
-    """At most `max_entries` values by key; whoever was not asked for longest goes first.
+    """An LRU map of at most `max_entries` values by key. For one thread only.
 
-    What is computed is kept only if nothing invalidated it meanwhile: `begin` before, `keep` or `give_up`
-    after. Everything happens in one thread.
+    A computation starts with `begin` and ends with `keep` or `give_up`. Its value is kept only if no
+    invalidation came in between.
     """
 
     __slots__ = (
@@ -48,16 +48,16 @@ class Entries:
         self.counters = Counters() if counters is None else counters
         self._values: OrderedDict[Key, Any] = OrderedDict()
         self._computing: dict[Key, Computation] = {}
-        # The keys under each prefix, for trees; dicts are sets with an order.
+        # The keys under each prefix, for trees; the dicts are ordered sets.
         self._below: dict[Key, dict[Key, None]] = {}
-        # How many keys have their first argument that is no string at each place.
+        # The number of keys by the position of their first argument that is not a string.
         self._texts_until = [0] * shape.length
 
     def __len__(self) -> int:
         return len(self._values)
 
     def get(self, key: Key) -> Any:
-        """The value, or MISSING."""
+        """Return the value, or MISSING."""
         value = self._values.get(key, MISSING)
         if value is not MISSING:
             self._values.move_to_end(key)
@@ -65,18 +65,18 @@ class Entries:
         return value
 
     def computing(self, key: Key) -> Computation | None:
-        """The computation of this key which nothing has invalidated yet."""
+        """Return the running computation of this key, unless it was invalidated."""
         return self._computing.get(key)
 
     def begin(self, key: Key) -> Computation:
-        """Somebody starts to compute the value of this key."""
+        """Start a computation of this key."""
         self.counters.misses += 1
         self._list(key)
         computation = self._computing[key] = Computation(key)
         return computation
 
     def keep(self, computation: Computation, value: Any) -> None:
-        """It has been computed. What was invalidated, or begun anew, in the meantime is not kept."""
+        """Store a computed value, unless it was invalidated or restarted meanwhile."""
         key = computation.key
         if self._computing.get(key) is not computation:
             return
@@ -85,21 +85,21 @@ class Entries:
         del self._computing[key]
         while len(self._values) > self.max_entries:
             evicted, _ = self._values.popitem(last=False)
-            # With no room at all, nothing ever was an entry.
+            # With max_entries of 0, nothing ever was an entry.
             self.counters.evictions += self.max_entries > 0
             self._unlist(evicted)
 
     def give_up(self, computation: Computation) -> None:
-        """It will not be computed."""
+        """Drop a computation that has no value."""
         if self._computing.get(computation.key) is computation:
             del self._computing[computation.key]
             self._unlist(computation.key)
 
     def invalidate(self, key: tuple[str, ...] | None) -> None:
-        """Drops what somebody elsewhere means by `key`, and all of it if that cannot be told for sure."""
-        # An argument that is no string has no text that all writers agree on (None: `null`, `None`, nothing
-        # at all?), so strings in its place may mean it. To search for what they surely do not mean would
-        # take as long as there are entries. Places behind the end of the key are not spoken of.
+        """Drop the entries that another process means by `key`; drop everything if that is ambiguous."""
+        # Writers do not agree on the text of an argument that is not a string (None: `null`, `None`, nothing
+        # at all?), so any string in its position may mean it. Searching for entries that are surely not meant
+        # would take time linear in the entries. Positions after the end of the key do not matter.
         if key is None or not self.shape.fits(key) or any(self._texts_until[: len(key)]):
             self.clear()
         elif len(key) == self.shape.length:
@@ -109,19 +109,19 @@ class Entries:
                 self.drop(found)
 
     def drop(self, key: Key) -> None:
-        """Drops the entry of just these arguments, and a computation of it."""
-        held = self._values.pop(key, MISSING) is not MISSING
-        if self._computing.pop(key, None) is not None or held:
+        """Drop the entry of exactly these arguments, and its computation."""
+        had_value = self._values.pop(key, MISSING) is not MISSING
+        if self._computing.pop(key, None) is not None or had_value:
             self._unlist(key)
 
     def clear(self) -> None:
-        """Drops everything, and every computation."""
+        """Drop all entries and computations."""
         self._values.clear()
         self._computing.clear()
         self._below.clear()
         self._texts_until = [0] * self.shape.length
 
-    # A key is listed while it is held or computed.
+    # A key is listed while it has a value or a computation.
 
     def _list(self, key: Key) -> None:
         if key in self._values or key in self._computing:
@@ -148,7 +148,7 @@ class Entries:
 
 
 def _texts(key: Key) -> int:
-    """How many strings the key begins with."""
+    """Count the strings at the start of a key."""
     for position, argument in enumerate(key):
         if not isinstance(argument, str):
             return position

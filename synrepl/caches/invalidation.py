@@ -1,4 +1,4 @@
-"""What no longer holds: the one word that writers, vintages and caches exchange."""
+"""Invalidations: the messages from writers and vintages to caches."""
 
 import msgspec
 
@@ -6,9 +6,12 @@ __all__ = ["Invalidation"]
 
 
 class Invalidation(msgspec.Struct, frozen=True):
-    """An entry of a cache is to be dropped; with `key` None, all of them are.
+    """A request to drop one entry of a cache, or all of them if `key` is None.
 
-    An empty key is a key like others: that of a cache without arguments.
+    The empty key is an ordinary key: that of a cache without arguments.
+
+    >>> Invalidation("get_user_by_id", ("@ada:hs",)).key
+    ('@ada:hs',)
     """
 
     cache: str

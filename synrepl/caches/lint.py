@@ -1,4 +1,4 @@
-"""What is probably wrong with a worker's caches."""
+"""Cache lint: finds probable mistakes in a worker's caches."""
 
 import difflib
 from collections.abc import Collection, Iterator, Mapping
@@ -16,12 +16,12 @@ Kind = Literal["no-route", "misshapen", "unknown", "never-seen"]
 
 
 class CacheWarning(msgspec.Struct, frozen=True):
-    """What a person should look at.
+    """A finding to check.
 
-    * ``no-route``: nothing known can invalidate this cache
-    * ``misshapen``: it is invalidated by keys of another shape than its own, so everything goes each time
-    * ``unknown``: a name on the wire is neither cache nor alias here
-    * ``never-seen``: what can invalidate this cache has not been seen to do so
+    * ``no-route``: nothing known invalidates this cache
+    * ``misshapen``: invalidations have keys of another shape, so each drops the whole cache
+    * ``unknown``: a name on the wire is neither a cache nor an alias of this worker
+    * ``never-seen``: the aliases that invalidate this cache have not occurred
     """
 
     kind: Kind
@@ -32,10 +32,9 @@ class CacheWarning(msgspec.Struct, frozen=True):
 def lint(
     registry: CacheRegistry, seen: Mapping[str, int], lengths: Mapping[str, Collection[int]] | None = None
 ) -> list[CacheWarning]:
-    """What to look at, most urgent first.
+    """Return the findings, most urgent first.
 
-    `seen` are the names seen on ``caches`` and how often; `lengths`, where known, of which lengths their keys
-    were.
+    `seen` counts the names on the ``caches`` stream; `lengths` has the known lengths of their keys.
     """
     return [
         *_no_route(registry, seen),
@@ -72,15 +71,15 @@ def _misshapen(registry: CacheRegistry, lengths: Mapping[str, Collection[int]]) 
                     wrong.setdefault(name, {})[f"keys of {_arguments(length)} were seen"] = None
     for name, info in registry.caches.items():
         if info.misshapen and name not in wrong:
-            wrong[name] = {f"{info.misshapen} keys of another length came": None}
+            wrong[name] = {f"{info.misshapen} keys had another length": None}
     for name, whys in sorted(wrong.items()):
         yield CacheWarning("misshapen", name, _misshapen_text(name, registry.cache(name).shape, list(whys)))
     for name, count in registry.misshapen.items():
         yield CacheWarning(
             "misshapen",
             name,
-            f"{name} came {count} times with keys that it does not take; everything it reaches was dropped."
-            " Look for a writer of another release, and choose the vintage that fits it.",
+            f"{name} had unsupported keys {count} times; every cache that it reaches was dropped."
+            " Look for a writer of another release, and choose its vintage.",
         )
 
 
@@ -97,9 +96,11 @@ def _unknown(registry: CacheRegistry, seen: Mapping[str, int]) -> Iterator[Cache
         if name in registry.caches or registry.vintage.is_alias(name) or name == NameCounts.REST:
             continue
         near = difflib.get_close_matches(name, list(registry.caches), n=1, cutoff=0.85)
-        do = f"Did you mean it by {near[0]}?" if near else "If this worker keeps nothing of it, all is well."
+        do = f"Is it {near[0]}?" if near else "Ignore this if the worker does not cache it."
         yield CacheWarning(
-            "unknown", name, f"{name} was seen {count} times, and is neither cache nor alias here. {do}"
+            "unknown",
+            name,
+            f"{name} was seen {count} times, but is neither a cache nor an alias of this worker. {do}",
         )
 
 
@@ -111,13 +112,13 @@ def _never_seen(registry: CacheRegistry, seen: Mapping[str, int]) -> Iterator[Ca
             yield CacheWarning(
                 "never-seen",
                 name,
-                f"{name} is invalidated by {', '.join(aliases)}, and none of it was seen. Watch for longer,"
-                " or compare the vintage with the release that writes.",
+                f"{name} is invalidated by {', '.join(aliases)}, which did not occur. Watch for longer,"
+                " or compare the vintage with the release of the writers.",
             )
 
 
 def _routes(registry: CacheRegistry, cache: str) -> list[str]:
-    """The aliases and streams that the vintage knows to reach a cache."""
+    """The aliases and streams that invalidate a cache, according to the vintage."""
     vintage = registry.vintage
     aliases = [alias for alias in vintage.aliases if cache in vintage.reaches(alias)]
     streams = []

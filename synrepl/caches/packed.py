@@ -1,4 +1,4 @@
-"""Keys of several arguments that travel as one string, so that one row can hold many of them."""
+"""Packed keys: keys of several arguments sent as one string, so that one row can have many."""
 
 from typing import Final
 
@@ -8,20 +8,20 @@ from synrepl.streams import jsontext
 
 __all__ = ["PACKED", "pack", "unpack"]
 
-# A row of any other cache is one key, argument by argument; of these it is a list of keys.
+# A row of these caches is a list of packed keys. A row of any other cache is one key, argument by argument.
 PACKED: Final = ("_get_e2e_cross_signing_signatures_for_device", "_get_server_keys_json")
 
 _read: Final = msgspec.json.Decoder(tuple[str, ...])
 
 
 def pack(key: tuple[str, ...]) -> str:
-    """The key as one string, spaced as real writers space it."""
+    """Pack a key into one string, with the spaces of real writers."""
     return jsontext.dumps(key, spaced=True).decode("ascii")
 
 
 def unpack(text: str) -> tuple[str, ...]:
-    """The key that was packed. Raises ValueError if this is no list of strings."""
+    """Unpack a key. Raises ValueError if the text is not a list of strings."""
     try:
         return _read.decode(text)
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise ValueError(f"{text!r} is no list of strings: {error}") from error
+        raise ValueError(f"{text!r} is not a list of strings: {error}") from error

@@ -1,4 +1,4 @@
-"""The caches of a worker by name, and what drops their entries."""
+"""The cache registry: a worker's caches by name, and the invalidations that reach them."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,17 +18,17 @@ __all__ = ["CacheRegistry"]
 
 
 class CacheRegistry:
-    """A worker's caches by name, and what invalidates them.
+    """A worker's caches by name. For one thread only.
 
-    `vintage` says what names on the wire mean. `waiter` makes what callers wait on while another computes
-    the same (Twisted: ``Deferred``); exceptions of type `abandoned` mean that a caller went away, not that it
-    failed. Everything happens in one thread.
+    `vintage` defines the meaning of names on the wire. `waiter` creates an awaitable for callers that wait
+    for a shared computation (Twisted: ``Deferred``). An exception of type `abandoned` means that the
+    computing caller went away, not that the computation failed.
 
-    * `on_invalidation`: each is called with every invalidation, after it was applied
-    * `seen`: how often names were heard on ``caches``
-    * `unknown`: those of them that are neither cache nor alias here
-    * `misshapen`: how often an alias came with keys that it does not take
-    * `unreadable`: how often an alias left out a key that it could not read
+    * `on_invalidation`: listeners, called with every invalidation after it was applied
+    * `seen`: counts of the names on the ``caches`` stream
+    * `unknown`: counts of those names that are neither a cache nor an alias of this worker
+    * `misshapen`: counts of aliases with unsupported keys
+    * `unreadable`: counts of aliases that skipped an unreadable key
     """
 
     def __init__(
@@ -58,18 +58,24 @@ class CacheRegistry:
         tree: bool = False,
         streams: Collection[str] = ("caches",),
     ) -> CacheSettings:
-        """Decorates a function, coroutine function or method, so that it is computed once for each key.
+        """Decorate a function, coroutine function or method, so that it is computed once for each key.
 
-        What it returns is given to many callers, so nobody may change it. With `tree`, a shorter key means
-        all that begin with it. `streams` are those on which it is told that something changed: after a loss
-        on one of them everything is dropped; none (``()``) if nothing ever changes.
+        Many callers share a returned value, so they must not change it.
+
+        * `name`: the name in invalidations; by default that of the function
+        * `max_entries`: the number of entries to keep, of each instance for a method
+        * `tree`: a shorter key is a prefix, and drops all entries under it
+        * `streams`: the streams that announce changes. After a loss on one of them the cache is dropped.
+          ``()`` if the value never changes.
+
+        Raises `ConfigError` for a second cache of this name, and for a function that cannot be cached.
         """
         if isinstance(streams, str):
             raise ConfigError(f"streams of a cache are a collection of names, not the text {streams!r}")
 
         def decorate(function: Callable[..., Any]) -> Any:
             if not inspect.isroutine(function) or isinstance(function, (staticmethod, classmethod)):
-                raise ConfigError(f"{function!r} cannot be cached; @cached goes right above `def`")
+                raise ConfigError(f"{function!r} cannot be cached; put @cached right above `def`")
             cache = Cache(
                 name=function.__name__ if name is None else name,
                 max_entries=max_entries,
@@ -89,52 +95,54 @@ class CacheRegistry:
         if cache.name in self._caches:
             raise ConfigError(f"there are two caches named {cache.name}")
         if self.vintage.is_alias(cache.name) and cache.name not in self.vintage.reaches(cache.name):
-            raise ConfigError(f"a cache named {cache.name} would never hear of changes: that is an alias")
+            raise ConfigError(f"{cache.name} is an alias: no change would reach a cache of this name")
         self._caches[cache.name] = cache
 
     # -- dropping entries ------------------------------------------------------------------------------
 
     @property
     def streams(self) -> frozenset[str]:
-        """Every stream that can invalidate something here."""
+        """All streams that can invalidate a cache of this worker."""
         declared = frozenset().union(*(cache.streams for cache in self._caches.values()))
         return declared | {"caches"} | frozenset(self.vintage.implications)
 
     def apply(self, stream: str, rows: Sequence[Any], *, token: int = 0) -> None:
-        """Drops what the typed rows of one fact invalidate. `token` is the fact's; nothing depends on it.
+        """Drop the entries that the typed rows of one fact invalidate. `token` is that of the fact; unused.
 
-        If the vintage's own code fails, everything that this stream can reach is dropped before its
-        exception is raised.
+        If the vintage's code raises, every cache that the stream can reach is dropped first.
         """
         applied: list[Invalidation] | None = [] if self.on_invalidation else None
-        expand = self._told if stream == "caches" else self._implied
+        expand = self._expand_row if stream == "caches" else self._expand_implied
         try:
             for row in rows:
                 for invalidation in expand(stream, row):
                     self._drop(invalidation, applied)
         except Exception:
-            self.skipped(stream)
+            self.invalidate_stream(stream)
             raise
-        self._tell(applied)
+        self._notify(applied)
 
-    def skipped(self, stream: str) -> None:
-        """Facts of this stream may have been missed for good: clears every cache that they could reach."""
+    def invalidate_stream(self, stream: str) -> None:
+        """Drop every cache that the stream can reach, as facts of it may be lost."""
         applied: list[Invalidation] | None = [] if self.on_invalidation else None
         for name in self._caches:
             if stream in self.routes(name):
                 self._drop(Invalidation(name, None), applied)
-        self._tell(applied)
+        self._notify(applied)
 
     def invalidate(self, cache: str, key: tuple[str, ...] | None) -> None:
-        """Drops what `key` means from a cache of this worker; None is all of it."""
+        """Drop an entry of a cache of this worker; all entries if `key` is None.
+
+        Raises `ConfigError` if there is no such cache.
+        """
         if cache not in self._caches:
-            raise ConfigError(f"there is no cache named {cache} here")
+            raise ConfigError(f"there is no cache named {cache}")
         applied: list[Invalidation] = []
         self._drop(Invalidation(cache, key), applied)
-        self._tell(applied)
+        self._notify(applied)
 
-    def _told(self, stream: str, row: Any) -> Iterator[Invalidation]:
-        """What a row of ``caches`` means."""
+    def _expand_row(self, stream: str, row: Any) -> Iterator[Invalidation]:
+        """The invalidations of a row of ``caches``."""
         name = row.cache_func
         self.seen.add(name)
         if name not in self._caches and not self.vintage.is_alias(name):
@@ -143,11 +151,11 @@ class CacheRegistry:
             yield from self.vintage.expand(name, row.keys, unreadable=lambda key: self.unreadable.add(name))
         except ValueError:
             self.misshapen.add(name)
-            # It meant something, and there is no telling what.
+            # It invalidates something, but it is unknown what.
             for cache in sorted(self.vintage.reaches(name)):
                 yield Invalidation(cache, None)
 
-    def _implied(self, stream: str, row: Any) -> Iterator[Invalidation]:
+    def _expand_implied(self, stream: str, row: Any) -> Iterator[Invalidation]:
         return self.vintage.implied_by(stream, row)
 
     def _drop(self, invalidation: Invalidation, applied: list[Invalidation] | None) -> None:
@@ -157,15 +165,15 @@ class CacheRegistry:
         if applied is not None:
             applied.append(invalidation)
 
-    def _tell(self, applied: list[Invalidation] | None) -> None:
+    def _notify(self, applied: list[Invalidation] | None) -> None:
         for invalidation in applied or ():
-            for hear in self.on_invalidation:
-                hear(invalidation)
+            for listener in self.on_invalidation:
+                listener(invalidation)
 
-    # -- looking at them -------------------------------------------------------------------------------
+    # -- inspection ------------------------------------------------------------------------------------
 
     def routes(self, cache: str) -> frozenset[str]:
-        """The streams that can invalidate something of a cache: those it names, and those of the vintage."""
+        """The streams that can invalidate a cache: those it declares, and those of the vintage."""
         found = set(self._caches[cache].streams)
         for stream in ("caches", *self.vintage.implications):
             reached = self.vintage.reached_by(stream)
@@ -175,9 +183,9 @@ class CacheRegistry:
 
     @property
     def caches(self) -> Mapping[str, CacheInfo]:
-        """The numbers of every cache now."""
+        """The current numbers of every cache."""
         return MappingProxyType({name: cache.info() for name, cache in self._caches.items()})
 
     def cache(self, name: str) -> Cache:
-        """The cache of this name, as it was declared."""
+        """Return the cache of this name. Raises KeyError."""
         return self._caches[name]

@@ -1,4 +1,4 @@
-"""What a release of Synapse means by the names on the wire, beyond the caches that it has."""
+"""Vintages: the meaning of cache names on the wire in one release of Synapse."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ Drop = tuple[str, tuple[str, ...] | None]
 
 
 class Unreadable(msgspec.Struct, frozen=True):
-    """What an alias yields for a key that it cannot read, and which is therefore left out."""
+    """A key that an alias skips, as it cannot read it."""
 
     key: str
 
@@ -28,7 +28,7 @@ B = TypeVar("B", bound=ImpliedFunction)
 
 
 class _Alias(msgspec.Struct, frozen=True):
-    """An alias, how many keys it takes, and what it yields for its samples."""
+    """An alias: its function, its number of keys, and its results for the samples."""
 
     function: AliasFunction
     least: int
@@ -38,7 +38,7 @@ class _Alias(msgspec.Struct, frozen=True):
 
 
 class _Implied(msgspec.Struct, frozen=True):
-    """What rows of a stream imply, and what that is for its samples."""
+    """An implication of a stream: its function, and its results for the samples."""
 
     function: ImpliedFunction
     examples: tuple[Invalidation, ...]
@@ -46,61 +46,62 @@ class _Implied(msgspec.Struct, frozen=True):
 
 
 class Vintage:
-    """Aliases, which stand for entries of several caches, and streams whose rows imply that entries are gone.
+    """The cache names of one release: aliases, and streams whose rows imply invalidations.
 
-    A plain name is the cache of that name. An alias is a function of keys, an implication one of a row; both
-    yield pairs of a cache and a key (None: all of it)::
+    A plain name is the cache of that name. An alias is a name for entries of several caches: a function of
+    keys. An implication is a function of a row. Both yield pairs of a cache and a key (None: all entries).
 
-        mine = NEWEST.extended("mine")
-
-        @mine.alias("my_room_fake")
-        def my_room(room_id: str) -> Iterator[Drop]:
-            yield "get_my_room", (room_id,)
+    >>> mine = Vintage("mine")  # or NEWEST.extended("mine")
+    >>> @mine.alias("my_room_fake")
+    ... def my_room(room_id):
+    ...     yield "get_my_room", (room_id,)
+    >>> list(mine.expand("my_room_fake", ["!room:hs"]))
+    [Invalidation(cache='get_my_room', key=('!room:hs',))]
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._aliases: dict[str, _Alias] = {}
         self._implied: dict[str, _Implied] = {}
-        # What an extended vintage has from its origin may be replaced; what it says itself is said once.
-        self._said: set[tuple[str, str]] = set()
+        # Declarations of this vintage itself: they must be unique, while inherited ones may be replaced.
+        self._own: set[tuple[str, str]] = set()
         self._is_sealed = False
 
     def __repr__(self) -> str:
         return f"Vintage({self.name!r})"
 
-    # -- building one ----------------------------------------------------------------------------------
+    # -- declarations ----------------------------------------------------------------------------------
 
     def extended(self, name: str) -> "Vintage":
-        """A copy that can be added to, and in which aliases and implications can be replaced."""
+        """Return a copy to which aliases and implications can be added, or in which they can be replaced."""
         copy = Vintage(name)
         copy._aliases.update(self._aliases)
         copy._implied.update(self._implied)
         return copy
 
     def seal(self) -> None:
-        """Nothing changes any more: others rely on it."""
+        """Forbid further changes, as other code relies on this vintage."""
         self._is_sealed = True
 
     def alias(self, name: str, *, samples: Iterable[Sequence[str]] | None = None) -> Callable[[A], A]:
-        """The decorated function says what `name` stands for, given its keys.
+        """Decorate a function of keys that yields the entries that `name` means.
 
-        It is tried on `samples`, which are keys, to learn which caches it reaches; they must bring out all
-        that it can yield. By default it is tried on a room, alone and with users.
+        It is called with `samples` of keys to find the caches that it reaches, so these must make it yield
+        every cache that it can. The default samples are a room, alone and with users.
+
+        Raises `ConfigError` for a second alias of this name, and if the function fails for a sample.
         """
 
         def add(function: A) -> A:
-            self._say("alias", name)
+            self._declare("alias", name)
             least, most = _how_many(function)
-            tried = _rooms_and_users(least, most) if samples is None else samples
+            keys_to_try = _rooms_and_users(least, most) if samples is None else samples
             try:
-                examples = _examples(name, (function(*keys) for keys in tried))
+                examples = _examples(name, (function(*keys) for keys in keys_to_try))
             except ConfigError:
                 raise
             except Exception as error:
-                raise ConfigError(
-                    f"alias {name} of {self.name} cannot be tried on its samples: {error}"
-                ) from error
+                raise ConfigError(f"alias {name} of {self.name} fails for its samples: {error}") from error
             reaches = frozenset(example.cache for example in examples)
             self._aliases[name] = _Alias(function, least, most, examples, reaches)
             return function
@@ -108,16 +109,18 @@ class Vintage:
         return add
 
     def implied(self, stream: str, *, samples: Collection[Any] = ()) -> Callable[[B], B]:
-        """The decorated function says what a row of `stream` implies.
+        """Decorate a function of a row of `stream` that yields the entries that the row invalidates.
 
-        It is tried on `samples`, which are rows, to learn which caches it reaches; they must bring out all
-        that it can yield. Without them it is taken to reach every cache there is.
+        It is called with `samples` of rows to find the caches that it reaches, so these must make it yield
+        every cache that it can. Without samples it counts as reaching every cache.
+
+        Raises `ConfigError` for the stream ``caches``, and for a second implication of a stream.
         """
 
         def add(function: B) -> B:
             if stream == "caches":
-                raise ConfigError("what rows of caches mean is said by aliases")
-            self._say("implied", stream)
+                raise ConfigError("rows of caches imply nothing: declare an alias")
+            self._declare("implied", stream)
             examples = _examples(stream, (function(row) for row in samples))
             reaches = frozenset(example.cache for example in examples) if samples else None
             self._implied[stream] = _Implied(function, examples, reaches)
@@ -125,16 +128,14 @@ class Vintage:
 
         return add
 
-    def _say(self, kind: str, name: str) -> None:
+    def _declare(self, kind: str, name: str) -> None:
         if self._is_sealed:
-            raise ConfigError(
-                f"vintage {self.name} is not to be changed; change a copy: {self.name}.extended(...)"
-            )
-        if (kind, name) in self._said:
-            raise ConfigError(f"vintage {self.name} says twice what {name} means")
-        self._said.add((kind, name))
+            raise ConfigError(f"vintage {self.name} is sealed; change a copy: {self.name}.extended(...)")
+        if (kind, name) in self._own:
+            raise ConfigError(f"vintage {self.name} declares {name} twice")
+        self._own.add((kind, name))
 
-    # -- asking it -------------------------------------------------------------------------------------
+    # -- lookups ---------------------------------------------------------------------------------------
 
     @property
     def aliases(self) -> Mapping[str, AliasFunction]:
@@ -147,7 +148,7 @@ class Vintage:
         return MappingProxyType({stream: implied.function for stream, implied in self._implied.items()})
 
     def is_alias(self, name: str) -> bool:
-        """Whether this name stands for others; it may be that of a cache, too."""
+        """Whether this name is an alias; it may be the name of a cache as well."""
         return name in self._aliases
 
     def expand(
@@ -157,19 +158,19 @@ class Vintage:
         *,
         unreadable: Callable[[Unreadable], object] = lambda key: None,
     ) -> Iterator[Invalidation]:
-        """What a row of ``caches`` means. Keys that cannot be read are left out and told to `unreadable`.
+        """Expand a row of ``caches`` to invalidations. Keys that it cannot read go to `unreadable`.
 
-        Raises ValueError for keys that this alias does not take.
+        Raises ValueError for keys that the alias does not support.
         """
         alias = self._aliases.get(cache_func)
         if alias is None or (keys is None and cache_func in alias.reaches):
             yield Invalidation(cache_func, None if keys is None else tuple(keys))
             return
         if keys is None:
-            raise ValueError(f"{cache_func} is no cache: it has no `all`, so its keys cannot be null")
+            raise ValueError(f"{cache_func} is an alias, not a cache: its keys cannot be null")
         if len(keys) < alias.least or (alias.most is not None and len(keys) > alias.most):
-            wanted = f"{alias.least}" + (" or more" if alias.most is None else "")
-            raise ValueError(f"{cache_func} takes {wanted} keys, not {len(keys)}")
+            expected = f"{alias.least}" + (" or more" if alias.most is None else "")
+            raise ValueError(f"{cache_func} takes {expected} keys, not {len(keys)}")
         for drop in alias.function(*keys):
             if isinstance(drop, Unreadable):
                 unreadable(drop)
@@ -177,21 +178,21 @@ class Vintage:
                 yield Invalidation(*drop)
 
     def implied_by(self, stream: str, row: Any) -> Iterator[Invalidation]:
-        """What a typed row of a stream implies."""
+        """The invalidations that a typed row of a stream implies."""
         implied = self._implied.get(stream)
         if implied is not None:
             for drop in implied.function(row):
                 yield Invalidation(*drop)
 
     def reaches(self, alias: str) -> frozenset[str]:
-        """The caches that an alias can drop something of; a plain name reaches itself."""
+        """The caches that an alias can invalidate; a plain name reaches itself."""
         found = self._aliases.get(alias)
         return frozenset([alias]) if found is None else found.reaches
 
     def reached_by(self, stream: str) -> frozenset[str] | None:
-        """The caches that rows of this stream can drop something of; None: perhaps any.
+        """The caches that rows of this stream can invalidate; None if that may be any.
 
-        Rows of ``caches`` reach any cache by its name; given here are those reached by aliases.
+        Rows of ``caches`` reach any cache by its name; this returns those that aliases reach.
         """
         if stream == "caches":
             return frozenset().union(*(alias.reaches for alias in self._aliases.values()))
@@ -199,7 +200,7 @@ class Vintage:
         return frozenset() if implied is None else implied.reaches
 
     def examples(self) -> Iterator[tuple[str, Invalidation]]:
-        """What the samples yield, each with the alias or stream that it is of."""
+        """The invalidations of the samples, each with its alias or stream."""
         for name, alias in self._aliases.items():
             yield from ((name, example) for example in alias.examples)
         for stream, implied in self._implied.items():
@@ -227,6 +228,6 @@ def _examples(name: str, yields: Iterable[Iterable[Drop | Unreadable]]) -> tuple
     for drops in yields:
         for drop in drops:
             if isinstance(drop, Unreadable):
-                raise ConfigError(f"{name} cannot read its sample {drop.key!r}; give samples= that it can")
+                raise ConfigError(f"{name} cannot read its sample {drop.key!r}; pass readable samples=")
             found[Invalidation(*drop)] = None
     return tuple(found)

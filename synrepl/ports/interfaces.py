@@ -348,7 +348,7 @@ class ICaches(Protocol):
     def apply(self, stream: str, rows: Sequence[Any], *, token: int = 0) -> None:
         """Drop the entries that these typed rows of one fact invalidate. Idempotent."""
 
-    def skipped(self, stream: str) -> None:
+    def invalidate_stream(self, stream: str) -> None:
         """Drop everything this stream can invalidate: facts of it may have been missed."""
 
 

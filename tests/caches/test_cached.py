@@ -352,7 +352,7 @@ def test_what_cannot_be_cached_is_refused() -> None:
         registry.cached(max_entries=-1)(len)
     with pytest.raises(ConfigError, match="collection of names, not the text 'caches'"):
         registry.cached(streams="caches")
-    with pytest.raises(ConfigError, match="would never hear of changes: that is an alias"):
+    with pytest.raises(ConfigError, match="is an alias: no change would reach a cache of this name"):
         registry.cached(name="cs_cache_fake")(new_registry)
     assert dict(registry.caches) == {}
 

@@ -122,7 +122,7 @@ def test_what_no_reader_takes_is_not_said(name: str, key: tuple[str, ...]) -> No
 @pytest.mark.parametrize("name", ["cs_cache_fake", "ph_cache_fake", "dr_cache_fake"])
 def test_alias_has_no_all(name: str) -> None:
     """Real workers fail at it."""
-    with pytest.raises(LocalProtocolError, match=f"{name} is no cache: say of which room"):
+    with pytest.raises(LocalProtocolError, match=f"{name} is an alias, not a cache"):
         Changes().invalidate_all(name)
 
 

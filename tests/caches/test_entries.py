@@ -145,7 +145,7 @@ def test_numbers_are_of_the_name_not_of_each_instance() -> None:
     """One row on the wire is one invalidation, however many stores there are."""
     cache = Cache(name="c", max_entries=10, tree=False, streams=frozenset())
     cache.shape = Shape(1)
-    first, second = cache.entries(), cache.entries()
+    first, second = cache.new_entries(), cache.new_entries()
     for entries in (first, second):
         entries.keep(entries.begin(("a",)), 1)
 

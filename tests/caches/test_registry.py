@@ -87,15 +87,15 @@ def test_loss_on_a_stream_clears_what_it_can_reach_and_no_more() -> None:
     with_caches(registry, "get_constants", "get_event", streams=())
     with_caches(registry, "get_receipts", streams=("receipts",))
 
-    registry.skipped("typing")
+    registry.invalidate_stream("typing")
     assert {2} == set(entries(registry).values())
-    registry.skipped("receipts")
+    registry.invalidate_stream("receipts")
     assert 0 == entries(registry).pop("get_receipts")
-    registry.skipped("backfill")
+    registry.invalidate_stream("backfill")
     assert {
         "get_room_type": 0, "get_profile": 2, "get_constants": 2, "get_event": 0, "get_receipts": 0,
     } == entries(registry)  # fmt: skip
-    registry.skipped("caches")
+    registry.invalidate_stream("caches")
     assert {
         "get_room_type": 0, "get_profile": 0, "get_constants": 2, "get_event": 0, "get_receipts": 0,
     } == entries(registry)  # fmt: skip
@@ -113,7 +113,7 @@ def test_stream_without_samples_is_taken_to_reach_everything() -> None:
 
     registry.apply("typing", ["!r"])
     assert {"get_profile": 1, "get_constants": 2} == entries(registry)
-    registry.skipped("typing")
+    registry.invalidate_stream("typing")
     assert {"get_profile": 0, "get_constants": 0} == entries(registry)
 
 
@@ -179,7 +179,7 @@ def test_invalidation_by_name_is_for_caches_of_this_worker() -> None:
     registry.invalidate("get_profile", None)
     assert {"get_profile": 0} == entries(registry)
     for name in ("get_profiles", "cs_cache_fake"):
-        with pytest.raises(ConfigError, match=f"there is no cache named {name} here"):
+        with pytest.raises(ConfigError, match=f"there is no cache named {name}"):
             registry.invalidate(name, ("!r",))
 
 
@@ -193,7 +193,7 @@ def test_invalidations_can_be_listened_to() -> None:
 
     registry.apply("caches", [row("cs_cache_fake", "!r"), row("get_other", "x")])
     registry.invalidate("get_room_summary", ("!s",))
-    registry.skipped("caches")
+    registry.invalidate_stream("caches")
 
     # All of a fact is gone before anybody is told of any of it.
     assert [

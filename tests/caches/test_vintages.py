@@ -396,31 +396,31 @@ def test_mistakes_are_heard_of_when_they_are_made() -> None:
 
     mine = Vintage("mine")
     mine.alias("a")(nothing)
-    with pytest.raises(ConfigError, match="vintage mine says twice what a means"):
+    with pytest.raises(ConfigError, match="vintage mine declares a twice"):
         mine.alias("a")(nothing)
-    with pytest.raises(ConfigError, match="vintage NEWEST is not to be changed"):
+    with pytest.raises(ConfigError, match="vintage NEWEST is sealed"):
         NEWEST.alias("a")(nothing)
-    with pytest.raises(ConfigError, match="rows of caches mean is said by aliases"):
+    with pytest.raises(ConfigError, match="rows of caches imply nothing"):
         mine.implied("caches")(nothing)
 
     def numbers(key: str) -> Iterator[Drop]:
         yield "get_number", (str(int(key)),)
 
-    with pytest.raises(ConfigError, match="alias b of mine cannot be tried on its samples"):
+    with pytest.raises(ConfigError, match="alias b of mine fails for its samples"):
         mine.alias("b")(numbers)
     mine.alias("c", samples=[["5"]])(numbers)
 
     def unreadable(key: str) -> Iterator[Unreadable]:
         yield Unreadable(key)
 
-    with pytest.raises(ConfigError, match="d cannot read its sample '!room:one'; give samples="):
+    with pytest.raises(ConfigError, match="d cannot read its sample '!room:one'; pass readable samples="):
         mine.alias("d")(unreadable)
 
 
 @pytest.mark.parametrize(
     ("name", "keys", "why"),
     [
-        ("cs_cache_fake", None, "is no cache"),
+        ("cs_cache_fake", None, "not a cache"),
         ("cs_cache_fake", [], "takes 1 or more keys, not 0"),
         ("ph_cache_fake", [], "takes 1 keys, not 0"),
         ("dr_cache_fake", ["!r", "!s"], "takes 1 keys, not 2"),

@@ -34,7 +34,7 @@ class RecordedCaches:
             raise self.apply_failures.pop(0)
         self._transcript.append(("caches", token))
 
-    def skipped(self, stream: str) -> None:
+    def invalidate_stream(self, stream: str) -> None:
         if self.skip_failures:
             raise self.skip_failures.pop(0)
         self.cleared.append(stream)

@@ -144,9 +144,9 @@ class _Counted(Caches):
         super().__init__(vintage=_VINTAGE)
         self.cleared: Counter[str] = Counter()
 
-    def skipped(self, stream: str) -> None:
+    def invalidate_stream(self, stream: str) -> None:
         self.cleared[stream] += 1
-        super().skipped(stream)
+        super().invalidate_stream(stream)
 
 
 class CachedReader:

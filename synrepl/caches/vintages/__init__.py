@@ -1,1 +1,1 @@
-"""What the releases of Synapse mean by their aliases, a file each."""
+"""The vintages of Synapse releases, one file each."""

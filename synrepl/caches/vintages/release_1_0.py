@@ -1,4 +1,4 @@
-"""Synapse 1.0, from before purged history and deleted rooms had names."""
+"""The vintage of Synapse 1.0, which has no aliases for purged history and deleted rooms."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ LEGACY = Vintage("LEGACY")
 
 @LEGACY.alias("cs_cache_fake")
 def current_state(room_id: str, *changed: str) -> Iterator[Drop]:
-    """The state of a room moved on, and with it the membership of `changed`."""
+    """The state of a room changed, including the membership of `changed`."""
     for server in sorted({user.partition(":")[2] for user in changed}):
         yield "is_host_joined", (room_id, server)
         yield "was_host_joined", (room_id, server)

@@ -1,4 +1,4 @@
-"""Synapse 1.163: the state of rooms, purged history, deleted rooms, and what events imply."""
+"""The vintage of Synapse 1.163: aliases for room state, purged history, deleted rooms; event implications."""
 
 from collections.abc import Iterator
 
@@ -36,7 +36,7 @@ _STATE_OF_ROOM = (
 
 @NEWEST.alias("cs_cache_fake")
 def current_state(room_id: str, *changed: str) -> Iterator[Drop]:
-    """The state of a room moved on, and with it the membership of `changed`."""
+    """The state of a room changed, including the membership of `changed`."""
     users = tuple(dict.fromkeys(changed))
     for server in sorted({user.partition(":")[2] for user in users}):
         yield "is_host_joined", (room_id, server)
@@ -89,8 +89,8 @@ _HISTORY = (
 
 @NEWEST.alias("ph_cache_fake")
 def purged_history(room_id: str) -> Iterator[Drop]:
-    """Events of a room are gone for ever."""
-    # Event objects are known by their event alone, and which of them are of this room is not known here.
+    """Events of a room were purged."""
+    # Event objects are cached by event alone, so it is unknown which of them belong to this room.
     yield "get_event", None
     for cache in _HISTORY_OF_ROOM:
         yield cache, (room_id,)
@@ -126,7 +126,7 @@ _MEMBERS = (
 
 @NEWEST.alias("dr_cache_fake")
 def deleted_room(room_id: str) -> Iterator[Drop]:
-    """A room is gone, with its history, its settings and its members."""
+    """A room was deleted, with its history, its settings and its members."""
     yield from purged_history(room_id)
     for cache in _SETTINGS_OF_ROOM:
         yield cache, (room_id,)
@@ -155,7 +155,7 @@ for _name in PACKED:
     _packed(_name)
 
 
-# -- what rows of streams imply ------------------------------------------------------------------------
+# -- implications --------------------------------------------------------------------------------------
 
 
 _ROOMS_OF_USER = (
@@ -175,7 +175,7 @@ _RELATED = (
 
 
 def event(row: Event | Backfilled) -> Iterator[Drop]:
-    """An event is new here, and so is what it says of others."""
+    """An event was added; it may redact or relate to others."""
     room, event_id, user = row.room_id, row.event_id, row.state_key
     yield "get_event", (event_id,)
     yield "have_seen_event", (room, event_id)
@@ -228,7 +228,7 @@ NEWEST.implied("backfill", samples=_EVENTS)(event)
 
 @NEWEST.implied("events", samples=[*_EVENTS, *_STATES, StateAll(room_id="!room:one")])
 def events(row: Event | Backfilled | State | StateAll) -> Iterator[Drop]:
-    """An event was persisted, or the current state of a room moved on."""
+    """An event was persisted, or the current state of a room changed."""
     match row:
         case State(room_id=room, type="m.room.member", state_key=user):
             yield "get_rooms_for_user", (user,)

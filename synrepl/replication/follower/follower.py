@@ -291,7 +291,7 @@ class Follower:
             if not applier.applied.has_caches:
                 # The caches were declared later and missed this stream's facts until now.
                 applier.applied.attach_caches(self._caches)
-                self._caches.skipped(stream.name)
+                self._caches.invalidate_stream(stream.name)
 
     def _follow_while_connected(self, stream: Stream[Any], connection: FollowerConnection | None) -> None:
         """Follow a new stream on an open connection; request it on `connection` unless that is None."""

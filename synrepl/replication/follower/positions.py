@@ -70,7 +70,7 @@ class AppliedPositions:
     def invalidate_all(self) -> None:
         """Drop everything this stream can invalidate: facts were missed, or may have been."""
         if self._caches is not None:
-            self._caches.skipped(self._stream)
+            self._caches.invalidate_stream(self._stream)
 
     def _invalidate(self, updates: Updates[object]) -> None:
         """The last step: invalidate caches. Raises only if neither the entries nor all caches can be
@@ -79,9 +79,9 @@ class AppliedPositions:
         assert self._caches is not None
         if updates.writer not in self.tokens:
             # The first fact of a new writer: its earlier facts may be newer than our entries.
-            self._caches.skipped(self._stream)
+            self._caches.invalidate_stream(self._stream)
         try:
             self._caches.apply(self._stream, updates.rows, token=updates.token)
         except Exception as error:
             self._listener.report_error(error, self._stream, CACHES)
-            self._caches.skipped(self._stream)
+            self._caches.invalidate_stream(self._stream)
