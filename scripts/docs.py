@@ -198,7 +198,7 @@ def _stream(stream: Stream[Any]) -> Iterator[str]:
 def _key(stream: Stream[Any], row: type[Any]) -> str:
     """Which fields are the key, found by asking it about a row whose fields hold their own names."""
     if stream.key is None:
-        return "none, every row counts"
+        return "none; no row replaces another"
     names = list(row.__struct_fields__)
     found = [str(part).strip('"') for part in stream.key(row(*names))]
     return ", ".join(f"`{part}`" for part in found if part in names)

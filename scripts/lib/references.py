@@ -23,7 +23,9 @@ MANUAL: Final = ("README.md", "CONTRIBUTING.md", "docs")
 NOT_READ: Final = ("docs/newsfragments/",)
 """Newsfragments tell what was true when they were written."""
 
-EXTERNAL: Final = frozenset({"IReactorTime", "LoggingTransaction", "ReplicationDataHandler", "txid_status"})
+EXTERNAL: Final = frozenset(
+    {"IReactorTime", "current_state_deltas", "LoggingTransaction", "ReplicationDataHandler", "txid_status"}
+)
 """Names of other projects that no code here uses."""
 
 _SPAN: Final = re.compile(r"(?<!`)(`{1,2})(?!`)([^`\n]+?)\1(?!`)")

@@ -212,7 +212,7 @@ class Stream(Generic[R]):
         until: str = "",
         gone: Iterable[Gone] = (),
     ) -> None:
-        # The wire splits commands at single spaces, so a name with one could not be said.
+        # The wire splits commands at single spaces, so a name cannot contain one.
         if not name or not name.isprintable() or " " in name:
             raise ConfigError(f"{name!r} cannot be the name of a stream: it needs to be one printable word")
         self.name = name

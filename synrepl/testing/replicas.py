@@ -225,7 +225,7 @@ class FakeNode:
             self._tasks.start(self._remember(replica), "remembering where the primary is")
 
     async def _remember(self, replica: Replica) -> None:
-        """As `copies.Copies` does: whoever is promoted must be able to tell the primary before it."""
+        """As `ReplicationServices` does: whoever is promoted must be able to tell the primary before it."""
         if self.log.notes.get("primary_at") != str(replica.primary):
             await self.log.note(primary_at=str(replica.primary))
 
@@ -325,7 +325,7 @@ class FakeNode:
 
 
 class _PeerClient:
-    """`roles.ITellOthers`, by calling the other node after a moment, if it can be reached."""
+    """`roles.IPeerClient`, by calling the other node after a moment, if it can be reached."""
 
     def __init__(self, node: FakeNode) -> None:
         self._node = node

@@ -222,7 +222,7 @@ class Session:
         return b"".join([format_line(command) + b"\n" for command in commands])
 
     def sent(self) -> None:
-        """Restart the PING interval, for a driver that sends bytes that it did not get from here."""
+        """Restart the PING interval, for a driver that sent bytes of its own."""
         self._last_sent = self._seconds()
 
     # -- reading -------------------------------------------------------------------------------------------

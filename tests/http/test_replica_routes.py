@@ -30,7 +30,7 @@ CLAIM = {"epoch": 2, "uuid": "z", "address": "- http://other:9093", "history": "
 
 
 class Nobody:
-    """`roles.ITellOthers` and the replica of a daemon that has neither.
+    """`roles.IPeerClient` and the replica of a daemon that has neither.
 
     What is in `others` answers at its address.
     """

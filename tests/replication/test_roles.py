@@ -1115,7 +1115,7 @@ class TestStart:
 
 
 class OverHttp:
-    """`roles.ITellOthers` that reaches a daemon by the HTTP part of its address alone."""
+    """`roles.IPeerClient` that reaches a daemon by the HTTP part of its address alone."""
 
     def __init__(self, tell: Any) -> None:
         self._tell = tell

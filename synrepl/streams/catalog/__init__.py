@@ -1,4 +1,4 @@
-"""The streams of Synapse, and ours, one file each."""
+"""The stream catalog: the streams of Synapse and of synrepl itself, one file each."""
 
 from typing import Any
 

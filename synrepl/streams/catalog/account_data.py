@@ -1,4 +1,4 @@
-"""What users keep on the server, for all rooms or for one."""
+"""Account data of users, global or for one room."""
 
 from synrepl.streams.stream import Gone, Stream, row
 
@@ -7,7 +7,7 @@ __all__ = ["ACCOUNT_DATA", "AccountData"]
 
 @row
 class AccountData:
-    """Some account data changed; `room_id` is null if it is for all rooms."""
+    """Account data changed; `room_id` is null for global data."""
 
     user_id: str
     room_id: str | None

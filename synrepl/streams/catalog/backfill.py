@@ -1,4 +1,4 @@
-"""Old events fetched from other servers."""
+"""Backfill: old events fetched from other servers."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ __all__ = ["BACKFILL", "Backfilled"]
 
 @row
 class Backfilled:
-    """An event from before the ones we have."""
+    """An event that is older than the known events of its room."""
 
     event_id: str
     room_id: str

@@ -1,4 +1,4 @@
-"""Which cache entries no longer hold."""
+"""Invalidations of caches."""
 
 from collections.abc import Hashable
 
@@ -10,9 +10,9 @@ __all__ = ["CACHES", "CacheInvalidation"]
 
 @row
 class CacheInvalidation:
-    """An entry of a cache is to be dropped; with `keys` null, all of them are.
+    """A request to drop an entry of a cache, or all of them if `keys` is null.
 
-    An empty list is a key like others: that of a cache without arguments.
+    The empty list is an ordinary key: that of a cache without arguments.
     """
 
     cache_func: str

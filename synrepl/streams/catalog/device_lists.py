@@ -1,4 +1,4 @@
-"""Whose devices changed."""
+"""Changes of users' devices."""
 
 from typing import Annotated
 
@@ -11,11 +11,11 @@ __all__ = ["DEVICE_LISTS", "DeviceList"]
 class DeviceList:
     """The devices of a user changed.
 
-    Up to 1.66 `user_id` may also be the name of a server that is to be told (``entity`` there).
+    Up to 1.66 `user_id` is called ``entity``, and may also be the name of a server to notify.
     """
 
     user_id: str
-    # The release of both is only known to be after 1.66, and 1.163 has them.
+    # The exact release of both is unknown: after 1.66, and not after 1.163.
     is_signature: Annotated[Bool, Since("1.67", default=False)]
     hosts_calculated: Annotated[Bool, Since("1.67", default=False)]
 

@@ -1,4 +1,4 @@
-"""What happens in rooms: new events, and changes of their current state."""
+"""Events of rooms, and changes of their current state."""
 
 from collections.abc import Hashable
 from typing import Annotated
@@ -25,7 +25,7 @@ class Event:
 
 @row(tag="state", since="0.99.4")
 class State:
-    """An entry of a room's current state changed; without an event it was removed."""
+    """An entry of a room's current state changed, or was removed if `event_id` is null."""
 
     room_id: str
     type: str
@@ -33,10 +33,10 @@ class State:
     event_id: str | None
 
 
-# The release is only known to be after 1.66, and 1.163 has it.
+# The exact release is unknown: after 1.66, and not after 1.163.
 @row(tag="state-all", since="1.67")
 class StateAll:
-    """So much of a room's current state changed that it is to be read anew."""
+    """Much of a room's current state changed: read all of it again."""
 
     room_id: str
 

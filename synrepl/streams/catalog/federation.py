@@ -1,4 +1,4 @@
-"""What a federation sender is to send."""
+"""The queue of federation senders."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ __all__ = ["FEDERATION", "Federation"]
 
 @row
 class Federation:
-    """Something for other servers: its type (``p``, ``pd``, ``k``, ``d``...) and what it says."""
+    """An item for other servers: its type (``p``, ``pd``, ``k``, ``d``...) and its content."""
 
     type: str
     data: dict[str, Any]
 
 
-# A queue in the master's memory: a restarted one counts from zero again. Every row is its own.
+# A queue in the master's memory: after a restart tokens begin at zero again. No row replaces another.
 FEDERATION = Stream("federation", Federation, key=None, monotonic=False, ephemeral=True)

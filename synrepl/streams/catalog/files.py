@@ -1,4 +1,4 @@
-"""Which files there are, by name; the bytes of each are told by their checksum."""
+"""Files of the file store: their names, checksums and sizes."""
 
 from typing import Annotated, Final, Literal
 
@@ -17,10 +17,10 @@ Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 @row
 class File:
-    """A file of this `name` was made, got other bytes, or is no more.
+    """A file was created, modified or deleted.
 
-    `sha256` and `size` (in bytes) are those of the bytes, both null where it is no more. A row that made
-    it and one that changed it mean the same: the name now stands for these bytes.
+    `sha256` and `size` (in bytes) describe its content; both are null for a deleted file. ``create`` and
+    ``modify`` have the same effect: the name now has this content.
     """
 
     action: Literal["create", "modify", "delete"]
@@ -33,8 +33,8 @@ class File:
             raise ValueError(f"a name has 1 to {MAX_NAME} characters")
         has = self.sha256 is not None, self.size is not None
         if has != (self.action != "delete",) * 2:
-            raise ValueError("a file has a sha256 and a size, a deleted one has neither")
+            raise ValueError("a file has a sha256 and a size; a deleted one has neither")
 
 
-# Ours, since the native dialect: no release of Synapse knows it, so nobody who speaks as one is sent it.
+# A stream of synrepl, since the native dialect: peers that speak a release of Synapse do not receive it.
 FILES = Stream("files", File, key="name", tombstone=lambda row: row.action == "delete", since="999.0")

@@ -1,4 +1,4 @@
-"""Who is in which group (from 0.24 until 1.61)."""
+"""Memberships of groups (from 0.24 until 1.61)."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ __all__ = ["GROUPS", "Group"]
 
 @row
 class Group:
-    """What binds a user to a group changed."""
+    """The membership of a user in a group changed."""
 
     group_id: str
     user_id: str

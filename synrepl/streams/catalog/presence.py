@@ -1,4 +1,4 @@
-"""Who is online."""
+"""Presence of users."""
 
 from synrepl.streams.stream import Bool, Stream, row
 
@@ -7,7 +7,7 @@ __all__ = ["PRESENCE", "Presence"]
 
 @row
 class Presence:
-    """The presence of a user now; it replaces what was said before. Times are in milliseconds."""
+    """The current presence of a user. Times are in milliseconds."""
 
     user_id: str
     state: str

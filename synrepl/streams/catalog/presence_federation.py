@@ -1,4 +1,4 @@
-"""Whose presence other servers are to be told."""
+"""The queue of presence for other servers."""
 
 from synrepl.streams.stream import Stream, row
 
@@ -7,13 +7,13 @@ __all__ = ["PRESENCE_FEDERATION", "PresenceFederation"]
 
 @row
 class PresenceFederation:
-    """A server is to be told the presence of a user."""
+    """A server to send the presence of a user to."""
 
     destination: str
     user_id: str
 
 
-# A queue in the writer's memory: a restarted one counts from zero again.
+# A queue in the writer's memory: after a restart tokens begin at zero again.
 PRESENCE_FEDERATION = Stream(
     "presence_federation",
     PresenceFederation,

@@ -1,4 +1,4 @@
-"""Whose profile is seen by others in a new way."""
+"""Changes of profiles, and of the users who see them."""
 
 from collections.abc import Hashable
 
@@ -10,7 +10,7 @@ __all__ = ["PROFILE_UPDATES", "ProfileUpdate"]
 
 @row
 class ProfileUpdate:
-    """A user changed some fields of the profile, or joined or left a room (`action`)."""
+    """A user changed fields of the profile, or joined or left a room (`action`)."""
 
     user_id: str
     action: str
@@ -18,9 +18,9 @@ class ProfileUpdate:
 
 
 def _key(row: ProfileUpdate) -> tuple[Hashable, ...]:
-    # With the fields: a new avatar does not make an earlier change of the name superfluous.
+    # With the fields: a new avatar does not replace an earlier change of the name.
     return (row.user_id, row.action, jsontext.dumps(row.affected_fields).decode("ascii"))
 
 
-# The release is only known to be after 1.66, and 1.163 has it.
+# The exact release is unknown: after 1.66, and not after 1.163.
 PROFILE_UPDATES = Stream("profile_updates", ProfileUpdate, key=_key, any_writer=True, since="1.67")

@@ -1,4 +1,4 @@
-"""Which rooms are in the public directory (until 1.41)."""
+"""Rooms in the public directory (until 1.41)."""
 
 from typing import Annotated, Literal
 
@@ -13,10 +13,10 @@ def _is_public(visibility: bool | int | str) -> bool:
 
 @row
 class PublicRoom:
-    """A room was put into the directory, or taken out of it."""
+    """A room was added to the directory, or removed from it."""
 
     room_id: str
-    # Numbers on SQLite; the words are those of the client-server API.
+    # Masters on SQLite write numbers; the words are those of the client-server API.
     visibility: Annotated[
         bool, BoolSpelling(accepts=bool | Literal[0, 1, "public", "private"], read=_is_public)
     ]

@@ -1,4 +1,4 @@
-"""Whose push rules changed."""
+"""Changes of push rules."""
 
 from synrepl.streams.stream import Stream, row
 

@@ -1,4 +1,4 @@
-"""Where push notifications are to go."""
+"""Pushers: the recipients of push notifications."""
 
 from synrepl.streams.stream import Bool, Stream, row
 
@@ -7,7 +7,7 @@ __all__ = ["PUSHERS", "Pusher"]
 
 @row
 class Pusher:
-    """A pusher was set, or deleted. Push keys may hold spaces."""
+    """A pusher was set or deleted. Push keys may contain spaces."""
 
     user_id: str
     app_id: str

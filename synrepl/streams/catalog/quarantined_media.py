@@ -1,4 +1,4 @@
-"""Which media nobody may see."""
+"""Quarantined media."""
 
 from synrepl.streams.stream import Bool, Stream, row
 
@@ -7,14 +7,14 @@ __all__ = ["QUARANTINED_MEDIA", "QuarantinedMedia"]
 
 @row
 class QuarantinedMedia:
-    """Media was put into quarantine, or released; `origin` is null for our own."""
+    """Media was quarantined or released; `origin` is null for local media."""
 
     origin: str | None
     media_id: str
     quarantined: Bool
 
 
-# The release is only known to be after 1.66, and 1.163 has it.
+# The exact release is unknown: after 1.66, and not after 1.163.
 QUARANTINED_MEDIA = Stream(
     "quarantined_media", QuarantinedMedia, key=("origin", "media_id"), any_writer=True, since="1.67"
 )

@@ -1,4 +1,4 @@
-"""How far users have read."""
+"""Read receipts."""
 
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ class Receipt:
     receipt_type: str
     user_id: str
     event_id: str
-    # The release is only known to be after 1.66, and 1.163 has it.
+    # The exact release is unknown: after 1.66, and not after 1.163.
     thread_id: Annotated[str | None, Since("1.67", default=None)]
     data: dict[str, Any]
 

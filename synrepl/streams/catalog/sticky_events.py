@@ -1,4 +1,4 @@
-"""Which events stick to their rooms for a while."""
+"""Sticky events of rooms."""
 
 from synrepl.streams.stream import Stream, row
 
@@ -13,7 +13,7 @@ class StickyEvent:
     event_id: str
 
 
-# The release is only known to be after 1.66, and 1.163 has it.
+# The exact release is unknown: after 1.66, and not after 1.163.
 STICKY_EVENTS = Stream(
     "sticky_events", StickyEvent, key=("room_id", "event_id"), any_writer=True, since="1.67"
 )

@@ -1,4 +1,4 @@
-"""How users tagged their rooms (until 1.67; then part of account_data)."""
+"""Users' tags of rooms (until 1.67; then part of account_data)."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ __all__ = ["TAG_ACCOUNT_DATA", "TagAccountData"]
 
 @row
 class TagAccountData:
-    """The tags of a room changed. Masters write `data` as a string that holds JSON."""
+    """The tags of a room changed. Masters write `data` as a string of JSON."""
 
     user_id: str
     room_id: str

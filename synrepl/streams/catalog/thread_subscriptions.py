@@ -1,4 +1,4 @@
-"""Who follows which thread."""
+"""Subscriptions to threads."""
 
 from synrepl.streams.stream import Stream, row
 
@@ -7,14 +7,14 @@ __all__ = ["THREAD_SUBSCRIPTIONS", "ThreadSubscription"]
 
 @row
 class ThreadSubscription:
-    """A user subscribed to a thread, or no longer does; `event_id` is its root."""
+    """A user subscribed to a thread, or unsubscribed; `event_id` is the root of the thread."""
 
     user_id: str
     room_id: str
     event_id: str
 
 
-# The release is only known to be after 1.66, and 1.163 has it.
+# The exact release is unknown: after 1.66, and not after 1.163.
 THREAD_SUBSCRIPTIONS = Stream(
     "thread_subscriptions",
     ThreadSubscription,

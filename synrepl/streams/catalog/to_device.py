@@ -1,4 +1,4 @@
-"""For whom there are new to-device messages."""
+"""Recipients of new to-device messages."""
 
 from synrepl.streams.stream import Stream, row
 
@@ -7,7 +7,7 @@ __all__ = ["TO_DEVICE", "ToDevice"]
 
 @row
 class ToDevice:
-    """There are messages for a user here, or for another server."""
+    """There are messages for a local user, or for another server."""
 
     entity: str
 

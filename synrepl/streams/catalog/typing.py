@@ -1,4 +1,4 @@
-"""Who is typing where."""
+"""Typing users of rooms."""
 
 from synrepl.streams.stream import Stream, row
 
@@ -7,11 +7,11 @@ __all__ = ["TYPING", "Typing"]
 
 @row
 class Typing:
-    """Everyone now typing in a room; it replaces what was said before."""
+    """All users who are now typing in a room."""
 
     room_id: str
     user_ids: list[str]
 
 
-# Typing is not stored: a restarted writer counts from zero again.
+# Typing is not stored: after a restart of the writer tokens begin at zero again.
 TYPING = Stream("typing", Typing, key="room_id", monotonic=False, ephemeral=True)

@@ -1,4 +1,4 @@
-"""Which events now have their full state."""
+"""Events whose state became complete."""
 
 from synrepl.streams.stream import Bool, Stream, row
 
@@ -7,13 +7,13 @@ __all__ = ["UN_PARTIAL_STATED_EVENT", "UnPartialStatedEvent"]
 
 @row
 class UnPartialStatedEvent:
-    """An event that had partial state has all of it now, and may be rejected (or not) for it."""
+    """An event with partial state now has full state, which may change whether it is rejected."""
 
     event_id: str
     rejection_status_changed: Bool
 
 
-# The release is only known to be after 1.66, and 1.163 has it.
+# The exact release is unknown: after 1.66, and not after 1.163.
 UN_PARTIAL_STATED_EVENT = Stream(
     "un_partial_stated_event", UnPartialStatedEvent, key="event_id", since="1.67"
 )

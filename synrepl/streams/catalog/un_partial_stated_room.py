@@ -1,4 +1,4 @@
-"""Which rooms now have their full state."""
+"""Rooms whose state became complete."""
 
 from synrepl.streams.stream import Stream, row
 
@@ -7,10 +7,10 @@ __all__ = ["UN_PARTIAL_STATED_ROOM", "UnPartialStatedRoom"]
 
 @row
 class UnPartialStatedRoom:
-    """A room that was joined with partial state has all of it now."""
+    """A room that was joined with partial state now has full state."""
 
     room_id: str
 
 
-# The release is only known to be after 1.66, and 1.163 has it.
+# The exact release is unknown: after 1.66, and not after 1.163.
 UN_PARTIAL_STATED_ROOM = Stream("un_partial_stated_room", UnPartialStatedRoom, key="room_id", since="1.67")

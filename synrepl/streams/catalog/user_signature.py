@@ -1,4 +1,4 @@
-"""Who signed the keys of others (from 1.6 until 1.67; then part of device_lists)."""
+"""Signatures of other users' keys (from 1.6 until 1.67; then part of device_lists)."""
 
 from synrepl.streams.stream import Stream, row
 

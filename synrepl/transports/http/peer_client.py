@@ -20,7 +20,7 @@ CONFLICT: Final = 409
 
 
 class PeerClient:
-    """Sends claims and handover requests to other daemons; see `roles.ITellOthers`."""
+    """Sends claims and handover requests to other daemons; see `roles.IPeerClient`."""
 
     def __init__(self, reactor: Any, secret: str | Credentials | None, *, client: Any = None) -> None:
         self._http = HttpClient(reactor, secret, TIMEOUT_SECONDS, client)
