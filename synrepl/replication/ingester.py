@@ -229,8 +229,8 @@ class Ingester:
 
     def _certify_silence(self) -> None:
         self._timer = None
-        told, self._announced = self._announced, {}
-        for (stream, writer), token in told.items():
+        announced, self._announced = self._announced, {}
+        for (stream, writer), token in announced.items():
             if self._log.positions(stream).get(writer, -1) < token:
                 self._add(stream, writer, token, NO_ROWS)
 

@@ -164,15 +164,25 @@ class FollowerSession:
 
 
 class Publisher:
-    """Sends every committed fact to every follower that subscribes to its stream.
+    """Sends every committed fact to every follower of its stream.
 
-    The library's server side: give it a log, and pass it to `synrepl.serve`, which accepts followers over
-    TCP. A fact is encoded once for all followers of one release. A ring of `ring_bytes` bytes holds the
-    newest facts; followers that are further behind read from the log. Streams and writers that this daemon's
-    `holdings` do not include are not announced.
+    The server side of the library. `log` is a started `synrepl.storage.log.Log`, `instance` the writer name
+    of this process::
 
-    `instance` is the writer name of this process, `table` the streams it knows. Runs in the reactor's thread;
-    call `stop` at shutdown.
+        publisher = synrepl.Publisher(
+            log,
+            synrepl.StreamTable.default(),
+            reactor,
+            synrepl.Metrics(CollectorRegistry()),
+            instance="master",
+        )
+        synrepl.serve(reactor, "tcp:9092:interface=127.0.0.1", publisher, server_name="hs").startService()
+        await log.append("push_rules", "master", [b'[["@ada:hs"]]'])
+
+    A fact is encoded once for all followers of one release. A ring of `ring_bytes` bytes holds the newest
+    facts; followers that are further behind read from the log. Streams and writers that this daemon's
+    `holdings` do not include are not announced. All methods must be called in the reactor's thread; call
+    `stop` at shutdown.
     """
 
     _logger = Logger()

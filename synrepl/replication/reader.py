@@ -401,12 +401,12 @@ class Reader:
 
     async def _find_serial_of(self, backlog: Backlog, token: int) -> None:
         (stream,) = backlog.streams
-        had, _ = await self._feed.log.read_tokens(
+        found, _ = await self._feed.log.read_tokens(
             stream=stream, writer=None, after=token - 1, upto=token, serial=backlog.serial, limit=PAGE_ROWS
         )
         backlog.last_token = None
-        if had:
-            backlog.serial = min(fact.serial for fact in had)
+        if found:
+            backlog.serial = min(fact.serial for fact in found)
             backlog.after_token = None
 
     def _go_live(self, backlog: Backlog) -> None:

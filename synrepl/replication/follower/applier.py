@@ -220,11 +220,11 @@ class StreamApplier:
             return
         known, steps = self.applied.tokens, self.applied.steps
         last = known.get(writer, -1)
-        for log_position, token in enumerate(run.tokens):
+        for offset, token in enumerate(run.tokens):
             assert token is not None
             if token <= last:
                 continue
-            updates = Updates(self.name, writer, token, [rows[log_position]])
+            updates = Updates(self.name, writer, token, [rows[offset]])
             for index, step in enumerate(steps):
                 failure: Exception | None = None
                 waiting: Awaitable[None] | None = None
@@ -243,7 +243,7 @@ class StreamApplier:
                     failure = error
                 self._listener.positions_changed(self.name)
                 self._block_on(self._apply(updates, index, waiting=waiting, failure=failure))
-                for command in islice(run.commands(), log_position + 1, None):
+                for command in islice(run.commands(), offset + 1, None):
                     self.rdata(command)
                 return
             known[writer] = last = token  # `AppliedPositions.advance`, inlined
@@ -273,19 +273,17 @@ class StreamApplier:
         is_first = command.instance not in self._ready
         self._ready.add(command.instance)
         if self._pushed:
-            is_first, self._awaits_push_end = (
-                self._awaits_push_end,
-                False,
-            )  # rows came before it, and do not make it news
+            # Rows arrived before this POSITION, so whether the writer is ready does not matter.
+            is_first, self._awaits_push_end = self._awaits_push_end, False
             self._end_push(command, is_first=is_first)
         else:
             self._handle_position(command, is_first=is_first)
 
     def _accepts_rows(self, writer: str) -> bool:
-        """Whether to accept rows before this connection's POSITION, which would reveal a gap before them.
+        """Whether to accept rows of a writer whose POSITION was not received on this connection.
 
-        Accepted only from a writer that had no position when positions were announced: these are its first
-        rows.
+        A push has no POSITION before its rows. Otherwise there may be a gap before the rows, unless the
+        writer had no position when positions were announced: then these are its first rows.
         """
         if not self._pushed and (not self._ready or writer in self.known):
             return False
@@ -293,8 +291,7 @@ class StreamApplier:
         return True
 
     def _is_contiguous(self, command: Position, *, is_first: bool) -> bool:
-        """Whether all of the writer's earlier facts were applied, so that a position after them can be
-        trusted.
+        """Whether all earlier facts of the writer were applied, so that this POSITION can be trusted.
 
         False for an unknown writer: the facts it wrote since our caches were filled are unknown. False on the
         first POSITION of a connection if tokens can go back: between two connections they may have gone back
