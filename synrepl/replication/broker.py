@@ -101,8 +101,8 @@ class BrokerPeer:
         probe_seconds: float = PROBE_SECONDS,
         rng: random.Random | None = None,
     ) -> None:
-        self.is_subscribed = False
-        self.is_publishing = False
+        self.is_subscriber_up = False
+        self.is_publisher_up = False
         self.name_conflict: NameConflict | None = None
         self.writers: set[str] = set()
         self._clock = clock
@@ -145,12 +145,12 @@ class BrokerPeer:
 
     def subscriber_up(self) -> None:
         """Every subscription is confirmed: no later message is missed."""
-        self.is_subscribed = True
+        self.is_subscriber_up = True
         self._join()
 
     def subscriber_down(self, why: str) -> None:
         """The subscriber's connection was lost: later messages are missed."""
-        self.is_subscribed = False
+        self.is_subscriber_up = False
         self._logger.warn("disconnected from the channel: {why}", why=why)
         # Echoes that have not come back by now never will.
         self._sent_commands.clear()
@@ -158,7 +158,7 @@ class BrokerPeer:
 
     def publisher_up(self) -> None:
         """The publisher's connection is up."""
-        self.is_publishing = True
+        self.is_publisher_up = True
         if self._is_joined:
             self.send(Replicate())  # the last messages may be lost, REPLICATE among them
         self._join()
@@ -166,7 +166,7 @@ class BrokerPeer:
 
     def publisher_down(self, why: str) -> None:
         """The publisher's connection was lost, and possibly the last messages with it."""
-        self.is_publishing = False
+        self.is_publisher_up = False
         self._is_paused = False
         self._logger.warn("cannot publish on the channel: {why}", why=why)
         self._stop_publishing()
@@ -223,7 +223,7 @@ class BrokerPeer:
 
     def write(self, data: bytes) -> None:
         """Publish these lines."""
-        if self.is_publishing:
+        if self.is_publisher_up:
             for line in data.split(b"\n") if b"POSITION " in data else ():
                 if line.startswith(b"POSITION "):
                     self._position_echoes.record_line(line)
@@ -231,9 +231,9 @@ class BrokerPeer:
 
     def send(self, command: Command) -> None:
         """Publish this command. Raises NotConnected."""
-        if not self.is_publishing:
+        if not self.is_publisher_up:
             raise NotConnected(f"not connected: {command.NAME} was not sent")
-        if self.is_subscribed and not command.CHANNEL and not isinstance(command, Replicate):
+        if self.is_subscriber_up and not command.CHANNEL and not isinstance(command, Replicate):
             self._sent_commands.record(command)
         self.broker.send(command)
 
@@ -246,7 +246,7 @@ class BrokerPeer:
         """Publish a follower's command. Best effort: without a connection it is lost, as between Synapse's
         processes.
         """
-        if self.is_publishing and self._dialect.release in command.SPAN:
+        if self.is_publisher_up and self._dialect.release in command.SPAN:
             try:
                 self.send(command)
             except LocalProtocolError as error:
@@ -276,7 +276,7 @@ class BrokerPeer:
 
     def _join(self) -> None:
         """Request all positions once both connections are up."""
-        if self._is_joined or not (self.is_subscribed and self.is_publishing):
+        if self._is_joined or not (self.is_subscriber_up and self.is_publisher_up):
             return
         self._is_joined = True
         self._has_own_echo = False
@@ -298,7 +298,7 @@ class BrokerPeer:
 
         def query() -> None:
             if self._unanswered:
-                if self.is_publishing:
+                if self.is_publisher_up:
                     self.send(Replicate())
                 self._query_again(seconds[1:])
 
@@ -329,7 +329,7 @@ class BrokerPeer:
         if (
             self._publisher is None
             or self._reader is not None
-            or not (self.is_publishing and self._has_probed)
+            or not (self.is_publisher_up and self._has_probed)
         ):
             return
         self._reader = self._publisher.join_broker(self, self._writes, self._dialect)
@@ -397,7 +397,7 @@ class BrokerPeer:
 
     def _probe_again(self) -> None:
         """Probe whether the other process is gone or only silent."""
-        if self._is_joined and self.is_publishing:
+        if self._is_joined and self.is_publisher_up:
             self.send(Replicate())
             self._schedule(self._probe_seconds, self._probe_finished)
         else:

@@ -121,10 +121,11 @@ class Ingester:
         self._table = table
         self._clock = clock
         self._lost = lost
+        # By stream and writer: the lowest position that a rewound writer reported.
         self._rewound: dict[tuple[str, str], int] = {}
         self._query_followers: dict[tuple[str, str], Follower] = {}
         self._query_answers: dict[tuple[str, str], list[int]] = {}
-        self._tasks = Tasks(self._logger, "intake")
+        self._tasks = Tasks(self._logger, "ingest")
         self._pending: dict[str, list[tuple[str, int, bytes]]] = {}
         self._pending_bytes = 0
         self._is_storing = False
@@ -185,22 +186,22 @@ class Ingester:
             self._tasks.start(self._store(), "storing received facts")
 
     def _on_history_event(self, query_follower: Follower | None, event: FollowerEvent) -> None:
-        position = event.stream, event.writer
-        if event.kind == "position" and position in self._query_answers:
-            self._query_answers[position].append(event.token)
+        key = event.stream, event.writer
+        if event.kind == "position" and key in self._query_answers:
+            self._query_answers[key].append(event.token)
         if event.kind != "went_back" or event.stream not in self._table:
             return
         stream = self._table[event.stream]
         if stream.ordered and not stream.ephemeral:
-            self._rewound[position] = min(event.token, self._rewound.get(position, event.token))
+            self._rewound[key] = min(event.token, self._rewound.get(key, event.token))
             if query_follower is not None:
                 # In the next reactor turn: in this one, the same POSITION is still to be processed.
-                self._clock.callLater(0, self._query_position, query_follower, position)
+                self._clock.callLater(0, self._query_position, query_follower, key)
             self._store_soon()
 
-    def _query_position(self, follower: Follower, position: tuple[str, str]) -> None:
-        self._query_answers.setdefault(position, [])
-        self._query_followers[position] = follower
+    def _query_position(self, follower: Follower, key: tuple[str, str]) -> None:
+        self._query_answers.setdefault(key, [])
+        self._query_followers[key] = follower
         with suppress(ReplicationError):  # the follower sends REPLICATE itself when it reconnects
             follower.send(Replicate())
 
@@ -242,11 +243,11 @@ class Ingester:
             await deferLater(self._clock, 0, lambda: None)  # type: ignore[arg-type]
             while self._pending or self._rewound:
                 while self._rewound:
-                    position = next(iter(self._rewound))
-                    if await self._is_confirmed(position):
-                        await self._check_history(position, self._rewound[position])
-                    for by_position in (self._rewound, self._query_followers, self._query_answers):
-                        by_position.pop(position, None)
+                    key = next(iter(self._rewound))
+                    if await self._is_confirmed(key):
+                        await self._check_history(key, self._rewound[key])
+                    for by_key in (self._rewound, self._query_followers, self._query_answers):
+                        by_key.pop(key, None)
                 pending, self._pending = self._pending, {}
                 self._pending_bytes = 0
                 await self._commit_all(pending)
@@ -256,30 +257,30 @@ class Ingester:
         finally:
             self._is_storing = False
 
-    async def _is_confirmed(self, position: tuple[str, str]) -> bool:
+    async def _is_confirmed(self, key: tuple[str, str]) -> bool:
         """Whether a writer still reports a position lower than before."""
         await deferLater(self._clock, 0, lambda: None)  # type: ignore[arg-type]
-        if position not in self._query_followers:
+        if key not in self._query_followers:
             return True
-        stream, writer = position
+        stream, writer = key
         for _ in range(MAX_QUERIES):
             await deferLater(self._clock, QUERY_SECONDS, lambda: None)  # type: ignore[arg-type]
-            answers = self._query_answers[position]
+            answers = self._query_answers[key]
             if answers:
                 return answers[-1] < self._log.positions(stream).get(writer, 0)
-            self._query_position(self._query_followers[position], position)
+            self._query_position(self._query_followers[key], key)
         self._logger.warn(
             "writer {writer} of {stream} reported position {token}, lower than before, but does not"
             " confirm it; ignored",
             writer=writer,
             stream=stream,
-            token=self._rewound[position],
+            token=self._rewound[key],
         )
         return False
 
-    async def _check_history(self, position: tuple[str, str], token: int) -> None:
+    async def _check_history(self, key: tuple[str, str], token: int) -> None:
         """Start a new epoch if the log holds facts of this writer beyond its new position."""
-        stream, writer = position
+        stream, writer = key
         facts, _ = await self._log.read_tokens(
             stream=stream,
             writer=writer,
