@@ -20,16 +20,16 @@ __all__ = [
 ]
 
 STATES: Final = {
-    "failing": "facts cannot be made durable, or what is kept cannot be read, just now; what can be is sent",
-    "stopped": "this replica's history has parted from its upstream's: an operator must decide (resync)",
-    "fenced": "another daemon is primary; this one takes no facts",
-    "joining": "this replica has no whole copy yet, and answers no reads",
-    "stale": "this replica had everything longer ago than it is allowed to (--stale-seconds), and may lack"
-    " what came since; what it has is still sent",
-    "handing over": "another daemon is about to become primary; no facts are taken for a moment",
-    "behind": "an upstream, a table or Redis cannot be read just now, or facts or files are missing; what is"
-    " kept is still sent",
-    "serving": "facts are taken, by a replica for its primary, and sent",
+    "failing": "facts cannot be stored, or stored facts cannot be read; readable facts are still sent",
+    "stopped": "this replica's history has diverged from its upstream's: an operator must decide (resync)",
+    "fenced": "another daemon is primary; this one refuses appends",
+    "joining": "this replica has no complete copy yet, and answers no reads",
+    "stale": "this replica was last up to date longer ago than --stale-seconds and may lack newer facts; its"
+    " facts are still sent",
+    "handing over": "another daemon is becoming primary; appends are refused for a moment",
+    "behind": "an upstream, a table or Redis cannot be read, or facts or files are missing; stored facts are"
+    " still sent",
+    "serving": "appends are accepted (a replica forwards them to its primary), and facts are sent",
 }
 """The values of `state`, the most severe first."""
 
