@@ -78,7 +78,6 @@ def test_files_of_the_tree_that_are_named_exist(page: Path) -> None:
 
 ANCHOR = re.compile(r'<a id="([\w-]+)"></a>')
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
-CITED = re.compile(r"docs/([\w/-]+\.md)#([\w-]+)")
 
 
 def anchors(page: Path) -> set[str]:
@@ -102,14 +101,6 @@ def test_links_to_parts_of_pages_lead_somewhere(page: Path) -> None:
         for target, fragment in targets
         if target.suffix == ".md" and fragment not in anchors(target)
     ]
-
-
-def test_the_source_cites_parts_of_pages_that_exist() -> None:
-    """`docs/reference/peers.md#tokens` in a comment leads to a section."""
-    files = [*(ROOT / "synrepl").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
-    cited = {found.groups() for file in files for found in CITED.finditer(file.read_text("utf-8"))}
-
-    assert [] == [(name, part) for name, part in sorted(cited) if part not in anchors(ROOT / "docs" / name)]
 
 
 def test_the_table_of_contents_has_every_page() -> None:

@@ -1,4 +1,4 @@
-"""What really happened to copies of one log: every history that a primary ever had, as a tree."""
+"""The truth about copies of one log: every history that a primary ever had, as a tree."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,24 +9,24 @@ from synrepl.testing.replicas import FakeNode
 __all__ = ["Content", "Histories", "content"]
 
 Content = tuple[str, bytes]
-"""A fact by what it says: its stream and its rows, which no other fact of a simulation has."""
+"""A fact's content: its stream and its rows, which no other fact of a simulation has."""
 
 
 def content(fact: Fact) -> Content:
-    """What this fact says."""
+    """Return the content of this fact."""
     return fact.stream, fact.rows
 
 
 class Histories:
-    """Facts by their digests, each after the one that it follows.
+    """The facts of all primaries by digest, each linked to its predecessor.
 
-    `wrong` is told of what no primary ever had.
+    `report` is called with each contradiction.
     """
 
-    def __init__(self, wrong: Callable[[str], None]) -> None:
-        self._wrong = wrong
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
         self._facts: dict[str, tuple[str, Fact]] = {}
-        self._at: dict[str, str] = {}
+        self._digests: dict[str, str] = {}
 
     def chain(self, digest: str) -> list[Fact]:
         """All facts up to the one with this digest."""
@@ -37,47 +37,48 @@ class Histories:
         return facts[::-1]
 
     def knows(self, digest: str) -> bool:
-        """Whether a primary ever stood there."""
+        """Whether a primary was ever at this digest."""
         return digest == EMPTY or digest in self._facts
 
-    def looked_at(self, node: FakeNode) -> None:
-        """A node has started, or has become another copy: what it holds must be true, and whole."""
+    def check_copy(self, node: FakeNode) -> None:
+        """Check the copy of a node that has started or become another copy: its facts must be true and
+        complete."""
         position, trimmed_upto = node.log.position, node.log.trimmed_upto
         facts = node.engine.facts
         is_filtered = "filter" in node.log.notes
-        self._at[node.name] = position.digest
+        self._digests[node.name] = position.digest
         if node.roles.role != "replica":
-            self.kept(node)
+            self.add_durable(node)
         if not self.knows(position.digest):
-            self._wrong(f"half copy: {node.name} stands at {position}, where no primary ever was")
+            self._report(f"half copy: {node.name} is at {position}, where no primary ever was")
             return
         chain = self.chain(position.digest)
-        passes = _passing(node)
+        passes = _filter_of(node)
         expected = [fact for fact in chain if fact.serial > trimmed_upto.serial and passes(fact)]
-        held = [fact for fact in facts if fact.serial > trimmed_upto.serial]
-        if held != expected:
-            self._wrong(
-                f"half copy: {node.name} has {_serials(held)} beyond {trimmed_upto.serial}, "
+        actual = [fact for fact in facts if fact.serial > trimmed_upto.serial]
+        if actual != expected:
+            self._report(
+                f"half copy: {node.name} has {_serials(actual)} beyond {trimmed_upto.serial}, "
                 f"not {_serials(expected)}"
             )
         if not {fact.digest for fact in facts} <= {fact.digest for fact in chain}:
-            self._wrong(f"{node.name} holds facts that are not of its own history")
-        if not is_filtered and verify(held, trimmed_upto.digest) is not None:
-            self._wrong(f"digests: what {node.name} holds is not one chain")
+            self._report(f"{node.name} holds facts that are not of its own history")
+        if not is_filtered and verify(actual, trimmed_upto.digest) is not None:
+            self._report(f"digests: what {node.name} holds is not one chain")
 
-    def kept(self, node: FakeNode) -> None:
-        """What is on the disk of a node that takes facts is true, whether or not somebody saw it."""
+    def add_durable(self, node: FakeNode) -> None:
+        """Add the durable facts of a node that accepts facts: they are true, acknowledged or not."""
         trimmed_upto = node.engine._trimmed_upto
         self._add(
             [fact for fact in node.engine.facts if fact.serial > trimmed_upto.serial], trimmed_upto.digest
         )
 
-    def committed(self, node: FakeNode, facts: Sequence[Fact]) -> None:
-        """A node shows these facts."""
+    def on_committed(self, node: FakeNode, facts: Sequence[Fact]) -> None:
+        """Check the facts that a node has committed."""
         if not facts[0].serial:
             return
-        before = self._at.get(node.name, EMPTY)
-        self._at[node.name] = facts[-1].digest
+        before = self._digests.get(node.name, EMPTY)
+        self._digests[node.name] = facts[-1].digest
         if node.roles.role != "replica":
             self._add(facts, before)
             return
@@ -85,7 +86,7 @@ class Histories:
         for fact in facts:
             known = self._facts.get(fact.digest)
             if known is None or known[1] != fact or (not is_filtered and known[0] != before):
-                self._wrong(f"{node.name} shows {fact}, which no primary committed")
+                self._report(f"{node.name} shows {fact}, which no primary committed")
             before = fact.digest
 
     def _add(self, facts: Sequence[Fact], before: str) -> None:
@@ -94,9 +95,9 @@ class Histories:
             before = fact.digest
 
 
-def _passing(node: FakeNode) -> Callable[[Fact], bool]:
-    wanted = node.relays.filter()
-    return lambda fact: wanted.streams is None or fact.stream in wanted.streams
+def _filter_of(node: FakeNode) -> Callable[[Fact], bool]:
+    query = node.relays.filter()
+    return lambda fact: query.streams is None or fact.stream in query.streams
 
 
 def _serials(facts: Sequence[Fact]) -> str:

@@ -1,4 +1,4 @@
-"""Daemons in memory that are copies of each other, made of the real parts."""
+"""In-memory daemons that are replicas of each other, built from the real parts."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -41,27 +41,27 @@ __all__ = ["FakeNode"]
 
 T = TypeVar("T")
 
-ANSWER_SECONDS: Final = 5.0
+RESPONSE_SECONDS: Final = 5.0
 
 KEEPALIVE: Final = Keepalive(ping_seconds=2.0, timeout_seconds=8.0)
 
 
 class FakeNode:
-    """A daemon with a disk of memory, behind a `Network`: a primary, or a replica of another node.
+    """A daemon with an in-memory disk, on a `Network`: a primary, or a replica of another node.
 
-    It listens under its `name`, which is its address too. `others` holds all nodes by name, and stands in for
-    HTTP: nodes tell and ask each other through it, as long as `can_reach` says so; each way takes
-    `question_delay`. `strangers` say this of themselves at their addresses, and answer nothing else.
+    It listens under its `name`, which is also its address. `nodes` holds all nodes by name and replaces HTTP:
+    nodes send each other requests through it, as long as `can_reach` allows it; each way takes
+    `request_delay`. `strangers` are the statuses of addresses that answer nothing else.
     """
 
     def __init__(
         self,
         network: Network,
-        others: dict[str, "FakeNode"],
+        nodes: dict[str, "FakeNode"],
         *,
         name: str,
         upstream: str | None = None,
-        wanted: Filter | None = None,
+        query: Filter | None = None,
         resync_on_fork: bool = False,
         secret: str | None = None,
         terms: LeaseTerms | None = None,
@@ -70,7 +70,7 @@ class FakeNode:
         jitter: Callable[[], float] = lambda: 1.0,
         ring_bytes: int = 8 * 1024 * 1024,
         can_reach: Callable[[str, str], bool] = lambda ours, theirs: True,
-        question_delay: Callable[[], float] = lambda: 0.01,
+        request_delay: Callable[[], float] = lambda: 0.01,
         strangers: Mapping[str, PeerStatus] | None = None,
         role_changed: Callable[["FakeNode"], None] = lambda node: None,
     ) -> None:
@@ -80,17 +80,17 @@ class FakeNode:
         self.table = table if table is not None else StreamTable.default()
         self.metrics = Metrics(CollectorRegistry())
         self.is_running = False
-        self.only_here: list[Fact] = []
+        self.leftover_facts: list[Fact] = []
         self.log: Log
         self.publisher: Publisher
         self.relays: ReplicaRegistry
         self.roles: RoleManager
         self.commands: CommandForwarder
-        self._lives = 0
+        self._boots = 0
         self.clock: Any = network.clock
         self._network = network
-        self._others = others
-        self._wanted = wanted
+        self._nodes = nodes
+        self._query = query
         self._resync_on_fork = resync_on_fork
         self._secret = secret
         self._terms = terms
@@ -98,31 +98,31 @@ class FakeNode:
         self._jitter = jitter
         self._ring_bytes = ring_bytes
         self._can_reach = can_reach
-        self._question_delay = question_delay
+        self._request_delay = request_delay
         self._strangers = strangers or {}
         self._role_changed = role_changed
         self._threads: list[DelayedThread] = []
         self._tasks = Tasks(Logger(), "a node")
         self._factory: PublisherFactory
-        self._graves: list[Any] = []
-        others[name] = self
+        self._abandoned: list[Any] = []
+        nodes[name] = self
 
     @property
     def ephemeral(self) -> list[str]:
-        """The streams that nobody keeps."""
+        """The names of the ephemeral streams."""
         return [stream.name for stream in self.table if stream.ephemeral]
 
     @property
     def replica(self) -> Replica | None:
-        """What follows the upstream, if this is a replica."""
-        following = self.roles.replica
-        assert following is None or isinstance(following, Replica)
-        return following
+        """The replica that follows the upstream; None unless this node is a replica."""
+        replica = self.roles.replica
+        assert replica is None or isinstance(replica, Replica)
+        return replica
 
-    # -- its life ------------------------------------------------------------------------------------------
+    # -- start and stop ------------------------------------------------------------------------------------
 
     def start(self) -> "Deferred[None]":
-        """Open the log, listen, and be what it is; fires when that is done."""
+        """Open the log, listen, and assume the role; fires when done."""
         return Deferred.fromCoroutine(self._start())
 
     async def _start(self) -> None:
@@ -142,11 +142,11 @@ class FakeNode:
             primary=lambda: self.roles.primary,
         )
         self.log.on_replaced(self.publisher.log_replaced)
-        self._lives += 1
+        self._boots += 1
         self.commands = CommandForwarder(
             self.publisher.follower_commands,
             clock,
-            origin=f"{self.name}-{self._lives}",
+            origin=f"{self.name}-{self._boots}",
             is_active=lambda: self.roles.role == REPLICA,
             dropped=lambda name: self.metrics.commands_dropped.labels(name).inc(),
         )
@@ -165,7 +165,7 @@ class FakeNode:
             primary=lambda: str(self.roles.primary),
             moved_to=lambda: str(self.roles.primary) if self.roles.role != "primary" else "",
             is_promoting=lambda: self.roles.is_promoting,
-            on_higher_epoch=lambda *heard: self.roles.on_higher_epoch(*heard),  # noqa: PLW0108  # made below
+            on_higher_epoch=lambda *args: self.roles.on_higher_epoch(*args),  # noqa: PLW0108  # made below
         )
         self._factory = PublisherFactory(
             self.publisher,
@@ -184,11 +184,11 @@ class FakeNode:
             address=lambda: Address(self.name),
             follow=self._follow,
             peers=_PeerClient(self),
-            known_daemons=self._known,
+            known_daemons=self._known_daemons,
             is_leased=self._is_leased,
             on_change=self._changed,
         )
-        self.log.on_replaced(self._drop_readers)
+        self.log.on_replaced(self._close_followers)
         self._network.listen(self.name, self._factory)
         self.is_running = True
         self.roles.start()
@@ -209,7 +209,7 @@ class FakeNode:
             self.clock,
             name=self.name,
             ephemeral=self.ephemeral,
-            query=self._wanted,
+            query=self._query,
             resync_on_fork=self._resync_on_fork,
             keep_leftovers=self._keep_leftovers,
             jitter=self._jitter,
@@ -222,10 +222,10 @@ class FakeNode:
     def _replica_changed(self) -> None:
         replica = self.replica
         if replica is not None and replica.state in ("ready", "live"):
-            self._tasks.start(self._remember(replica), "remembering where the primary is")
+            self._tasks.start(self._save_primary(replica), "saving the primary's address")
 
-    async def _remember(self, replica: Replica) -> None:
-        """As `ReplicationServices` does: whoever is promoted must be able to tell the primary before it."""
+    async def _save_primary(self, replica: Replica) -> None:
+        """As `ReplicationServices` does: after a promotion this node must notify the previous primary."""
         if self.log.notes.get("primary_at") != str(replica.primary):
             await self.log.note(primary_at=str(replica.primary))
 
@@ -238,13 +238,13 @@ class FakeNode:
         kept: list[Fact] = []
         async for facts in pages:
             kept += facts
-        # As a file: whole or not at all.
-        self.only_here += kept
+        # Like a file: all facts or none.
+        self.leftover_facts += kept
         return Path("only-here") if kept else None
 
-    def _known(self) -> Sequence[Address]:
-        noted = self.log.notes.get("peers", "[]")
-        peers = [Address.parse(text) for text in jsontext.loads(noted.encode())]
+    def _known_daemons(self) -> Sequence[Address]:
+        encoded = self.log.notes.get("peers", "[]")
+        peers = [Address.parse(text) for text in jsontext.loads(encoded.encode())]
         primary = self.log.notes.get("primary_at")
         return [
             *peers,
@@ -258,13 +258,13 @@ class FakeNode:
 
     def _not_ready(self) -> str:
         replica = self.roles.replica
-        return "this replica has no whole copy yet" if replica is not None and not replica.is_whole else ""
+        return "this replica has no complete copy yet" if replica is not None and not replica.is_whole else ""
 
-    def _drop_readers(self) -> None:
-        self._factory.close("the history here was replaced")
+    def _close_followers(self) -> None:
+        self._factory.close("the history of this daemon was replaced")
 
     def kill(self) -> None:
-        """End at once, as by SIGKILL: what was committed stays, everything else is gone."""
+        """Stop at once, as SIGKILL does: committed facts stay, everything else is lost."""
         self.is_running = False
         self._tasks.cancel_all()
         self._network.stop_listening(self.name)
@@ -273,8 +273,8 @@ class FakeNode:
         if hasattr(self, "relays"):
             self.relays.halt()
         for thread in self._threads:
-            # What waits for an answer waits for ever; if it were let go of, it would end in order.
-            self._graves.append(list(thread._waiting))
+            # Keep the pending work alive: freed coroutines would run their cleanup, unlike after a kill.
+            self._abandoned.append(list(thread._waiting))
             Deferred.fromCoroutine(thread.stop())
         for link in self.links():
             link.cut()
@@ -287,17 +287,17 @@ class FakeNode:
             for timer in log._timers.values():
                 if timer.active():
                     timer.cancel()
-            self._graves.append((list(log._queue), list(log._idle)))
+            self._abandoned.append((list(log._queue), list(log._idle)))
             log._is_open = False
             log._queue.clear()
             log._idle.clear()
         self.engine.crash()
 
     def links(self) -> list[MemoryLink]:
-        """The open connections that begin or end here."""
+        """The open connections of this node."""
         return self._network.links_of(self.name)
 
-    # -- what is asked of it -------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------
 
     def append(
         self,
@@ -307,7 +307,7 @@ class FakeNode:
         writer: str = "master",
         key: str | None = None,
     ) -> "Deferred[Appended]":
-        """Add facts, each a list of rows, as a POST would."""
+        """Append facts, each a list of rows, as a POST would."""
         declared = self.table[stream]
         return Deferred.fromCoroutine(
             self._append(stream, writer, [declared.canonical_fact(rows) for rows in facts], key)
@@ -320,30 +320,30 @@ class FakeNode:
 
     @property
     def leases(self) -> Leases:
-        """Who needs what of its log."""
+        """The leases of its log."""
         return self.relays.leases
 
 
 class _PeerClient:
-    """`roles.IPeerClient`, by calling the other node after a moment, if it can be reached."""
+    """`roles.IPeerClient`: calls the other node after a delay, if it can be reached."""
 
     def __init__(self, node: FakeNode) -> None:
         self._node = node
 
-    async def hand_over(self, address: Address, asked: HandOver) -> LogPosition:
+    async def hand_over(self, address: Address, request: HandOver) -> LogPosition:
         other = await self._reach(address)
-        position = await self._answer(other.roles.hand_over(asked))
+        position = await self._wait_for_response(other.roles.hand_over(request))
         await self._reach(address)
         return position
 
     async def claim(self, address: Address, claim: Claim) -> None:
         other = await self._reach(address)
-        await self._answer(Deferred.fromCoroutine(other.roles.on_claim(claim)))
+        await self._wait_for_response(Deferred.fromCoroutine(other.roles.on_claim(claim)))
 
     async def describe(self, address: Address, *, trusted: bool) -> PeerStatus:
         stranger = self._node._strangers.get(address.native)
         if stranger is not None:
-            await self._travel()
+            await self._wait_for_transfer()
             return stranger
         other = await self._reach(address)
         said = await ReplicaRoutes(other.relays).about(None)
@@ -352,30 +352,30 @@ class _PeerClient:
 
     async def digest(self, address: Address, serial: int, *, trusted: bool) -> str | None:
         other = await self._reach(address)
-        found = await self._answer(Deferred.fromCoroutine(_awaited(other.log.digest_at(serial))))
+        found = await self._wait_for_response(Deferred.fromCoroutine(_awaited(other.log.digest_at(serial))))
         await self._reach(address)
         return found
 
-    async def _answer(self, asked: "Deferred[T]") -> T:
-        """Who is killed meanwhile never answers."""
+    async def _wait_for_response(self, response: "Deferred[T]") -> T:
+        """Return the response; a node that is killed meanwhile never responds."""
         try:
-            return await asked.addTimeout(ANSWER_SECONDS, self._node.clock)
+            return await response.addTimeout(RESPONSE_SECONDS, self._node.clock)
         except TimedOut:
-            raise NotConnected(f"no answer in {ANSWER_SECONDS:g} seconds") from None
+            raise NotConnected(f"no response in {RESPONSE_SECONDS:g} seconds") from None
 
-    async def _travel(self) -> None:
-        """Wait for as long as a question is under way; one that takes too long is given up."""
-        delay = self._node._question_delay()
-        await deferLater(self._node.clock, min(delay, ANSWER_SECONDS))
-        if delay > ANSWER_SECONDS:
-            raise NotConnected(f"no answer in {ANSWER_SECONDS:g} seconds")
+    async def _wait_for_transfer(self) -> None:
+        """Wait until a request has reached its peer; raise if that takes too long."""
+        delay = self._node._request_delay()
+        await deferLater(self._node.clock, min(delay, RESPONSE_SECONDS))
+        if delay > RESPONSE_SECONDS:
+            raise NotConnected(f"no response in {RESPONSE_SECONDS:g} seconds")
 
     async def _reach(self, address: Address) -> FakeNode:
         node = self._node
-        await self._travel()
-        other = node._others.get(address.native)
+        await self._wait_for_transfer()
+        other = node._nodes.get(address.native)
         if other is None or not other.is_running or not node._can_reach(node.name, other.name):
-            raise NotConnected(f"{address.native} cannot be reached")
+            raise NotConnected(f"cannot reach {address.native}")
         return other
 
 

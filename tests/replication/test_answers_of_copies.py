@@ -54,7 +54,7 @@ WAYS_OUT = {"stopped": "synrepl resync", "fenced": "synrepl resync"}
 def filtered(world: World) -> FakeNode:
     """A copy that lacks the stream that is asked for."""
     _primary(world)
-    node = world.node("d", "a", wanted=Filter.of(streams=("push_rules",)))
+    node = world.node("d", "a", query=Filter.of(streams=("push_rules",)))
     world.pass_(3)
     return node
 

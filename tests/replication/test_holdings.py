@@ -29,7 +29,7 @@ def filtered(**wanted: tuple[str, ...]) -> tuple[World, FakeNode, FakeNode]:
     world.wrote(a, 2)
     world.wrote(a, 3, stream="push_rules")
     world.done(a.append("push_rules", [[["@late"]]], writer="other"))
-    d = world.node("d", "a", wanted=Filter.of(**wanted))
+    d = world.node("d", "a", query=Filter.of(**wanted))
     world.pass_(3)
     return world, a, d
 

@@ -102,7 +102,7 @@ def test_a_fenced_daemon_told_to_resync_is_a_replica_again() -> None:
 
     assert ["replica", "primary", "replica"] == roles(a, b, c)
     assert a.log.position == b.log.position
-    assert [] == a.only_here
+    assert [] == a.leftover_facts
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_who_cannot_be_promoted(wanted: Filter | None, code: str) -> None:
     """A primary, and a copy of some streams."""
     world = World()
     a = world.node("a")
-    node = a if wanted is None else world.node("d", "a", wanted=wanted)
+    node = a if wanted is None else world.node("d", "a", query=wanted)
     world.pass_(2)
 
     with pytest.raises(CannotPromote) as caught:
@@ -136,7 +136,7 @@ def test_not_in_order_while_the_primary_is_away() -> None:
     a, b, _ = world.chain()
     a.kill()
 
-    with pytest.raises(CannotPromote, match="say force") as caught:
+    with pytest.raises(CannotPromote, match="use force") as caught:
         world.promote(b)
     assert "upstream_away" == caught.value.code
     assert "replica" == b.roles.role
@@ -218,14 +218,14 @@ def test_by_force_the_old_primary_is_fenced_when_it_is_back() -> None:
     assert world.resync(a)
     world.pass_(5)
     assert a.log.position == b.log.position == c.log.position
-    assert [11, 12, 13] == [fact.serial for fact in a.only_here]
+    assert [11, 12, 13] == [fact.serial for fact in a.leftover_facts]
 
 
 def test_a_replica_of_a_fenced_daemon_goes_where_the_primary_is() -> None:
     """Also if nobody told it so."""
     world = World()
     a = world.node("a")
-    b, d = world.node("b", "a"), world.node("d", "a", wanted=Filter.of(streams=("events",)))
+    b, d = world.node("b", "a"), world.node("d", "a", query=Filter.of(streams=("events",)))
     world.pass_(2)
     d.kill()
     a.leases.drop("d")
@@ -988,7 +988,7 @@ def test_an_old_primary_that_has_stopped_names_the_command_that_mends_it() -> No
     assert world.resync(a)
     world.pass_(3)
     assert a.roles.forwarding_refusal("to_device") is None
-    assert 3 == len(a.only_here)
+    assert 3 == len(a.leftover_facts)
 
 
 @pytest.mark.parametrize("code", ["ahead", "fork", "other_history"])
@@ -1041,7 +1041,7 @@ class TestStart:
         """Whoever is dead must not keep the primary from its work."""
         delay = [0.01]
         world = World()
-        a, b = world.node("a", question_delay=lambda: delay[0]), world.node("b", "a")
+        a, b = world.node("a", request_delay=lambda: delay[0]), world.node("b", "a")
         world.pass_(3)
         a.kill()
         b.kill()
@@ -1079,7 +1079,7 @@ class TestStart:
         b.kill()
         world.start(a)
         a.kill()
-        a._known = lambda: [Address("c")]  # type: ignore[method-assign]
+        a._known_daemons = lambda: [Address("c")]  # type: ignore[method-assign]
         world.start(a)
         world.pass_(4)
 
@@ -1099,7 +1099,7 @@ class TestStart:
             history=a.log.history, uuid="x", role="replica", position=position, primary="stranger -"
         )
         a._strangers = {"x": told}
-        a._known = lambda: [Address("x")]  # type: ignore[method-assign]
+        a._known_daemons = lambda: [Address("x")]  # type: ignore[method-assign]
         world.start(a)
         asked = a.roles._peers.describe
 

@@ -180,14 +180,14 @@ class ReplicaSimulation(SeededRun):
                 self.nodes,
                 name=name,
                 upstream=upstream,
-                wanted=Filter.of(streams=wants) if name == "d" else None,
+                query=Filter.of(streams=wants) if name == "d" else None,
                 resync_on_fork=chance.random() < 0.2,
                 terms=terms,
                 disk_delay=lambda: self.chance.uniform(0.0002, 0.004),
                 jitter=lambda: self.chance.uniform(0.7, 1.3),
                 ring_bytes=chance.choice([500, 20_000, 8_000_000]),
                 can_reach=self._reaches,
-                question_delay=self._question_delay,
+                request_delay=self._question_delay,
                 strangers=self._strangers,
                 role_changed=self._role_changed,
             )
@@ -270,18 +270,18 @@ class ReplicaSimulation(SeededRun):
         def started(_: None) -> None:
             self._starting.discard(name)
             self._started_at[name] = self.clock.seconds()
-            node.log.subscribe(lambda facts: self.histories.committed(node, facts))
+            node.log.subscribe(lambda facts: self.histories.on_committed(node, facts))
             node.log.on_replaced(lambda: self._replaced(node))
             node.log.on_epoch_started(lambda: self._role_changed(node))
             self._role_changed(node)
-            self.histories.looked_at(node)
+            self.histories.check_copy(node)
 
         node.start().addCallbacks(started, lambda failure: self.failed(failure.getTraceback()))
 
     def _replaced(self, node: FakeNode) -> None:
         self._note(f"{node.name} is another copy now: {node.log.position.serial}")
         self.seen["adopted"] += 1
-        self.histories.looked_at(node)
+        self.histories.check_copy(node)
 
     def _kill(self, name: str) -> None:
         node = self.nodes[name]
@@ -291,7 +291,7 @@ class ReplicaSimulation(SeededRun):
         self._note(f"{name} is killed")
         self.seen["killed"] += 1
         if node.roles.role != "replica":
-            self.histories.kept(node)
+            self.histories.add_durable(node)
         node.kill()
 
     def _count_states(self, node: FakeNode) -> None:
@@ -771,7 +771,7 @@ class ReplicaSimulation(SeededRun):
             self._fail(self._failures[0])
 
     def _check_node(self, node: FakeNode, primary: FakeNode) -> None:
-        self.histories.looked_at(node)
+        self.histories.check_copy(node)
         if (replica := node.replica) is not None and (replica.lag_rows() or replica.lag_seconds()):
             self._fail(f"{node.name} lags {replica.lag_rows()} rows, {replica.lag_seconds()} s at rest")
         wanted = node.relays.filter().streams
@@ -793,7 +793,7 @@ class ReplicaSimulation(SeededRun):
         twice = [one for one, count in counts.items() if count > 1]
         if twice:
             self._fail(f"kept twice: {twice[:3]}")
-        left = {content(fact) for node in self.nodes.values() for fact in node.only_here}
+        left = {content(fact) for node in self.nodes.values() for fact in node.leftover_facts}
         known = counts.keys() | left | self.lost_by_restore | self._trimmed
         for writer in self.writers:
             for one, where in writer.acknowledged.items():

@@ -62,23 +62,23 @@ class FileFetcher:
         free = self._workers - len(self._running)
         next_at: int | None = None
         if self._source is not None and free > 0:
-            for wanted in await context.run(partial(context.queue.take, context.now_ms(), free)):
-                self._start_fetch(wanted)
+            for file in await context.run(partial(context.queue.take, context.now_ms(), free)):
+                self._start_fetch(file)
             if len(self._running) < self._workers:
                 next_at = await context.run(context.queue.next_at)
         await self._wakeup.wait(None if next_at is None else (next_at - context.now_ms()) / 1000)
 
-    def _start_fetch(self, wanted: WantedFile) -> None:
-        if wanted.sha256 in self._running:
+    def _start_fetch(self, file: WantedFile) -> None:
+        if file.sha256 in self._running:
             return
-        self._running[wanted.sha256] = None
-        running = self._context.tasks.start(self._fetch(wanted), "fetching a file")
-        if wanted.sha256 in self._running:
-            self._running[wanted.sha256] = running
+        self._running[file.sha256] = None
+        running = self._context.tasks.start(self._fetch(file), "fetching a file")
+        if file.sha256 in self._running:
+            self._running[file.sha256] = running
 
-    async def _fetch(self, wanted: WantedFile) -> None:
+    async def _fetch(self, file: WantedFile) -> None:
         context = self._context
-        sha256 = wanted.sha256
+        sha256 = file.sha256
         try:
             if not await context.run(partial(context.store.has, sha256)):
                 await self._receive(sha256)
@@ -88,10 +88,10 @@ class FileFetcher:
             raise
         except Exception as error:
             if isinstance(error, ReplicationError):
-                if not wanted.tries:
+                if not file.tries:
                     context.logger.warn(
                         "files: cannot fetch {name} ({sha256}): {why}; will retry",
-                        name=wanted.name,
+                        name=file.name,
                         sha256=sha256,
                         why=error,
                     )
@@ -99,8 +99,8 @@ class FileFetcher:
                 context.logger.failure("files: internal error while fetching {sha256}", sha256=sha256)
             await self._record_failure(sha256, str(error) or type(error).__name__)
         else:
-            if wanted.tries:
-                context.logger.info("files: fetched {name} after a retry", name=wanted.name)
+            if file.tries:
+                context.logger.info("files: fetched {name} after a retry", name=file.name)
             self._on_arrival(sha256)
         finally:
             self._running.pop(sha256, None)

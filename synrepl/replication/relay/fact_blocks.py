@@ -8,7 +8,7 @@ from synrepl.streams.ndjson import encode_fact
 from synrepl.wire.blocks import blocks
 from synrepl.wire.filter import ALL, Filter
 
-__all__ = ["EPHEMERAL", "KEPT", "BlockEncoder", "facts_block"]
+__all__ = ["EPHEMERAL", "DURABLE", "BlockEncoder", "facts_block"]
 
 
 def facts_block(kind: str, facts: Iterable[Fact]) -> bytes:
@@ -38,5 +38,5 @@ class BlockEncoder:
         return self._filter.passes(fact.stream, fact.writer)
 
 
-KEPT: Final = BlockEncoder("facts", ALL)
+DURABLE: Final = BlockEncoder("facts", ALL)
 EPHEMERAL: Final = BlockEncoder("ephemeral", ALL)

@@ -274,7 +274,7 @@ class ReplicaRegistry:
             return self._refusal(
                 "fork",
                 f"{name} has serial {position.serial} of epoch {position.epoch}; "
-                f"it ended at {parted.serial} here",
+                f"in this log that epoch ended at serial {parted.serial}",
             )
         if position.serial > head.serial:
             return self._refusal(

@@ -11,7 +11,7 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.ports.access import LOCAL, REMOTE, Access, Key, Right, access_of
 from synrepl.ports.history import BEGINNING, EpochStart, LogPosition, LogSnapshot
 from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.replication.relay.fact_blocks import KEPT, BlockEncoder, facts_block
+from synrepl.replication.relay.fact_blocks import DURABLE, BlockEncoder, facts_block
 from synrepl.replication.relay.interfaces import IReplicaRegistry
 from synrepl.replication.relay.proof import PRIMARY, REPLICA, nonce, proof, proves
 from synrepl.replication.relay.refusals import refusal
@@ -137,7 +137,7 @@ class Relay:
         self._access = REMOTE
         self._key: Key | None = None
         self._filter = ALL
-        self._encoder: BlockEncoder = KEPT
+        self._encoder: BlockEncoder = DURABLE
         self._sent_epoch = 0
         self._is_paused = False
         self._room_waiter: Deferred[None] | None = None
@@ -231,7 +231,7 @@ class Relay:
                 self._is_sending_digests = True
                 self._registry.tasks.start(self._guarded(self._send_digests(serials)), "sending digests")
             case Name() | Ping() | Error():
-                pass  # these concern the session
+                pass  # handled by the session
             case _:
                 name = type(command).__name__
                 raise RemoteProtocolError(
@@ -246,9 +246,9 @@ class Relay:
         """Send again: the transport's buffer has room."""
         self._is_paused = False
         self._resume_processing()
-        room, self._room_waiter = self._room_waiter, None
-        if room is not None and not room.called:
-            room.callback(None)
+        waiter, self._room_waiter = self._room_waiter, None
+        if waiter is not None and not waiter.called:
+            waiter.callback(None)
         if self._is_ephemeral_stale and self.state == "live":
             self._registry.wake_soon()
 
@@ -304,8 +304,8 @@ class Relay:
         key = keys.for_name(greeting.name)
         secret = None if key is None else key.secret
         nonces = (self._nonce, greeting.nonce)
-        if (certified := self._certificate_access) is not None:
-            self._access = certified
+        if (access := self._certificate_access) is not None:
+            self._access = access
         elif not keys.is_required:
             self._access = LOCAL if self.connection.is_local else REMOTE
         elif key is None:
@@ -321,8 +321,8 @@ class Relay:
             self._refuse(refusal("no_rights", why))
             return
         self.state = "ready"
-        mine = proof(secret, PRIMARY, nonces, greeting.uuid, greeting.name) if secret is not None else ""
-        welcome = make_welcome(self._registry, proof=mine)
+        own_proof = proof(secret, PRIMARY, nonces, greeting.uuid, greeting.name) if secret is not None else ""
+        welcome = make_welcome(self._registry, proof=own_proof)
         self.connection.send(Welcome(body=encode_body(welcome)))
 
     def _refuse(self, refused: Refusal) -> None:
@@ -443,7 +443,7 @@ class Relay:
         why = f"its lease has ended, and this log now begins after serial {trimmed_upto}"
         self._refuse(refusal("trimmed", why, serial=trimmed_upto))
 
-    # -- subscribed ----------------------------------------------------------------------------------------
+    # -- subscription --------------------------------------------------------------------------------------
 
     async def _subscribe(self, request: Subscription) -> None:
         greeting, registry, log = self._greeting, self._registry, self._log
@@ -513,7 +513,7 @@ class Relay:
 
     def _set_filter(self, query: Filter) -> None:
         self._filter = query
-        self._encoder = KEPT if query.is_open else BlockEncoder("facts", query)
+        self._encoder = DURABLE if query.is_open else BlockEncoder("facts", query)
 
     async def _send_log(self, *, upto_head: bool) -> None:
         """Send the facts after `sent`: up to the head of the log, or forever."""

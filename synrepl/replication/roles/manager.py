@@ -324,9 +324,9 @@ class RoleManager:
         """Become primary, in a new epoch. Raises `CannotPromote`.
 
         Without `force`, the old primary first stops accepting facts, and this daemon must have all its facts
-        and files. With `force` no daemon is asked, and facts and files that are missing here are left behind;
-        when the old primary returns, it writes its own tail to a file. With `force` a fenced daemon becomes
-        primary too: the operator asserts that there is no other primary.
+        and files. With `force` no daemon is asked, and missing facts and files are left behind; when the old
+        primary returns, it writes its own tail to a file. With `force` a fenced daemon becomes primary too:
+        the operator asserts that there is no other primary.
         """
         if self.role == FENCED:
             return await self._promote_fenced(force=force)
@@ -401,7 +401,7 @@ class RoleManager:
         if not old:
             raise CannotPromote(
                 "upstream_away",
-                "the primary's address is unknown; say force to promote without it",
+                "the primary's address is unknown; use force to promote without it",
                 retryable=True,
             )
         until = self._clock.seconds() + CATCH_UP_SECONDS
@@ -418,7 +418,7 @@ class RoleManager:
             if isinstance(error, CannotPromote):
                 raise
             raise CannotPromote(
-                "upstream_away", f"cannot reach the primary: {error}; say force to promote without it"
+                "upstream_away", f"cannot reach the primary: {error}; use force to promote without it"
             ) from error
 
     async def _request_handover(self, old: Address, seconds: float) -> LogPosition:
@@ -442,12 +442,12 @@ class RoleManager:
             await deferLater(self._clock, 0.05)  # type: ignore[arg-type]
         missing = [] if self._missing_files is None else await self._missing_files(self._log.serial)
         if missing:
-            why = f"{len(missing)} files are missing here; say force to leave them behind"
+            why = f"{len(missing)} files are missing from this copy; use force to leave them behind"
             raise CannotPromote("files_missing", why, missing=missing)
         now = self._clock.seconds()
         if now >= until:
             raise CannotPromote("behind", "checking the files took too long", retryable=True)
-        # The old primary may have restarted and accepted facts: it may not have saved the hand-over.
+        # The hand-over may have ended meanwhile, and the old primary accepted facts: compare again.
         return await self._request_handover(old, HANDOVER_SECONDS) == self._log.position
 
     async def _notify_all(self) -> None:
@@ -465,7 +465,7 @@ class RoleManager:
                         # later primary than this daemon does.
                         self._remove_unnotified(address)
                     self._logger.info(
-                        "cannot notify {address} of epoch {epoch} yet: {why}; will retry",
+                        "cannot notify {address} of epoch {epoch} yet: {why}",
                         address=str(address),
                         epoch=claim.epoch,
                         why=str(error),
@@ -590,7 +590,7 @@ class RoleManager:
         if self.role != PRIMARY:
             raise CannotPromote("not_primary", f"this daemon is {self.role}")
         if self.is_handing_over and self._handover_to and request.uuid and self._handover_to != request.uuid:
-            why = f"this daemon hands over to {printable(self._handover_to)} already"
+            why = f"this daemon is already handing over to {printable(self._handover_to)}"
             raise CannotPromote("handing_over", why, retryable=True)
 
     async def _verify_hand_over(self, request: HandOver) -> None:

@@ -96,13 +96,13 @@ class ClaimVerifier:
         self._unknown.stop()
 
     async def describe(self, address: Address, *, trusted: bool) -> PeerStatus:
-        """Return the status of the daemon there. Raises `ClaimRefused`."""
+        """Return the status of the daemon at this address. Raises `ClaimRefused`."""
         return await self._queue(address).run(address, lambda: self._describe(address, trusted=trusted))
 
     async def verify(
         self, address: Address, *, trusted: bool, epoch: int = 0, uuid: str = "", is_far: bool = False
     ) -> PeerStatus:
-        """Return the status of the daemon there, if it is primary of this history in `epoch` or a later one.
+        """Return the status of the daemon, if it is primary of this history in `epoch` or a later one.
 
         It must have this `uuid`, unless that is empty. `is_far` says that the epoch is more than one step
         beyond all that this daemon has seen. Raises `ClaimRefused`.

@@ -218,7 +218,7 @@ def test_filtered(word: str) -> None:
     """A copy of some streams cannot give all."""
     world = World()
     world.node("a")
-    b = world.node("b", "a", wanted=Filter.of(streams=("events",)))
+    b = world.node("b", "a", query=Filter.of(streams=("events",)))
     world.pass_(2)
     raw, welcome = known(world, b)
     if word == "JOIN":

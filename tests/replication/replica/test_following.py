@@ -84,7 +84,7 @@ def test_trimmed_away_it_joins_again_by_itself() -> None:
     world.pass_(5)
 
     assert (a.log.position, a.log.trimmed_upto) == (b.log.position, b.log.trimmed_upto)
-    assert [] == b.only_here
+    assert [] == b.leftover_facts
 
 
 def test_ahead_of_a_restored_primary_it_stops_until_it_is_told() -> None:
@@ -111,7 +111,7 @@ def test_ahead_of_a_restored_primary_it_stops_until_it_is_told() -> None:
     world.pass_(3)
 
     assert a.log.position == b.log.position
-    assert [6, 7, 8, 9, 10] == [fact.serial for fact in b.only_here]
+    assert [6, 7, 8, 9, 10] == [fact.serial for fact in b.leftover_facts]
 
 
 def test_a_disk_that_fails_is_tried_again() -> None:

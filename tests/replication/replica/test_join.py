@@ -210,7 +210,7 @@ def test_another_filter_is_another_copy_and_the_old_one_is_served_meanwhile() ->
     world.start(b)
     world.pass_(3)
     b.kill()
-    b._wanted = Filter.of(streams=("events",))
+    b._query = Filter.of(streams=("events",))
     started = b.start()
     seen = []
     for _ in range(300):
@@ -232,7 +232,7 @@ def test_a_copy_that_was_cut_off_goes_on_under_its_own_filter_only() -> None:
     while counting.at is not None:
         world.pass_(0.001, step=0.001)
     b.kill()
-    b._wanted = Filter.of(streams=("events",))
+    b._query = Filter.of(streams=("events",))
     counting.joins.clear()
     world.start(b)
     world.pass_(5)
@@ -264,7 +264,7 @@ def test_a_filtered_copy_has_exactly_what_passes() -> None:
     """Also what came in pieces."""
     world = World(piece=lambda size: min(size, 300))
     a = world.node("a")
-    d = world.node("d", "a", wanted=Filter.of(streams=("to_device",)))
+    d = world.node("d", "a", query=Filter.of(streams=("to_device",)))
     for number in range(30):
         world.append(a, 2)
         a.append("push_rules", [[[f"@p{number}"]]])
@@ -333,7 +333,7 @@ def test_a_snapshot_without_an_end_is_not_staged(
         return True
 
     monkeypatch.setattr(Relay, "_send_snapshot_facts", lying)
-    world, _, b, _ = built(wanted=Filter.of(streams=("to_device",)))
+    world, _, b, _ = built(query=Filter.of(streams=("to_device",)))
     world.start(b)
     replica = b.replica
     assert replica is not None
