@@ -253,7 +253,7 @@ class ReplicaTests(CopiesCase):
 
         self.relays.status()
         self.relays.describe_leases()
-        self.relays.peers(but="u1")
+        self.relays.peers(excluding="u1")
         self.wait(Deferred.fromCoroutine(self.relays.leases.check()))
 
         # A tenth of a second here; 9 seconds while each looked through all others.

@@ -105,7 +105,7 @@ class IReplicaRegistry(Protocol):
     def duplicate_of(self, relay: Any) -> Any:
         """Return another live connection of the same replica."""
 
-    def peers(self, *, but: str) -> list[str]:
+    def peers(self, *, excluding: str) -> list[str]:
         """The addresses of the replicas, except this one's."""
 
     def filter(self) -> Filter:

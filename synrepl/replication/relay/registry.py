@@ -267,14 +267,14 @@ class ReplicaRegistry:
             if same:
                 why = f"epoch {claimed.epoch} began for another reason at {name}: one daemon lost facts"
             return self._refusal("fork", why)
-        parted = next(
+        next_start = next(
             (epoch_start for epoch_start in log.epoch_starts if epoch_start.epoch > position.epoch), None
         )
-        if parted is not None and parted.serial < position.serial:
+        if next_start is not None and next_start.serial < position.serial:
             return self._refusal(
                 "fork",
                 f"{name} has serial {position.serial} of epoch {position.epoch}; "
-                f"in this log that epoch ended at serial {parted.serial}",
+                f"in this log that epoch ended at serial {next_start.serial}",
             )
         if position.serial > head.serial:
             return self._refusal(
@@ -291,8 +291,8 @@ class ReplicaRegistry:
         known = head.digest if position.serial == head.serial else await log.digest_at(position.serial)
         if known is not None and known != position.digest:
             return self._refusal("fork", f"the histories differ at serial {position.serial}")
-        if (late := self._why_ahead(request.clock)) is not None:
-            return self._refusal("ahead", late)
+        if (ahead := self._why_ahead(request.clock)) is not None:
+            return self._refusal("ahead", ahead)
         return self.lease_limit_refusal(uuid, registered=registered)
 
     def identity_refusal(self, uuid: str, name: str, address: str = "") -> Refusal | None:
@@ -349,10 +349,10 @@ class ReplicaRegistry:
             None,
         )
 
-    def peers(self, *, but: str) -> list[str]:
+    def peers(self, *, excluding: str) -> list[str]:
         """The addresses of the replicas, except this one's."""
         found = self.leases.addresses()[: MAX_PEERS + 1]
-        return [address for address, uuid in found if uuid != but][:MAX_PEERS]
+        return [address for address, uuid in found if uuid != excluding][:MAX_PEERS]
 
     def duplicate_refusal(self, uuid: str, name: str) -> Refusal | None:
         """Return why this replica cannot be served over HTTP: it has a live native connection. None without

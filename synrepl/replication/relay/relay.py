@@ -627,7 +627,7 @@ class Relay:
     def send_peers(self) -> None:
         """Send the addresses of the other replicas, if they have changed."""
         if self.state in ("catching up", "live") and self._supports("peers"):
-            peers = self._registry.peers(but=self.uuid)
+            peers = self._registry.peers(excluding=self.uuid)
             if peers != self._sent_peers:
                 self._sent_peers = peers
                 self.connection.send(Peers(body=encode_body(peers)))

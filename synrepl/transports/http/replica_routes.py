@@ -101,7 +101,7 @@ class ReplicaRoutes:
         return msgspec.json.encode(
             {
                 "position": wire_position(position),
-                "peers": registry.peers(but=uuid),
+                "peers": registry.peers(excluding=uuid),
             }
         )
 
@@ -161,7 +161,7 @@ class ReplicaRoutes:
             raise ApiError(409, "bad_ack", why)
         registry.note_http_reader(uuid, PRESENT_SECONDS)
         registry.leases.advance(uuid, body.serial)
-        return msgspec.json.encode({"serial": registry.log.serial, "peers": registry.peers(but=uuid)})
+        return msgspec.json.encode({"serial": registry.log.serial, "peers": registry.peers(excluding=uuid)})
 
     def _name(self, body: SubscribeBody | JoinBody, uuid: str) -> str:
         if (unfit := self._registry.identity_refusal(uuid, body.name, body.address)) is not None:
