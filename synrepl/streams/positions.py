@@ -34,13 +34,13 @@ class VClock:
         return None if writers is None else writers.get(writer)
 
     def advanced(self, stream: str, writer: str, token: int) -> "VClock":
-        """Return a clock with one writer at `token` or later. Never moves back, unlike `placed`."""
+        """Return a clock with one writer at `token` or later. Never moves back, unlike `with_position`."""
         known = self.get(stream, writer)
         if known is not None and known >= token:
             return self
-        return self.placed(stream, writer, token)
+        return self.with_position(stream, writer, token)
 
-    def placed(self, stream: str, writer: str, token: int) -> "VClock":
+    def with_position(self, stream: str, writer: str, token: int) -> "VClock":
         """Return a clock with one writer at exactly `token`, for streams whose tokens may go back."""
         return self._of({**self._tokens, stream: {**self._tokens.get(stream, {}), writer: token}})
 

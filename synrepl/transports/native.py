@@ -208,7 +208,7 @@ class UpstreamConnection(Protocol):
     def _tick(self) -> None:
         if self._is_paused:
             self._received_at = self._clock.seconds()
-            self.session.not_listening()
+            self.session.reading_paused()
         self._perform(self.session.tick())
         if self._clock.seconds() - self._received_at >= self._timeout_seconds:
             self._finish(NotConnected(f"the upstream was silent for {self._timeout_seconds:g} seconds"))
@@ -290,7 +290,7 @@ class UpstreamConnection(Protocol):
             nonce=own_nonce,
             registered=registered,
             address=address,
-            capabilities=native.SPOKEN,
+            capabilities=native.OWN_CAPABILITIES,
         )
         self.send(native.Hello(body=encode_body(greeting)))
         challenge: native.ChallengeBody = await self._expect(native.ChallengeBody)
@@ -332,7 +332,7 @@ class UpstreamConnection(Protocol):
         for number, line in commands:
             try:
                 lines.append(
-                    self.session.lines([native.Up(origin=origin, number=number, line=line.decode())])
+                    self.session.encode([native.Up(origin=origin, number=number, line=line.decode())])
                 )
             except LocalProtocolError as error:
                 self._metrics.commands_dropped.labels(line.partition(b" ")[0].decode()).inc()
@@ -353,7 +353,7 @@ class UpstreamConnection(Protocol):
         if self.session.closed:
             raise NotConnected("the connection to the upstream is closed")
         try:
-            self._write(self.session.lines([command]))
+            self._write(self.session.encode([command]))
         except LocalProtocolError as error:
             raise RemoteProtocolError(f"cannot send {command.NAME} to the upstream: {error.why}") from error
 

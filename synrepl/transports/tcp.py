@@ -189,7 +189,7 @@ class ReplicationProtocol(LineOnlyReceiver):
 
     def send(self, command: Command) -> None:
         """Send one command. Raises `LocalProtocolError` if this side must not send it now."""
-        self.write(self.session.lines([command]))
+        self.write(self.session.encode([command]))
 
     def fail(self, why: str) -> None:
         """Send ERROR, then close."""
@@ -261,7 +261,7 @@ class ReplicationProtocol(LineOnlyReceiver):
 
     def _tick(self) -> None:
         if not self._is_reading:
-            self.session.not_listening()
+            self.session.reading_paused()
             if self.session.side is SERVER and self._clock.seconds() - self._paused_at >= STALLED_SECONDS:
                 self.fail(f"the responses to your commands were not read for {STALLED_SECONDS:g} seconds")
         self._perform(self.session.tick())

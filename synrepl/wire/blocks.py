@@ -12,7 +12,16 @@ from synrepl.wire.grammar import CLIENT, SERVER
 from synrepl.wire.native import Block
 from synrepl.wire.text import printable
 
-__all__ = ["MAX_BLOCK", "MAX_FACT", "MAX_HELD", "MAX_LINES", "BlockReader", "Payload", "block", "blocks"]
+__all__ = [
+    "MAX_BLOCK",
+    "MAX_FACT",
+    "MAX_HELD",
+    "MAX_LINES",
+    "BlockReader",
+    "Payload",
+    "encode_block",
+    "encode_blocks",
+]
 
 MIB: Final = 1024 * 1024
 
@@ -52,30 +61,30 @@ class Payload(msgspec.Struct, frozen=True):
     data: bytes
 
 
-def block(kind: str, lines: int, data: bytes) -> bytes:
+def encode_block(kind: str, lines: int, data: bytes) -> bytes:
     """Encode one block: the line that announces it, then its data."""
     checksum = sha256(data).hexdigest().encode()
     return b"BLOCK %b %d %d %b\n%b" % (kind.encode(), lines, len(data), checksum, data)
 
 
-def blocks(kind: str, lines: list[bytes]) -> bytes:
+def encode_blocks(kind: str, lines: list[bytes]) -> bytes:
     """Encode lines, which include their line ends, as blocks. No lines give no bytes."""
     if not lines:
         return b""
     data = b"".join(lines)
     # The common case: a page of the log.
     if len(data) <= BLOCK_BYTES:
-        return block(kind, len(lines), data)
+        return encode_block(kind, len(lines), data)
     parts: list[bytes] = []
     batch: list[bytes] = []
     size = 0
     for line in lines:
         if batch and size + len(line) > BLOCK_BYTES:
-            parts.append(block(kind, len(batch), b"".join(batch)))
+            parts.append(encode_block(kind, len(batch), b"".join(batch)))
             batch, size = [], 0
         batch.append(line)
         size += len(line)
-    parts.append(block(kind, len(batch), b"".join(batch)))
+    parts.append(encode_block(kind, len(batch), b"".join(batch)))
     return b"".join(parts)
 
 

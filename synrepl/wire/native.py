@@ -41,7 +41,7 @@ __all__ = [
     "NATIVE_COMMANDS",
     "CAPABILITIES",
     "COMMANDS",
-    "SPOKEN",
+    "OWN_CAPABILITIES",
     "VERSION",
     "Ack",
     "Auth",
@@ -82,17 +82,17 @@ __all__ = [
 ]
 
 VERSION: Final = 1
-"""Version of this conversation. A peer of a higher version must speak this one."""
+"""Version of the native commands. Two daemons use the lower of their versions."""
 
 CAPABILITIES: Final = ("digests", "ephemeral", "peers", "receipts")
-"""Capabilities of version 1, which a peer has if it announces none. A peer never receives messages of
-capabilities that it did not announce."""
+"""Capabilities of version 1, assumed for a peer that announces none. Messages of other capabilities are only
+sent to peers that announce them."""
 
 COMMANDS: Final = "commands"
 """The capability to forward commands of followers (UP, TAKEN, DOWN)."""
 
-SPOKEN: Final = (*CAPABILITIES, COMMANDS)
-"""Capabilities of this release. Always announced, as the meaning of no announcement cannot change."""
+OWN_CAPABILITIES: Final = (*CAPABILITIES, COMMANDS)
+"""Capabilities of this daemon. They are always announced, as the default (`CAPABILITIES`) cannot change."""
 
 SINCE: Final = "999.0"
 M = TypeVar("M", bound=msgspec.Struct)
@@ -461,7 +461,7 @@ NATIVE_COMMANDS: Final = frozenset(native_commands())
 
 
 def heartbeat_check(epoch: int, serial: int, digest: str, head: int, at_ms: int) -> str:
-    """Return the `check` of a HEARTBEAT: a corrupted position would make a replica skip facts."""
+    """Return the `check` of a HEARTBEAT. Without it a corrupted position would make a replica skip facts."""
     return f"{crc32(f'{epoch} {serial} {digest} {head} {at_ms}'.encode()):08x}"
 
 

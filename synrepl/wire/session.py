@@ -37,12 +37,12 @@ __all__ = [
 ]
 
 AUTO: Final = None
-"""A dialect to detect: that of the peer's first command that only one dialect can mean."""
+"""Detect the dialect: use that of the peer's first command that only one dialect can parse."""
 
 MAX_TEXT: Final = 1_000
 """Characters of an ERROR that are sent, or shown."""
 
-# Tried in this order; the first that can parse a command wins.
+# The dialects to detect, in order; the first that can parse a command wins.
 _GUESSES: Final = (LEGACY, CURRENT, NEWEST, NATIVE)
 
 
@@ -74,7 +74,7 @@ Action = Send | Deliver | Close | Warn
 
 
 class Keepalive(msgspec.Struct, frozen=True):
-    """Intervals of keepalive, in seconds. The defaults are those of every release.
+    """Timeouts of a session, in seconds. The defaults are those of every release.
 
     * `ping_seconds`: send PING after sending nothing for this long
     * `timeout_seconds`: a peer that has ever sent PING times out after this much silence
@@ -134,7 +134,7 @@ class Session:
         if self.side is BROKER:
             return []
         hello = Server(server_name=self._name) if self.side is SERVER else Name(name=self._name)
-        return [Send(self.lines([hello, self._ping()]))]
+        return [Send(self.encode([hello, self._ping()]))]
 
     def receive(self, lines: Sequence[bytes], *, clean: bool = False) -> list[Action]:
         """Process received lines. If `clean`, they are known to be ASCII without CR and are not checked."""
@@ -170,10 +170,10 @@ class Session:
                 return self.fail(f"HELLO and AUTH were not finished within {seconds:g} seconds")
             return self.fail(f"no request within {seconds:g} seconds: send REPLICATE to follow")
         if now >= self._pings_at:
-            return [Send(self.lines([self._ping()]))]
+            return [Send(self.encode([self._ping()]))]
         return []
 
-    def not_listening(self) -> None:
+    def reading_paused(self) -> None:
         """Restart the timeout: the driver paused reading, so the peer's silence proves nothing."""
         self._last_received = self._seconds()
 
@@ -209,13 +209,13 @@ class Session:
         if self.closed:
             return []
         text = _one_line(why)
-        data = self.lines([Error(text=text)])
+        data = self.encode([Error(text=text)])
         self.closed = True
         return [Send(data), Close(text)]
 
     # -- sending -------------------------------------------------------------------------------------------
 
-    def lines(self, commands: Sequence[Command]) -> bytes:
+    def encode(self, commands: Sequence[Command]) -> bytes:
         """Format commands. Raises LocalProtocolError if this side must not send one, or it is too long."""
         self.sent()
         format_line = self._codec.format

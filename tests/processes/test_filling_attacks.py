@@ -16,7 +16,7 @@ from synrepl.streams.digest import EMPTY
 from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import encode_fact
 from synrepl.transports.http.append_body import MAX_WRITERS
-from synrepl.wire.blocks import MAX_BLOCK, block
+from synrepl.wire.blocks import MAX_BLOCK, encode_block
 from synrepl.wire.native import (
     ChallengeBody,
     JoiningBody,
@@ -258,7 +258,7 @@ def true_block() -> Iterator[bytes]:
     yield f"BLOCK facts 1 {len(LARGE)} {sha256(LARGE).hexdigest()}\n".encode()
     for position in range(0, len(LARGE), MIB):
         yield LARGE[position : position + MIB]
-    yield block("facts", 1, encode_fact(Fact(99, 1, "push_rules", "master", 0, 1, b"[]", 0, "d" * 64)))
+    yield encode_block("facts", 1, encode_fact(Fact(99, 1, "push_rules", "master", 0, 1, b"[]", 0, "d" * 64)))
 
 
 def endless_copy() -> Iterator[bytes]:
@@ -267,7 +267,7 @@ def endless_copy() -> Iterator[bytes]:
         Fact(serial, 1, "push_rules", "master", 0, serial, b'[["@a:hs"]]', 0, "d" * 64)
         for serial in range(1, 6)
     ]
-    page = block("facts", len(facts), b"".join(map(encode_fact, facts)))
+    page = encode_block("facts", len(facts), b"".join(map(encode_fact, facts)))
     while True:
         yield page * 100
 

@@ -30,7 +30,7 @@ def test_advancing_never_goes_back_but_placing_does() -> None:
     clock = VClock({"typing": {"w": 5}})
 
     assert clock.advanced("typing", "w", 4) is clock
-    assert clock.placed("typing", "w", 1).get("typing", "w") == 1
+    assert clock.with_position("typing", "w", 1).get("typing", "w") == 1
     assert clock.get("typing", "w") == 5
 
 

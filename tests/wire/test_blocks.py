@@ -18,12 +18,12 @@ from synrepl.wire.blocks import (
     MAX_LINES,
     BlockReader,
     Payload,
-    block,
-    blocks,
+    encode_block,
+    encode_blocks,
 )
 from synrepl.wire.codec import MAX_LENGTH
 
-STREAM = b"SERVER hs\n" + block("facts", 2, b"one\ntwo\n") + block("held", 0, b"") + b"PING 5\n"
+STREAM = b"SERVER hs\n" + encode_block("facts", 2, b"one\ntwo\n") + encode_block("held", 0, b"") + b"PING 5\n"
 FOUND = [b"SERVER hs", Payload("facts", 2, b"one\ntwo\n"), Payload("held", 0, b""), b"PING 5"]
 
 
@@ -62,7 +62,7 @@ def test_an_unfinished_line_waits() -> None:
 
 def test_a_changed_block_is_told_from_a_whole_one() -> None:
     """What arrives is what was sent, or the connection ends."""
-    data = block("facts", 1, b"abc\n").replace(b"abc", b"abd")
+    data = encode_block("facts", 1, b"abc\n").replace(b"abc", b"abd")
 
     with pytest.raises(RemoteProtocolError, match="corrupted in transit"):
         BlockReader().feed(data)
@@ -115,7 +115,7 @@ def test_a_large_block_with_more_lines_than_it_says_is_refused() -> None:
     data = b"\n" * (COUNTED_BYTES + 1)
 
     with pytest.raises(RemoteProtocolError, match="has more lines than announced"):
-        BlockReader().feed(block("facts", 7, data))
+        BlockReader().feed(encode_block("facts", 7, data))
 
 
 def test_of_a_block_only_what_has_arrived_takes_memory() -> None:
@@ -137,7 +137,8 @@ def test_a_block_in_parts_is_put_together_without_a_second_copy() -> None:
     """The largest ones are as large as all else that a replica has in memory."""
     data = b"x" * 2**24 + b"\n"
     parts = [
-        block("facts", 1, data)[position : position + 65_536] for position in range(0, len(data) + 90, 65_536)
+        encode_block("facts", 1, data)[position : position + 65_536]
+        for position in range(0, len(data) + 90, 65_536)
     ]
     reader = BlockReader()
     tracemalloc.start()
@@ -173,7 +174,7 @@ def test_lines_go_into_as_many_blocks_as_they_need(lines: list[bytes]) -> None:
     """None larger than it may be, unless one line alone is; and nothing of them changes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks_module, "BLOCK_BYTES", 12)
-        found = BlockReader().feed(blocks("facts", lines))
+        found = BlockReader().feed(encode_blocks("facts", lines))
 
     payloads = [one for one in found if isinstance(one, Payload)]
     assert b"".join(lines) == b"".join(one.data for one in payloads)

@@ -61,7 +61,7 @@ def test_a_follower_stays_one(line: bytes) -> None:
 
     assert NATIVE != session.dialect
     with pytest.raises(LocalProtocolError):
-        session.lines([Challenge(body=b"{}")])
+        session.encode([Challenge(body=b"{}")])
 
 
 @pytest.mark.parametrize("dialect", [LEGACY, MIDDLE, CURRENT, NEWEST], ids=str)

@@ -149,7 +149,7 @@ class TestDialects:
         """A server cannot tell it from current by anything it hears."""
         session = server(MIDDLE)
 
-        line = session.lines([Position(stream="events", prev_token=1, token=2)])
+        line = session.encode([Position(stream="events", prev_token=1, token=2)])
 
         assert b"POSITION events master 2\n" == line
 
@@ -317,7 +317,7 @@ class TestKeepalive:
         session = client(time=time)
         session.receive([b"PING 1"])
         time.now += 100
-        session.not_listening()
+        session.reading_paused()
         session.tick()
 
         assert not session.closed
@@ -453,8 +453,8 @@ def test_rows_in_a_run_are_delivered_in_order_between_other_commands() -> None:
 def test_what_a_client_sends_is_checked_on_sending() -> None:
     """A worker that sends RDATA has a bug; the server must not hear of it."""
     with pytest.raises(LocalProtocolError):
-        client().lines([Rdata(stream="a", token=1, row=b"[]")])
-    assert client(LEGACY).lines([Replicate(stream="events", token=None)]) == b"REPLICATE events NOW\n"
+        client().encode([Rdata(stream="a", token=1, row=b"[]")])
+    assert client(LEGACY).encode([Replicate(stream="events", token=None)]) == b"REPLICATE events NOW\n"
 
 
 def test_user_sync_reads_the_same_whatever_the_release() -> None:
@@ -560,7 +560,7 @@ class TestSharedChannel:
         row = b'["%s"]' % (b"x" * MAX_LENGTH)
         session = self.channel()
 
-        told = session.lines([Rdata(stream="typing", instance="w", token=3, row=row)])
+        told = session.encode([Rdata(stream="typing", instance="w", token=3, row=row)])
 
         assert told == b"RDATA typing w 3 " + row + b"\n"
         assert len(delivered(session.receive([told[:-1]]))) == 1

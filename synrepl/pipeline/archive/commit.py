@@ -94,6 +94,6 @@ def _advanced(clock: VClock, written: Sequence[WrittenFile], epoch_starts: Seque
         if (epoch_start := lost.get(epoch)) is not None:
             for stream, writer, token in list(clock):
                 if stream == epoch_start.stream and token > epoch_start.token:
-                    clock = clock.placed(stream, writer, epoch_start.token)
+                    clock = clock.with_position(stream, writer, epoch_start.token)
         clock = clock.merge(VClock(tokens[epoch]))
     return clock

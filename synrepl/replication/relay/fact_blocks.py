@@ -5,7 +5,7 @@ from typing import Final
 
 from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import encode_fact
-from synrepl.wire.blocks import blocks
+from synrepl.wire.blocks import encode_blocks
 from synrepl.wire.filter import ALL, Filter
 
 __all__ = ["EPHEMERAL", "DURABLE", "BlockEncoder", "facts_block"]
@@ -13,7 +13,7 @@ __all__ = ["EPHEMERAL", "DURABLE", "BlockEncoder", "facts_block"]
 
 def facts_block(kind: str, facts: Iterable[Fact]) -> bytes:
     """Encode facts as blocks; empty without facts."""
-    return blocks(kind, list(map(encode_fact, facts)))
+    return encode_blocks(kind, list(map(encode_fact, facts)))
 
 
 class BlockEncoder:

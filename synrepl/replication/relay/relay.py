@@ -20,7 +20,7 @@ from synrepl.replication.relay.snapshot_start import make_welcome, start_snapsho
 from synrepl.replication.wire_positions import log_position, wire_position
 from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import encode_fact
-from synrepl.wire.blocks import block
+from synrepl.wire.blocks import encode_block
 from synrepl.wire.commands import Error, Name, Ping
 from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.grammar import Command
@@ -618,7 +618,7 @@ class Relay:
         """Send all held ephemeral facts, and the positions of their writers."""
         lines = [encode_fact(fact) for fact in self._log.ephemeral_snapshot() if self._encoder.passes(fact)]
         # Also without lines: a writer that is not listed has restarted.
-        self.connection.write(block("held", len(lines), b"".join(lines)))
+        self.connection.write(encode_block("held", len(lines), b"".join(lines)))
 
     def _supports(self, capability: str) -> bool:
         """Whether the replica announced this capability."""

@@ -7,7 +7,7 @@ import msgspec
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import Appended, AppendReceipt, EpochStart, LogPosition, LogSnapshot
-from synrepl.wire.blocks import block, blocks
+from synrepl.wire.blocks import encode_block, encode_blocks
 
 __all__ = [
     "MAX_SNAPSHOT",
@@ -51,12 +51,12 @@ _decoder: Final = msgspec.json.Decoder(_Line)
 def meta_block(epoch_starts: Sequence[EpochStart] = (), receipts: Sequence[AppendReceipt] = ()) -> bytes:
     """Encode epoch starts and receipts as blocks."""
     lines = (*(_Line(epoch_start=epoch_start) for epoch_start in epoch_starts), *map(_receipt, receipts))
-    return blocks("meta", [_encode(line) + b"\n" for line in lines]) or block("meta", 0, b"")
+    return encode_blocks("meta", [_encode(line) + b"\n" for line in lines]) or encode_block("meta", 0, b"")
 
 
 def snapshot_block(snapshot: LogSnapshot) -> bytes:
     """Encode a snapshot's metadata as blocks; `SnapshotReader` finds its end."""
-    return blocks("snapshot", snapshot_lines(snapshot))
+    return encode_blocks("snapshot", snapshot_lines(snapshot))
 
 
 def snapshot_lines(snapshot: LogSnapshot) -> list[bytes]:

@@ -6,7 +6,7 @@ from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
 from synrepl.replication.relay.interfaces import IReplicaRegistry, ServedLog
 from synrepl.replication.relay.proof import nonce
 from synrepl.replication.wire_positions import log_position, wire_position
-from synrepl.wire.native import SPOKEN, JoinRequest, WelcomeBody
+from synrepl.wire.native import OWN_CAPABILITIES, JoinRequest, WelcomeBody
 
 __all__ = ["SnapshotStart", "make_welcome", "start_snapshot"]
 
@@ -76,5 +76,5 @@ def make_welcome(registry: IReplicaRegistry, *, proof: str) -> WelcomeBody:
         filter=registry.filter(),
         address=registry.address(),
         primary=registry.primary(),
-        capabilities=SPOKEN,
+        capabilities=OWN_CAPABILITIES,
     )

@@ -128,7 +128,7 @@ class RedisLink:
         Without a publisher's connection the command is dropped.
         """
         channel = f"{self._server_name}/{command.CHANNEL}" if command.CHANNEL else self._server_name
-        self._publish(channel, self._session.lines([command]))
+        self._publish(channel, self._session.encode([command]))
 
     def fail(self, why: str) -> None:
         """Log an error and drop both connections. They are opened again after a delay."""

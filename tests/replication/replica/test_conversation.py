@@ -12,7 +12,7 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.replica import RefusedByUpstream
 from synrepl.transports.native import MAX_QUEUED_BYTES, UpstreamConnection
-from synrepl.wire.blocks import block
+from synrepl.wire.blocks import encode_block
 from synrepl.wire.native import Refusal, heartbeat_check
 from synrepl.wire.session import KEEPALIVE
 from tests.replication.worlds import World
@@ -31,7 +31,9 @@ def connected() -> tuple[UpstreamConnection, StringTransport]:
     return connection, transport
 
 
-@pytest.mark.parametrize("sent", [HEARTBEAT, block("ephemeral", 0, b"")], ids=["heartbeats", "empty blocks"])
+@pytest.mark.parametrize(
+    "sent", [HEARTBEAT, encode_block("ephemeral", 0, b"")], ids=["heartbeats", "empty blocks"]
+)
 def test_what_has_no_rows_waits_within_a_bound_too(sent: bytes) -> None:
     """A replica that is at its disk takes nothing; a flood must wait in the upstream's memory, not in its."""
     connection, transport = connected()
@@ -73,7 +75,7 @@ def test_what_an_upstream_says_at_its_end_is_safe_to_show() -> None:
 def test_an_unknown_block_is_named_in_words_that_are_safe_to_show() -> None:
     """Its kind is the peer's word."""
     connection, _ = connected()
-    connection.dataReceived(block("x\x1b[2J", 0, b""))
+    connection.dataReceived(encode_block("x\x1b[2J", 0, b""))
 
     assert isinstance(connection._error, RemoteProtocolError)
     assert "unknown block type x\\x1b[2J" in connection._error.why
