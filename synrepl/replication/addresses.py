@@ -6,8 +6,9 @@ __all__ = ["Address"]
 
 
 class Address(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The addresses of a daemon: a client endpoint string for replicas (`native`), and a URL (`http`). Either
-    may be empty.
+    """The addresses of a daemon.
+
+    `native` is a client endpoint string for replicas, `http` a URL. Either may be empty.
     """
 
     native: str = ""

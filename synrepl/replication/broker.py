@@ -243,8 +243,9 @@ class BrokerPeer:
         self.broker.send(position)
 
     def forward(self, command: Command) -> None:
-        """Publish a follower's command. Best effort: without a connection it is lost, as between Synapse's
-        processes.
+        """Publish a follower's command.
+
+        Best effort: without a connection the command is lost, as it is between Synapse's processes.
         """
         if self.is_publisher_up and self._dialect.release in command.SPAN:
             try:

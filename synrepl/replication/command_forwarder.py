@@ -258,11 +258,11 @@ class CommandReceiver:
     def receive(
         self, origin: str, commands: Sequence[Numbered], *, source: object = None, access: Access = LOCAL
     ) -> tuple[int, int]:
-        """Handle commands of an origin. Returns the number up to which all were received, and the number from
-        which on this daemon knows the origin's commands.
+        """Handle commands of an origin.
 
-        `source` is the connection they came on: broadcast commands are not sent back there. `access` is the
-        replica's. Raises RemoteProtocolError if the origin's name is not valid.
+        Returns the number up to which all were received, and the number from which on this daemon knows the
+        origin's commands. `source` is the connection they came on: broadcast commands are not sent back
+        there. `access` is the replica's. Raises RemoteProtocolError if the origin's name is not valid.
         """
         if not is_name(origin):
             raise RemoteProtocolError("the origin of forwarded commands must be one printable word")
@@ -310,8 +310,9 @@ class CommandReceiver:
             self._timer = self._clock.callLater(EXPIRY_SECONDS / 10, self._expire)
 
     def _refresh(self, origin: CommandOrigin, line: bytes) -> None:
-        """Handle a command that was received before: only a federation sender's ack is refreshed, as the
-        sender is still connected to the replica.
+        """Handle a command that was received before.
+
+        Only a federation sender's ack is refreshed: the sender is still connected to the replica.
         """
         with suppress(RemoteProtocolError):
             self._publisher.follower_commands.refresh_ack(origin, command_of(line))

@@ -45,8 +45,9 @@ MAX_NAME: Final = 512
 
 
 class _Ack:
-    """The last ack of one sender, and its connection. `seen_at` is when that connection was lost, or when the
-    replica last named the sender.
+    """The last ack of one sender, and its connection.
+
+    `seen_at` is when that connection was lost, or when the replica last named the sender.
     """
 
     __slots__ = ("connection", "name", "seen_at", "token")

@@ -198,8 +198,9 @@ class FollowerCommands:
             self._forward(completed)
 
     def _with_instance(self, connection: object, command: Command) -> Command | None:
-        """The command with the instance id that its release lacks; None if the other processes could not use
-        it.
+        """The command with the instance id that its release lacks.
+
+        None if other processes could not use the command.
         """
         if isinstance(command, UserSync) and not command.instance_id:
             instance_id = self._generated_ids.get(connection)

@@ -56,8 +56,9 @@ class Holdings:
         return f"this replica has no whole copy yet (joining): {self._ask_instead() or 'try again later'}"
 
     def lacks(self, streams: Iterable[str] = (), writers: Iterable[str] = ()) -> str:
-        """A message for the first of these streams and writers that is not held: its name, what is held and
-        the address to use instead. Empty if all are held.
+        """The first of these streams and writers that is not held, as a message; empty if all are held.
+
+        The message says what is held and which address to use instead.
         """
         has = self.filter
         for kind, names, known in (("stream", streams, has.streams), ("writer", writers, has.writers)):
@@ -69,8 +70,9 @@ class Holdings:
         return ""
 
     def describe(self, seen: Collection[str] | None = None) -> str:
-        """A description of what is held, limited to the streams that may be `seen` (None: all). Empty if
-        everything is held.
+        """What is held, in words; empty if everything is held.
+
+        Only streams that may be `seen` are named (None: all).
         """
         has = self.filter
         if has.is_open:

@@ -156,8 +156,9 @@ class Ingester:
         return unblocked
 
     def durable_position(self, stream: str, writer: str) -> int:
-        """The writer's position in the log, from any source; -1 if it cannot be used: for streams that can go
-        back, and while a writer's history is checked.
+        """The writer's position in the log, from any source.
+
+        -1 if it cannot be used: for streams that can go back, and while a writer's history is checked.
         """
         if self._table[stream].ephemeral or any(stream == name for name, _ in self._rewound):
             return -1

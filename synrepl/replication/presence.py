@@ -165,8 +165,9 @@ class SyncingUsers:
         return [name for name in owner.workers if name != f"connection {id(connection)}"]
 
     def commands(self) -> Iterator[tuple[object, UserSync]]:
-        """USER_SYNC for all users of open connections. Users that start or stop during iteration may be left
-        out.
+        """USER_SYNC for all users of open connections.
+
+        Users that start or stop during the iteration may be left out.
         """
         for connection, owner in list(self._connections.items()):
             for name, worker in list(owner.workers.items()):
@@ -185,8 +186,9 @@ class SyncingUsers:
                         )
 
     def connection_lost(self, connection: object) -> None:
-        """Drop the connection's users without an instance id; an instance's users wait for it to come
-        back.
+        """Drop the connection's users without an instance id.
+
+        Users of an instance are kept for a while: the instance may reconnect.
         """
         self._drop(f"connection {id(connection)}")
         owner = self._connections.pop(connection, None)

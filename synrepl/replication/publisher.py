@@ -261,9 +261,7 @@ class Publisher:
     def join_broker(
         self, connection: ReaderConnection, writes: Collection[tuple[str, str]], dialect: Dialect
     ) -> Reader:
-        """Make a reader that publishes facts of these streams and writers, and no others, on a shared
-        channel.
-        """
+        """Make a reader that publishes only these streams and writers on a shared channel."""
         encoder = Encoder(
             self.table,
             codec_of(dialect, ours=BROKER, theirs=BROKER),
@@ -340,8 +338,9 @@ class Publisher:
         self._tasks.start(work, what)
 
     def log_replaced(self) -> None:
-        """Reset after the log was replaced by another copy. The caller closes followers: their facts may be
-        invalid.
+        """Reset after the log was replaced by another copy.
+
+        The caller closes all followers, since their facts may be invalid.
         """
         self._encoders.clear()
         self.ring = Ring(self._ring_bytes, serial=self.log.serial)

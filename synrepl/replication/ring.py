@@ -82,8 +82,8 @@ class Ring:
     def lines(
         self, first: RingGroup, encoder: IEncoder, streams: frozenset[str] | None
     ) -> tuple[bytes, RingGroup]:
-        """Encode this group and the following ones up to the size of one write. Returns the bytes and the
-        last group.
+        """Encode this group and the next ones up to the size of one write; return the bytes and the last
+        group.
 
         `streams` None means all. The bytes are cached until the next commit: readers at the same group share
         them.

@@ -83,8 +83,9 @@ class StatusReplication(Protocol):
     """The part of a primary's or a replica's services that the status uses."""
 
     def status(self) -> dict[str, Any]:
-        """The state of this daemon and its replicas: `role`, `name`, `upstream`, `replicas`, `leases`,
-        `epoch_starts`.
+        """The state of this daemon and its replicas.
+
+        Keys: `role`, `name`, `upstream`, `replicas`, `leases`, `epoch_starts`.
         """
 
     def state(self) -> str:
@@ -145,8 +146,9 @@ def build_status(
     started_at: float,
     version: str,
 ) -> dict[str, Any]:
-    """The status as a JSON object. Times are in seconds. Lags are the worst of this daemon's own lag behind
-    its sources or upstream, and of its followers' lags.
+    """The status as a JSON object. Times are in seconds.
+
+    A lag is the worst of this daemon's own lag, behind its sources or its upstream, and its followers' lags.
     """
     now = clock.seconds()
     errors = _errors(log)

@@ -23,8 +23,9 @@ class StreamWrite(msgspec.Struct, frozen=True):
 
 
 def read_writes(value: Any) -> tuple[StreamWrite, ...]:
-    """Parse the setting `redis_writes`: comma-separated names, or a list of names and of tables with `stream`
-    and `writer`. Raises `ConfigError`.
+    """Parse the setting `redis_writes`. Raises `ConfigError`.
+
+    It is a text of comma-separated names, or a list of names and of tables with `stream` and `writer`.
     """
     if value in (None, "", [], ()):
         return ()

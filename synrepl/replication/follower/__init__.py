@@ -1,1 +1,1 @@
-"""The follower's side of a stream: receive, fetch what is missing, apply in order."""
+"""The follower's side of a stream: receives facts, fetches missing ones, applies them in order."""

@@ -432,9 +432,7 @@ class StreamApplier:
     # -- facts ---------------------------------------------------------------------------------------------
 
     def _apply_burst(self, writer: str) -> bool:
-        """Apply a writer's buffered facts. Returns False if the stream is blocked; the rest stays
-        buffered.
-        """
+        """Apply a writer's buffered facts. Returns False if the stream is blocked; the rest stays."""
         facts = self._reorder.pop(writer)
         while facts:
             if self._busy:
@@ -460,9 +458,7 @@ class StreamApplier:
         return self._apply_fact(writer, token, rows)
 
     def _apply_fact(self, writer: str, token: int, rows: Sequence[bytes]) -> bool:
-        """Apply a fact if it is new. Returns False if it is not done yet: the stream is blocked until
-        it is.
-        """
+        """Apply a fact if it is new. Returns False if it is not done yet and blocks the stream."""
         if self._compares and not (self._pushed and self._is_late(writer, token, rows)):
             if token <= self.known.get(writer, -1):
                 return True
@@ -505,9 +501,7 @@ class StreamApplier:
             await self._apply(updates, len(self.applied.steps) - 1, advances=False)
 
     def _decode(self, writer: str, token: int, rows: Sequence[bytes]) -> Updates[Any] | None:
-        """The typed fact; None, and reported, if a row does not match any release. The stream skips
-        the fact.
-        """
+        """Decode a fact's rows. A fact that matches no release is reported and skipped: None."""
         try:
             return Updates(self.name, writer, token, self._decode_many(list(rows)))
         except RowError as error:

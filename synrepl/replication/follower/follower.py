@@ -135,7 +135,7 @@ class Follower:
       wake, so a cached value is never older than the positions reported here. If facts may have been missed,
       everything the stream can invalidate is dropped. Caches declared while connected count from the next
       subscription or connection on.
-    * `allocated`: asked by `wait_for` whether a token exists. `connect` sets it if missing and `http` is
+    * `allocated`: queried by `wait_for` for the highest token. `connect` sets it if missing and `http` is
       given.
 
     Raises `ConfigError` for `caches` with `raw` or `canonical`, `ValueError` for `caches` with
@@ -341,7 +341,7 @@ class Follower:
 
     @property
     def allocated(self) -> IAllocated | None:
-        """The service that `wait_for` asks whether a token exists; may be set later."""
+        """The service that `wait_for` queries for the highest token; may be set later."""
         return self._allocation.source
 
     @allocated.setter
@@ -355,9 +355,9 @@ class Follower:
 
         `positions` are the tokens by writer, or a `VClock`. `timeout` is in seconds. The Deferred fires in
         the reactor turn in which the last position is reached; it may be cancelled. It fails with
-        `WaitTimeout`, or with `NeverAllocated` if a token does not exist: `allocated` is asked only if the
+        `WaitTimeout`, or with `NeverAllocated` if a token does not exist: `allocated` is queried only if the
         token is above every applied position of the stream. Raises `UnknownStream` for the name of an unknown
-        stream::
+        stream, `NotConnected` if the follower has no clock yet::
 
             await follower.wait_for(RECEIPTS, {"master": 54}, timeout=5)
         """
@@ -376,8 +376,9 @@ class Follower:
         return waiter.done
 
     def caught_up(self, stream: Stream[Any], *, writer: str, token: int) -> "Deferred[None]":
-        """Wait until every fact of this writer up to `token` was applied: `wait_for` without timeout or
-        check.
+        """Wait until every fact of this writer up to `token` was applied.
+
+        Unlike `wait_for` there is no timeout and no check that the token exists.
         """
         waiter = self._add_waiter(stream, {writer: token})
         waiter.is_checked = True
@@ -467,8 +468,9 @@ class Follower:
             connection.send(command)
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
-        """Handle commands from the server. Raises RemoteProtocolError if one is not allowed, such as too
-        large a batch.
+        """Handle commands from the server.
+
+        Raises RemoteProtocolError if one is not allowed, such as too large a batch.
         """
         streams = self._appliers
         self.last_received = self.clock.seconds()

@@ -26,9 +26,7 @@ class ApplierListener(Protocol):
         """Positions of this stream advanced or were reset."""
 
     def writer_rewound(self, stream: str, writer: str, token: int) -> None:
-        """The writer's position is lower than on the last connection: it has lost its facts beyond
-        `token`.
-        """
+        """The writer's position is lower than on the last connection: its facts beyond `token` are lost."""
 
     def writer_restarted(self, stream: str, writer: str) -> None:
         """The writer restarted this stream: its earlier facts are void."""

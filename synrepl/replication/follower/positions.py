@@ -73,8 +73,9 @@ class AppliedPositions:
             self._caches.invalidate_stream(self._stream)
 
     def _invalidate(self, updates: Updates[object]) -> None:
-        """The last step: invalidate caches. Raises only if neither the entries nor all caches can be
-        dropped.
+        """The last step: invalidate caches.
+
+        Raises only if neither the entries nor all caches can be dropped.
         """
         assert self._caches is not None
         if updates.writer not in self.tokens:
