@@ -145,8 +145,8 @@ class IngestServices:
             table=self._table,
             clock=self._reactor,
             thread=ReactorThread(self._reactor, "tables"),
-            writers_told=self._writers_told,
-            lost=self._lost,
+            on_writer_status=self._writers_told,
+            on_lost=self._lost,
         )
         self.tables.start()
         if database.flavor == "postgresql":

@@ -58,14 +58,14 @@ def _open(path: Path) -> BinaryIO:
     try:
         return create_private(path)
     except OSError as error:
-        raise _failed(path, error) from error
+        raise _write_error(path, error) from error
 
 
 def _write(file: BinaryIO, data: bytes, path: Path) -> None:
     try:
         file.write(data)
     except OSError as error:
-        raise _failed(path, error) from error
+        raise _write_error(path, error) from error
 
 
 def _finish(file: BinaryIO, fresh: Path, path: Path) -> None:
@@ -76,10 +76,10 @@ def _finish(file: BinaryIO, fresh: Path, path: Path) -> None:
         fresh.replace(path)
         sync_directory(path.parent)
     except OSError as error:
-        raise _failed(path, error) from error
+        raise _write_error(path, error) from error
 
 
-def _failed(path: Path, error: OSError) -> StorageError:
+def _write_error(path: Path, error: OSError) -> StorageError:
     return StorageError(
         op="save the facts that only this copy has",
         why=f"{path}: {error.strerror}",

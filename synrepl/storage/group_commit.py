@@ -34,7 +34,7 @@ class AppendRequest:
     `coalesced` are retries of the same request with the same key, which get the same response.
     """
 
-    __slots__ = ("answer", "checksum", "facts", "key", "assigned", "coalesced", "size", "stream", "writer")
+    __slots__ = ("response", "checksum", "facts", "key", "assigned", "coalesced", "size", "stream", "writer")
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class AppendRequest:
         self.key = key
         self.checksum = checksum
         self.size = sum(map(len, facts)) + FACT_BYTES * len(facts)
-        self.answer: Deferred[Appended] = Deferred()
+        self.response: Deferred[Appended] = Deferred()
         self.coalesced: list[Deferred[Appended]] = []
 
 
@@ -100,12 +100,12 @@ class LogHead:
 class CommitGroup(msgspec.Struct):
     """The facts and receipts that a batch of requests becomes, and the digests before and after them.
 
-    `answers` go with the requests, in order; None for a key that belongs to another request.
+    `results` go with the requests, in order; None for a key that belongs to another request.
     """
 
     facts: list[Fact]
     receipts: list[AppendReceipt]
-    answers: list[Appended | None]
+    results: list[Appended | None]
     before: str
     after: str
 
@@ -134,7 +134,7 @@ def build_group(
     for request in requests:
         known = None if request.key is None else receipt(request.key)
         if known is not None:
-            group.answers.append(known.appended if known.request == request.checksum else None)
+            group.results.append(known.appended if known.request == request.checksum else None)
             continue
         stream, writer, assigned = request.stream, request.writer, request.assigned
         highest = allocated.get(stream)
@@ -197,7 +197,7 @@ def build_group(
             tokens.append(token)
         allocated[stream] = highest
         appended = Appended(epoch, first_serial, tokens)
-        group.answers.append(appended)
+        group.results.append(appended)
         if request.key is not None:
             group.receipts.append(AppendReceipt(request.key, request.checksum, appended, at_ms))
     group.after = digest

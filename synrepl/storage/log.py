@@ -140,7 +140,7 @@ class Log(ReplicaStaging):
         self._committed_at = self._clock.seconds()
         self._is_open = True
         self._call_later("forget", FORGET_EVERY_SECONDS, self._forget_receipts)
-        self._call_later("look", self._reads.next_seconds, self._start_check)
+        self._call_later("check", self._reads.next_seconds, self._start_check)
 
     async def _check_server_name(self, head: Head) -> None:
         """Refuse the log of another homeserver; store the name in a log that is empty or has no name."""
@@ -149,9 +149,9 @@ class Log(ReplicaStaging):
             return
         is_empty = not head.serial and "joined" not in self._notes
         if known is None or is_empty:
-            kept = None if mine == UNNAMED else mine
-            if kept != known:
-                await self._note({"server_name": kept})
+            stored_name = None if mine == UNNAMED else mine
+            if stored_name != known:
+                await self._note({"server_name": stored_name})
         else:
             raise StorageError(
                 op="open",
@@ -300,9 +300,9 @@ class Log(ReplicaStaging):
             shared: Deferred[Appended] = Deferred()
             first.coalesced.append(shared)
             return shared
-        answer = self._enqueue(AppendRequest(stream, writer, facts, key, fingerprint))
+        response = self._enqueue(AppendRequest(stream, writer, facts, key, fingerprint))
         self._start_writing()
-        return answer
+        return response
 
     def append_assigned(self, stream: str, facts: Sequence[tuple[str, int, bytes]]) -> "Deferred[Appended]":
         """Append facts that already have a writer and a token. Fires when they are durable.
@@ -326,15 +326,17 @@ class Log(ReplicaStaging):
             return fail(self.write_barrier(stream))
         if ephemeral is not None:
             now = self._now_ms()
-            added = [fact for given in facts if (fact := ephemeral.append_assigned(*given, now)) is not None]
+            added = [fact for item in facts if (fact := ephemeral.append_assigned(*item, now)) is not None]
             if added:
                 self._notify(added)
             return succeed(Appended(ephemeral.epoch, None, [fact.token for fact in added]))
         assigned = [(writer, token) for writer, token, _ in facts]
-        answer = self._enqueue(AppendRequest(stream, "", [rows for _, _, rows in facts], None, "", assigned))
+        response = self._enqueue(
+            AppendRequest(stream, "", [rows for _, _, rows in facts], None, "", assigned)
+        )
         if not self._is_writing:
             self._call_later("adopted", 0, self._start_writing)
-        return answer
+        return response
 
     def reset_writer(self, stream: str, writer: str) -> None:
         """Reset a writer of an ephemeral stream: drop its facts and set its position to 0.
@@ -402,7 +404,7 @@ class Log(ReplicaStaging):
             self._keyed[request.key] = request
         self._pending_bytes += request.size
         self._queue.append(request)
-        return request.answer
+        return request.response
 
     def _append_ephemeral(
         self,
@@ -583,14 +585,14 @@ class Log(ReplicaStaging):
                     hint=error.hint or "retry with the same idempotency key",
                     retryable=True,
                 )
-                self._call_later("doubt", RETRY_SECONDS, self._start_writing)
+                self._call_later("resolve", RETRY_SECONDS, self._start_writing)
             self._logger.error("{count} appends failed: {error}", count=len(requests), error=str(error))
             for request in requests:
                 self._resolve(request, error)
             return
         assert group is not None
         self._apply_group(group)
-        for request, appended in zip(requests, group.answers, strict=True):
+        for request, appended in zip(requests, group.results, strict=True):
             self._resolve(request, appended)
 
     def _commit_group(
@@ -640,7 +642,7 @@ class Log(ReplicaStaging):
                 self._uncertain_commit = None
                 return failure
             self._problem = f"the log's position is unknown: {failure}"
-            self._call_later("doubt", RETRY_SECONDS, self._start_writing)
+            self._call_later("resolve", RETRY_SECONDS, self._start_writing)
             return failure
         self._uncertain_commit = None
         if head.digest == group.after:
@@ -699,17 +701,17 @@ class Log(ReplicaStaging):
             except Exception:
                 self._logger.failure("a log subscriber failed")
 
-    def _resolve(self, request: AppendRequest, answer: Appended | StorageError | None) -> None:
+    def _resolve(self, request: AppendRequest, response: Appended | StorageError | None) -> None:
         self._pending_bytes -= request.size
         if request.key is not None:
             del self._keyed[request.key]
-            if answer is None:
-                answer = KeyReused(key=request.key, stream=request.stream)
-        for waiter in (request.answer, *request.coalesced):
-            if isinstance(answer, Appended):
-                waiter.callback(answer)
-            elif answer is not None:
-                waiter.errback(answer)
+            if response is None:
+                response = KeyReused(key=request.key, stream=request.stream)
+        for waiter in (request.response, *request.coalesced):
+            if isinstance(response, Appended):
+                waiter.callback(response)
+            elif response is not None:
+                waiter.errback(response)
 
     # Read health and ownership
 
@@ -726,11 +728,11 @@ class Log(ReplicaStaging):
         self._check_soon(self._reads.next_seconds)
 
     def _check_soon(self, seconds: float) -> None:
-        due = self._timers.get("look")
+        due = self._timers.get("check")
         if due is not None and due.active() and due.getTime() > self._clock.seconds() + seconds:
             due.cancel()
         if not self._is_checking:
-            self._call_later("look", seconds, self._start_check)
+            self._call_later("check", seconds, self._start_check)
 
     def _start_check(self) -> None:
         self._tasks.start(self._check_log(), "checking the log")
@@ -751,7 +753,7 @@ class Log(ReplicaStaging):
             self._is_checking = False
             if not was_readable and not self._reads.why:
                 self._logger.info("the log is readable again")
-            self._call_later("look", self._reads.next_seconds, self._start_check)
+            self._call_later("check", self._reads.next_seconds, self._start_check)
 
     async def _retry_read(self, kind: str, probe: Probe) -> None:
         try:

@@ -366,7 +366,7 @@ class MemoryEngine:
     def forget_receipts(self, before_ms: int) -> None:
         """Delete the receipts from before this time."""
         self._check("forget_receipts")
-        self.receipts = {key: kept for key, kept in self.receipts.items() if kept.at_ms >= before_ms}
+        self.receipts = {key: receipt for key, receipt in self.receipts.items() if receipt.at_ms >= before_ms}
 
     def close(self) -> None:
         """Close the log. Idempotent."""

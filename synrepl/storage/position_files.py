@@ -57,7 +57,7 @@ class FilePositions:
         if saved is None:
             return {}
         if saved.positions is None:
-            raise self._unfit("it holds a position in a changelog, not positions of streams")
+            raise self._invalid("it holds a position in a changelog, not positions of streams")
         return saved.positions
 
     def save(self, positions: SaveablePosition) -> None:
@@ -70,7 +70,7 @@ class FilePositions:
         if saved is None:
             return None
         if saved.serial is None or saved.epoch is None:
-            raise self._unfit("it holds positions of streams, not a position in a changelog")
+            raise self._invalid("it holds positions of streams, not a position in a changelog")
         return ChangelogPlace(saved.serial, saved.epoch)
 
     def save_place(self, position: ChangelogPlace) -> None:
@@ -87,12 +87,12 @@ class FilePositions:
         try:
             version = msgspec.json.decode(data, type=dict[str, Any]).get("version")
             if version != VERSION:
-                raise self._unfit(f"its version is {version!r}, this program knows {VERSION}")
+                raise self._invalid(f"its version is {version!r}, this program knows {VERSION}")
             return msgspec.json.decode(data, type=_SavedPositions)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise self._unfit(str(error)) from error
+            raise self._invalid(str(error)) from error
 
-    def _unfit(self, why: str) -> StorageError:
+    def _invalid(self, why: str) -> StorageError:
         return StorageError(
             op="reading positions",
             why=f"{self._path} is not what was saved there: {why}",

@@ -163,10 +163,10 @@ class PostgresEngine(SQLEngine):
             found = database.execute(HOLDER, number).fetchone()
             backend, holder = found or (None, None)
             is_own = op != "open" and backend in (None, self._backend)
-            who = "the lost connection" if is_own else _holder_name(holder)
+            owner = "the lost connection" if is_own else _holder_name(holder)
             raise StorageError(
                 op=op,
-                why=f"{who} has the log in {self.name} (server process {backend or 'unknown'})",
+                why=f"{owner} has the log in {self.name} (server process {backend or 'unknown'})",
                 hint="the server will notice its end" if is_own else "stop it, or choose another database",
                 retryable=is_own,
                 tried=False,
@@ -272,7 +272,7 @@ class PostgresEngine(SQLEngine):
     def _replace(self, staged: SQLEngine, boots: int) -> Head:
         """Move the staged tables into this schema, one by one: the schema may hold other tables."""
         database = self._writer("adopt_staged")
-        before, kept = self._boots, self._committed
+        before, committed = self._boots, self._committed
         try:
             with self._transaction(database):
                 self._exclude_others(database)
@@ -281,7 +281,7 @@ class PostgresEngine(SQLEngine):
                     database.execute(f"ALTER TABLE {STAGED}.{table} SET SCHEMA {SCHEMA}".encode())
         except BaseException:
             if not self._was_replaced(boots, before):
-                self._boots, self._committed = before, kept
+                self._boots, self._committed = before, committed
                 raise
         self._boots, self._committed = boots, (0, "")
         # Its prepared statements refer to dropped tables.

@@ -62,7 +62,7 @@ OUT_OF_RANGE: Final = "22003"
 
 RETRYABLE: Final = {"08", "25006", "40", "53", "55", "57", "58"}
 
-ASK_AT_MOST: Final = 100
+MAX_READS: Final = 100
 """The number of socket reads after which a connection with more data counts as alive."""
 
 
@@ -73,11 +73,11 @@ class PostgresAddress:
     """
 
     def __init__(self, url: str, *, what: str = "synrepl") -> None:
-        from_url = _parsed(url)
+        from_url = _parse(url)
         self._password = from_url.get("password", "")
-        self._given = {**PATIENCE, **from_url}
-        self._given["application_name"] = f"{what} {os.getpid()} {socket.gethostname()}"
-        self.name = _shown(from_url)
+        self._parameters = {**PATIENCE, **from_url}
+        self._parameters["application_name"] = f"{what} {os.getpid()} {socket.gethostname()}"
+        self.name = _redacted(from_url)
 
     def __repr__(self) -> str:
         return f"<PostgresAddress {self.name}>"
@@ -86,7 +86,7 @@ class PostgresAddress:
         """Connect in autocommit mode. Raises `StorageError` with `tried` False if that fails."""
         connect = _psycopg().connect
         with self.map_errors(op, tried=False):
-            database: Connection = connect(autocommit=True, client_encoding="utf8", **self._given)
+            database: Connection = connect(autocommit=True, client_encoding="utf8", **self._parameters)
             try:
                 # Limits that an operator set for other programs must not interrupt this one.
                 database.execute("SET statement_timeout = 0")
@@ -127,7 +127,7 @@ def is_alive(database: "psycopg.Connection[Any]") -> bool:
     waiting = select.poll()
     try:
         waiting.register(database.fileno(), select.POLLIN)
-        for _ in range(ASK_AT_MOST):
+        for _ in range(MAX_READS):
             if not waiting.poll(0):
                 break
             # The end of the connection is read only after all data before it.
@@ -149,7 +149,7 @@ def _psycopg() -> Any:
     return psycopg
 
 
-def _parsed(url: str) -> dict[str, Any]:
+def _parse(url: str) -> dict[str, Any]:
     """The parameters in the URL, by libpq's names."""
     _psycopg()
     from psycopg.conninfo import conninfo_to_dict
@@ -163,13 +163,13 @@ def _parsed(url: str) -> dict[str, Any]:
         ) from None
 
 
-def _shown(given: dict[str, Any]) -> str:
+def _redacted(parameters: dict[str, Any]) -> str:
     """The parts of a URL that are no secret."""
-    user = f"{given['user']}@" if given.get("user") else ""
-    host = str(given.get("host", ""))
+    user = f"{parameters['user']}@" if parameters.get("user") else ""
+    host = str(parameters.get("host", ""))
     is_path = host.startswith("/")
-    port = f":{given['port']}" if given.get("port") else ""
+    port = f":{parameters['port']}" if parameters.get("port") else ""
     where = "" if is_path else host
-    return f"postgresql://{user}{where}{port}/{given.get('dbname', '')}" + (
+    return f"postgresql://{user}{where}{port}/{parameters.get('dbname', '')}" + (
         f"?host={host}" if is_path else ""
     )

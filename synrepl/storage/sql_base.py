@@ -132,12 +132,12 @@ class SQLBase(ABC):
 
     def _check_sole_writer(self, op: str, serial: int, digest: str) -> None:
         """Refuse all further writes if another process has written to the log."""
-        found, (kept, known) = (serial, digest), self._committed
-        if known and self._boots is not None and found not in (self._committed, self._attempted):
+        found, (known_serial, known_digest) = (serial, digest), self._committed
+        if known_digest and self._boots is not None and found not in (self._committed, self._attempted):
             raise self._set_lost(
                 op,
                 f"another process writes to this log: it is at serial {serial},"
-                f" this process left it at {kept}",
+                f" this process left it at {known_serial}",
                 "find out which other program uses the database and stop it, then restart this daemon",
             )
         self._committed, self._attempted = found, None

@@ -13,10 +13,10 @@ __all__ = ["SQLNotes"]
 
 LEASE: Final = tuple(Lease.__struct_fields__)
 
-KEEP_NOTE: Final = (
+UPSERT_NOTE: Final = (
     "INSERT INTO notes (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 )
-KEEP_LEASE: Final = (
+UPSERT_LEASE: Final = (
     f"INSERT INTO leases ({', '.join(LEASE)}) VALUES ({', '.join('?' * len(LEASE))})"
     f" ON CONFLICT (uuid) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in LEASE[1:])}"
 )
@@ -35,8 +35,8 @@ class SQLNotes(SQLBase):
         with self._map_errors("note"):
             database = self._writer("note")
             with self._transaction(database):
-                kept = [(name, text) for name, text in notes.items() if text is not None]
-                self._execute_many(database, KEEP_NOTE, kept)
+                stored = [(name, text) for name, text in notes.items() if text is not None]
+                self._execute_many(database, UPSERT_NOTE, stored)
                 forgotten = [(name,) for name, text in notes.items() if text is None]
                 self._execute_many(database, "DELETE FROM notes WHERE name = ?", forgotten)
 
@@ -44,7 +44,7 @@ class SQLNotes(SQLBase):
         """Give a new log the uuids of its copy and its history; within a transaction."""
         known = {name for (name,) in self._execute(database, "SELECT name FROM notes")}
         made = [(name, str(uuid4())) for name in ("uuid", "history") if name not in known]
-        self._execute_many(database, KEEP_NOTE, made)
+        self._execute_many(database, UPSERT_NOTE, made)
 
     def leases(self) -> list[Lease]:
         """All leases, ended ones included, in order of uuid."""
@@ -64,7 +64,7 @@ class SQLNotes(SQLBase):
                     tuple(int(value) if value is True or value is False else value for value in row)
                     for row in map(msgspec.structs.astuple, changed)
                 ]
-                self._execute_many(database, KEEP_LEASE, rows)
+                self._execute_many(database, UPSERT_LEASE, rows)
                 self._execute_many(
                     database, "DELETE FROM leases WHERE uuid = ?", [(uuid,) for uuid in dropped]
                 )

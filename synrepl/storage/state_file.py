@@ -68,11 +68,11 @@ class StateFile:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._write_error(error) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise self._unfit(str(error)) from error
+            raise self._invalid(str(error)) from error
         if state.version != VERSION:
-            raise self._unfit(f"its version is {state.version}, this release knows {VERSION}")
+            raise self._invalid(f"its version is {state.version}, this release knows {VERSION}")
         return [state.log] if state.adopting is None else [state.log, state.adopting]
 
     def write(self, log: Summary, adopting: Summary | None = None) -> None:
@@ -85,7 +85,7 @@ class StateFile:
         try:
             replace_private(self.path, msgspec.json.encode(state) + b"\n")
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._write_error(error) from error
         self._written = state
 
     def refusal(self, found: Summary, recorded: Summary, database: str) -> StorageError:
@@ -106,7 +106,7 @@ class StateFile:
             tried=False,
         )
 
-    def _failed(self, error: OSError) -> StorageError:
+    def _write_error(self, error: OSError) -> StorageError:
         return StorageError(
             op="record how far the log has come",
             why=f"{self.path}: {error.strerror}",
@@ -114,7 +114,7 @@ class StateFile:
             retryable=True,
         )
 
-    def _unfit(self, why: str) -> StorageError:
+    def _invalid(self, why: str) -> StorageError:
         return StorageError(
             op="open",
             why=f"{self.path} is no valid state file: {why}",

@@ -54,16 +54,16 @@ class TableStream(msgspec.Struct, frozen=True, kw_only=True):
     only: tuple[str, ...] = ()
 
 
-def table_streams(given: Any, *, default_writer: str) -> list[TableStream]:
+def table_streams(config: Any, *, default_writer: str) -> list[TableStream]:
     """Parse the setting `table_streams`. Raises `ConfigError`.
 
     A list of tables, each with `stream`, `table` (or `tables`, if a stream is the union of several), `row`,
     and optionally `id_column`, `writer_column`, `sequence`, `position`, `writers`, `negative`, `start`,
     `catch_up`.
     """
-    if not isinstance(given, list):
-        raise ConfigError(f"is a list of streams and their tables, not {given!r}")
-    found = [_stream(one, default_writer) for one in given]
+    if not isinstance(config, list):
+        raise ConfigError(f"is a list of streams and their tables, not {config!r}")
+    found = [_stream(one, default_writer) for one in config]
     names = [one.stream for one in found]
     for name in names:
         if names.count(name) > 1:
@@ -71,26 +71,26 @@ def table_streams(given: Any, *, default_writer: str) -> list[TableStream]:
     return found
 
 
-def _stream(given: Any, default_writer: str) -> TableStream:
-    if not isinstance(given, Mapping) or not isinstance(given.get("stream"), str):
-        raise ConfigError(f"needs the name of a stream, `stream: NAME`, in {given!r}")
-    name = given["stream"]
-    _known_keys(name, given, STREAM_KEYS)
-    several = given.get("tables", [{key: given[key] for key in TABLE_KEYS if key in given}])
+def _stream(config: Any, default_writer: str) -> TableStream:
+    if not isinstance(config, Mapping) or not isinstance(config.get("stream"), str):
+        raise ConfigError(f"needs the name of a stream, `stream: NAME`, in {config!r}")
+    name = config["stream"]
+    _check_keys(name, config, STREAM_KEYS)
+    several = config.get("tables", [{key: config[key] for key in TABLE_KEYS if key in config}])
     if not isinstance(several, list) or not several:
         raise ConfigError(f"of {name} needs `table: NAME`")
     tables = tuple(_table(name, one) for one in several)
-    writers = given.get("writers", [])
+    writers = config.get("writers", [])
     if not isinstance(writers, list) or not all(isinstance(writer, str) for writer in writers):
         raise ConfigError(f"of {name}: `writers` is a list of instance names, not {writers!r}")
-    start = given.get("start", "latest")
+    start = config.get("start", "latest")
     if start not in ("latest", "earliest"):
         raise ConfigError(f"of {name}: `start` is latest or earliest, not {start!r}")
-    negative, catch_up = (_switch(name, given, key) for key in ("negative", "catch_up"))
+    negative, catch_up = (_flag(name, config, key) for key in ("negative", "catch_up"))
     try:
         ids = IdStream(
-            name=str(given.get("position", name)),
-            sequence=given.get("sequence", ""),
+            name=str(config.get("position", name)),
+            sequence=config.get("sequence", ""),
             tables=tuple(table.ids for table in tables),
             writers=tuple(writers),
             negative=negative,
@@ -107,30 +107,30 @@ def _stream(given: Any, default_writer: str) -> TableStream:
     )
 
 
-def _switch(stream: str, given: Mapping[str, Any], key: str) -> bool:
-    value = given.get(key, False)
+def _flag(stream: str, config: Mapping[str, Any], key: str) -> bool:
+    value = config.get(key, False)
     if not isinstance(value, bool):
         raise ConfigError(f"of {stream}: `{key}` is true or false, not {value!r}")
     return value
 
 
-def _table(stream: str, given: Any) -> SourceTable:
-    if not isinstance(given, Mapping) or "table" not in given or "row" not in given:
+def _table(stream: str, config: Any) -> SourceTable:
+    if not isinstance(config, Mapping) or "table" not in config or "row" not in config:
         raise ConfigError(f"of {stream} needs `table: NAME` and `row: [COLUMN, ...]`")
-    _known_keys(stream, given, TABLE_KEYS)
+    _check_keys(stream, config, TABLE_KEYS)
     try:
         ids = IdTable(
-            name=given["table"],
-            id_column=given.get("id_column", "stream_id"),
-            writer_column=given.get("writer_column", "instance_name"),
+            name=config["table"],
+            id_column=config.get("id_column", "stream_id"),
+            writer_column=config.get("writer_column", "instance_name"),
         )
-        if not isinstance(given["row"], list) or not given["row"]:
-            raise ConfigError(f"`row` is a list of columns, not {given['row']!r}")
-        for column in columns_of(given["row"]):
+        if not isinstance(config["row"], list) or not config["row"]:
+            raise ConfigError(f"`row` is a list of columns, not {config['row']!r}")
+        for column in columns_of(config["row"]):
             identifier(column)
     except ConfigError as error:
         raise ConfigError(f"of {stream}: {error}") from error
-    return SourceTable(ids=ids, row=tuple(given["row"]))
+    return SourceTable(ids=ids, row=tuple(config["row"]))
 
 
 def columns_of(template: Template) -> Iterator[str]:
@@ -154,7 +154,7 @@ def columns_of(template: Template) -> Iterator[str]:
             )
 
 
-def _known_keys(stream: str, given: Mapping[str, Any], known: set[str]) -> None:
-    for key in given:
+def _check_keys(stream: str, config: Mapping[str, Any], known: set[str]) -> None:
+    for key in config:
         if key not in known:
             raise ConfigError(f"of {stream} has no setting {key}; there are {', '.join(sorted(known))}")

@@ -59,8 +59,8 @@ class TableSource:
     """Follows the tables of `streams` in one database, in `thread`, with a connection from `connect`.
 
     It polls when it is woken (`wake`) and every `poll_seconds`, and retries for ever if the database is
-    unreachable. `writers_told` is called with the writers' status, and `lost` with the name of a stream whose
-    source lost facts, after the log has begun a new epoch.
+    unreachable. `on_writer_status` is called with the writers' status. `on_lost` is called with the name of a
+    stream whose source lost facts, after the log has begun a new epoch.
     """
 
     _logger = Logger()
@@ -76,8 +76,8 @@ class TableSource:
         clock: IClock,
         thread: IThread,
         poll_seconds: float = 1.0,
-        writers_told: Callable[[Sequence[WriterState]], None] = lambda states: None,
-        lost: Callable[[str], None] = lambda stream: None,
+        on_writer_status: Callable[[Sequence[WriterState]], None] = lambda states: None,
+        on_lost: Callable[[str], None] = lambda stream: None,
     ) -> None:
         self._connect = connect
         self._followed = [_Followed(stream, flavor) for stream in streams]
@@ -86,8 +86,8 @@ class TableSource:
         self._clock = clock
         self._thread = thread
         self._poll_seconds = poll_seconds
-        self._writers_callback = writers_told
-        self._lost = lost
+        self._on_writer_status = on_writer_status
+        self._on_lost = on_lost
         self._flavor = flavor
         self._writers: list[WriterState] = []
         self._tasks = Tasks(self._logger, "tables")
@@ -233,7 +233,7 @@ class TableSource:
                     text=problem.text,
                     epoch=self._log.epoch,
                 )
-                self._lost(followed.stream.stream)
+                self._on_lost(followed.stream.stream)
 
     async def _append_page(self, followed: _Followed, page: TablePage) -> None:
         """Append a page to the log: its facts, and positions without rows for writers that had none."""
@@ -267,7 +267,7 @@ class TableSource:
             self._writers = await self._run(self._read_writers)
         except Exception:
             return  # the problems of the streams cover it
-        self._writers_callback(self._writers)
+        self._on_writer_status(self._writers)
 
     # -- in the thread -------------------------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ class Sources(IdCase):
             table=self.table,
             clock=self.clock,
             thread=ImmediateThread(),
-            lost=lost,
+            on_lost=lost,
         )
         source._logger = Logger(observer=lambda event: self.errors.append(formatEvent(event)))  # type: ignore[arg-type]
         source.start()
