@@ -41,8 +41,7 @@ class Histories:
         return digest == EMPTY or digest in self._facts
 
     def check_copy(self, node: FakeNode) -> None:
-        """Check the copy of a node that has started or become another copy: its facts must be true and
-        complete."""
+        """Check that the copy of a node is true and complete, after its start or a new copy."""
         position, trimmed_upto = node.log.position, node.log.trimmed_upto
         facts = node.engine.facts
         is_filtered = "filter" in node.log.notes

@@ -198,8 +198,10 @@ class Files:
         await self._context.run(partial(spool.append, data))
 
     async def keep(self, spool: ISpool, sha256: str) -> bool:
-        """Store an upload durably if this is its checksum; returns whether it is new. Raises
-        `ChecksumMismatch`."""
+        """Store an upload durably if this is its checksum; return whether it is new.
+
+        Raises `ChecksumMismatch`.
+        """
         context = self._context
 
         def work() -> bool:

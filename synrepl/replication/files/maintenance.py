@@ -17,11 +17,11 @@ SAVE_EVERY: Final = 60
 
 
 class FileMaintenance:
-    """Counts and compares once, then deletes hourly and scrubs: a slice each `slice_seconds`, a round each
-    `round_seconds`.
+    """Counts and compares once, then deletes hourly and scrubs in slices.
 
-    Files without a name are deleted after `grace_seconds`. `on_loss` is called with each named file that is
-    missing or damaged, and with the reason. Nothing is deleted unless `are_names_known`.
+    A slice is scrubbed each `slice_seconds`, a round begins each `round_seconds`. Files without a name are
+    deleted after `grace_seconds`. `on_loss` is called with each named file that is missing or damaged, and
+    with the reason. Nothing is deleted unless `are_names_known`.
     """
 
     def __init__(

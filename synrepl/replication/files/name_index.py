@@ -66,8 +66,7 @@ class NameIndex:
         self._wakeup.notify()
 
     async def wait_for(self, serial: int) -> None:
-        """Return when all names up to this serial, or up to the end of the log if that is lower, are
-        known."""
+        """Return when all names up to this serial, or to the end of the log if lower, are known."""
         serial = min(serial, self._log.serial)
         if self.progress.serial < serial:
             waiter: Deferred[None] = Deferred()

@@ -126,8 +126,10 @@ class Leases:
         return self._leases.get(uuid)
 
     def limit_reached(self, uuid: str, *, registered: bool) -> str:
-        """Return why no lease can be made for this reader; empty if one can. An active lease is never
-        refused."""
+        """Return why no lease can be made for this reader; empty if one can.
+
+        An active lease is never refused.
+        """
         known = self._leases.get(uuid)
         if known is not None and known.ended_ms is None:
             return ""
@@ -210,8 +212,10 @@ class Leases:
             self._put(msgspec.structs.replace(lease, seen_ms=self._now_ms()))
 
     def drop(self, name: str) -> Lease | None:
-        """End the lease of a reader, by uuid or by name, on an operator's request; it is not served any
-        more."""
+        """End the lease of a reader, by uuid or by name, on an operator's request.
+
+        The reader is not served any more.
+        """
         found = self.find(name)
         if found is not None:
             self.end(found, DROPPED)
@@ -252,8 +256,10 @@ class Leases:
         return self._bytes.get(uuid, 0)
 
     def used_share(self, lease: Lease, present: Collection[str]) -> float:
-        """The larger of the used shares of time and of bytes; at 1 the lease ends. `present` are the
-        connected readers."""
+        """Return the larger of the used shares of time and of bytes; at 1 the lease ends.
+
+        `present` are the uuids of the connected readers.
+        """
         if lease.ended_ms is not None:
             return 1.0
         absent = 0.0 if lease.uuid in present else self._absent_seconds(lease)

@@ -16,8 +16,10 @@ def nonce() -> str:
 
 
 def proof(secret: str, side: str, nonces: tuple[str, str], uuid: str, name: str) -> str:
-    """Return the HMAC-SHA256 over the proving side, both nonces (the primary's first), and the replica's uuid
-    and name."""
+    """Return the proof of one side, an HMAC-SHA256 with the secret as key.
+
+    It covers the proving side, both nonces (the primary's first), and the replica's uuid and name.
+    """
     text = "\n".join((side, *nonces, uuid, name))
     return hmac.new(secret.encode(), text.encode(), "sha256").hexdigest()
 

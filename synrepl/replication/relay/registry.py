@@ -229,10 +229,9 @@ class ReplicaRegistry:
         registered: bool = True,
         address: str = "",
     ) -> Refusal | None:
-        """Return why this subscription is refused; None if it is admitted. The only check, for every
-        transport.
+        """Return why this subscription is refused; None if it is admitted.
 
-        `address` is the replica's own, as it sent it.
+        Every transport uses this check. `address` is the replica's own, as it sent it.
         """
         log, position = self.log, request.position
         if (refused := self.identity_refusal(uuid, name)) is not None:
@@ -355,8 +354,7 @@ class ReplicaRegistry:
         return [address for address, uuid in found if uuid != excluding][:MAX_PEERS]
 
     def duplicate_refusal(self, uuid: str, name: str) -> Refusal | None:
-        """Return why this replica cannot be served over HTTP: it has a live native connection. None without
-        one."""
+        """Refuse a replica over HTTP that has a live native connection; None without one."""
         other = next((one for one in self.connected if one.uuid == uuid and one.is_serving), None)
         if other is None:
             return None

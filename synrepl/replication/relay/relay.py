@@ -172,8 +172,10 @@ class Relay:
         self._process_commands()
 
     def _process_commands(self) -> None:
-        """Process received commands up to the first one that has to wait; while it waits, pause reading.
-        Raises RemoteProtocolError."""
+        """Process received commands up to the first one that has to wait.
+
+        While it waits, reading is paused. Raises RemoteProtocolError.
+        """
         if self._is_processing:
             return
         self._is_processing = True
@@ -633,8 +635,10 @@ class Relay:
                 self.connection.send(Peers(body=encode_body(peers)))
 
     def send_down(self, line: bytes) -> bool:
-        """Send a command for all processes. False if there is no room for it: the replica misses it, as a
-        disconnected follower would."""
+        """Send a command for all processes. False if there is no room for it.
+
+        The replica then misses the command, as a disconnected follower would.
+        """
         if self.state not in ("catching up", "live") or not self._supports(COMMANDS):
             return True
         if self._is_paused:

@@ -93,8 +93,10 @@ class SnapshotReader:
         self._room = MAX_SNAPSHOT
 
     def feed(self, data: bytes) -> LogSnapshot | None:
-        """Add a block; return the snapshot once its position was read. Raises RemoteProtocolError on an
-        invalid block, and above the limit of memory."""
+        """Add a block; return the snapshot once its position was read.
+
+        Raises RemoteProtocolError on an invalid block, and above the limit of memory.
+        """
         self._room -= len(data) + LINE_BYTES * data.count(b"\n")
         if self._room < 0:
             raise RemoteProtocolError(

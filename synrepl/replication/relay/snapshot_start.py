@@ -25,8 +25,10 @@ class SnapshotStart(msgspec.Struct, frozen=True):
 async def start_snapshot(
     registry: IReplicaRegistry, uuid: str, name: str, request: JoinRequest, *, registered: bool, address: str
 ) -> SnapshotStart:
-    """Take a snapshot for this replica, or find where its interrupted copy resumes. From here on its lease
-    retains the facts of the copy."""
+    """Take a snapshot for this replica, or find where its interrupted copy resumes.
+
+    From here on its lease retains the facts of the copy.
+    """
     log = registry.log
     lease, trimmed_upto = registry.leases[uuid], log.trimmed_upto
     is_leased = lease is not None and lease.ended_ms is None

@@ -53,10 +53,9 @@ class RefusedByUpstream(ReplicationError):
 
 
 class JoinStarted(msgspec.Struct, frozen=True):
-    """A snapshot at `position` follows, of the log with this `history`, which was trimmed up to
-    `trimmed_upto`.
+    """A copy begins: a snapshot at `position` of the log with this `history` follows.
 
-    If `resumed`, the staged part of the copy is continued.
+    The log was trimmed up to `trimmed_upto`. If `resumed`, the staged part of the copy is continued.
     """
 
     join: str
@@ -153,16 +152,23 @@ class IConversation(Protocol):
     welcome: WelcomeBody
 
     def join(self, request: JoinRequest) -> None:
-        """Request a copy. The response is `JoinStarted`, facts, `SnapshotFacts`, facts and `SnapshotMeta`,
-        and `JoinFinished`."""
+        """Request a copy.
+
+        The response is `JoinStarted`, facts, `SnapshotFacts`, facts and `SnapshotMeta`, and `JoinFinished`.
+        """
 
     def subscribe(self, request: Subscription) -> None:
-        """Request the facts after a position. The response is `SubscriptionStarted`, then facts,
-        `SnapshotMeta`, `UpstreamHeartbeat` and `Ephemeral`."""
+        """Request the facts after a position.
+
+        The response is `SubscriptionStarted`, then facts, `SnapshotMeta`, `UpstreamHeartbeat` and
+        `Ephemeral`.
+        """
 
     async def next(self) -> Event:
-        """Return the next event. Raises `RefusedByUpstream`; `NotConnected` and `RemoteProtocolError` when
-        there are no more."""
+        """Return the next event.
+
+        Raises `RefusedByUpstream`; `NotConnected` and `RemoteProtocolError` when there are no more.
+        """
 
     def ready(self) -> Event | None:
         """Return the next event if it was already received, else None."""
@@ -174,8 +180,10 @@ class IConversation(Protocol):
         """Forward commands of followers, if the welcome allows it: `TakenUpTo` follows."""
 
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
-        """Return the upstream's digests at these serials, as far as it has them. Not between `subscribe` and
-        the end."""
+        """Return the upstream's digests at these serials, as far as it has them.
+
+        Not between `subscribe` and the end.
+        """
 
     def close(self) -> None:
         """Close the connection. Idempotent."""

@@ -98,8 +98,10 @@ class JoinAttempt:
         return self._progress.done > self._progress.began_at
 
     async def run(self) -> None:
-        """Make a complete copy of the upstream's log. On an error the old copy is untouched, and the staged
-        facts are kept for the next attempt."""
+        """Make a complete copy of the upstream's log, and adopt it.
+
+        On an error the old copy is untouched, and the staged facts are kept for the next attempt.
+        """
         self._copy = await self._log.open_staged_copy()
         try:
             record = await self._request_copy()
@@ -252,8 +254,11 @@ class JoinAttempt:
                     raise RemoteProtocolError(f"unexpected {type(event).__name__} within a snapshot")
 
     def _check_serials(self, facts: Sequence[Fact], after: int) -> int:
-        """Return the last serial of these facts. Raises `UntrueCopy` unless they are among the announced
-        facts, and in order without repeats: that bounds the size of the staged copy."""
+        """Return the last serial of these facts.
+
+        Raises `UntrueCopy` unless they are among the announced facts, and in order without repeats: that
+        bounds the size of the staged copy.
+        """
         serials = [fact.serial for fact in facts]
         if serials[0] <= after or any(map(ge, serials, serials[1:])):
             raise UntrueCopy(f"repeated or unordered facts in the copy after serial {after}")

@@ -162,8 +162,7 @@ class Replica:
         self._set_state("off")
 
     def resync(self) -> bool:
-        """Give up the facts that only this copy has, on an operator's request: write them to a file, and join
-        again.
+        """Write the facts that only this copy has to a file, and join again, on an operator's request.
 
         False if the replica is not stopped; it then does so if the upstream refuses it before serving it.
         """

@@ -32,8 +32,10 @@ class ClaimRefused(ReplicationError):
 
 
 class ReadOnlyHere(StorageError):
-    """This daemon refuses writes: `code` gives the reason for programs, `moved_to` the address to write
-    to."""
+    """This daemon refuses writes.
+
+    `code` gives the reason for programs, `moved_to` the address to write to.
+    """
 
     def __init__(
         self, code: str, why: str, *, stream: str, moved_to: str = "", retryable: bool = True

@@ -128,8 +128,7 @@ class IFollowingReplica(Protocol):
     def stop(self) -> None: ...
 
     def resync(self) -> bool:
-        """Give up the facts that only this copy has: now if the replica stopped for them, else as soon as it
-        does."""
+        """Give up the facts that only this copy has: now if it stopped for them, else once it does."""
 
     @property
     def upstream(self) -> IHasAddress:

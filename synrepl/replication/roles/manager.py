@@ -293,8 +293,10 @@ class RoleManager:
         return ReadOnlyHere("stopped", why, stream=stream, moved_to=str(self.primary), retryable=False)
 
     def file_refusal(self) -> ReadOnlyHere | None:
-        """Return why this daemon accepts no file upload; None if it does. A replica forwards uploads to its
-        primary."""
+        """Return why this daemon accepts no file upload; None if it does.
+
+        A replica forwards uploads to its primary.
+        """
         return self._fenced_refusal("files") if self.role == FENCED else self.forwarding_refusal("files")
 
     def _replica_refusal(self, stream: str) -> StorageError:
@@ -525,8 +527,7 @@ class RoleManager:
 
     @staticmethod
     def _with_http(address: Address, known: Sequence[Address]) -> Address:
-        """The address with its HTTP part, if that of the same daemon is among those known: claims are sent
-        over HTTP."""
+        """Add the HTTP part to an address, if that of the same daemon is known: claims are sent over HTTP."""
         if address.http:
             return address
         same = (one for one in known if one.http and one.native == address.native)
@@ -561,11 +562,11 @@ class RoleManager:
     # -- requests and claims of peers ----------------------------------------------------------------------
 
     def hand_over(self, request: HandOver, *, trusted: bool = False) -> "Deferred[LogPosition]":
-        """Refuse facts for a while, as a replica is about to become primary; fires with this log's position
-        once all accepted facts are durable.
+        """Refuse facts for a while, as a replica is about to become primary.
 
-        Unless the requesting peer is `trusted`, the replica itself must confirm that it is being promoted.
-        Raises `CannotPromote` and `ClaimRefused`.
+        Fires with this log's position once all accepted facts are durable. Unless the requesting peer is
+        `trusted`, the replica itself must confirm that it is being promoted. Raises `CannotPromote` and
+        `ClaimRefused`.
         """
         return Deferred.fromCoroutine(self._hand_over(request, trusted=trusted))
 
@@ -594,8 +595,10 @@ class RoleManager:
             raise CannotPromote("handing_over", why, retryable=True)
 
     async def _verify_hand_over(self, request: HandOver) -> None:
-        """Raise `ClaimRefused` unless one of our replicas confirms that it is being promoted (or, to end the
-        hand-over, that it is not)."""
+        """Raise `ClaimRefused` unless a replica of this log confirms that it is being promoted.
+
+        To end the hand-over it must confirm that it is not being promoted.
+        """
         address = parse_peer_address(request.address)
         if not request.uuid or not address:
             raise ClaimRefused("bad_request", "a hand-over needs the uuid and the address of the replica")
@@ -646,9 +649,9 @@ class RoleManager:
         return self.role == PRIMARY and timer is not None and bool(timer.active())
 
     async def on_claim(self, claim: Claim, *, trusted: bool = False) -> None:
-        """Handle a peer's claim that a daemon is primary. A lower epoch changes nothing; of two primaries in
-        the same epoch the one with the higher uuid stays.
+        """Handle a peer's claim that a daemon is primary.
 
+        A lower epoch changes nothing; of two primaries in the same epoch the one with the higher uuid stays.
         `trusted` says that the peer proved a key that may administer. Raises `ClaimRefused` if the claim does
         not count.
         """
@@ -825,10 +828,9 @@ class RoleManager:
     async def _ask_for_primary(
         self, address: Address, *, trusted: bool, may_name_strangers: bool = True
     ) -> None:
-        """Ask a replica for the primary's address, then ask that daemon whether it is primary; if so, fence
-        this one.
+        """Ask a replica for the primary, and verify the answer; fence this daemon if another one is primary.
 
-        Unless it `may_name_strangers`, an address unknown to this daemon is not shown the secret.
+        Unless the replica `may_name_strangers`, an address unknown to this daemon is not shown the secret.
         """
         claim = Claim(epoch=0, uuid="", address="", history=self._log.history)
         try:
@@ -850,8 +852,7 @@ class RoleManager:
                 await self._apply_claim(claim)
 
     async def _on_inquiry_response(self, address: Address, status: PeerStatus) -> None:
-        """Handle the status of a known daemon. If it knows a later epoch, ask its primary, as after a
-        claim."""
+        """Handle the status of a known daemon: if it knows a later epoch, ask its primary."""
         ours = self._log.epoch
         if (
             status.history != self._log.history
@@ -882,8 +883,10 @@ class RoleManager:
             self._become_replica(where)
 
     async def resync(self) -> bool:
-        """Give up the facts that only this copy has, on an operator's request. A fenced daemon becomes a
-        replica of the primary that it knows. False if there is nothing to give up."""
+        """Give up the facts that only this copy has, on an operator's request.
+
+        A fenced daemon becomes a replica of the primary that it knows. False if there is nothing to give up.
+        """
         if self.role == FENCED:
             record = self._record()
             where = self.primary

@@ -6,8 +6,10 @@ __all__ = ["RoleRecord", "PromotionRecord"]
 
 
 class RoleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The role, the primary and its epoch, the addresses still to be notified of it (`told`) and all known
-    addresses (`knows`)."""
+    """The role of a daemon, and the primary in its epoch.
+
+    `told` are the addresses still to be notified of that, `knows` all known addresses.
+    """
 
     role: str
     epoch: int

@@ -64,8 +64,10 @@ def _is_http(url: str) -> bool:
 def common_serial(
     ours: Sequence[EpochStart], upto: int, theirs: Sequence[EpochStart], their_upto: int
 ) -> int:
-    """Return the last serial that two histories share, as far as their epoch starts show. One ends at `upto`,
-    the other at `their_upto`."""
+    """Return the last serial that two histories share, as far as their epoch starts show.
+
+    One history ends at `upto`, the other at `their_upto`.
+    """
     shared = 0
     for one, other in zip(ours, theirs, strict=False):
         if one != other:
@@ -138,8 +140,7 @@ class ClaimVerifier:
         return status
 
     async def _compare_histories(self, address: Address, status: PeerStatus, *, trusted: bool) -> None:
-        """Raise `ClaimRefused` if both histories differ where they should be equal, as far as that is
-        known."""
+        """Raise `ClaimRefused` if both histories are known to differ where they should be equal."""
         where, position, ours = printable(str(address)), status.position, self._log.position
         if position.epoch != (status.epoch_starts[-1].epoch if status.epoch_starts else 1):
             raise _unverified(f"{where} does not report the start of epoch {position.epoch}")
