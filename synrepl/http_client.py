@@ -16,13 +16,13 @@ from urllib.parse import urlsplit
 
 from synrepl.errors import ConfigError
 
-__all__ = ["Answer", "BlockingClient", "NotADaemon", "HttpError", "ConnectError", "read_secret"]
+__all__ = ["BlockingClient", "Response", "NotADaemon", "HttpError", "ConnectError", "read_secret"]
 
 TIMEOUT_SECONDS: Final = 60.0
 
 CHUNK_BYTES: Final = 65_536
 
-Answer = http.client.HTTPResponse
+Response = http.client.HTTPResponse
 
 
 class NotADaemon(ConfigError):
@@ -61,7 +61,7 @@ class BlockingClient:
         *,
         secret: str | None = None,
         timeout: float = TIMEOUT_SECONDS,
-        clean: Callable[[Any], Any] = lambda found: found,
+        clean: Callable[[Any], Any] = lambda content: content,
     ) -> None:
         self._clean = clean
         try:
@@ -99,10 +99,10 @@ class BlockingClient:
 
         Both raise `ConnectError`, the iterator if the response ends early.
         """
-        answer = self._request("GET", path, None)
-        return answer.headers, self._lines(answer)
+        response = self._request("GET", path, None)
+        return response.headers, self._lines(response)
 
-    def get_stream(self, path: str, *, accept: str) -> Answer:
+    def get_stream(self, path: str, *, accept: str) -> Response:
         """GET a response of this type, to be read to its end.
 
         If it ends early, reading raises `OSError` or `HTTPException`.
@@ -131,7 +131,7 @@ class BlockingClient:
         path: str,
         body: bytes | None,
         extra_headers: Mapping[str, str] = MappingProxyType({}),
-    ) -> Answer:
+    ) -> Response:
         headers = {**self._headers, **extra_headers}
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -139,7 +139,7 @@ class BlockingClient:
         try:
             try:
                 self._connection.request(method, self._path + path, body, headers)
-                answer = self._connection.getresponse()
+                response = self._connection.getresponse()
             except (ConnectionError, http.client.BadStatusLine):
                 # The daemon may have closed an idle connection: retry on a new one. POSTs have an idempotency
                 # key, so that a retry is harmless.
@@ -147,19 +147,19 @@ class BlockingClient:
                 if is_fresh:
                     raise
                 self._connection.request(method, self._path + path, body, headers)
-                answer = self._connection.getresponse()
-            if answer.status >= 400:
-                raise _http_error(answer.status, answer.read(), self._clean)
+                response = self._connection.getresponse()
+            if response.status >= 400:
+                raise _http_error(response.status, response.read(), self._clean)
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             raise ConnectError(_describe(error)) from error
-        return answer
+        return response
 
-    def _lines(self, answer: Answer) -> Iterator[bytes]:
+    def _lines(self, response: Response) -> Iterator[bytes]:
         rest = b""
         try:
             # `readline` would not detect a truncated response.
-            while chunk := answer.read(CHUNK_BYTES):
+            while chunk := response.read(CHUNK_BYTES):
                 *lines, rest = (rest + chunk).split(b"\n")
                 yield from filter(None, lines)
         except (OSError, http.client.HTTPException) as error:
@@ -168,9 +168,9 @@ class BlockingClient:
         if rest:
             yield rest
 
-    def _json(self, answer: Answer) -> Any:
+    def _json(self, response: Response) -> Any:
         try:
-            return self._clean(json.loads(answer.read()))
+            return self._clean(json.loads(response.read()))
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             raise ConnectError(_describe(error)) from error
@@ -180,8 +180,8 @@ class BlockingClient:
 
 def _http_error(status: int, body: bytes, clean: Callable[[Any], Any]) -> HttpError:
     try:
-        found = clean(json.loads(body))
-        return HttpError(status, str(found["error"]), str(found["message"]), found)
+        content = clean(json.loads(body))
+        return HttpError(status, str(content["error"]), str(content["message"]), content)
     except (ValueError, KeyError, TypeError):
         return HttpError(status, "http", f"HTTP status {status}")
 

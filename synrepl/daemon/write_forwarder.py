@@ -37,13 +37,13 @@ class LazyWriteForwarder:
         """Whether writes are forwarded to the primary."""
         return self._replication.roles.role == REPLICA
 
-    async def answer(self, request: Any, stream: Stream[Any], body: bytes, waiting: "LogWaiters") -> bytes:
+    async def answer(self, request: Any, stream: Stream[Any], body: bytes, waiters: "LogWaiters") -> bytes:
         """Forward a POST of facts. Returns the primary's answer once the facts are in the local log too.
 
         Raises `ReadOnlyHere` while this replica is stopped.
         """
         self._check(stream.name)
-        return await self._created().answer(request, stream, body, waiting)
+        return await self._created().answer(request, stream, body, waiters)
 
     async def append(self, stream: str, facts: Sequence[bytes]) -> None:
         """Forward facts that a follower sent; no response is expected. Raises `NotConnected`."""

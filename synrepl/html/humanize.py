@@ -60,10 +60,10 @@ def span(seconds: float) -> str:
 def at(moment_ms: float, *, seconds: bool = True) -> str:
     """Format a moment in UTC."""
     try:
-        found = datetime.fromtimestamp(moment_ms / 1000, UTC)
+        value = datetime.fromtimestamp(moment_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
         return f"{moment_ms:.0f} ms"
-    return found.strftime("%Y-%m-%d %H:%M:%S UTC" if seconds else "%Y-%m-%d %H:%M UTC")
+    return value.strftime("%Y-%m-%d %H:%M:%S UTC" if seconds else "%Y-%m-%d %H:%M UTC")
 
 
 def share(part: float, whole: float) -> str:
@@ -81,9 +81,9 @@ def share(part: float, whole: float) -> str:
 def rate(count: float, seconds: float, what: str) -> str:
     """Format a rate per second; per minute or hour if it is lower than one."""
     for unit, length in (("second", 1), ("minute", 60)):
-        found = count * length / max(seconds, 1.0)
-        if found >= 1:
-            return f"{number(found)} {what} a {unit}"
+        value = count * length / max(seconds, 1.0)
+        if value >= 1:
+            return f"{number(value)} {what} a {unit}"
     return f"{number(count * 3600 / max(seconds, 1.0))} {what} an hour"
 
 

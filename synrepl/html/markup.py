@@ -43,10 +43,10 @@ def mark(word: str, kind: str, means: str = "") -> Markup:
 
 def facts(rows: Iterable[tuple[str, object]]) -> Markup:
     """Render a list of names and values; those that are None or empty are omitted."""
-    shown = "".join(
+    rendered_rows = "".join(
         f"<dt>{escape(name)}</dt><dd>{text(value)}</dd>" for name, value in rows if value not in {None, ""}
     )
-    return Markup(f"<dl>{shown}</dl>") if shown else Markup()
+    return Markup(f"<dl>{rendered_rows}</dl>") if rendered_rows else Markup()
 
 
 def details(summary: object, content: object, *, name: str | None = None) -> Markup:

@@ -163,15 +163,15 @@ class UpstreamConnection(Protocol):
                     0, RefusedByUpstream(_printable_refusal(decode_body(native.Refusal, command.body)))
                 )
             case native.Joining():
-                said = decode_body(native.JoiningBody, command.body)
+                start = decode_body(native.JoiningBody, command.body)
                 self._enqueue(
                     0,
                     JoinStarted(
-                        said.join,
-                        said.history,
-                        log_position(said.position),
-                        log_position(said.trimmed_upto),
-                        said.resumed,
+                        start.join,
+                        start.history,
+                        log_position(start.position),
+                        log_position(start.trimmed_upto),
+                        start.resumed,
                     ),
                 )
             case native.Joined():
@@ -305,11 +305,11 @@ class UpstreamConnection(Protocol):
                 "the upstream could not prove that it knows the secret: check secret_file on both"
             )
 
-    async def _expect(self, shape: Any) -> Any:
-        said = await self._next()
-        if not isinstance(said, shape):
-            raise RemoteProtocolError(f"{type(said).__name__} received, {shape.__name__} expected")
-        return said
+    async def _expect(self, expected: Any) -> Any:
+        event = await self._next()
+        if not isinstance(event, expected):
+            raise RemoteProtocolError(f"{type(event).__name__} received, {expected.__name__} expected")
+        return event
 
     def join(self, request: native.JoinRequest) -> None:
         """Request a snapshot."""
@@ -342,9 +342,9 @@ class UpstreamConnection(Protocol):
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
         """Fetch the upstream's digests at these serials."""
         self.send(native.Digests(body=msgspec.json.encode(list(serials))))
-        said: native.DigestsBody = await self._expect(native.DigestsBody)
+        response: native.DigestsBody = await self._expect(native.DigestsBody)
         try:
-            return {int(serial): digest for serial, digest in said.digests.items()}
+            return {int(serial): digest for serial, digest in response.digests.items()}
         except ValueError as error:
             raise RemoteProtocolError("the upstream sent a digest for an invalid serial") from error
 

@@ -109,7 +109,7 @@ class ClientTls:
             first, *chain = _certificates(files.cert_file)
             client = PrivateCertificate.fromCertificateAndKeyPair(first, _key(files.key_file, first))
             if chain:
-                extra["extraCertChain"] = [one.original for one in chain]
+                extra["extraCertChain"] = [certificate.original for certificate in chain]
         trusted = None
         if files.ca_file is not None:
             trusted = trustRootFromCertificates(_certificates(files.ca_file))
@@ -185,7 +185,7 @@ class ServerTls:
         first, *chain = _certificates(files.cert_file)
         extra: dict[str, Any] = {}
         if chain:
-            extra["extraCertChain"] = [one.original for one in chain]
+            extra["extraCertChain"] = [certificate.original for certificate in chain]
         if files.ca_file is not None:
             extra["trustRoot"] = trustRootFromCertificates(_certificates(files.ca_file))
         key = _key(files.key_file, first)

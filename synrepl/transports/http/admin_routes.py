@@ -108,7 +108,7 @@ class AdminRoutes:
         return jsontext.dumps({"uuid": lease.uuid, "name": lease.name, "serial": lease.serial})
 
     async def drop_lease(self, request: Any, name: str) -> bytes:
-        """``DELETE /v1/leases/<uuid or name>``: drop a lease; its replica is disconnected and refusal."""
+        """``DELETE /v1/leases/<uuid or name>``: drop a lease; its replica is disconnected and refused."""
         dropped = self._leases.drop(name)
         if dropped is None:
             why = f"no lease, or more than one, has the name {name[:100]!r}: give a uuid of GET /v1/leases"
@@ -123,7 +123,7 @@ class AdminRoutes:
 
 
 def _is_trusted(request: Any) -> bool:
-    """Whether the peer is authenticated by a key. Its right to administer is checked elsewhere."""
+    """Whether the peer is authenticated by a key. Its right to administer was checked before."""
     return bool(request.access.is_proven)
 
 

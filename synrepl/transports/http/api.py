@@ -71,7 +71,7 @@ class IWriteForwarder(Protocol):
     def is_active(self) -> bool:
         """Whether this daemon forwards facts to a primary."""
 
-    async def answer(self, request: Any, stream: Stream[Any], body: bytes, waiting: LogWaiters) -> bytes:
+    async def answer(self, request: Any, stream: Stream[Any], body: bytes, waiters: LogWaiters) -> bytes:
         """Return the primary's response. Raises `ApiError`."""
 
 
@@ -163,7 +163,7 @@ class Api:
 
     @app.route("/v1/facts", methods=["POST"])
     async def post_all(self, request: Any) -> bytes | None:
-        """Make facts of several streams durable in one commit."""
+        """Make facts of several streams durable together."""
 
         async def answer() -> bytes:
             from synrepl.transports.http.batch_append import append_all

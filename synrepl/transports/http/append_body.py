@@ -72,7 +72,7 @@ def check_append(posted: AppendBody) -> AppendBody:
         raise ApiError(400, "bad_writer", BAD_WORD)
     key = posted.idempotency_key
     if key is not UNSET and not (0 < len(key) <= MAX_KEY and key.isprintable()):
-        raise ApiError(400, "bad_request", f"idempotency_key has 1 to {MAX_KEY} printable characters")
+        raise ApiError(400, "bad_request", f"idempotency_key must have 1 to {MAX_KEY} printable characters")
     return posted
 
 
@@ -113,7 +113,7 @@ async def read_facts(stream: Stream[Any], posted: AppendBody, clock: IClock) -> 
 
 
 def read_json(shape: type[T], request: Any, max_bytes: int) -> T:
-    """Decode a small JSON body of at max_bytes `max_bytes`; an empty body means only defaults.
+    """Decode a small JSON body of at most `max_bytes`; an empty body means only defaults.
 
     Raises `ApiError`.
     """

@@ -35,13 +35,13 @@ class AccessCheck:
             check_rebinding(request, self._hosts)
             check_origin(request)
             return LOCAL if is_local(request.getClientAddress()) else REMOTE
-        shown = request.requestHeaders.getRawHeaders(b"authorization") or []
+        values = request.requestHeaders.getRawHeaders(b"authorization") or []
         key = None
-        if len(shown) == 1 and shown[0][: len(SCHEME)].lower() == SCHEME:
-            key = self._keys.find(shown[0][len(SCHEME) :].strip())
+        if len(values) == 1 and values[0][: len(SCHEME)].lower() == SCHEME:
+            key = self._keys.find(values[0][len(SCHEME) :].strip())
         if key is None:
-            why = "no key was sent" if not shown else "this key is unknown or was revoked"
-            if name is not None and not shown:
+            why = "no key was sent" if not values else "this key is unknown or was revoked"
+            if name is not None and not values:
                 why = f"the certificate of {printable(name)} is not in keys_file, or was revoked"
             raise ApiError(
                 401,

@@ -1,4 +1,4 @@
-"""Batch appends: facts of several streams and writers in checked request, from its body or a staged file."""
+"""Batch appends: facts of several streams and writers in one request, from its body or a staged file."""
 
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["append_all"]
 
 MAX_BYTES: Final = 64 * 1024 * 1024
-"""Maximum size of a staged file; the same as for a batch body."""
+"""Maximum size of a staged file; the same as for a posted body."""
 
 
 class _StreamAppend(msgspec.Struct, forbid_unknown_fields=True):

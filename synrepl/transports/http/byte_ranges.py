@@ -20,10 +20,10 @@ def read_range(header: str | None, size: int) -> tuple[int, int] | None:
 
     A header that is not a single byte range is ignored, as the RFC requires. Raises `Unsatisfiable`.
     """
-    found = None if header is None else _range.fullmatch(header.strip(" \t"))
-    if found is None:
+    match = None if header is None else _range.fullmatch(header.strip(" \t"))
+    if match is None:
         return None
-    first, last = found[1], found[2]
+    first, last = match[1], match[2]
     if not first:
         if not last:
             return None

@@ -66,7 +66,7 @@ class ChangelogCursor:
         """
         log = self._log
         if log.boots != self._boots or log.serial < self.after:
-            why = "the log was replaced by a snapshot meanwhile: read it again from the start"
+            why = "the log was replaced by a snapshot meanwhile: send the request again"
             raise ApiError(503, "replaced", why, more={"retryable": True}, retry_after=RETRY_SECONDS)
         if self.after < log.trimmed_upto.serial and not self._query.compacted:
             raise trimmed(log, self.after)

@@ -1,7 +1,7 @@
 """Check that a reader's position lies in this log's history, with a code for each kind of mismatch.
 
-A reader on a diverged history must be more at once. Otherwise it would receive facts that do not follow its
-own, or wait forever.
+A reader on a diverged history must be refused at once. Otherwise it would receive facts that do not follow
+its own, or wait forever.
 """
 
 from collections.abc import Iterable
@@ -29,9 +29,9 @@ async def check(log: ILog, query: ChangelogQuery) -> None:
         raise _refusal(log, "ahead_of_log", f"serial {since} is beyond the end of this log, {log.serial}")
     if since < log.trimmed_upto.serial and not query.compacted:
         raise trimmed(log, since)
-    held = None if query.digest is None else await log.digest_at(since)
-    if held is not None:
-        if held != query.digest:
+    own_digest = None if query.digest is None else await log.digest_at(since)
+    if own_digest is not None:
+        if own_digest != query.digest:
             raise _refusal(
                 log, "fork", f"the reader's log has diverged: serial {since} has another digest in this log"
             )

@@ -36,7 +36,10 @@ def filtered(holdings: Holdings, why: str) -> ApiError:
 
 def set_held_header(request: Any, holdings: Holdings) -> None:
     """Set headers that list the held streams and writers, if this copy is filtered."""
-    held = holdings.filter
-    for name, names in ((b"synrepl-holds-streams", held.streams), (b"synrepl-holds-writers", held.writers)):
+    held_filter = holdings.filter
+    for name, names in (
+        (b"synrepl-holds-streams", held_filter.streams),
+        (b"synrepl-holds-writers", held_filter.writers),
+    ):
         if names is not None:
             request.setHeader(name, ",".join(sorted(names)).encode())

@@ -21,36 +21,36 @@ async def extent(log: Log, query: ChangelogQuery) -> dict[str, Any]:
     """
     cursor = ChangelogCursor(log, query)
     head = cursor.head
-    found = LogRange(serial=min(query.since, head))
+    total = LogRange(serial=min(query.since, head))
     clock = VClock()
-    while found.serial < head and (query.limit is None or found.facts < query.limit):
-        more = await log.extent(
-            after=found.serial,
+    while total.serial < head and (query.limit is None or total.facts < query.limit):
+        step = await log.extent(
+            after=total.serial,
             upto=head,
-            limit=MAX_FACTS if query.limit is None else query.limit - found.facts,
+            limit=MAX_FACTS if query.limit is None else query.limit - total.facts,
             filter=query.filter,
         )
-        for (stream, writer), token in more.tokens.items():
+        for (stream, writer), token in step.tokens.items():
             clock = clock.advanced(stream, writer, token)
-        found = LogRange(
-            serial=more.serial,
-            facts=found.facts + more.facts,
-            bytes=found.bytes + more.bytes,
-            at_ms=max(found.at_ms, more.at_ms),
+        total = LogRange(
+            serial=step.serial,
+            facts=total.facts + step.facts,
+            bytes=total.bytes + step.bytes,
+            at_ms=max(total.at_ms, step.at_ms),
         )
         cursor.check()
     return {
         "since": query.since,
-        "serial": found.serial,
+        "serial": total.serial,
         "epoch": max(
-            [1, *(epoch_start.epoch for epoch_start in log.epoch_starts if epoch_start.serial < found.serial)]
+            [1, *(epoch_start.epoch for epoch_start in log.epoch_starts if epoch_start.serial < total.serial)]
         ),
-        "digest": await log.digest_at(found.serial),
+        "digest": await log.digest_at(total.serial),
         "history": log.history,
-        "facts": found.facts,
-        "bytes": found.bytes,
+        "facts": total.facts,
+        "bytes": total.bytes,
         "clock": clock.to_json(),
-        "committed_at_ms": found.at_ms,
+        "committed_at_ms": total.at_ms,
         "trimmed_upto": log.trimmed_upto.serial,
         "head": log.serial,
     }

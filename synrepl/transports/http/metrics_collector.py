@@ -48,7 +48,7 @@ def collect(
 
 
 def _limited(positions: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Return the positions of a stream's first writers, and the highest of all other writers as entry series.
+    """Return the positions of a stream's first writers, and the highest of all other writers as one series.
 
     The order is the log's, so that a series continues while this daemon runs.
     """

@@ -29,19 +29,19 @@ def check_rebinding(request: Any, hosts: Collection[str]) -> None:
     the local network resolves (``localhost``, a container's name, the instance names that Synapse workers
     send).
     """
-    shown = request.requestHeaders.getRawHeaders(b"host")
-    if not shown:
+    values = request.requestHeaders.getRawHeaders(b"host")
+    if not values:
         return  # HTTP/1.0; browsers always send it
-    host = _host(shown[0])
-    if len(shown) == 1 and host is not None and ("." not in host or _is_address(host) or host in hosts):
+    host = _host(values[0])
+    if len(values) == 1 and host is not None and ("." not in host or _is_address(host) or host in hosts):
         return
     if host is not None and host.endswith(".localhost"):
         return
     raise ApiError(
         403,
         "foreign_host",
-        f"Host {printable(', '.join(one.decode('latin-1') for one in shown))} is not a name of this daemon:"
-        " use an address, localhost, or add the name to allowed_hosts",
+        f"Host {printable(', '.join(value.decode('latin-1') for value in values))} is not a name of this"
+        " daemon: use an address, localhost, or add the name to allowed_hosts",
     )
 
 
@@ -81,15 +81,15 @@ def check_content_type(request: Any) -> None:
     origin with every POST.
     """
     headers = request.requestHeaders
-    shown = headers.getRawHeaders(b"content-type") or [b""]
-    if shown == [b"application/json"]:
+    values = headers.getRawHeaders(b"content-type") or [b""]
+    if values == [b"application/json"]:
         return
     if request.content.read(1) == b"":
         return
     request.content.seek(0)
-    kind = shown[0].decode("latin-1").partition(";")[0].strip().lower()
+    kind = values[0].decode("latin-1").partition(";")[0].strip().lower()
     is_browser = any(map(headers.hasHeader, (b"origin", b"referer", b"sec-fetch-site")))
-    if len(shown) != 1 or kind not in (JSON_TYPES if is_browser else JSON_TYPES | DEFAULT_TYPES):
+    if len(values) != 1 or kind not in (JSON_TYPES if is_browser else JSON_TYPES | DEFAULT_TYPES):
         raise ApiError(
             415,
             "content_type",

@@ -68,7 +68,7 @@ class PeerClient:
     @staticmethod
     def _url(address: Address, path: str) -> str:
         if not address.http:
-            raise NotConnected(f"nobody knows the HTTP address of {address}")
+            raise NotConnected(f"the HTTP address of {address} is unknown")
         return address.http.rstrip("/") + path
 
 

@@ -103,7 +103,7 @@ def integer(request: Any, name: str, default: int, *, lowest: int = 0, highest: 
 
 
 def integers(request: Any, name: str, *, max_count: int) -> list[int]:
-    """Some whole numbers, separated by commas: at least one, `most` at most."""
+    """Return whole numbers separated by commas: at least one, at most `max_count`."""
     value = text(request, name)
     parts = [] if value is None else value.split(",")
     if not 0 < len(parts) <= max_count:

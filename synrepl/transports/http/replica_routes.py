@@ -170,6 +170,6 @@ class ReplicaRoutes:
 
 
 def refusal_error(refusal: Refusal, *, status: int = 409) -> ApiError:
-    """Make the error response for a refusal replica."""
+    """Make the error response for a refused replica."""
     more = {name: value for name, value in msgspec.to_builtins(refusal).items() if name != "message"}
     return ApiError(status, refusal.code, refusal.message, more=more)

@@ -34,11 +34,11 @@ def _worker_dialect(request: Any) -> Dialect | None:
 
     A worker crashes on fields and kinds of rows that its release does not know.
     """
-    found = _synapse.match(header(request, "user-agent") or "")
-    if found is None:
+    page = _synapse.match(header(request, "user-agent") or "")
+    if page is None:
         return None
     try:
-        return Dialect.parse(found[1])
+        return Dialect.parse(page[1])
     except ConfigError:  # a release without this protocol
         return None
 
@@ -81,10 +81,10 @@ class RowRoutes:
         await read_your_writes(request, self._log, self._waiters)
         head = self._log.positions(stream).get(writer, 0)
         upto = integer(request, "upto", head, highest=head)
-        found = await read_page(
+        page = await read_page(
             self._log, declared, writer, after=after, upto=upto, limit=limit, texts=declared.project_newest
         )
-        return found.body(b"upto")
+        return page.body(b"upto")
 
     async def allocated(self, request: Any, stream: str) -> bytes:
         """Return the positions of a stream; from memory, as followers request them often."""
@@ -126,7 +126,7 @@ class RowRoutes:
         texts: Callable[[bytes], list[bytes]] = declared.project_newest
         if dialect is not None:
             texts = lambda rows: declared.project_fact(rows, dialect)  # noqa: E731
-        found = await read_page(
+        page = await read_page(
             self._log,
             declared,
             writer,
@@ -136,7 +136,7 @@ class RowRoutes:
             texts=texts,
         )
         self._metrics.catch_up_requests.labels("in").inc()
-        return found.body(b"upto_token")
+        return page.body(b"upto_token")
 
     def _requested_writer(self, request: Any, stream: str) -> str:
         """Return the requested writer. Synapse's workers name it in Host, as in ``Host:

@@ -55,11 +55,11 @@ async def streaming(request: Any, logger: Logger) -> AsyncIterator[Valve]:
             logger.info("changelog aborted: {why}", why=failure.message)
         else:
             logger.failure("changelog aborted")
-        gone = request.notifyFinish()
+        disconnected = request.notifyFinish()
         # A proper end would claim that the response is complete.
         request.channel.transport.abortConnection()
         try:
-            await gone
+            await disconnected
         except Exception as error:
             raise CancelledError from error
     else:

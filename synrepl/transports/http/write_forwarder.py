@@ -313,7 +313,7 @@ def _refusal(error: ApiResponseError) -> "_PostResponse | ApiError | None":
         case 503, _:
             return ApiError(503, "upstream_away", str(error), retry_after=RETRY_SECONDS)
         case ((401 | 403), _):
-            why = f"the primary refuses this daemon's key; check its secret_file: {error}"
+            why = f"the primary refuses this daemon's key; check secret_file and its rights: {error}"
             return ApiError(502, "upstream_refused", why, more={"retryable": False})
         case status, _ if error.body and (400 <= status < 500 or status == 502):
             return _unchanged(error)

@@ -198,7 +198,7 @@ class SubscriberConnection(RedisConnection):
             if self.is_up and messages:
                 self._messages = []
                 if not self.closed:
-                    self._link.heard(messages)
+                    self._link.on_messages(messages)
 
     def expects_data(self) -> bool:
         return self._link.is_reading

@@ -70,7 +70,7 @@ class IRedisLink(Protocol):
     def sentinels(self) -> IAddressFinder | None:
         """The Sentinels to ask before each attempt; None if the address names Redis itself."""
 
-    def heard(self, messages: Sequence[bytes]) -> None:
+    def on_messages(self, messages: Sequence[bytes]) -> None:
         """Handle the messages of one read."""
 
     def changed(self, *, again: bool = False) -> None:

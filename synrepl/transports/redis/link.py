@@ -173,7 +173,7 @@ class RedisLink:
             self._reconnects += 1
             self.metrics.reconnects.inc()
 
-    def heard(self, messages: Sequence[bytes]) -> None:
+    def on_messages(self, messages: Sequence[bytes]) -> None:
         """Handle all messages of one read in one call, which makes reading rows fast."""
         joined = b"".join(messages)
         clean = joined.isascii() and b"\r" not in joined and b"\n" not in joined

@@ -50,7 +50,7 @@ class Sentinels:
         match reply:
             case None:
                 raise RedisRefused(f"unknown service {self._address.service}")
-            case [bytes(found_host), bytes(found_port)] if found_port.isdigit():
-                return found_host.decode("utf-8", "replace"), int(found_port)
+            case [bytes(master_host), bytes(master_port)] if master_port.isdigit():
+                return master_host.decode("utf-8", "replace"), int(master_port)
             case _:
                 raise RedisRefused("the server is not a Sentinel")

@@ -36,11 +36,13 @@ def state(status: Mapping[str, Any]) -> Markup:
     word, role = status["state"], status["role"]
     # The role repeats the state of a fenced daemon.
     role_note = element("small", f" · {role}") if role != word else ""
-    shown = element("p", Markup(element("span", word) + role_note), class_=f"state {KINDS.get(word, 'busy')}")
+    headline = element(
+        "p", Markup(element("span", word) + role_note), class_=f"state {KINDS.get(word, 'busy')}"
+    )
     means = STATES.get(word, "")
     behind = lag(status["lag_rows"], status["lag_seconds"])
     text = f"{means}. Furthest behind: {behind}." if status["lag_rows"] else f"{means}."
-    return Markup(shown + element("p", text, class_="dim"))
+    return Markup(headline + element("p", text, class_="dim"))
 
 
 def errors(status: Mapping[str, Any], now: float) -> Markup:

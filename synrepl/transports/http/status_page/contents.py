@@ -21,17 +21,17 @@ INLINE: Final = 3
 
 def streams(status: Mapping[str, Any]) -> Markup:
     """Render the position of each writer of each stream."""
-    found = {name: one for name, one in status["streams"].items() if one["writers"]}
-    empty = [name for name, one in status["streams"].items() if not one["writers"]]
+    entries = {name: entry for name, entry in status["streams"].items() if entry["writers"]}
+    empty = [name for name, entry in status["streams"].items() if not entry["writers"]]
     left = ALL_WRITERS
     parts = []
-    for name, one in list(found.items())[:STREAMS]:
-        writers = one["writers"]
-        shown = sorted(writers.items(), key=lambda pair: (-pair[1], pair[0]))[: min(WRITERS, left)]
-        left -= len(shown)
-        parts.append(_stream(name, one, shown))
-    if len(found) > STREAMS:
-        parts.append(element("p", f"and {len(found) - STREAMS:,} more streams", class_="dim"))
+    for name, entry in list(entries.items())[:STREAMS]:
+        writers = entry["writers"]
+        visible = sorted(writers.items(), key=lambda pair: (-pair[1], pair[0]))[: min(WRITERS, left)]
+        left -= len(visible)
+        parts.append(_stream(name, entry, visible))
+    if len(entries) > STREAMS:
+        parts.append(element("p", f"and {len(entries) - STREAMS:,} more streams", class_="dim"))
     if empty:
         parts.append(
             details(Markup(_dimmed(f"{len(empty)} without facts")), ", ".join(empty), name="empty-streams")
@@ -39,15 +39,15 @@ def streams(status: Mapping[str, Any]) -> Markup:
     return section("Streams", *parts, is_wide=True)
 
 
-def _stream(name: str, one: Mapping[str, Any], shown: list[tuple[str, int]]) -> Markup:
-    writers = one["writers"]
-    where = "" if one["kept"] else ", in memory only"
+def _stream(name: str, entry: Mapping[str, Any], visible: list[tuple[str, int]]) -> Markup:
+    writers = entry["writers"]
+    where = "" if entry["kept"] else ", in memory only"
     if len(writers) <= INLINE:
         text = ", ".join(f"{writer} {token:,}" for writer, token in sorted(writers.items()))
     else:
         text = f"{counted(len(writers), 'writer')}, up to {max(writers.values()):,}"
     summary = Markup(f"{element('b', name)} {_dimmed(text + where)}")
-    rows = table(("writer", "position"), shown, beyond=len(writers) - len(shown), is_slim=True)
+    rows = table(("writer", "position"), visible, beyond=len(writers) - len(visible), is_slim=True)
     return details(summary, rows, name=f"stream-{name}")
 
 
@@ -65,16 +65,18 @@ FAILING: Final = ("name", "sha256", "why", "tries", "next try")
 
 def files(status: Mapping[str, Any], now: float) -> Markup:
     """Render the files: stored, being fetched, and failing."""
-    one = status.get("files")
-    if one is None or not any(one[key] for key in ("stored", "wanted", "missing", "failing", "quarantined")):
+    entry = status.get("files")
+    if entry is None or not any(
+        entry[key] for key in ("stored", "wanted", "missing", "failing", "quarantined")
+    ):
         return Markup()
-    oldest = one["oldest_seconds"]
-    bad = one["quarantined"]
+    oldest = entry["oldest_seconds"]
+    bad = entry["quarantined"]
     rows = [
-        ("stored", f"{counted(one['stored'], 'file')}, {size(one['stored_bytes'])}"),
-        ("fetched", RULES.get(one["rule"], one["rule"])),
-        ("missing", mark(f"{one['missing']:,}", "busy") if one["missing"] else "none"),
-        ("wanted", f"{one['wanted']:,}, {one['in_flight']:,} being fetched" if one["wanted"] else None),
+        ("stored", f"{counted(entry['stored'], 'file')}, {size(entry['stored_bytes'])}"),
+        ("fetched", RULES.get(entry["rule"], entry["rule"])),
+        ("missing", mark(f"{entry['missing']:,}", "busy") if entry["missing"] else "none"),
+        ("wanted", f"{entry['wanted']:,}, {entry['in_flight']:,} being fetched" if entry["wanted"] else None),
         ("oldest wanted", f"for {span(oldest)}" if oldest is not None else None),
         ("quarantined", mark(f"{bad:,}", "bad", "bytes that did not match their checksum") if bad else None),
     ]
@@ -86,7 +88,7 @@ def files(status: Mapping[str, Any], now: float) -> Markup:
             failed["tries"],
             f"in {span(failed['next_at'] - now)}" if failed["next_at"] > now else "now",
         )
-        for failed in one["failing"]
+        for failed in entry["failing"]
     ]
     return section("Files", facts(rows), table(FAILING, failing), is_wide=bool(failing))
 
@@ -100,7 +102,7 @@ WHY: Final = {
 
 def epoch_starts(status: Mapping[str, Any], now: float) -> Markup:
     """Render the epochs, newest first."""
-    found = sorted(
+    entries = sorted(
         status.get("epoch_starts") or (), key=lambda epoch_start: epoch_start["epoch"], reverse=True
     )
     rows = [
@@ -113,10 +115,10 @@ def epoch_starts(status: Mapping[str, Any], now: float) -> Markup:
             if epoch_start["stream"]
             else "",
         )
-        for epoch_start in found[:20]
+        for epoch_start in entries[:20]
     ]
-    shown = table(("epoch", "began", "why", "after serial", ""), rows, beyond=len(found) - 20)
-    return section("Epochs", shown, note="Before the first of these, the epoch was 1." if rows else "")
+    visible = table(("epoch", "began", "why", "after serial", ""), rows, beyond=len(entries) - 20)
+    return section("Epochs", visible, note="Before the first of these, the epoch was 1." if rows else "")
 
 
 RECENT: Final = ("stream", "token", "when", "writer", "serial", "rows")
@@ -126,13 +128,13 @@ def recent(status: Mapping[str, Any], now: float) -> Markup:
     """Render the newest facts."""
     rows = [
         (
-            one["stream"],
-            one["token"],
-            ago(one["at"], now),
-            one["writer"],
-            one["serial"],
-            one["rows"],
+            entry["stream"],
+            entry["token"],
+            ago(entry["at"], now),
+            entry["writer"],
+            entry["serial"],
+            entry["rows"],
         )
-        for one in status["recent"]
+        for entry in status["recent"]
     ]
     return section("Recent changes", table(RECENT, rows, is_slim=True), is_wide=True)
