@@ -31,7 +31,7 @@ from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body, as_a
 from synrepl.transports.http.append_body import check_writer, read_body, read_facts
 from synrepl.transports.http.authorization import AccessCheck, check_right, check_streams
 from synrepl.transports.http.content_digest import HEADER, content_digest, is_digest_wanted, matches_digest
-from synrepl.transports.http.holdings_check import check_held, check_readable, filtered, set_held_header
+from synrepl.transports.http.holdings_check import check_held, check_readable, filtered_error, set_held_header
 from synrepl.transports.http.log_waiters import LogWaiters, read_your_writes
 from synrepl.transports.http.metrics_collector import collect
 from synrepl.transports.http.origin_check import check_content_type
@@ -246,13 +246,13 @@ class Api:
 
         async def answer() -> bytes:
             from synrepl.transports.http.changelog_query import read_query
-            from synrepl.transports.http.log_extent import extent
+            from synrepl.transports.http.log_extent import measure_extent
 
             query = read_query(request, self._table, self._holdings)
             await self._prepare_read(request, query)
             await self.changelog.check(query)
             set_held_header(request, self._holdings)
-            return jsontext.dumps(await extent(self._log, query))
+            return jsontext.dumps(await measure_extent(self._log, query))
 
         return await self._answer(request, answer)
 
@@ -270,10 +270,10 @@ class Api:
         """Return digests at serials: a client finds a fork by bisection."""
 
         async def answer() -> bytes:
-            from synrepl.transports.http.fork_check import digests
+            from synrepl.transports.http.fork_check import read_digests
 
             return jsontext.dumps(
-                await digests(self._log, integers(request, "serials", max_count=MAX_SERIALS))
+                await read_digests(self._log, integers(request, "serials", max_count=MAX_SERIALS))
             )
 
         return await self._answer(request, answer)
@@ -300,7 +300,7 @@ class Api:
                 if refused.code == NO_SUCH_FILE and self._holdings.filter.writers is not None:
                     # This daemon holds only some writers: another writer may have named the file.
                     why = f"{refused.message}; {self._holdings.describe()}"
-                    raise filtered(self._holdings, why) from refused
+                    raise filtered_error(self._holdings, why) from refused
                 raise
 
         return await self._answer(request, answer, stream=FILES)

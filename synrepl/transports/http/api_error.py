@@ -17,7 +17,7 @@ __all__ = [
     "as_api_error",
     "api_body",
     "synapse_body",
-    "upstream_unreachable",
+    "unreachable_error",
 ]
 
 MAX_MESSAGE: Final = 1_000
@@ -44,7 +44,7 @@ class ApiError(Exception):
 INTERNAL: Final = ApiError(500, "internal", "internal error; see the log of this daemon")
 
 
-def upstream_unreachable(why: str) -> ApiError:
+def unreachable_error(why: str) -> ApiError:
     """Make the error for a write that was not sent, because the primary could not be connected to."""
     return ApiError(503, UPSTREAM_UNREACHABLE, why, retry_after=RETRY_SECONDS)
 

@@ -10,7 +10,7 @@ from synrepl.storage import Log
 from synrepl.streams.facts import Fact
 from synrepl.transports.http.api_error import RETRY_SECONDS, ApiError
 from synrepl.transports.http.changelog_query import ChangelogQuery
-from synrepl.transports.http.fork_check import trimmed
+from synrepl.transports.http.fork_check import trimmed_error
 
 __all__ = ["PAGE_ROWS", "ChangelogPage", "ChangelogCursor"]
 
@@ -69,7 +69,7 @@ class ChangelogCursor:
             why = "the log was replaced by a snapshot meanwhile: send the request again"
             raise ApiError(503, "replaced", why, more={"retryable": True}, retry_after=RETRY_SECONDS)
         if self.after < log.trimmed_upto.serial and not self._query.compacted:
-            raise trimmed(log, self.after)
+            raise trimmed_error(log, self.after)
 
     async def page(self, upto: int) -> ChangelogPage:
         """Read the next page, up to this serial. An empty page does not mean the end."""

@@ -8,7 +8,7 @@ from synrepl.errors import ReplicationError
 from synrepl.ports.files import IStoredFile
 from synrepl.replication.files import Files
 from synrepl.streams import jsontext
-from synrepl.transports.http.api_error import UPSTREAM_UNREACHABLE, ApiError, upstream_unreachable
+from synrepl.transports.http.api_error import UPSTREAM_UNREACHABLE, ApiError, unreachable_error
 from synrepl.transports.http.byte_ranges import Unsatisfiable, matches, read_range
 from synrepl.transports.http.client_errors import ApiResponseError
 from synrepl.transports.http.query import header, integer, is_checksum, seconds, text
@@ -53,10 +53,10 @@ class FileRoutes:
             await files.forward(sha256, hops)
         except ApiResponseError as error:
             if error.code == UPSTREAM_UNREACHABLE:  # from a replica on the way to the primary
-                raise upstream_unreachable(f"{STORED_LOCALLY}: {error}") from error
+                raise unreachable_error(f"{STORED_LOCALLY}: {error}") from error
             raise ApiError(502, "upstream_refused", f"{STORED_LOCALLY}: {error}") from error
         except ReplicationError as error:
-            raise upstream_unreachable(f"{STORED_LOCALLY}: {error}") from error
+            raise unreachable_error(f"{STORED_LOCALLY}: {error}") from error
         request.setResponseCode(201 if is_new else 200)
         request.setHeader(b"etag", _tag(sha256))
         return jsontext.dumps({"sha256": sha256, "size": size})

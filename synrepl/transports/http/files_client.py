@@ -15,10 +15,10 @@ from synrepl.transports.http.client_errors import as_response_error
 from synrepl.transports.http.http_client import (
     MAX_ERROR_BYTES,
     abort,
+    describe_error,
     is_complete,
     make_client,
     public_url,
-    reason,
     treq_url,
     unreachable_message,
 )
@@ -94,7 +94,7 @@ class HttpFiles:
             raise NotConnected(f"{url} sent nothing for {self._silence:g} seconds")
         if not chunks.is_complete:
             assert chunks.end is not None
-            raise NotConnected(f"{url}: the response ended early: {reason(chunks.end.value)}")  # type: ignore[arg-type]
+            raise NotConnected(f"{url}: the response ended early: {describe_error(chunks.end.value)}")  # type: ignore[arg-type]
 
     async def send(
         self, sha256: str, size: int, read: Callable[[int, int], Awaitable[bytes]], hops: int

@@ -11,7 +11,7 @@ from synrepl.ports.interfaces import ILog
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.changelog_query import ChangelogQuery
 
-__all__ = ["check", "digests", "trimmed"]
+__all__ = ["check", "read_digests", "trimmed_error"]
 
 
 async def check(log: ILog, query: ChangelogQuery) -> None:
@@ -28,7 +28,7 @@ async def check(log: ILog, query: ChangelogQuery) -> None:
     if since > log.serial:
         raise _refusal(log, "ahead_of_log", f"serial {since} is beyond the end of this log, {log.serial}")
     if since < log.trimmed_upto.serial and not query.compacted:
-        raise trimmed(log, since)
+        raise trimmed_error(log, since)
     own_digest = None if query.digest is None else await log.digest_at(since)
     if own_digest is not None:
         if own_digest != query.digest:
@@ -43,7 +43,7 @@ async def check(log: ILog, query: ChangelogQuery) -> None:
                 raise _refusal(log, "fork", why)
 
 
-def trimmed(log: ILog, since: int) -> ApiError:
+def trimmed_error(log: ILog, since: int) -> ApiError:
     """Make the error for a reader whose position was trimmed."""
     trimmed_upto = log.trimmed_upto.serial
     why = (
@@ -53,7 +53,7 @@ def trimmed(log: ILog, since: int) -> ApiError:
     return _refusal(log, "trimmed", why, status=410, trimmed_upto=trimmed_upto)
 
 
-async def digests(log: ILog, serials: Iterable[int]) -> dict[str, Any]:
+async def read_digests(log: ILog, serials: Iterable[int]) -> dict[str, Any]:
     """Return the digest at each of these serials (None if unknown), and the log's head."""
     found = {str(serial): await log.digest_at(serial) for serial in sorted(set(serials))}
     return {"epoch": log.epoch, "serial": log.serial, "history": log.history, "digests": found}

@@ -10,7 +10,7 @@ from typing import Any, Final
 from synrepl.replication.holdings import Holdings
 from synrepl.transports.http.api_error import ApiError
 
-__all__ = ["NOT_READY_SECONDS", "check_held", "check_readable", "filtered", "set_held_header"]
+__all__ = ["NOT_READY_SECONDS", "check_held", "check_readable", "filtered_error", "set_held_header"]
 
 NOT_READY_SECONDS: Final = b"5"
 
@@ -25,10 +25,10 @@ def check_readable(holdings: Holdings) -> None:
 def check_held(holdings: Holdings, streams: Iterable[str] = (), writers: Iterable[str] = ()) -> None:
     """Raises `ApiError` if one of these streams or writers is not held by this daemon."""
     if why := holdings.lacks(streams, writers):
-        raise filtered(holdings, why)
+        raise filtered_error(holdings, why)
 
 
-def filtered(holdings: Holdings, why: str) -> ApiError:
+def filtered_error(holdings: Holdings, why: str) -> ApiError:
     """Make the error for a read of facts that the filter of this copy leaves out."""
     more = {"retryable": False, "moved_to": holdings.primary_address}
     return ApiError(409, "filtered", why, more=more)

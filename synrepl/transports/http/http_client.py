@@ -37,7 +37,7 @@ __all__ = [
     "is_complete",
     "make_client",
     "public_url",
-    "reason",
+    "describe_error",
     "treq_url",
     "unreachable_message",
 ]
@@ -216,7 +216,7 @@ def make_client(reactor: Any, credentials: Credentials) -> tuple[Any, Any]:
 
 def unreachable_message(credentials: Credentials, url: str, error: Exception) -> str:
     """Describe a failed request in one line."""
-    why = reason(error)
+    why = describe_error(error)
     if url.startswith("https:"):
         tls_error = _tls_error(error)
         if tls_error is not None:
@@ -236,11 +236,13 @@ def _tls_error(error: Exception) -> "SSL.Error | None":
     return tls_error if isinstance(tls_error, SSL.Error) else None
 
 
-def reason(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Describe an error in one line; unwraps Twisted's lists of reasons."""
     reasons = getattr(error, "reasons", None)
     if reasons and isinstance(reasons[0], Failure):
-        return reason(reasons[0].value) if isinstance(reasons[0].value, Exception) else str(reasons[0])
+        return (
+            describe_error(reasons[0].value) if isinstance(reasons[0].value, Exception) else str(reasons[0])
+        )
     return printable(" ".join(str(error).split()), limit=1_000) or type(error).__name__
 
 
@@ -374,7 +376,7 @@ class ResponseLines(Protocol):
         if self._is_too_long:
             raise RemoteProtocolError(f"{url} sent a line of more than {MAX_LINE_BYTES} bytes")
         if not is_complete(self.end) or self.rest:
-            raise NotConnected(f"{url}: the response ended early: {reason(self.end.value)}")  # type: ignore[arg-type]
+            raise NotConnected(f"{url}: the response ended early: {describe_error(self.end.value)}")  # type: ignore[arg-type]
 
     def stop(self) -> None:
         """Stop reading, and abort the response."""

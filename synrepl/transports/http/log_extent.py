@@ -8,12 +8,12 @@ from synrepl.streams.positions import VClock
 from synrepl.transports.http.changelog_cursor import ChangelogCursor
 from synrepl.transports.http.changelog_query import ChangelogQuery
 
-__all__ = ["extent"]
+__all__ = ["measure_extent"]
 
 MAX_FACTS = 2**62
 
 
-async def extent(log: Log, query: ChangelogQuery) -> dict[str, Any]:
+async def measure_extent(log: Log, query: ChangelogQuery) -> dict[str, Any]:
     """Measure the selected facts after `since`, up to `limit` facts, `upto` or the head.
 
     `clock` has the highest token of each writer among them; merged into a reader's positions, it gives those

@@ -15,7 +15,7 @@ from synrepl.transports.http.api_error import RETRY_SECONDS, ApiError
 from synrepl.transports.http.query import MAX_TOKEN, integer, seconds
 from synrepl.wire.filter import Filter
 
-__all__ = ["LogWaiters", "not_here_yet", "read_your_writes"]
+__all__ = ["LogWaiters", "not_here_yet_error", "read_your_writes"]
 
 MAX_WAITERS: Final = 10_000
 MAX_WAIT_SECONDS: Final = 300.0
@@ -172,7 +172,7 @@ class LogWaiters:
             self._timer = None
 
 
-def not_here_yet(serial: int, at: int, **more: Any) -> ApiError:
+def not_here_yet_error(serial: int, at: int, **more: Any) -> ApiError:
     """Make the error for a log that did not reach the serial in time."""
     why = f"serial {serial} has not arrived yet; this log is at {at}"
     return ApiError(
@@ -185,4 +185,4 @@ async def read_your_writes(request: Any, log: Log, waiters: LogWaiters) -> None:
     serial = integer(request, "min_serial", 0)
     timeout = seconds(request, "timeout", highest=MAX_WAIT_SECONDS, default=WAIT_SECONDS)
     if not await waiters.wait_for(serial, timeout):
-        raise not_here_yet(serial, log.serial)
+        raise not_here_yet_error(serial, log.serial)

@@ -22,11 +22,11 @@ from synrepl.ports.tasks import Tasks
 from synrepl.storage import Log
 from synrepl.streams.stream import Stream
 from synrepl.transports.http import api_error
-from synrepl.transports.http.api_error import RETRY_SECONDS, ApiError, upstream_unreachable
+from synrepl.transports.http.api_error import RETRY_SECONDS, ApiError, unreachable_error
 from synrepl.transports.http.append_body import AppendBody, read_body, read_facts
 from synrepl.transports.http.client_errors import ApiResponseError
 from synrepl.transports.http.http_client import NeverSent
-from synrepl.transports.http.log_waiters import LogWaiters, not_here_yet
+from synrepl.transports.http.log_waiters import LogWaiters, not_here_yet_error
 from synrepl.transports.http.query import seconds, text
 
 __all__ = ["IPostClient", "WriteForwarder"]
@@ -213,7 +213,7 @@ class WriteForwarder:
                 await self._client_for(url).post(stream, body, query=full_query, timeout=left)
             ), ""
         except NeverSent as error:
-            return upstream_unreachable(f"nothing was stored: {error}"), ""
+            return unreachable_error(f"nothing was stored: {error}"), ""
         except ApiResponseError as error:
             return _refusal(error), str(error)
         except ReplicationError as error:
@@ -263,13 +263,13 @@ class WriteForwarder:
         except ApiError:  # the limit of waiters: the facts are stored all the same
             is_here = False
         if not is_here:
-            raise not_here_yet(serial, self._log.serial, **more)
+            raise not_here_yet_error(serial, self._log.serial, **more)
         if self._log.epoch != response.epoch and not await self._is_same_append(serial, response, key):
             if self._log.epoch < response.epoch:
-                raise not_here_yet(serial, self._log.serial, **more)
+                raise not_here_yet_error(serial, self._log.serial, **more)
             raise _unknown(key, f"epoch {response.epoch}, in which these facts were stored, has ended")
         if files and self._has_file is not None and not await self._has_files(files, until):
-            raise not_here_yet(serial, self._log.serial, files=sorted(files), **more)
+            raise not_here_yet_error(serial, self._log.serial, files=sorted(files), **more)
 
     async def _is_same_append(self, serial: int, response: _PostResponse, key: str) -> bool:
         """Whether the facts at these serials are the forwarded ones, not facts of a later epoch."""
@@ -309,7 +309,7 @@ def _refusal(error: ApiResponseError) -> "_PostResponse | ApiError | None":
             return None
         case ((502 | 503), api_error.UPSTREAM_UNREACHABLE):
             # From a replica on the way: the primary did not receive the facts.
-            return upstream_unreachable(error.message)
+            return unreachable_error(error.message)
         case 503, _:
             return ApiError(503, "upstream_away", str(error), retry_after=RETRY_SECONDS)
         case ((401 | 403), _):

@@ -153,7 +153,7 @@ class Attempt:
         await connection.set_name(f"synrepl:{self._link.instance}:{connection_type.role}")
         if self._link.sentinels is not None:
             # The server may have been demoted since the Sentinel was updated.
-            role = await connection.command("ROLE")
+            role = await connection.run_command("ROLE")
             if role[0] != b"master":
                 raise RedisRefused(f"this server is not the master but a {role[0].decode()}")
         await connection.greet()

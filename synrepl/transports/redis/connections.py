@@ -96,7 +96,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
 
     # -- the life of a connection --------------------------------------------------------------------------
 
-    async def command(self, *words: str) -> Any:
+    async def run_command(self, *words: str) -> Any:
         """Send a command of the handshake and return its reply. Raises `RedisRefused` for an error reply."""
         try:
             return await self.execute_command(*words)
@@ -106,7 +106,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
     async def log_in(self, username: str, password: str | None) -> None:
         """Authenticate, if there is a password. Raises `RedisRefused`."""
         if password is not None:
-            await self.command("AUTH", *([username] if username else []), password)
+            await self.run_command("AUTH", *([username] if username else []), password)
 
     async def set_name(self, name: str) -> None:
         """Set the name that CLIENT LIST shows, if Redis allows it."""
@@ -181,7 +181,7 @@ class SubscriberConnection(RedisConnection):
 
     async def greet(self) -> None:
         """Subscribe; return when Redis has confirmed every channel. Raises `RedisRefused`."""
-        await self.command("SUBSCRIBE", *self._link.channels)
+        await self.run_command("SUBSCRIBE", *self._link.channels)
         await self._all_confirmed
 
     def read_replies(self) -> None:
@@ -209,7 +209,7 @@ class SubscriberConnection(RedisConnection):
                 self.end(explain(str(reply)))
             return
         is_confirmation = isinstance(reply, list) and reply[0] == b"subscribe"
-        # SUBSCRIBE has one reply per channel; `command` waits for the first.
+        # SUBSCRIBE has one reply per channel; `run_command` waits for the first.
         if not is_confirmation or self.replyQueue.waiting:
             self.replyQueue.put(reply)
         if is_confirmation:
@@ -241,7 +241,7 @@ class PublisherConnection(RedisConnection):
 
     async def greet(self) -> None:
         """Verify that Redis responds. Raises `RedisRefused`."""
-        await self.command("PING")
+        await self.run_command("PING")
 
     def start_watching(self) -> None:
         super().start_watching()

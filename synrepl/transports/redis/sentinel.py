@@ -42,7 +42,7 @@ class Sentinels:
         try:
             connection = await attempt.open(host, port, RedisConnection)
             await connection.log_in("", password)
-            reply = await connection.command("SENTINEL", "get-master-addr-by-name", self._address.service)
+            reply = await connection.run_command("SENTINEL", "get-master-addr-by-name", self._address.service)
         except Lost as lost:
             raise RedisRefused(attempt.why_lost(Failure(lost))) from None
         finally:
