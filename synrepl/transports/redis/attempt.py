@@ -53,7 +53,7 @@ class Attempt:
         self._peer = ""
 
     async def connect(self, connection_type: type[Working]) -> Working:
-        """Open a connection and complete its handshake. `why` describes what this raises."""
+        """Open a connection and complete its handshake. `describe` explains what this raises."""
         password = self._link.address.password()
         host, port = await self._find_address()
         self._peer = host_and_port(host, port)
@@ -104,8 +104,8 @@ class Attempt:
         try:
             return await Deferred.fromCoroutine(coroutine).addTimeout(seconds, self._link.reactor)
         except defer.TimeoutError:
-            has_peer_sent_certificate = self._tls is None or self._tls.saw_certificate
-            hint = "" if has_peer_sent_certificate else " (perhaps it does not speak TLS)"
+            is_tls_working = self._tls is None or self._tls.saw_certificate
+            hint = "" if is_tls_working else " (perhaps it does not speak TLS)"
             raise RedisRefused(self._tls_why() or f"no answer within {seconds:g} seconds{hint}") from None
 
     def close_last(self, why: str) -> None:
@@ -113,21 +113,21 @@ class Attempt:
         if self._current is not None:
             self._current.end(why)
 
-    def why(self, failure: Failure) -> str:
+    def describe(self, failure: Failure) -> str:
         """Describe the failure of this attempt."""
         if failure.check(ConfigError):
             return str(failure.value)
         if failure.check(RedisRefused):
             why = str(failure.value)
         elif failure.check(Lost):
-            why = self.why_lost(failure)
+            why = self.describe_loss(failure)
         else:
             if not failure.check(defer.CancelledError):
                 self._logger.failure("connecting to {peer} failed", failure, peer=self._link.address.public)
             why = describe_failure(failure)
         return f"{self._peer}: {why}" if self._peer else why
 
-    def why_lost(self, failure: Failure) -> str:
+    def describe_loss(self, failure: Failure) -> str:
         """Describe why the last connection was lost; it knows more than the failed command."""
         why = (
             self._tls_why()

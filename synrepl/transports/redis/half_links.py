@@ -126,7 +126,7 @@ class HalfLink(Generic[Working]):
     def _failed(self, failure: Failure, attempt: Attempt) -> None:
         """Handle a failed attempt."""
         self._connecting = None
-        why = attempt.why(failure)
+        why = attempt.describe(failure)
         for connection in list(self._open):
             connection.end(why)
         # If the member raised in `report_up`, `_lost` handles the rest.

@@ -44,7 +44,7 @@ class Sentinels:
             await connection.log_in("", password)
             reply = await connection.run_command("SENTINEL", "get-master-addr-by-name", self._address.service)
         except Lost as lost:
-            raise RedisRefused(attempt.why_lost(Failure(lost))) from None
+            raise RedisRefused(attempt.describe_loss(Failure(lost))) from None
         finally:
             attempt.close_last("closed by this process")
         match reply:

@@ -50,8 +50,8 @@ def errors(status: Mapping[str, Any], now: float) -> Markup:
     if not status["errors"]:
         return Markup()
     lines = [
-        element("li", Markup(element("b", one["what"]) + Markup(" ") + _since(one["since"], now)))
-        for one in status["errors"]
+        element("li", Markup(element("b", problem["what"]) + Markup(" ") + _since(problem["since"], now)))
+        for problem in status["errors"]
     ]
     # Transient problems are not red.
     kind = "busy" if KINDS.get(status["state"]) == "busy" else None
@@ -98,47 +98,57 @@ def _epoch(status: Mapping[str, Any], now: float) -> object:
 
 def upstream(status: Mapping[str, Any], now: float) -> Markup:
     """Render a replica's upstream and the connection to it."""
-    one = status.get("upstream")
-    if one is None:
+    connection = status.get("upstream")
+    if connection is None:
         return Markup()
-    refusal = one["refusal"]
-    is_refused = refusal is not None and one["state"] in ("refused", "stopped", "connecting", "disconnected")
-    received = one["heard_seconds_ago"]
-    is_following = one["state"] != "stopped"
+    refusal = connection["refusal"]
+    is_refused = refusal is not None and connection["state"] in (
+        "refused",
+        "stopped",
+        "connecting",
+        "disconnected",
+    )
+    received = connection["heard_seconds_ago"]
+    is_following = connection["state"] != "stopped"
     rows = [
-        ("connection", Markup(_connection(one) + element("span", f" {one['means']}", class_="dim"))),
-        ("since", ago(one["since"], now)),
+        (
+            "connection",
+            Markup(_connection(connection) + element("span", f" {connection['means']}", class_="dim")),
+        ),
+        ("since", ago(connection["since"], now)),
         ("refused", f"{refusal['code']}: {refusal['message']}" if is_refused else None),
-        ("why", one["why"] if not is_refused else None),
-        ("address", address(one["address"])),
+        ("why", connection["why"] if not is_refused else None),
+        ("address", address(connection["address"])),
         ("last message", f"{span(received)} ago" if received is not None else "never"),
-        ("epoch", str(one["epoch"]) if one["epoch"] is not None else None),
-        ("upstream serial", f"{one['serial']:,}"),
+        ("epoch", str(connection["epoch"]) if connection["epoch"] is not None else None),
+        ("upstream serial", f"{connection['serial']:,}"),
         ("own serial", f"{status['serial']:,}"),
         (
             "lag",
-            lag(max(0, one["serial"] - status["serial"]), status["lag_seconds"]) if is_following else None,
+            lag(max(0, connection["serial"] - status["serial"]), status["lag_seconds"])
+            if is_following
+            else None,
         ),
-        ("saved facts", Markup("<br>").join(element("code", path) for path in one["only_here"])),
+        ("saved facts", Markup("<br>").join(element("code", path) for path in connection["only_here"])),
     ]
-    todo = element("p", STOPPED) if one["state"] == "stopped" else ""
-    return section("Upstream", todo, *_progress(one), facts(rows))
+    todo = element("p", STOPPED) if connection["state"] == "stopped" else ""
+    return section("Upstream", todo, *_progress(connection), facts(rows))
 
 
-def _connection(one: Mapping[str, Any]) -> Markup:
-    return mark(one["state"], CONNECTION.get(one["state"], "busy"), one["means"])
+def _connection(connection: Mapping[str, Any]) -> Markup:
+    return mark(connection["state"], CONNECTION.get(connection["state"], "busy"), connection["means"])
 
 
-def _progress(one: Mapping[str, Any]) -> Iterator[Markup]:
+def _progress(connection: Mapping[str, Any]) -> Iterator[Markup]:
     """Render the progress of a join or catch-up."""
-    join = one["join"]
+    join = connection["join"]
     if join is None:
         return
     done, total = join["done"], join["total"]
     share = done / total if total else 0.0
     eta = join["eta_seconds"]
-    what = "catching up" if one["state"] == "catching up" else "joining"
-    is_moving = one["state"] in (*JOINING_STATES, "catching up")
+    what = "catching up" if connection["state"] == "catching up" else "joining"
+    is_moving = connection["state"] in (*JOINING_STATES, "catching up")
     if is_moving:
         left = f"about {span(eta)} left" if eta is not None else "remaining time unknown"
         pace = f"{join['rows_per_second']:,.0f} facts/s, {left}"
