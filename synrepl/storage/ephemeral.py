@@ -38,7 +38,7 @@ class EphemeralStream:
         self.epoch = epoch
         self.token = 0
         self.writer_resets = 0
-        self.bytes_held = 0
+        self.stored_bytes = 0
         self.positions: dict[str, int] = {}
         self._key_of = key_of
         self._max_bytes = max_bytes
@@ -113,7 +113,7 @@ class EphemeralStream:
             self._arrived += 1
             self._facts[self._arrived] = fact
             insort(self._by_token, (token, self._arrived))
-            self.bytes_held += len(rows) + FACT_BYTES
+            self.stored_bytes += len(rows) + FACT_BYTES
             if self._key_of is not None:
                 self._replace(self._arrived, rows, self._key_of)
         return fact
@@ -137,7 +137,7 @@ class EphemeralStream:
         self._keys[number] = keys
 
     def _keep_within_bound(self) -> None:
-        while self.bytes_held > self._max_bytes and len(self._facts) > 1:
+        while self.stored_bytes > self._max_bytes and len(self._facts) > 1:
             number = self._first_to_go()
             position = (self._facts[number].token, number)
             self._drop(number)
@@ -153,7 +153,7 @@ class EphemeralStream:
     def _drop(self, number: int) -> None:
         """Drop one fact; the caller removes it from `_by_token`."""
         fact = self._facts.pop(number)
-        self.bytes_held -= len(fact.rows) + FACT_BYTES
+        self.stored_bytes -= len(fact.rows) + FACT_BYTES
         for key in self._keys.pop(number, ()):
             if self._newest.get(key) == number:
                 del self._newest[key]

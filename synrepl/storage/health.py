@@ -11,12 +11,12 @@ import msgspec
 
 from synrepl.errors import StorageError
 
-__all__ = ["CHECK_SECONDS", "DOUBT_SECONDS", "Probe", "ReadHealth"]
+__all__ = ["CHECK_SECONDS", "RETRY_SOON_SECONDS", "Probe", "ReadHealth"]
 
 CHECK_SECONDS: Final = 5.0
 """How often the log is checked and failed reads are retried, in seconds."""
 
-DOUBT_SECONDS: Final = 1.0
+RETRY_SOON_SECONDS: Final = 1.0
 """How soon a read with a retryable failure is retried, in seconds."""
 
 Probe = Callable[[], Awaitable[object]]
@@ -40,7 +40,7 @@ class ReadHealth:
         self._seconds = seconds
         self._failing: dict[str, FailingRead] = {}
 
-    def failed(self, kind: str, error: StorageError, probe: Probe | None) -> None:
+    def record_failure(self, kind: str, error: StorageError, probe: Probe | None) -> None:
         """Record that a read, or the probe of this kind, has failed."""
         known = self._failing.get(kind)
         if known is None:
@@ -51,7 +51,7 @@ class ReadHealth:
         elif not error.retryable and not known.is_sure:
             self._failing[kind] = FailingRead(str(error), known.since, True, False, probe)
 
-    def worked(self, kind: str) -> None:
+    def record_success(self, kind: str) -> None:
         """Record that the failed read of this kind works again."""
         self._failing.pop(kind, None)
 
@@ -75,10 +75,10 @@ class ReadHealth:
         return self._worst.since if self._worst is not None else self._seconds()
 
     @property
-    def next_seconds(self) -> float:
+    def next_check_seconds(self) -> float:
         """How soon to check again, in seconds."""
         may_pass = any(one.is_retryable and one.probe is not None for one in self._failing.values())
-        return DOUBT_SECONDS if may_pass else CHECK_SECONDS
+        return RETRY_SOON_SECONDS if may_pass else CHECK_SECONDS
 
     @property
     def _worst(self) -> FailingRead | None:

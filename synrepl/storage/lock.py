@@ -157,7 +157,7 @@ class DatabaseFile:
         """Forget the write-ahead log's identity: SQLite has closed the file and creates a new one."""
         self._watched = dict(list(self._watched.items())[:1])
 
-    def become(self, staged: "DatabaseFile") -> None:
+    def take_over(self, staged: "DatabaseFile") -> None:
         """Take over the file of `staged`, which has been moved to this path."""
         path = next(iter(self._watched))
         self._close_file()

@@ -140,7 +140,7 @@ class Log(ReplicaStaging):
         self._committed_at = self._clock.seconds()
         self._is_open = True
         self._call_later("forget", FORGET_EVERY_SECONDS, self._forget_receipts)
-        self._call_later("check", self._reads.next_seconds, self._start_check)
+        self._call_later("check", self._reads.next_check_seconds, self._start_check)
 
     async def _check_server_name(self, head: Head) -> None:
         """Refuse the log of another homeserver; store the name in a log that is empty or has no name."""
@@ -722,10 +722,10 @@ class Log(ReplicaStaging):
             self._set_lost(error)
             return
         was_readable = not self._reads.why
-        self._reads.failed(kind, error, probe)
+        self._reads.record_failure(kind, error, probe)
         if was_readable and self._reads.why:
             self._logger.error("the log cannot be read: {why}", why=self._reads.why)
-        self._check_soon(self._reads.next_seconds)
+        self._check_soon(self._reads.next_check_seconds)
 
     def _check_soon(self, seconds: float) -> None:
         due = self._timers.get("check")
@@ -753,7 +753,7 @@ class Log(ReplicaStaging):
             self._is_checking = False
             if not was_readable and not self._reads.why:
                 self._logger.info("the log is readable again")
-            self._call_later("check", self._reads.next_seconds, self._start_check)
+            self._call_later("check", self._reads.next_check_seconds, self._start_check)
 
     async def _retry_read(self, kind: str, probe: Probe) -> None:
         try:
@@ -761,7 +761,7 @@ class Log(ReplicaStaging):
         except StorageError as error:
             self._read_failed(kind, error, probe)
         else:
-            self._reads.worked(kind)
+            self._reads.record_success(kind)
 
     # Timers
 

@@ -189,7 +189,7 @@ class ReplicaStaging:
                 # Without a probe: by the time of a retry a lease may need the facts.
                 self._read_failed("trim", error, None)
                 raise
-            self._reads.worked("trim")
+            self._reads.record_success("trim")
             self._head.trimmed_upto = trimmed_upto
             return trimmed_upto
 

@@ -316,7 +316,7 @@ class SQLiteEngine(SQLEngine):
                 fresh.release()
                 raise
         # The new file was locked before it got its name, so that no other process can take it.
-        self._file.become(fresh)
+        self._file.take_over(fresh)
         self._boots, self._committed = None, (0, "")
         try:
             with file_swap.map_errors("adopt_staged", self._path):

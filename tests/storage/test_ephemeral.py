@@ -90,7 +90,7 @@ class EphemeralTests(SynchronousTestCase):
             stream.append("w1", [rows("a"), rows("a"), rows("b")], 0)
             stream.forget(stream.token)
 
-        self.assertEqual(([], 0, 3000), (self.held(stream), stream.bytes_held, stream.token))
+        self.assertEqual(([], 0, 3000), (self.held(stream), stream.stored_bytes, stream.token))
         self.assertEqual((0, 0, 0), (len(stream._keys), len(stream._newest), len(stream._replaced)))
 
     def test_reading_after_a_dropped_token_gives_what_is_still_held(self) -> None:
@@ -130,7 +130,7 @@ class EphemeralTests(SynchronousTestCase):
 
         self.assertEqual((0, 5, b"[]"), made and (made.prev_token, made.token, made.rows))
         self.assertEqual(
-            ({"w1": 5}, 5, [], 0), (stream.positions, stream.token, self.held(stream), stream.bytes_held)
+            ({"w1": 5}, 5, [], 0), (stream.positions, stream.token, self.held(stream), stream.stored_bytes)
         )
         self.assertIsNone(stream.append_assigned("w1", 5, rows("a"), 7))
 
@@ -160,7 +160,7 @@ class EphemeralTests(SynchronousTestCase):
         self.assertEqual([1, 2, 3], self.held(stream))
         stream.reset_writer("w2", 9)
         stream.reset_writer("w1", 9)
-        self.assertEqual(([], 0, 0), (self.held(stream), stream.token, stream.bytes_held))
+        self.assertEqual(([], 0, 0), (self.held(stream), stream.token, stream.stored_bytes))
         self.assertEqual([1], [fact.token for fact in stream.append("w3", [rows("a")], 0)])
 
     def test_the_newest_stays_though_its_token_is_low(self) -> None:
