@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from synrepl.pipeline.archive.cleanup import GRACE_MS, next_batch, tidy
-from synrepl.pipeline.archive.commit import BatchOrigin, batch_of
+from synrepl.pipeline.archive.commit import BatchOrigin, build_manifest
 from synrepl.pipeline.archive.manifest import manifests, write_manifest
 from synrepl.pipeline.archive.merge import merge
 from synrepl.pipeline.archive.writer import write_files
@@ -69,7 +69,7 @@ class ArchiveScenario(Scenario):
             written = list(
                 write_files(store, number, [KeyExtractor().with_keys(explode(_record_batch(facts)))])
             )
-            before = batch_of(
+            before = build_manifest(
                 written, number=number, before=before, origin=BatchOrigin(history="h"), now_ms=now_ms
             )
             write_manifest(store, before)

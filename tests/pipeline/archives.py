@@ -8,7 +8,7 @@ import duckdb
 import msgspec
 import pyarrow as pa
 
-from synrepl.pipeline.archive.commit import BatchOrigin, batch_of
+from synrepl.pipeline.archive.commit import BatchOrigin, build_manifest
 from synrepl.pipeline.archive.manifest import Manifest, write_manifest
 from synrepl.pipeline.archive.writer import write_files
 from synrepl.pipeline.keys import KeyExtractor
@@ -83,7 +83,7 @@ def archive(
     for first in range(0, len(facts), batch_facts):
         some = facts[first : first + batch_facts]
         written = list(write_files(store, len(made), [keys.with_keys(explode(batch_of_facts(some)))]))
-        manifest = batch_of(
+        manifest = build_manifest(
             written,
             number=len(made),
             before=made[-1] if made else None,

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from synrepl.pipeline.archive.commit import BatchOrigin, batch_of
+from synrepl.pipeline.archive.commit import BatchOrigin, build_manifest
 from synrepl.pipeline.archive.manifest import Manifest, write_manifest
 from synrepl.pipeline.archive.writer import write_files
 from synrepl.pipeline.keys import KeyExtractor
@@ -206,7 +206,7 @@ def archive_day(position: str, day: Day, *, every_ms: int = 15 * 60 * 1000) -> l
         hour = full_ms % DAY_MS / HOUR_MS
         at_ms = full_ms - full_ms % DAY_MS + 5 * HOUR_MS if 3 <= hour < 5 else full_ms
         written = list(write_files(store, len(made), [keys.with_keys(explode(batch_of_facts(facts)))]))
-        manifest = batch_of(
+        manifest = build_manifest(
             written,
             number=len(made),
             before=made[-1] if made else None,

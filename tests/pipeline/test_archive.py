@@ -16,7 +16,7 @@ from synrepl.http_client import BlockingClient
 from synrepl.pipeline.archive import merge
 from synrepl.pipeline.archive.archive import archive
 from synrepl.pipeline.archive.cleanup import GRACE_MS, tidy
-from synrepl.pipeline.archive.lock import locked
+from synrepl.pipeline.archive.lock import lock_archive
 from synrepl.pipeline.archive.manifest import BadArchive, Manifest, manifests, write_manifest
 from synrepl.pipeline.store import Store
 from synrepl.streams import jsontext
@@ -171,8 +171,8 @@ def test_small_batches_are_merged_while_it_follows(
     assert (19, 5_100, 17) == (done.batches, done.facts, done.merged)
     assert max(seen) == 9
     assert [4_480, 280, 280, 60] == [one.facts for one in found]
-    assert [*range(8), *range(9, 17)] == [one.batch for one in found[0].came]
-    assert {280} == {one.facts for one in found[0].came}
+    assert [*range(8), *range(9, 17)] == [one.batch for one in found[0].all_arrivals]
+    assert {280} == {one.facts for one in found[0].all_arrivals}
     assert 0 == archive(spark, daemon.url, store).facts
 
 
@@ -182,7 +182,7 @@ def test_what_is_told_of_merged_batches_is_not_much(tmp_path: Path) -> None:
     made = write_archive(str(tmp_path), facts, batch_facts=1)
     late = msgspec.structs.replace(made[2], archived_at_ms=made[2].archived_at_ms + 5_000)
 
-    found = merge.thinned([one.came[0] for one in (*made[:2], late, *made[3:])])
+    found = merge.thin([one.all_arrivals[0] for one in (*made[:2], late, *made[3:])])
 
     assert 33 == len(found)
     assert 130 == sum(one.facts for one in found)
@@ -293,7 +293,7 @@ def test_an_archive_is_of_one_log_and_has_one_writer(
     other = tmp_path / "other"
     other.mkdir()
 
-    with locked(store), pytest.raises(ConfigError, match="another job is writing this archive"):
+    with lock_archive(store), pytest.raises(ConfigError, match="another job is writing this archive"):
         archive(spark, daemon.url, store)
     with Daemon(other) as stranger, pytest.raises(BadArchive, match="the archive of another log"):
         archive(spark, stranger.url, store)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from synrepl.pipeline.archive.commit import BatchOrigin, batch_of
+from synrepl.pipeline.archive.commit import BatchOrigin, build_manifest
 from synrepl.pipeline.archive.manifest import Manifest, manifests, write_manifest
 from synrepl.pipeline.archive.merge import merge
 from synrepl.pipeline.archive.writer import write_files
@@ -146,7 +146,7 @@ def test_what_was_trimmed_or_lost_is_no_damage(spark: "SparkSession", tmp_path: 
     before: Manifest | None = None
     for number, (some, upto) in enumerate([(left, place), (facts[20:30], None), (after, None)]):
         rows = [KeyExtractor().with_keys(explode(batch_of_facts(some)))]
-        before = batch_of(
+        before = build_manifest(
             list(write_files(store, number, rows)),
             number=number,
             before=before,

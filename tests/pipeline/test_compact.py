@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from synrepl.pipeline.archive.cleanup import next_batch
-from synrepl.pipeline.archive.commit import BatchOrigin, batch_of
+from synrepl.pipeline.archive.commit import BatchOrigin, build_manifest
 from synrepl.pipeline.archive.manifest import BadArchive, manifests, write_manifest
 from synrepl.pipeline.archive.merge import merge
 from synrepl.pipeline.archive.writer import write_files
@@ -41,7 +41,7 @@ def extend(
     store = Store(str(position))
     there, number = manifests(store), next_batch(store)
     written = write_files(store, number, [KeyExtractor().with_keys(explode(batch_of_facts(facts)))])
-    manifest = batch_of(
+    manifest = build_manifest(
         list(written),
         number=number,
         before=there[-1] if there else None,
@@ -279,13 +279,13 @@ def test_a_snapshot_of_something_else_is_refused(spark: "SparkSession", tmp_path
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    assert "of another history" in refusal(history="another")
+    assert "another history" in refusal(history="another")
     assert "is at serial 9," in refusal(serial=9)
-    assert "at serial 4 their digests differ" in refusal(digest=EMPTY)
-    assert "at serial 3 their digests differ" in refusal(serial=3, digest=EMPTY)
-    assert "of version 2" in refusal(version=2)
+    assert "the digests of serial 4 differ" in refusal(digest=EMPTY)
+    assert "the digests of serial 3 differ" in refusal(serial=3, digest=EMPTY)
+    assert "has version 2" in refusal(version=2)
     store.write(SNAPSHOT, b"{")
-    with pytest.raises(BadArchive, match="is no snapshot"):
+    with pytest.raises(BadArchive, match="is not a valid snapshot"):
         compacted(spark, tmp_path)
 
 

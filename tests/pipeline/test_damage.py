@@ -11,7 +11,7 @@ import pytest
 from synrepl.pipeline.archive.manifest import Manifest, manifests
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.audit.comparison import Comparison
-from synrepl.pipeline.audit.file_scan import FileScan, look
+from synrepl.pipeline.audit.file_scan import FileScan, scan_file
 from synrepl.pipeline.audit.findings import AuditFindings
 from synrepl.pipeline.source.schema import COLUMNS
 from synrepl.pipeline.store import Store
@@ -58,14 +58,14 @@ def test_every_offset_of_a_file_is_named(tmp_path: Path) -> None:
     for at in range(len(data)):
         (tmp_path / file.path).write_bytes(changed(data, at, MASKS[at % 3]))
 
-        seen = look(store, file.path, file.stream, file.sha256)
+        seen = scan_file(store, file.path, file.stream, file.sha256)
         # As a task answers it.
         seen = msgspec.json.decode(msgspec.json.encode(seen), type=FileScan)
         found = AuditFindings()
         Comparison([manifest], {file.path: seen}, found).compare()
 
-        assert {"changed-file"} <= {one.what for one in found.told()}, at
-        assert {file.path} == {one.file for one in found.told() if one.what == "changed-file"}, at
+        assert {"changed-file"} <= {one.what for one in found.listed()}, at
+        assert {file.path} == {one.file for one in found.listed() if one.what == "changed-file"}, at
         assert "\n" not in seen.unreadable, at
         ways.add(bool(seen.unreadable))
     # Some bytes matter to nobody who reads rows.
@@ -83,7 +83,7 @@ def test_a_doubled_serial_does_not_hide_a_missing_one(tmp_path: Path) -> None:
 
     rewritten(tmp_path, file.path, change)
     (manifest,) = manifests(Store(str(tmp_path)))
-    seen = look(Store(str(tmp_path)), file.path, file.stream, manifest.files[0].sha256)
+    seen = scan_file(Store(str(tmp_path)), file.path, file.stream, manifest.files[0].sha256)
     told = Comparison([manifest], {file.path: seen}, AuditFindings())
     told.compare()
 
@@ -95,13 +95,13 @@ def test_a_manifest_with_another_digest_than_its_last_fact_is_named(tmp_path: Pa
     """The digest of a batch is what the next one, and a daemon, are held against."""
     (manifest,) = archive(str(tmp_path), facts_of(3), batch_facts=6)
     (file,) = manifest.files
-    seen = look(Store(str(tmp_path)), file.path, file.stream, file.sha256)
+    seen = scan_file(Store(str(tmp_path)), file.path, file.stream, file.sha256)
     found = AuditFindings()
     told = Comparison([msgspec.structs.replace(manifest, digest="0" * 64)], {file.path: seen}, found)
     told.compare()
 
     assert {0} == told.uneven
-    assert ["manifest"] == [one.what for one in found.told()]
+    assert ["manifest"] == [one.what for one in found.listed()]
 
 
 def places(data: Path) -> Iterator[int]:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from synrepl.errors import ConfigError
 from synrepl.pipeline.archive.cleanup import GRACE_MS, next_batch, tidy
-from synrepl.pipeline.archive.lock import locked
+from synrepl.pipeline.archive.lock import lock_archive
 from synrepl.pipeline.archive.manifest import Manifest, manifests, write_manifest
 from synrepl.pipeline.archive.merge import merge
 from synrepl.pipeline.store import Store
@@ -142,10 +142,10 @@ def test_the_second_of_two_jobs_fails_at_its_manifest(store: Store) -> None:
 
 def test_one_job_at_a_time_writes(store: Store) -> None:
     """The second one is told; when the first is over, it may."""
-    with locked(store), pytest.raises(ConfigError, match="another job is writing this archive"):
-        with locked(store):
+    with lock_archive(store), pytest.raises(ConfigError, match="another job is writing this archive"):
+        with lock_archive(store):
             raise AssertionError("two write")
-    with locked(store):
+    with lock_archive(store):
         pass
 
 

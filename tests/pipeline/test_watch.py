@@ -227,8 +227,8 @@ class TestHole:
         ("options", "expected"),
         [
             ({"since": "yesterday"}, "startingOffsets must be earliest, latest"),
-            ({"stall_seconds": 0}, "more than nothing"),
-            ({"top": 0}, "more than nothing"),
+            ({"stall_seconds": 0}, "must be above 0"),
+            ({"top": 0}, "must be above 0"),
         ],
     )
     def test_mistakes_are_told_in_a_line(

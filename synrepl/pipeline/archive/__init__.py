@@ -1,1 +1,1 @@
-"""An archive: the log as Parquet, and the manifests that say which files are of it."""
+"""Archive: the log as Parquet files, and the manifests that name these files."""

@@ -1,7 +1,7 @@
-"""The job `archive`: the log as Parquet, each fact once, through crashes at any point.
+"""The job `archive`: writes the log as Parquet, each fact exactly once, through crashes at any point.
 
-The manifests alone say how far an archive is. Spark's checkpoint is of one run, and goes with it: what a
-crash leaves between our manifest and Spark's own commit is then nothing that anybody looks at.
+The manifests alone define the position of an archive. Spark's checkpoint belongs to one run and is removed
+with it, so a crash between writing a manifest and Spark's own commit has no effect.
 """
 
 import json
@@ -16,7 +16,7 @@ import msgspec
 from synrepl.pipeline.archive.batches import ArchiveBatchWriter, At, now_ms
 from synrepl.pipeline.archive.cleanup import tidy
 from synrepl.pipeline.archive.commit import BatchOrigin
-from synrepl.pipeline.archive.lock import locked
+from synrepl.pipeline.archive.lock import lock_archive
 from synrepl.pipeline.archive.manifest import BadArchive, Manifest, manifests
 from synrepl.pipeline.progress import Progress, ignore_progress
 from synrepl.pipeline.retries import retry_late_workers
@@ -40,7 +40,7 @@ LOOK_SECONDS: Final = 1
 
 
 class ArchiveResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run did: the archive now ends at `serial`."""
+    """The result of a run: the archive now ends at `serial`."""
 
     batches: int
     facts: int
@@ -66,14 +66,14 @@ def archive(
     stopped: Callable[[], bool] = lambda: False,
     at: At = lambda point: None,
 ) -> ArchiveResult:
-    """Bring the archive up to the head of the daemon at `url`; with `follow`, until `stopped` says so.
+    """Archive the log of the daemon at `url` up to its head; with `follow`, until `stopped` returns true.
 
-    The facts of a batch, at most `batch_facts`, are whole and dense. Raises `ConfigError` and its kin: for an
-    archive of another log, or one that another job is writing; `SourceError`, `DataLoss` for what the daemon
-    does not give.
+    A batch has at most `batch_facts` consecutive facts, none of them split. Raises `BadArchive` for the
+    archive of another log, `ConfigError` if another job is writing the archive, and `SourceError` or
+    `DataLoss` if the daemon refuses a request or lacks facts.
     """
     began = time.monotonic()
-    with locked(store):
+    with lock_archive(store):
         job = _Job(spark, url, store, secret_file, progress, at)
         writer = job.begin()
         try:
@@ -96,7 +96,7 @@ def archive(
 
 
 class _Job:
-    """One run."""
+    """One run of the job."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class _Job:
         self._store = store
         self._progress = progress
         self._at = at
-        # The same for all runs of this archive: while it is late, the daemon keeps what it needs.
+        # The same for all runs of this archive: the lease makes the daemon retain facts not archived yet.
         reader = f"archive-{sha256(store.place.encode()).hexdigest()[:12]}"
         self._options = {"url": url, "reader": reader}
         if secret_file is not None:
@@ -121,7 +121,7 @@ class _Job:
         self._writer: ArchiveBatchWriter
 
     def begin(self) -> ArchiveBatchWriter:
-        """See what is there, and remove what is left of crashes. Gives what goes on from there."""
+        """Read the manifests, remove leftovers of crashes, and return the writer of the next batches."""
         found = manifests(self._store)
         tidy(self._store, found, now_ms=now_ms())
         status = self._daemon.get("/v1/status")
@@ -129,8 +129,8 @@ class _Job:
         origin = BatchOrigin(history=status["history"], server_name=status["server_name"])
         if before is not None and before.history != origin.history:
             raise BadArchive(
-                f"{self._store} is the archive of another log (of history {before.history}, at"
-                f" {before.server_name}); name another folder for this one"
+                f"{self._store} is the archive of another log (history {before.history}, server"
+                f" {before.server_name}); use another directory for this log"
             )
         self._writer = ArchiveBatchWriter(
             self._spark, self._store, origin, before, self._daemon, self._progress, self._at
@@ -141,7 +141,7 @@ class _Job:
         return self._writer
 
     def _begin_trimmed(self, status: Mapping[str, Any]) -> None:
-        """What is left of the beginning of a log that was trimmed is a batch of its own."""
+        """Archive the remaining facts of the trimmed part of the log as the first batch."""
         whole = self._daemon.extent(limit=1, compacted="true", reader=self._options["reader"])
         if not whole["trimmed_upto"]:
             return
@@ -157,9 +157,9 @@ class _Job:
         self._writer.write(rows, LogPosition(found["epoch"], found["serial"], found["digest"]))
 
     def _quiet(self, serial: int, streams: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-        """Where those writers are that wrote nothing since `serial`: what they wrote may have been trimmed.
+        """Return the positions of writers without facts since `serial`, whose facts may have been trimmed.
 
-        The others tell it by what they wrote.
+        The positions of other writers follow from their facts.
         """
         since = self._daemon.extent(since=serial)["clock"]
         return {
@@ -179,9 +179,9 @@ class _Job:
     def run(
         self, *, follow: bool, every_seconds: float, batch_facts: int, stopped: Callable[[], bool]
     ) -> None:
-        """Archive what there is, or what comes."""
+        """Archive the log up to its head, or follow it."""
         if is_remote(self._spark):
-            self._run_here(
+            self._run_in_driver(
                 follow=follow, every_seconds=every_seconds, batch_facts=batch_facts, stopped=stopped
             )
             return
@@ -206,11 +206,12 @@ class _Job:
         if failure is not None:
             raise failure
 
-    def _run_here(
+    def _run_in_driver(
         self, *, follow: bool, every_seconds: float, batch_facts: int, stopped: Callable[[], bool]
     ) -> None:
-        """The same with Spark Connect. It would have the server call what is called with each micro-batch,
-        away from what this run knows; so here one range after the other is asked for.
+        """Archive with Spark Connect, one range after the other.
+
+        With Spark Connect the server would call the handler of micro-batches, without the state of this run.
         """
         head = self._daemon.extent(limit=1, compacted="true")["head"]
         while not stopped():
@@ -231,7 +232,7 @@ class _Job:
                 time.sleep(min(left, LOOK_SECONDS))
 
     def _start(self) -> str:
-        """Where the archive ends, as a reader says it."""
+        """Return the end of the archive as the start offsets of the source."""
         before = self._writer.before
         return "earliest" if before is None else json.dumps(_offset(before).to_json())
 

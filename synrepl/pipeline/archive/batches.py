@@ -1,4 +1,4 @@
-"""Rows become batches of an archive, one after the other; small ones are merged, what is left over goes."""
+"""Writer of the batches of an archive, which also merges small batches and removes leftovers."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from synrepl.errors import ConfigError
 from synrepl.pipeline.archive.cleanup import GRACE_MS, next_batch, tidy
-from synrepl.pipeline.archive.commit import BatchOrigin, batch_of
+from synrepl.pipeline.archive.commit import BatchOrigin, build_manifest
 from synrepl.pipeline.archive.manifest import Manifest, manifests, write_manifest
 from synrepl.pipeline.archive.merge import FEWEST, merge
 from synrepl.pipeline.archive.writer import WRITTEN, WrittenFile, write_files
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 __all__ = ["At", "ArchiveBatchWriter", "now_ms"]
 
 At = Callable[[str], None]
-"""Told of the points at which a crash is most interesting: ``data`` is written, ``manifest`` is."""
+"""Called after the ``data`` and after the ``manifest`` was written, where tests crash the job."""
 
 
 def now_ms() -> int:
-    """The time, in Unix milliseconds."""
+    """Return the time in Unix milliseconds."""
     return time.time_ns() // 1_000_000
 
 
 class ArchiveBatchWriter:
-    """What Spark calls with each micro-batch: files, then the manifest that names them."""
+    """Handler of micro-batches: writes the files, then the manifest that names them."""
 
     def __init__(
         self,
@@ -60,26 +60,26 @@ class ArchiveBatchWriter:
 
     @property
     def serial(self) -> int:
-        """Where the archive ends."""
+        """The last serial of the archive."""
         return 0 if self.before is None else self.before.last_serial
 
     def __call__(self, rows: "DataFrame", batch: int) -> None:
-        """One micro-batch; its number is Spark's, which begins anew with each run."""
+        """Write a micro-batch. Spark's batch number is ignored: it restarts with each run."""
         self.write(rows, None)
 
     def write(self, rows: "DataFrame", compacted_upto: LogPosition | None) -> None:
-        """These rows are the next batch."""
+        """Write these rows as the next batch."""
         found = rows.mapInArrow(partial(_write, self._store, self._number), WRITTEN).collect()
         written = [msgspec.json.decode(bytes(row.written), type=WrittenFile) for row in found]
         if not written and compacted_upto is None:
             return
         self._at("data")
-        manifest = batch_of(
+        manifest = build_manifest(
             written,
             number=self._number,
             before=self.before,
             origin=self.origin,
-            epoch_starts=self._turns(max((one.epoch for one in written), default=1)),
+            epoch_starts=self._epoch_starts(max((one.epoch for one in written), default=1)),
             now_ms=now_ms(),
             compacted_upto=compacted_upto,
         )
@@ -87,7 +87,7 @@ class ArchiveBatchWriter:
             write_manifest(self._store, manifest)
         except FileExistsError:
             raise ConfigError(
-                f"{self._store}: another job has written batch {self._number}; end one of them"
+                f"{self._store}: another job has written batch {self._number}; stop one of the jobs"
             ) from None
         self._at("manifest")
         self.before = manifest
@@ -101,14 +101,14 @@ class ArchiveBatchWriter:
         if self._unmerged >= FEWEST:
             self.merge()
 
-    def _turns(self, epoch: int) -> list[EpochStart]:
-        """Where epochs began, up to this one."""
+    def _epoch_starts(self, epoch: int) -> list[EpochStart]:
+        """Return the starts of epochs up to this epoch."""
         if self.before is not None and self.before.epoch == epoch:
             return self.before.epoch_starts
         return msgspec.convert(self._daemon.get("/v1/status")["epoch_starts"], list[EpochStart])
 
     def merge(self) -> None:
-        """Make one of small batches, where there are enough; at times, remove what was merged long ago."""
+        """Merge small batches if there are enough; from time to time, remove merged batches."""
         now = now_ms()
         self.merged += merge(self._spark, self._store, now_ms=now)
         self._number = next_batch(self._store)
@@ -119,6 +119,6 @@ class ArchiveBatchWriter:
 
 
 def _write(store: Store, batch: int, rows: Iterator[Any]) -> Iterator[Any]:
-    """In a task."""
+    """Write the files of a batch (runs in a task)."""
     found = [msgspec.json.encode(one) for one in write_files(store, batch, rows)]
     yield pa.RecordBatch.from_arrays([pa.array(found, pa.binary())], names=["written"])

@@ -1,4 +1,4 @@
-"""What crashes and merges leave in an archive goes."""
+"""Cleanup of files that crashes and merges leave in an archive."""
 
 import re
 from collections.abc import Sequence
@@ -10,21 +10,22 @@ from synrepl.pipeline.store import Store
 __all__ = ["next_batch", "tidy"]
 
 GRACE_MS: Final = 3600 * 1000
-"""How long the files of merged batches stay, for readers that have begun to read them."""
+"""How long the files of merged batches stay, for readers that are still reading them."""
 
 UNFINISHED: Final = re.compile(r"\.?[0-9]+\.json\.[0-9a-f]{8}")
-"""What `Store.writing` calls a manifest that is not whole yet."""
+"""The name that `Store.writing` gives to an incomplete manifest."""
 
 
 def next_batch(store: Store) -> int:
-    """The number of the next batch: no file of that number is named by any manifest, or ever was."""
+    """Return the number of the next batch, which no manifest has ever used."""
     taken = [int(stem) for name in store.names(MANIFESTS) if (stem := name.partition(".")[0]).isdigit()]
     return max(taken, default=-1) + 1
 
 
 def tidy(store: Store, kept: Sequence[Manifest], *, now_ms: int) -> int:
-    """Remove what no manifest names: batches and manifests that were never finished, and batches that were
-    merged some time ago. Gives how many folders went. Nobody else may be writing.
+    """Remove unfinished batches and manifests, and batches merged more than `GRACE_MS` ago.
+
+    Returns the number of removed folders. The caller must hold the lock of the archive.
     """
     for name in store.names(MANIFESTS):
         if UNFINISHED.fullmatch(name):

@@ -1,4 +1,4 @@
-"""What was written becomes a batch: the manifest that names it."""
+"""Manifest of a new batch, made from the files that its tasks wrote."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,11 @@ from synrepl.pipeline.archive.writer import WrittenFile
 from synrepl.ports.history import BEGINNING, EpochStart, LogPosition
 from synrepl.streams.positions import VClock
 
-__all__ = ["BatchOrigin", "batch_of"]
+__all__ = ["BatchOrigin", "build_manifest"]
 
 
 class BatchOrigin(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose log it is, and where the archive of it begins: after `begin`, unless what is left of the facts
-    up to there is its first batch (`compacted`)."""
+    """The archived log, and the start of the archive: after `trimmed_upto`, or with a `compacted` batch."""
 
     history: str = ""
     server_name: str = ""
@@ -22,7 +21,7 @@ class BatchOrigin(msgspec.Struct, frozen=True, kw_only=True):
     clock: dict[str, dict[str, int]] = {}
 
 
-def batch_of(
+def build_manifest(
     written: Sequence[WrittenFile],
     *,
     number: int,
@@ -32,10 +31,10 @@ def batch_of(
     now_ms: int,
     compacted_upto: LogPosition | None = None,
 ) -> Manifest:
-    """The manifest of these files, which go on after the batch `before`.
+    """Return the manifest of these files, which follow the batch `before`.
 
-    Raises `BadArchive` unless they hold every serial after it; with `compacted_upto` what is left of those up
-    to there will do.
+    Raises `BadArchive` unless the files contain every serial after `before`. With `compacted_upto` serials
+    may be missing up to there.
     """
     if before is None:
         start = VClock.from_json(origin.clock)
@@ -53,19 +52,19 @@ def batch_of(
         first = min(one.file.first_serial for one in written)
         if first != start_serial + 1 or facts != ends.serial - start_serial:
             raise BadArchive(
-                f"batch {number} is not whole: {facts} facts from serial {first} to {ends.serial}, where"
-                f" {ends.serial - start_serial} come after {start_serial}"
+                f"batch {number} is not whole: {facts} facts from serial {first} to {ends.serial}, expected"
+                f" {ends.serial - start_serial} facts after serial {start_serial}"
             )
-    # An epoch that has no fact yet is the next batch's.
+    # An epoch without facts yet belongs to the next batch.
     known = [epoch_start for epoch_start in epoch_starts if epoch_start.epoch <= ends.epoch]
-    new_turns = [epoch_start for epoch_start in known if before is None or epoch_start.epoch > before.epoch]
+    new_starts = [epoch_start for epoch_start in known if before is None or epoch_start.epoch > before.epoch]
     return Manifest(
         batch=number,
         epoch=ends.epoch,
         first_serial=start_serial + 1,
         last_serial=ends.serial,
         start=start.to_json(),
-        end=_advanced(start, written, new_turns).to_json(),
+        end=_advanced(start, written, new_starts).to_json(),
         files=sorted((one.file for one in written), key=lambda file: (file.first_serial, file.path)),
         facts=facts,
         rows=sum(one.file.rows for one in written),
@@ -82,7 +81,7 @@ def batch_of(
 
 
 def _advanced(clock: VClock, written: Sequence[WrittenFile], epoch_starts: Sequence[EpochStart]) -> VClock:
-    """Where everybody is after these; where an epoch began with a loss, positions had gone back to it."""
+    """Return the clock after these files. An epoch that began with a loss sets positions back."""
     tokens: dict[int, dict[str, dict[str, int]]] = {epoch_start.epoch: {} for epoch_start in epoch_starts}
     for one in written:
         for epoch, of_writers in one.tokens.items():

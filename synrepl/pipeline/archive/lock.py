@@ -1,4 +1,4 @@
-"""One job at a time writes an archive."""
+"""Lock of an archive: one writing job at a time."""
 
 import fcntl
 import os
@@ -10,17 +10,17 @@ from typing import Final
 from synrepl.errors import ConfigError
 from synrepl.pipeline.store import Store
 
-__all__ = ["locked"]
+__all__ = ["lock_archive"]
 
 NAME: Final = "_lock"
 
 
 @contextmanager
-def locked(store: Store) -> Iterator[None]:
-    """While inside, no other process of this machine is. Raises `ConfigError` if one is already.
+def lock_archive(store: Store) -> Iterator[None]:
+    """Hold the lock of an archive. Raises `ConfigError` if another process holds the lock.
 
-    Where the store is elsewhere nothing can be locked; then the second of two jobs fails at its first
-    manifest, whose number is taken, and what it wrote counts for nothing.
+    A remote store cannot be locked. There the second of two jobs fails at its first manifest, whose
+    number exists, and its files are not part of the archive.
     """
     if not store.is_local:
         yield
@@ -33,7 +33,7 @@ def locked(store: Store) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
-                f"{store}: another job is writing this archive; wait for it, or end it"
+                f"{store}: another job is writing this archive; wait for the job, or stop it"
             ) from None
         yield
     finally:

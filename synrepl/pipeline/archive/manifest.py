@@ -1,8 +1,8 @@
-"""Manifests: what an archive is. Whatever no manifest names is not part of it.
+"""Manifests, which define an archive: a file that no manifest names is not part of it.
 
-``_manifests/<batch>.json``, each written whole, once, after all its files are on disk. A batch holds the
-facts from `first_serial` to `last_serial`, all of them: those of the next batch follow. Batches may be
-merged: then a new one `replaces` them; they do not count any more, and are removed soon after.
+``_manifests/<batch>.json`` is written once, atomically, after all files of the batch are on disk. A batch has
+all facts from `first_serial` to `last_serial`, and the next batch follows without a gap. A merged batch
+`replaces` others, which are ignored from then on and removed later.
 """
 
 from itertools import pairwise
@@ -38,7 +38,7 @@ class BadArchive(ConfigError):
 
 
 class ArchivedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A Parquet file. `path` is relative to the archive; `rows` counts lines, `facts` those of `seq` 0."""
+    """A Parquet file. `path` is relative to the archive; `facts` counts the rows with `seq` 0."""
 
     path: str
     rows: int
@@ -52,8 +52,10 @@ class ArchivedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that were archived together, as this `batch`, perhaps merged into another since; the last of them
-    was committed at `last_at_ms`."""
+    """Facts that were archived together as `batch`, possibly merged into another batch since.
+
+    The last of the facts was committed at `last_at_ms`.
+    """
 
     batch: int
     first_serial: int
@@ -64,17 +66,17 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """How long the last of them waited. Negative if the clocks of daemon and archive differ."""
+        """The archive lag of the last fact. Negative if the clocks of daemon and archive differ."""
         return (self.archived_at_ms - self.last_at_ms) / 1000
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """One batch.
+    """A batch of an archive.
 
-    `start` and `end` are the clocks before and after it, `start_digest` and `digest` the digests there,
-    `start_serial` the serial before it. A `compacted` batch is the first of an archive of a log that had been
-    trimmed: of its facts only those are there that the log still had. `epoch` is that of its last fact,
-    `turns` are all up to that one. `arrivals` tell of a merged batch when its facts came.
+    `start` and `end` are the clocks before and after the batch, `start_digest` and `digest` the digests
+    there. A `compacted` batch is the first batch of a trimmed log: it has only the facts that the log still
+    had. `epoch` is the epoch of the last fact, `epoch_starts` are all up to that epoch. `arrivals` are the
+    original batches of a merged batch.
     """
 
     version: int = VERSION
@@ -100,20 +102,20 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     arrivals: list[Arrival] = []
 
     @property
-    def came(self) -> list[Arrival]:
-        """When its facts came, as far as that is known."""
+    def all_arrivals(self) -> list[Arrival]:
+        """The arrivals of the facts, as far as known."""
         if self.replaces or not self.facts or not self.archived_at_ms:
             return self.arrivals
         return [Arrival(**{name: getattr(self, name) for name in Arrival.__struct_fields__})]
 
     @property
     def name(self) -> str:
-        """Its file's name in the archive."""
+        """The name of the manifest file in the archive."""
         return f"{MANIFESTS}/{self.batch}.json"
 
 
 def manifests(store: Store) -> list[Manifest]:
-    """All that count, in order. Raises `BadArchive` unless each goes on where the one before it ends."""
+    """Return the current manifests in order. Raises `BadArchive` unless each continues the previous one."""
     found = {batch: _decoded(store, batch, text) for batch, text in texts(store).items()}
     replaced = {batch for manifest in found.values() for batch in manifest.replaces}
     kept = [manifest for batch, manifest in found.items() if batch not in replaced]
@@ -128,18 +130,18 @@ def manifests(store: Store) -> list[Manifest]:
             before.history,
             before.server_name,
         ):
-            raise BadArchive(f"{store}: batch {after.batch} is of another history than batch {before.batch}")
+            raise BadArchive(f"{store}: batch {after.batch} has another history than batch {before.batch}")
     return kept
 
 
 def write_manifest(store: Store, manifest: Manifest) -> None:
-    """From here on this batch is part of the archive. Raises FileExistsError if its number is taken."""
+    """Add a batch to the archive. Raises FileExistsError if its number is in use."""
     data = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     store.write(manifest.name, data, new=True)
 
 
 def texts(store: Store) -> dict[int, bytes]:
-    """Every manifest as it stands there, by number. What is merged meanwhile is seen as it is afterwards."""
+    """Return the text of every manifest by number. Retries if a merge removes manifests meanwhile."""
     listed: list[str] = []
     while True:
         before, listed = listed, store.names(MANIFESTS)
@@ -159,9 +161,9 @@ def _decoded(store: Store, batch: int, text: bytes) -> Manifest:
     try:
         manifest = msgspec.json.decode(text, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadArchive(f"{store}: {name} is no manifest: {error}") from error
+        raise BadArchive(f"{store}: {name} is not a valid manifest: {error}") from error
     if manifest.version != VERSION:
-        raise BadArchive(f"{store}: {name} is of version {manifest.version}; this release knows {VERSION}")
+        raise BadArchive(f"{store}: {name} has version {manifest.version}; this release supports {VERSION}")
     if manifest.batch != batch:
-        raise BadArchive(f"{store}: {name} says that it is of batch {manifest.batch}")
+        raise BadArchive(f"{store}: {name} is the manifest of batch {manifest.batch}")
     return manifest

@@ -1,4 +1,4 @@
-"""Small batches become one: many small files are what makes an archive slow to read."""
+"""Merging of small batches: many small files make an archive slow to read."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -24,28 +24,28 @@ from synrepl.pipeline.store import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["merge", "runs", "thinned"]
+__all__ = ["merge", "runs", "thin"]
 
 SMALL_FACTS: Final = 100_000
 """A batch of fewer facts is small."""
 
 TARGET_FACTS: Final = 500_000
-"""Merged ones have about as many, at most."""
+"""Maximum number of facts of a merged batch, about."""
 
 FEWEST: Final = 8
-"""So many small batches in a row are worth it."""
+"""Minimum number of adjacent small batches to merge."""
 
 ARRIVALS: Final = 64
-"""Of a merged batch at most: enough for a picture, and not much of a manifest."""
+"""Maximum number of arrivals of a merged batch: enough for a plot, and small in a manifest."""
 
 
 def runs(
     kept: Sequence[Manifest], *, small: int = SMALL_FACTS, target: int = TARGET_FACTS, fewest: int = FEWEST
 ) -> list[list[Manifest]]:
-    """Which batches to merge: neighbors that are small, up to `target` facts together, `fewest` at least.
+    """Return the runs of batches to merge: adjacent small batches, at least `fewest`, up to `target` facts.
 
-    None of them has more facts than the others together, so that a fact is written again only into a batch
-    at least twice as large: up to seven times or so in all, however small the batches are that come in.
+    No batch of a run has more facts than the others together. So a fact is rewritten only into a batch at
+    least twice as large: about seven times at most, however small the original batches are.
     """
     found: list[list[Manifest]] = []
     run: list[Manifest] = []
@@ -60,7 +60,7 @@ def runs(
 
 
 def _alike(run: list[Manifest]) -> Iterator[list[Manifest]]:
-    """The run in parts, without those that outweigh the rest of theirs."""
+    """Split a run at batches that have more facts than the rest of their part."""
     if not run:
         return
     heaviest = max(range(len(run)), key=lambda position: run[position].facts)
@@ -72,10 +72,10 @@ def _alike(run: list[Manifest]) -> Iterator[list[Manifest]]:
 
 
 def merge(spark: "SparkSession", store: Store, *, now_ms: int, fewest: int = FEWEST) -> int:
-    """Merge small batches; gives how many went. The caller is the only one who writes to this archive.
+    """Merge small batches and return their number. The caller must hold the lock of the archive.
 
-    The new manifest says which it `replaces`; from then on these do not count, and their manifests go. Their
-    files go when nobody can be reading them any more (`tidying.tidy`).
+    The new manifest `replaces` the merged batches, whose manifests are then removed. Their files are removed
+    after a grace period for readers (`cleanup.tidy`).
     """
     gone = 0
     for run in runs(manifests(store), fewest=fewest):
@@ -92,7 +92,7 @@ def merge(spark: "SparkSession", store: Store, *, now_ms: int, fewest: int = FEW
 
 
 def _of_all(run: Sequence[Manifest], number: int, written: Sequence[WrittenFile], now_ms: int) -> Manifest:
-    """The manifest that stands for all of these."""
+    """Return the manifest of the merged batch."""
     first, last = run[0], run[-1]
     merged = Manifest(
         batch=number,
@@ -113,15 +113,15 @@ def _of_all(run: Sequence[Manifest], number: int, written: Sequence[WrittenFile]
         archived_at_ms=now_ms,
         replaces=sorted({batch for one in run for batch in (one.batch, *one.replaces)}),
         epoch_starts=last.epoch_starts,
-        arrivals=thinned([arrival for one in run for arrival in one.came]),
+        arrivals=thin([arrival for one in run for arrival in one.all_arrivals]),
     )
     assert merged.rows == sum(file.rows for file in merged.files)
     assert merged.facts == sum(file.facts for file in merged.files)
     return merged
 
 
-def thinned(found: list[Arrival]) -> list[Arrival]:
-    """Neighbors as one, which waited as long as either, until there are few."""
+def thin(found: list[Arrival]) -> list[Arrival]:
+    """Combine adjacent arrivals, keeping the longer lag, until there are at most `ARRIVALS`."""
     while len(found) > ARRIVALS:
         found = [
             msgspec.structs.replace(
@@ -136,7 +136,7 @@ def thinned(found: list[Arrival]) -> list[Arrival]:
 
 
 def _merged(store: Store, number: int, plans: Iterator[Any]) -> Iterator[Any]:
-    """In a task: write these files anew, those of a stream and day as one."""
+    """Rewrite these files, one per stream and day (runs in a task)."""
     for plan in plans:
         for text in plan["plan"].to_pylist():
             files = msgspec.json.decode(text, type=list[ArchivedFile])

@@ -1,4 +1,4 @@
-"""An archive as a frame: what its manifests name, and nothing else."""
+"""Reader of an archive as a DataFrame of the files that its manifests name."""
 
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ def files_of(
     after: int = 0,
     upto: int = LAST,
 ) -> list[ArchivedFile]:
-    """The files that may have rows of these streams with ``after < serial <= upto``."""
+    """Return the files that may have rows of these streams with ``after < serial <= upto``."""
     return [
         file
         for manifest in found
@@ -42,12 +42,12 @@ def rows_of(
     after: int = 0,
     upto: int = LAST,
 ) -> "DataFrame":
-    """The rows of these batches with ``after < serial <= upto``, in no order; columns as in archives."""
+    """Return the rows of these batches with ``after < serial <= upto``, unordered."""
     schema = spark_schema(COLUMNS).replace(" NOT NULL", "")
     files = files_of(found, streams=streams, after=after, upto=upto)
     if not files:
         return spark.createDataFrame([], schema)
-    # Read each by its name: what a folder holds beside them is not of the archive.
+    # Read by name: other files in the folders are not part of the archive.
     rows = spark.read.schema(schema).parquet(*(store.uri(file.path) for file in files))
     if after > 0 or upto < LAST:
         rows = rows.where(f"serial > {after:d} AND serial <= {upto:d}")

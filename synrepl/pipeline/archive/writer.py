@@ -1,4 +1,4 @@
-"""Rows become Parquet files: one for each stream and day of what a task was given."""
+"""Writer of Parquet files: one per stream and day of the rows of a task."""
 
 import uuid
 from collections.abc import Iterable, Iterator
@@ -17,15 +17,14 @@ from synrepl.pipeline.store import Sink, Store
 __all__ = ["WRITTEN", "WrittenFile", "write_files"]
 
 GROUP_ROWS: Final = 128 * 1024
-"""Rows of a row group: what a reader takes at a time."""
+"""Rows per row group, the unit that readers load."""
 
 WRITTEN: Final = "`written` binary NOT NULL"
-"""What tasks answer, for Spark: `WrittenFile` as JSON."""
+"""The result schema of tasks: `WrittenFile` as JSON."""
 
 
 class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file, and what of it the manifest needs: the highest token of each writer in each epoch, and the last
-    digest."""
+    """A file, the highest token of each writer by epoch, and the last digest."""
 
     file: ArchivedFile
     tokens: dict[int, dict[str, int]]
@@ -36,9 +35,9 @@ class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_files(store: Store, batch: int, rows: Iterable[Any]) -> Iterator[WrittenFile]:
-    """Write record batches of rows (`source.columns.ROWS`, by serial and seq) as files of a batch.
+    """Write record batches of rows (`source.schema.ROWS`, by serial and seq) as files of a batch.
 
-    Each file has its name only when it is whole and synced; it counts when a manifest names it.
+    Files are written atomically, and become part of the archive when a manifest names them.
     """
     open_files: dict[tuple[str, str], _File] = {}
     for given in rows:
@@ -48,8 +47,8 @@ def write_files(store: Store, batch: int, rows: Iterable[Any]) -> Iterator[Writt
         for stream in streams:
             of_stream = pc.equal(given["stream"], stream)
             for day in days:
-                wanted = of_stream if len(days) == 1 else pc.and_(of_stream, pc.equal(dates, day))
-                part = given.filter(wanted)
+                selection = of_stream if len(days) == 1 else pc.and_(of_stream, pc.equal(dates, day))
+                part = given.filter(selection)
                 if len(part):
                     position = (stream, day)
                     if position not in open_files:
@@ -60,7 +59,7 @@ def write_files(store: Store, batch: int, rows: Iterable[Any]) -> Iterator[Writt
 
 
 class _File:
-    """One file in the making. Holds a row group in memory; the rest is on disk."""
+    """A file being written, with one row group in memory."""
 
     def __init__(self, store: Store, batch: int, stream: str, date: str) -> None:
         self._folder = f"stream={quote(stream, safe='')}/date={date}/batch={batch}"
@@ -81,7 +80,7 @@ class _File:
         self._writer: Any = None
 
     def add(self, rows: Any) -> None:
-        """These rows come next."""
+        """Append rows."""
         if not self._rows:
             self._first = rows["serial"][0].as_py()
             self._name = f"{self._folder}/{self._first:012d}-{uuid.uuid4().hex[:12]}.parquet"
@@ -106,7 +105,7 @@ class _File:
             self._write()
 
     def finish(self) -> WrittenFile:
-        """All of it is there."""
+        """Close the file and return its metadata."""
         self._write()
         self._writer.close()
         self._context.__exit__(None, None, None)
@@ -143,7 +142,7 @@ class _File:
 
 
 class _OpenFile:
-    """A `Sink` as the file that pyarrow wants."""
+    """Adapter from `Sink` to the file interface of pyarrow."""
 
     closed = False
 

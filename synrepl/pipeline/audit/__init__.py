@@ -1,1 +1,1 @@
-"""Audits: whether an archive is what its manifests say, what its daemon has, and whole."""
+"""Audits: check an archive against its manifests, for missing facts, and against its daemon."""

@@ -1,4 +1,4 @@
-"""The audit: cheap looks at everything first, dear ones only where something looks wrong."""
+"""The job `audit`: cheap checks of every file first, expensive ones of suspicious files only."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,9 @@ from synrepl.pipeline.archive.manifest import BadArchive, Manifest
 from synrepl.pipeline.audit import daemon_digests
 from synrepl.pipeline.audit.comparison import Comparison
 from synrepl.pipeline.audit.explanation import Explanation
-from synrepl.pipeline.audit.file_scan import SEEN, FileScan, look_at_all
+from synrepl.pipeline.audit.file_scan import SEEN, FileScan, scan_files
 from synrepl.pipeline.audit.findings import AuditFindings, AuditResult
-from synrepl.pipeline.audit.manifests import read_manifests, tell_unnamed
+from synrepl.pipeline.audit.manifests import read_manifests, report_unnamed
 from synrepl.pipeline.progress import Progress, ignore_progress
 from synrepl.pipeline.retries import retry_late_workers
 from synrepl.pipeline.store import Store
@@ -38,35 +38,37 @@ def audit(
     deep: bool = False,
     progress: Progress = ignore_progress,
 ) -> AuditResult:
-    """Find out whether an archive is what its manifests say, and whole; with `url`, what that daemon has.
+    """Check that an archive is complete and intact; with `url`, that the daemon has the same facts.
 
-    Every file is read and its checksum compared; its rows are counted, and must go on where those before them
-    ended. Where that does not come out right, and with `deep` everywhere, every digest is computed again.
-    Nothing that is wrong with the archive is raised, but `BadArchive` where there is none; and what is the
-    daemon's (`Unreachable`, `Refused`, `NotADaemon`).
+    Checksums of all files are compared, rows are counted, and the tokens of each writer must be consecutive.
+    Where a check fails, and with `deep` everywhere, every digest is computed again. A problem of the archive
+    is a finding, not an error. Raises `BadArchive` if there is no archive, and `ConnectError` or `HttpError`
+    of the daemon.
     """
     clock = _Clock()
     found = AuditFindings()
     with clock.phase("manifests"):
         manifests = read_manifests(archive, found)
-        if not manifests and not found.told():
-            raise BadArchive(f"{archive}: nothing is archived there yet")
-        tell_unnamed(archive, manifests, found)
+        if not manifests and not found.listed():
+            raise BadArchive(f"{archive}: nothing is archived there yet; run synrepl pipeline archive first")
+        report_unnamed(archive, manifests, found)
     with clock.phase("files"):
-        seen = _look(spark, archive, manifests, progress)
+        seen = _scan(spark, archive, manifests, progress)
     with clock.phase("rows"):
         compared = Comparison(manifests, seen, found)
         compared.compare()
         Explanation(spark, archive, compared, found).explain(deep=deep, progress=progress)
     if url is not None and manifests:
         with clock.phase("daemon"):
-            asking = BlockingClient(url, secret=secret)
+            client = BlockingClient(url, secret=secret)
             try:
-                daemon_digests.compare(spark, archive, manifests, asking, found, compared=compared)
+                daemon_digests.compare_with_daemon(
+                    spark, archive, manifests, client, found, compared=compared
+                )
             finally:
-                asking.close()
+                client.close()
     return AuditResult(
-        findings=found.told(),
+        findings=found.listed(),
         untold=found.untold,
         batches=len(manifests),
         files=len(seen),
@@ -79,25 +81,25 @@ def audit(
     )
 
 
-def _look(
+def _scan(
     spark: "SparkSession", archive: Store, manifests: Sequence[Manifest], progress: Progress
 ) -> dict[str, FileScan]:
-    """See every file that is named."""
+    """Scan every file that the manifests name."""
     seen: dict[str, FileScan] = {}
     files = {file.path: file for manifest in manifests for file in manifest.files}
     progress("files", 0, len(files))
     if files:
         shares = int(spark.conf.get("spark.sql.shuffle.partitions") or TASKS_AT_LEAST)
         tasks = min(len(files), max(TASKS_AT_LEAST, shares))
-        # Largest first, one to each task in turn: so that none is left with all the large ones.
+        # Largest first, round robin, so that the large files are spread over the tasks.
         ranked = sorted(files.values(), key=lambda file: -file.bytes)
-        asked = [
+        requests = [
             (file.path, file.stream, file.sha256, position % tasks) for position, file in enumerate(ranked)
         ]
         rows = (
-            spark.createDataFrame(asked, "`path` string, `stream` string, `sha256` string, `task` int")
+            spark.createDataFrame(requests, "`path` string, `stream` string, `sha256` string, `task` int")
             .repartitionById(tasks, "task")
-            .mapInArrow(partial(look_at_all, archive), SEEN)
+            .mapInArrow(partial(scan_files, archive), SEEN)
             .collect()
         )
         for row in rows:
@@ -108,7 +110,7 @@ def _look(
 
 
 class _Clock:
-    """How long each phase took."""
+    """A stopwatch of the phases."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

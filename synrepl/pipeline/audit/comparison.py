@@ -1,4 +1,4 @@
-"""What was seen of an archive, beside what its manifests say."""
+"""Comparison of the scanned files of an archive with its manifests."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,12 +10,12 @@ __all__ = ["Comparison"]
 
 
 class Comparison:
-    """Tells what is plainly wrong, and knows where something else must be.
+    """Comparison that reports obvious problems, and collects suspicious batches for `Explanation`.
 
-    `uneven` batches are those whose serials do not come out; in `broken`, pairs of batch and stream, writers
-    do not go on. Of a batch the streams are `unknown` some file of which cannot be read: its holes are no
-    news. Files have other counts than were written (`short`, by batch), or other bytes (`changed`, by path);
-    clocks are not those of the rows (`ahead`, pairs of batch and stream).
+    `uneven` batches have missing or duplicate serials. In `broken` pairs of batch and stream, the tokens of a
+    writer are not consecutive. `unknown` are the streams of a batch with an unreadable file, whose holes are
+    not reported. `short` files have other counts than in the manifest, `changed` files other bytes. In
+    `ahead` pairs of batch and stream, the clock differs from the rows.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Comparison:
         self._found = found
 
     def compare(self) -> None:
-        """Look at every file and batch."""
+        """Compare every file and batch."""
         by_sha256 = {file.sha256: file.path for manifest in self.manifests for file in manifest.files}
         for manifest in self.manifests:
             for file in manifest.files:
@@ -47,7 +47,7 @@ class Comparison:
             self._compare_batch(manifest)
 
     def file_of(self, stream: str, serial: int) -> str:
-        """The file that should hold this fact, if it can be read."""
+        """Return the path of the readable file that should contain this fact, or an empty text."""
         for path, file in self.readable.items():
             if file.stream == stream and file.first_serial <= serial <= file.last_serial:
                 return path
@@ -58,22 +58,22 @@ class Comparison:
     def _compare_file(self, manifest: Manifest, file: ArchivedFile, by_sha256: dict[str, str]) -> None:
         seen = self.seen[file.path]
         if not seen.exists:
-            self._tell_file("missing-file", f"there is no {file.path}", manifest, file, {})
+            self._report_file("missing-file", f"{file.path} does not exist", manifest, file, {})
         elif (seen.bytes, seen.sha256) != (file.bytes, file.sha256):
             other = by_sha256.get(seen.sha256)
             if other is not None:
                 why = f"{file.path} has the bytes of {other}"
             elif seen.bytes != file.bytes:
-                why = f"{file.path} has {seen.bytes} bytes; {file.bytes} were written"
+                why = f"{file.path} has {seen.bytes} bytes, its manifest says {file.bytes}"
             else:
-                why = f"{file.path} has other bytes than were written"
+                why = f"{file.path} has another checksum than in its manifest"
             self.changed.add(file.path)
             self.uneven.add(manifest.batch)
             runs = {} if seen.strangers else seen.runs
-            self._tell_file("changed-file", why, manifest, file, runs)
+            self._report_file("changed-file", why, manifest, file, runs)
         elif seen.unreadable:
             why = f"{file.path} cannot be read: {seen.unreadable}"
-            self._tell_file("changed-file", why, manifest, file, {})
+            self._report_file("changed-file", why, manifest, file, {})
         is_misplaced = bool(seen.strangers) or (
             bool(seen.rows) and not manifest.first_serial <= seen.first <= seen.last <= manifest.last_serial
         )
@@ -82,25 +82,25 @@ class Comparison:
             if is_misplaced and seen.sha256 == file.sha256:
                 whose = f"of {' and '.join(seen.strangers)}, " if seen.strangers else ""
                 why = f"{file.path} holds rows {whose}serials {seen.first} to {seen.last}"
-                self._tell_file("misplaced-row", why, manifest, file, {})
+                self._report_file("misplaced-row", why, manifest, file, {})
             return
         self.readable[file.path] = file
         is_mixed_up = any(odd.what == "out-of-order" for odd in seen.odd)
         if is_mixed_up:
-            # What seems to be missing may be elsewhere in the file.
+            # Rows that seem to be missing may be at another position in the file.
             self.uneven.add(manifest.batch)
             seen.odd = [odd for odd in seen.odd if odd.what != "missing-row"]
         for odd in seen.odd:
-            self._tell_odd(file, odd)
-        told = (seen.rows, seen.facts, seen.first, seen.last)
-        if told != (file.rows, file.facts, file.first_serial, file.last_serial):
+            self._report_odd(file, odd)
+        counts = (seen.rows, seen.facts, seen.first, seen.last)
+        if counts != (file.rows, file.facts, file.first_serial, file.last_serial):
             self.uneven.add(manifest.batch)
             self.short.setdefault(manifest.batch, []).append(file)
 
-    def _tell_file(
+    def _report_file(
         self, what: str, why: str, manifest: Manifest, file: ArchivedFile, runs: dict[str, TokenRun]
     ) -> None:
-        """For each of its writers: from its rows where they can be read, otherwise from the clocks."""
+        """Report a file problem for each writer, known from the rows or else from the clocks."""
         moved = {writer: (run.low, run.high) for writer, run in runs.items()} or _moved(manifest, file.stream)
         named: list[tuple[str, tuple[int | None, int | None]]] = [*sorted(moved.items())]
         for writer, tokens in named or [("", (None, None))]:
@@ -114,10 +114,10 @@ class Comparison:
                 file=file.path,
             )
 
-    def _tell_odd(self, file: ArchivedFile, odd: FileProblem) -> None:
+    def _report_odd(self, file: ArchivedFile, odd: FileProblem) -> None:
         why = {
-            "doubled-row": f"row {odd.seq} of serial {odd.serial} is there twice",
-            "missing-row": f"row {odd.seq} of serial {odd.serial} is not there",
+            "doubled-row": f"row {odd.seq} of serial {odd.serial} is duplicated",
+            "missing-row": f"row {odd.seq} of serial {odd.serial} is missing",
             "out-of-order": f"row {odd.seq} of serial {odd.serial} comes after later ones",
         }[odd.what]
         self._found.add(
@@ -164,7 +164,7 @@ class Comparison:
 
 
 def _moved(manifest: Manifest, stream: str) -> dict[str, tuple[int, int]]:
-    """The tokens by which the writers of a stream went on in a batch, as its clocks tell."""
+    """Return the ranges of tokens of the writers of a stream in a batch, from its clocks."""
     start = manifest.start.get(stream, {})
     return {
         writer: (start.get(writer, 0) + 1, token)

@@ -1,4 +1,4 @@
-"""Whether a daemon has what was archived: their digests are compared, no rows are moved."""
+"""Comparison of an archive with a daemon, by digests, without transferring rows."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -19,44 +19,44 @@ from synrepl.pipeline.store import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["compare"]
+__all__ = ["compare_with_daemon"]
 
 AT_ONCE: Final = 500
-"""So many serials are asked for at a time; the daemon takes 1,000, if the address does not get too long."""
+"""Serials per request. The daemon accepts 1,000, but the URL must not get too long."""
 
 
-def compare(
+def compare_with_daemon(
     spark: "SparkSession",
     store: Store,
     manifests: Sequence[Manifest],
-    asking: BlockingClient,
+    client: BlockingClient,
     found: AuditFindings,
     *,
     compared: Comparison,
 ) -> None:
-    """Compare the digests at the ends of batches; where one differs, find where that begins.
+    """Compare the digests at the ends of batches; if one differs, find the first difference.
 
-    As each digest stands for all before it, what differs once differs from there on. Of the files only those
-    that were `compared` and are readable are looked into. Raises `Unreachable`, `Refused` and `NotADaemon`.
+    A digest covers all facts before it, so all digests after a difference differ. Only the readable files of
+    `compared` are read. Raises `ConnectError` and `HttpError`.
     """
     end = manifests[-1]
-    told = asking.get_json(f"/v1/digests?serials={end.last_serial}")
-    if end.history and told["history"] != end.history:
-        why = f"the archive is of history {end.history}, the daemon's log is of {told['history']}"
+    response = client.get_json(f"/v1/digests?serials={end.last_serial}")
+    if end.history and response["history"] != end.history:
+        why = f"the archive has history {end.history}, the daemon's log has {response['history']}"
         found.add("other-history", why)
         return
-    head = int(told["serial"])
+    head = int(response["serial"])
     if head < end.last_serial:
-        _tell_beyond(spark, store, head, compared, found)
+        _report_beyond(spark, store, head, compared, found)
     known = {manifest.last_serial: manifest.digest for manifest in manifests if manifest.last_serial <= head}
     cut = next((one for one in manifests if one.first_serial <= head < one.last_serial), None)
     rows = _Digests(store, compared)
     if cut is not None and (digest := rows.of(cut).get(head)) is not None:
         known[head] = digest
-    theirs = _ask(asking, sorted(known))
+    theirs = _get_digests(client, sorted(known))
     unknown = [serial for serial, digest in theirs.items() if digest is None]
     if unknown:
-        why = f"the daemon does not know its digests up to serial {max(unknown)} any more"
+        why = f"the daemon has trimmed its digests up to serial {max(unknown)}"
         found.add("daemon-trimmed", why, serials=(manifests[0].first_serial, max(unknown)))
     differing = [serial for serial in known if theirs[serial] not in (None, known[serial])]
     if not differing:
@@ -64,10 +64,10 @@ def compare(
     upto = min(differing)
     after = max((serial for serial in known if serial < upto and theirs[serial] is not None), default=None)
     manifest = next(one for one in manifests if one.first_serial <= upto <= one.last_serial)
-    first, is_exact = _first(asking, rows.of(manifest), after, upto)
+    first, is_exact = _first(client, rows.of(manifest), after, upto)
     fact = rows.fact(manifest, first)
     where = f"at serial {first}" if is_exact else f"at serial {first} or before it"
-    why = f"the daemon has something else {where}, and so from there on"
+    why = f"the daemon has other facts {where}, and after that"
     found.add(
         "differs-from-daemon",
         why,
@@ -79,19 +79,19 @@ def compare(
     )
 
 
-def _ask(asking: BlockingClient, serials: Sequence[int]) -> dict[int, str | None]:
+def _get_digests(client: BlockingClient, serials: Sequence[int]) -> dict[int, str | None]:
     theirs: dict[int, str | None] = {}
     for first in range(0, len(serials), AT_ONCE):
         some = ",".join(map(str, serials[first : first + AT_ONCE]))
-        digests = asking.get_json(f"/v1/digests?serials={some}")["digests"]
+        digests = client.get_json(f"/v1/digests?serials={some}")["digests"]
         theirs.update((int(serial), digest) for serial, digest in digests.items())
     return theirs
 
 
-def _first(asking: BlockingClient, ours: Mapping[int, str], after: int | None, upto: int) -> tuple[int, bool]:
-    """The first serial after `after` that differs, where `upto` does; and whether that is sure.
+def _first(client: BlockingClient, ours: Mapping[int, str], after: int | None, upto: int) -> tuple[int, bool]:
+    """Return the first differing serial in ``(after, upto]``, and whether it is certain.
 
-    Each question parts what is left into hundreds, where halving would ask ten times as often.
+    A search in steps of 500 parts, with a tenth of the requests of a binary search.
     """
     left = sorted(serial for serial in ours if (after is None or after < serial) and serial < upto)
     is_sure = after is not None
@@ -99,7 +99,7 @@ def _first(asking: BlockingClient, ours: Mapping[int, str], after: int | None, u
     while left:
         step = max(1, -(-len(left) // AT_ONCE))
         probes = left[step - 1 :: step]
-        theirs = _ask(asking, probes)
+        theirs = _get_digests(client, probes)
         equal = [serial for serial in probes if theirs[serial] == ours[serial]]
         differing = [serial for serial in probes if theirs[serial] not in (None, ours[serial])]
         unknown = [serial for serial in probes if theirs[serial] is None]
@@ -112,7 +112,7 @@ def _first(asking: BlockingClient, ours: Mapping[int, str], after: int | None, u
     return upto, is_sure and (last_equal == upto - 1 or upto - 1 not in ours)
 
 
-def _tell_beyond(
+def _report_beyond(
     spark: "SparkSession",
     store: Store,
     head: int,
@@ -145,7 +145,7 @@ def _tell_beyond(
 
 
 class _Digests:
-    """The digests that the rows of a batch have, read when they are wanted."""
+    """The digests of the rows of batches, read on demand."""
 
     def __init__(self, store: Store, compared: Comparison) -> None:
         self._store = store
@@ -153,7 +153,7 @@ class _Digests:
         self._of: dict[int, dict[int, str]] = {}
 
     def of(self, manifest: Manifest) -> Mapping[int, str]:
-        """By serial, those of this batch."""
+        """Return the digests of a batch by serial."""
         if manifest.batch not in self._of:
             found: dict[int, str] = {}
             for path in self._paths(manifest):
@@ -163,7 +163,7 @@ class _Digests:
         return self._of[manifest.batch]
 
     def fact(self, manifest: Manifest, serial: int) -> dict[str, Any]:
-        """Stream, writer, token and file of this fact, if it is there."""
+        """Return stream, writer, token and file of a fact; empty if the fact is missing."""
         for path in self._paths(manifest):
             rows = self._table(path)
             if (at := pc.index(rows["serial"], serial).as_py()) >= 0:

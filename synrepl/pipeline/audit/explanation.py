@@ -1,4 +1,4 @@
-"""What looks wrong, looked into: which rows, whose, and what may be no fault."""
+"""Explanation of suspicious batches: the affected rows and writers, without false alarms."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -21,8 +21,7 @@ __all__ = ["Explanation"]
 
 
 class _Hole(msgspec.Struct, frozen=True):
-    """Between two facts of a writer, or after its last one in a batch, there should be others: those up to
-    `upto`, at serials between `after` and `before`."""
+    """Missing facts of a writer: tokens in ``(token, upto]``, at serials between `after` and `before`."""
 
     stream: str
     writer: str
@@ -33,7 +32,7 @@ class _Hole(msgspec.Struct, frozen=True):
 
 
 class Explanation:
-    """Reads the rows of what a comparison has found suspicious, and tells what it is."""
+    """Reader of suspicious rows, which reports the problems in them."""
 
     def __init__(
         self, spark: "SparkSession", archive: Store, compared: Comparison, found: AuditFindings
@@ -44,12 +43,12 @@ class Explanation:
         self._found = found
 
     def explain(self, *, deep: bool, progress: Progress) -> None:
-        """Look into what is suspicious; with `deep`, into everything."""
+        """Examine the suspicious batches; with `deep`, all batches."""
         if deep:
             uneven = {manifest.batch for manifest in self._compared.manifests}
             broken = {(one.batch, file.stream) for one in self._compared.manifests for file in one.files}
         else:
-            # Which serials are missing tells what a broken chain means.
+            # The missing serials explain a broken chain.
             uneven = self._compared.uneven | {batch for batch, _ in self._compared.broken}
             broken = self._compared.broken | {
                 (one.batch, file.stream)
@@ -62,9 +61,9 @@ class Explanation:
             return
         progress("rows", 0, sum(one.rows for one in chosen))
         serials, breaks = self._windows(chosen, broken)
-        self._tell_wrong(serials.wrong)
-        self._tell_missing(serials.missing, self._holes(breaks, chosen))
-        self._tell_unexplained(chosen)
+        self._report_wrong(serials.wrong)
+        self._report_missing(serials.missing, self._holes(breaks, chosen))
+        self._report_unexplained(chosen)
         progress("rows", sum(one.rows for one in chosen), sum(one.rows for one in chosen))
 
     def _windows(
@@ -73,16 +72,16 @@ class Explanation:
         paths = self._paths(chosen)
         if not paths:
             return windows.Serials([], []), []
-        # What is left of a trimmed log has holes; its facts are looked at all the same.
+        # A compacted batch has holes, so its serials are not checked, but its facts are.
         spans = _spans([one for one in chosen if not one.compacted])
-        serials = windows.serials(self._read(paths), spans)
+        serials = windows.check_serials(self._read(paths), spans)
         paths = [
             file.path
             for one in chosen
             for file in one.files
             if (one.batch, file.stream) in broken and file.path in self._compared.readable
         ]
-        return serials, windows.breaks(self._read(paths)) if paths else []
+        return serials, windows.find_breaks(self._read(paths)) if paths else []
 
     def _read(self, paths: Sequence[str]) -> "DataFrame":
         return read_files(self._spark, self._archive, paths, self._compared.changed)
@@ -91,7 +90,7 @@ class Explanation:
         return [file.path for one in manifests for file in one.files if file.path in self._compared.readable]
 
     def _holes(self, breaks: Sequence[windows.DigestBreak], chosen: Sequence[Manifest]) -> list[_Hole]:
-        """Where facts of a writer are not there. What is merely wrong about a chain is told right away."""
+        """Return the holes of writers. Tokens that go back are reported directly."""
         holes = []
         firsts = [manifest.first_serial for manifest in chosen]
         for one in breaks:
@@ -109,7 +108,7 @@ class Explanation:
             if one.prev_token > token:
                 holes.append(_Hole(one.stream, one.writer, token, one.prev_token, after, one.serial))
             else:
-                self._tell_chain(one.stream, one.writer, one.serial, one.prev_token, one.token, token)
+                self._report_chain(one.stream, one.writer, one.serial, one.prev_token, one.token, token)
         for manifest in chosen:
             unknown = self._compared.unknown.get(manifest.batch, set())
             for stream, writers in manifest.end.items():
@@ -120,16 +119,16 @@ class Explanation:
     def _is_excused(
         self, one: windows.DigestBreak, manifest: Manifest, token: int, *, is_known: bool
     ) -> bool:
-        """Whether there is a reason for it that is no fault."""
+        """Whether a break has a legitimate cause."""
         if one.stream in self._compared.unknown.get(manifest.batch, set()):
             return True
         if manifest.compacted:
             return one.prev_token > token
-        # Where history was lost, a writer goes on from where that ended, which no clock says.
+        # After a loss of facts, a writer continues at an earlier position, which no clock has.
         crossed = not is_known or one.before_epoch != one.epoch
         if one.stream in self._compared.void and crossed and one.prev_token < token:
             return True
-        # Of what was trimmed away, the clock knows nothing.
+        # The clock lacks the positions of trimmed facts.
         first = self._compared.manifests[0]
         return first.compacted and not is_known and one.prev_token > token
 
@@ -144,16 +143,16 @@ class Explanation:
             if token < upto:
                 yield _Hole(stream, writer, token, upto, after, manifest.last_serial + 1)
 
-    def _tell_wrong(self, wrong: Sequence[windows.WrongFacts]) -> None:
+    def _report_wrong(self, wrong: Sequence[windows.WrongFacts]) -> None:
         told = {
             (odd.what, odd.serial)
             for path in self._compared.readable
             for odd in self._compared.seen[path].odd
         }
         why = {
-            "doubled-row": "serial {} is there twice, or a row of it is",
-            "missing-row": "a row of serial {} is not there",
-            "changed-row": "serial {} is not what its digest stands for: it, or its digest, was changed",
+            "doubled-row": "serial {} or one of its rows is duplicated",
+            "missing-row": "a row of serial {} is missing",
+            "changed-row": "serial {} does not match its digest: the fact or the digest was changed",
         }
         spoiled = {one.serial for one in wrong if one.what != "changed-row"} | {serial for _, serial in told}
         for one in wrong:
@@ -169,8 +168,8 @@ class Explanation:
                 file=self._compared.file_of(one.stream, one.serial),
             )
 
-    def _tell_missing(self, missing: Sequence[tuple[int, int]], holes: Sequence[_Hole]) -> None:
-        """Serials that are nowhere, with whose they were where the writer's other facts tell."""
+    def _report_missing(self, missing: Sequence[tuple[int, int]], holes: Sequence[_Hole]) -> None:
+        """Report missing serials, with their writers if known from other facts."""
         for hole in holes:
             runs = [
                 (max(first, hole.after + 1), min(last, hole.before - 1))
@@ -178,11 +177,11 @@ class Explanation:
                 if first < hole.before and last > hole.after
             ]
             if not runs:
-                self._tell_chain(hole.stream, hole.writer, hole.before, hole.upto, hole.upto, hole.token)
+                self._report_chain(hole.stream, hole.writer, hole.before, hole.upto, hole.upto, hole.token)
                 continue
             self._found.add(
                 "missing-row",
-                f"facts of {hole.writer} with tokens beyond {hole.token}, up to {hole.upto}, are not there",
+                f"facts of {hole.writer} with tokens after {hole.token}, up to {hole.upto}, are missing",
                 stream=hole.stream,
                 writer=hole.writer,
                 tokens=(hole.token + 1, hole.upto),
@@ -200,17 +199,15 @@ class Explanation:
             which = short[0] if len(short) == 1 else None
             self._found.add(
                 "missing-row",
-                f"serial {first} is not there"
-                if first == last
-                else f"serials {first} to {last} are not there",
+                f"serial {first} is missing" if first == last else f"serials {first} to {last} are missing",
                 stream=which.stream if which else "",
                 serials=(first, last),
                 file=which.path if which else "",
             )
 
-    def _tell_unexplained(self, chosen: Sequence[Manifest]) -> None:
-        """What does not come out right although all rows do: then it is the manifest that is wrong."""
-        wrong = {one.first_serial for one in self._found.told() if one.severity == "error"}
+    def _report_unexplained(self, chosen: Sequence[Manifest]) -> None:
+        """Report counts and clocks that differ although all rows are right: the manifest is wrong."""
+        wrong = {one.first_serial for one in self._found.listed() if one.severity == "error"}
         for manifest in chosen:
             serials = (manifest.first_serial, manifest.last_serial)
             if any(serial is not None and serials[0] <= serial <= serials[1] for serial in wrong):
@@ -225,10 +222,10 @@ class Explanation:
                 why = f"{manifest.name} has another clock of {stream} than its rows"
                 self._found.add("manifest", why, stream=stream, serials=serials, file=manifest.name)
 
-    def _tell_chain(
+    def _report_chain(
         self, stream: str, writer: str, serial: int, prev_token: int, token: int, expected: int
     ) -> None:
-        why = f"{writer} goes on at token {prev_token}, where it was at {expected}"
+        why = f"{writer} continues at token {prev_token}, expected {expected}"
         self._found.add(
             "broken-chain",
             why,
@@ -241,7 +238,7 @@ class Explanation:
 
 
 def _spans(manifests: Sequence[Manifest]) -> list[windows.SerialSpan]:
-    """Runs of serials: batches that follow each other are one."""
+    """Return the spans of serials; adjacent batches are joined."""
     spans: list[windows.SerialSpan] = []
     for manifest in manifests:
         if spans and spans[-1].last + 1 == manifest.first_serial:

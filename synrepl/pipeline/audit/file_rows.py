@@ -1,7 +1,7 @@
-"""The rows of a file whose bytes are not those that were written, read without trust in any of them.
+"""Reader of files with a wrong checksum, whose bytes are not trusted.
 
-Readers of Parquet differ in what damage they notice, and Spark's ends the whole job. So pyarrow alone reads
-such a file, all of it; Spark is given rows, never the file.
+Parquet readers differ in the damage they detect, and an error in Spark's reader fails the job. So pyarrow
+alone reads such a file, completely; Spark receives rows, never the file.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Looking at one file: its bytes, and what its rows say by themselves. One pass, on executors."""
+"""Scan of a file: its checksum, and the consistency of its rows. One pass, in a task."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -12,25 +12,25 @@ import pyarrow.parquet as pq
 from synrepl.pipeline.audit.file_rows import AT_ONCE, DAMAGE, read_checked
 from synrepl.pipeline.store import NotFound, Store
 
-__all__ = ["SEEN", "FileProblem", "TokenRun", "FileScan", "look", "look_at_all"]
+__all__ = ["SEEN", "FileProblem", "TokenRun", "FileScan", "scan_file", "scan_files"]
 
 ODD_AT_MOST: Final = 50
-"""Of one file more is not told: a file in disorder is in disorder everywhere."""
+"""Maximum number of problems reported per file."""
 
 COLUMNS: Final = ["serial", "stream", "writer", "prev_token", "token", "seq"]
 
 SUM: Final = 2**63
-"""Sums of serials are taken modulo this: those of damaged files would not fit into JSON."""
+"""Modulus of sums of serials: sums of damaged files would not fit into JSON."""
 
 SEEN: Final = "`seen` binary NOT NULL"
-"""What tasks answer, for Spark: `FileScan` as JSON."""
+"""The result schema of tasks: `FileScan` as JSON."""
 
 
 class TokenRun(msgspec.Struct, kw_only=True):
-    """The facts of one writer in a file: what it was at before the first, and at after the last.
+    """The facts of one writer in a file, with its positions `before` the first and `after` the last.
 
-    Facts that came late move nothing; with only such, both are None. `goes_on` says that each fact begins
-    where the one before it ended.
+    Late facts do not move the position; with late facts only, both are None. `goes_on`: each fact continues
+    the previous one.
     """
 
     before: int | None = None
@@ -43,7 +43,7 @@ class TokenRun(msgspec.Struct, kw_only=True):
 
 
 class FileProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """Something odd about one row."""
+    """A problem of one row."""
 
     what: str
     writer: str
@@ -53,9 +53,9 @@ class FileProblem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileScan(msgspec.Struct, kw_only=True):
-    """What was seen of a file. `serials` is the sum of the serials of its facts; `digest` that of the last.
+    """The result of a scan. `serials` is the sum of the serials of the facts; `digest` is that of the last.
 
-    `strangers` are the streams of rows that are of another one than the file.
+    `strangers` are the streams of rows that belong to another file.
     """
 
     path: str
@@ -74,21 +74,19 @@ class FileScan(msgspec.Struct, kw_only=True):
     odd: list[FileProblem] = []
 
 
-def look_at_all(store: Store, batches: Iterable[Any]) -> Iterator[Any]:
-    """Look at the files whose `path`, `stream` and `sha256` are in these record batches; gives batches of
-    `SEEN`.
-    """
+def scan_files(store: Store, batches: Iterable[Any]) -> Iterator[Any]:
+    """Scan the files whose `path`, `stream` and `sha256` are in these batches. Yields batches of `SEEN`."""
     for batch in batches:
         for file in batch.to_pylist():
-            seen = msgspec.json.encode(look(store, file["path"], file["stream"], file["sha256"]))
+            seen = msgspec.json.encode(scan_file(store, file["path"], file["stream"], file["sha256"]))
             yield pa.record_batch([pa.array([seen], pa.binary())], names=["seen"])
 
 
-def look(store: Store, path: str, stream: str, sha256: str) -> FileScan:
-    """Look at this file, which should have rows of this stream, and this checksum.
+def scan_file(store: Store, path: str, stream: str, sha256: str) -> FileScan:
+    """Scan a file that should have rows of this stream, and this checksum.
 
-    The checksum goes first. Of a file that has it, the columns that tell the order are enough; of any other
-    file all columns are read, and it is `unreadable` if a single value cannot be.
+    If the checksum is right, only the columns for the order are read. Otherwise all columns are read, and the
+    file is `unreadable` if any value cannot be read.
     """
     seen = FileScan(path=path)
     try:
@@ -118,7 +116,7 @@ def look(store: Store, path: str, stream: str, sha256: str) -> FileScan:
 
 
 class _Rows:
-    """The rows of a file, as they come by."""
+    """The rows of a file, scanned in order."""
 
     def __init__(self, seen: FileScan, stream: str) -> None:
         self._seen = seen
@@ -126,7 +124,7 @@ class _Rows:
         self._serial = self._seq = -1
 
     def add(self, batch: Any) -> None:
-        """These rows come next."""
+        """Scan the next rows."""
         seen = self._seen
         if not len(batch):
             return
@@ -142,11 +140,11 @@ class _Rows:
         for name in pc.unique(batch["stream"]).to_pylist():
             if name != self._stream and name not in seen.strangers:
                 seen.strangers = [*seen.strangers, name]
-        self._look_at_order(batch, serial, seq)
-        self._look_at_writers(batch.filter(pa.array(begins)))
+        self._check_order(batch, serial, seq)
+        self._scan_writers(batch.filter(pa.array(begins)))
 
-    def _look_at_order(self, batch: Any, serial: Any, seq: Any) -> None:
-        """Whether each row is the next of its fact, or the first of a later one."""
+    def _check_order(self, batch: Any, serial: Any, seq: Any) -> None:
+        """Check that each row is the next of its fact, or the first of a later fact."""
         serials = np.concatenate(([self._serial], serial))
         seqs = np.concatenate(([self._seq], seq))
         self._serial, self._seq = int(serial[-1]), int(seq[-1])
@@ -165,7 +163,7 @@ class _Rows:
                 writer=batch["writer"][position].as_py(),
                 token=batch["token"][position].as_py(),
                 serial=here[0],
-                # Of a fact of which rows are missing, the first that is.
+                # The first missing row of the fact.
                 seq=before[1] + 1
                 if what == "missing-row" and here[0] == before[0]
                 else 0
@@ -174,7 +172,7 @@ class _Rows:
             )
             self._seen.odd = [*self._seen.odd, odd]
 
-    def _look_at_writers(self, facts: Any) -> None:
+    def _scan_writers(self, facts: Any) -> None:
         coded = pc.dictionary_encode(facts["writer"])
         codes = coded.indices.to_numpy()
         before, token = facts["prev_token"].to_numpy(), facts["token"].to_numpy()

@@ -1,4 +1,4 @@
-"""What an audit can find: a closed list, for people and for programs that act on it."""
+"""Findings of an audit: a closed list of codes."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -9,37 +9,37 @@ import msgspec
 __all__ = ["CODES", "AuditResult", "AuditFinding", "AuditFindings"]
 
 AT_MOST: Final = 1_000
-"""So many findings of one code are told; of a ruined archive nobody reads more."""
+"""Maximum number of findings reported per code."""
 
 CODES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "manifest": "a manifest cannot be read, or says what cannot be",
-        "gap": "no manifest is there for these serials",
-        "missing-file": "a file that a manifest names is not there",
-        "changed-file": "a file has other bytes than when it was written, or cannot be read",
-        "missing-row": "a fact, or a row of one, is not there",
-        "doubled-row": "a row is there twice",
+        "manifest": "a manifest cannot be read, or contradicts itself or its files",
+        "gap": "there is no manifest for these serials",
+        "missing-file": "a file that a manifest names does not exist",
+        "changed-file": "a file was changed, or cannot be read",
+        "missing-row": "a fact or a row is missing",
+        "doubled-row": "a row is duplicated",
         "misplaced-row": "rows are in a file of another stream, or of other serials",
-        "out-of-order": "rows of a file are not in the order of their serials",
-        "changed-row": "a fact is not what its digest stands for",
-        "broken-chain": "a fact does not go on where its writer was",
+        "out-of-order": "rows of a file are not in order of serial",
+        "changed-row": "a fact does not match its digest",
+        "broken-chain": "a fact does not continue the previous fact of its writer",
         "other-history": "the daemon's log is not the one that was archived",
-        "differs-from-daemon": "from here on the daemon has something else",
-        "missing-in-daemon": "the daemon does not have these facts, though it is of the same history",
+        "differs-from-daemon": "the daemon has other facts from here on",
+        "missing-in-daemon": "the daemon lacks these facts of the same history",
         "unnamed-file": "no manifest names this file; it is not part of the archive",
-        "daemon-trimmed": "the daemon does not know any more what it had here",
+        "daemon-trimmed": "the daemon has trimmed its digests here",
     }
 )
-"""Each code, and what it means."""
+"""The codes and their meanings."""
 
 INFO: Final = frozenset({"unnamed-file", "daemon-trimmed"})
-"""What is worth knowing, and wrong with nothing."""
+"""Codes that are not errors."""
 
 
 class AuditFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was found: `what` is of `CODES`. What is not known is empty, or None.
+    """A finding: `what` is one of `CODES`. Unknown fields are empty or None.
 
-    Tokens and serials are those concerned, both ends included.
+    Tokens and serials are inclusive ranges.
     """
 
     what: str
@@ -55,7 +55,7 @@ class AuditFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What an audit found, and how much it looked at; `untold` counts findings beyond those that are told."""
+    """The findings and the extent of an audit. `untold` counts findings beyond the limit."""
 
     findings: list[AuditFinding]
     untold: int
@@ -70,12 +70,12 @@ class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there are no errors."""
         return all(finding.severity == "info" for finding in self.findings)
 
 
 class AuditFindings:
-    """What was found so far."""
+    """The findings so far."""
 
     def __init__(self) -> None:
         self.untold = 0
@@ -93,7 +93,7 @@ class AuditFindings:
         serials: tuple[int | None, int | None] = (None, None),
         file: str = "",
     ) -> None:
-        """One more."""
+        """Add a finding."""
         assert what in CODES, what
         self._counts[what] = self._counts.get(what, 0) + 1
         if self._counts[what] > AT_MOST:
@@ -114,6 +114,6 @@ class AuditFindings:
             )
         )
 
-    def told(self) -> list[AuditFinding]:
-        """Errors first, each kind in order of serial."""
+    def listed(self) -> list[AuditFinding]:
+        """Return the findings: errors first, then by serial."""
         return sorted(self._found, key=lambda one: (one.severity == "info", one.first_serial or 0))

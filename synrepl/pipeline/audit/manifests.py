@@ -1,4 +1,4 @@
-"""What the manifests say, and whether it can be true. Nothing is raised: what is wrong is a finding."""
+"""Consistency of manifests. A problem is a finding, not an error."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,24 +10,24 @@ from synrepl.pipeline.archive.manifest import MANIFESTS, VERSION, Manifest, text
 from synrepl.pipeline.audit.findings import AuditFindings
 from synrepl.pipeline.store import Store
 
-__all__ = ["read_manifests", "tell_unnamed"]
+__all__ = ["read_manifests", "report_unnamed"]
 
 
 def read_manifests(store: Store, found: AuditFindings) -> list[Manifest]:
-    """Those that count and can be read, in order of serial."""
+    """Return the valid current manifests, in order of serial."""
     read: dict[int, Manifest] = {}
     for batch, text in texts(store).items():
         path = f"{MANIFESTS}/{batch}.json"
         try:
             manifest = msgspec.json.decode(text, type=Manifest)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            found.add("manifest", f"{path} is no manifest: {error}", file=path)
+            found.add("manifest", f"{path} is not a valid manifest: {error}", file=path)
             continue
         if manifest.version != VERSION:
-            why = f"{path} is of version {manifest.version}; this release knows {VERSION}"
+            why = f"{path} has version {manifest.version}; this release supports {VERSION}"
             found.add("manifest", why, file=path)
         elif manifest.batch != batch:
-            found.add("manifest", f"{path} says that it is of batch {manifest.batch}", file=path)
+            found.add("manifest", f"{path} is the manifest of batch {manifest.batch}", file=path)
         else:
             read[manifest.batch] = manifest
     replaced = {batch for manifest in read.values() for batch in manifest.replaces}
@@ -46,9 +46,11 @@ def read_manifests(store: Store, found: AuditFindings) -> list[Manifest]:
     return kept
 
 
-def tell_unnamed(store: Store, manifests: Sequence[Manifest], found: AuditFindings) -> None:
-    """Which files no manifest names: left by runs that were cut short. Those of batches that were merged stay
-    for a while, for who reads them."""
+def report_unnamed(store: Store, manifests: Sequence[Manifest], found: AuditFindings) -> None:
+    """Report the files that no manifest names, left by aborted runs.
+
+    Files of merged batches are not reported: they stay for a while, for readers.
+    """
     named = {file.path for manifest in manifests for file in manifest.files}
     merged = {f"batch={batch}" for manifest in manifests for batch in manifest.replaces}
     root = store.path()
@@ -69,27 +71,27 @@ def _check_sums(manifest: Manifest, found: AuditFindings) -> None:
     span = serials[1] - serials[0] + 1
     facts, rows = sum(file.facts for file in manifest.files), sum(file.rows for file in manifest.files)
     if (facts, rows) != (manifest.facts, manifest.rows):
-        wrong(f"it counts {manifest.facts} facts and {manifest.rows} rows, its files have {facts} and {rows}")
+        wrong(f"it has {manifest.facts} facts and {manifest.rows} rows, its files have {facts} and {rows}")
     elif manifest.facts != span and not manifest.compacted:
-        wrong(f"serials {serials[0]} to {serials[1]} are {span} facts, it counts {manifest.facts}")
+        wrong(f"serials {serials[0]} to {serials[1]} are {span} facts, it has {manifest.facts}")
     for file in manifest.files:
         if not serials[0] <= file.first_serial <= file.last_serial <= serials[1]:
-            wrong(f"{file.path} is said to have serials {file.first_serial} to {file.last_serial}")
+            wrong(f"{file.path} is listed with serials {file.first_serial} to {file.last_serial}")
 
 
 def _check_joint(before: Manifest, after: Manifest, found: AuditFindings) -> None:
     joint = f"{after.name}, after {before.name}:"
     first, last = before.last_serial + 1, after.first_serial - 1
     if last >= first:
-        found.add("gap", f"no manifest is there for serials {first} to {last}", serials=(first, last))
+        found.add("gap", f"there is no manifest for serials {first} to {last}", serials=(first, last))
         return
     at = (after.first_serial, after.first_serial)
     if last < first - 1:
-        why = f"{joint} it begins at serial {after.first_serial}, that one ends at {before.last_serial}"
+        why = f"{joint} it begins at serial {after.first_serial}, after the end at {before.last_serial}"
         found.add("manifest", why, serials=at, file=after.name)
         return
     if (after.history, after.server_name) != (before.history, before.server_name):
-        found.add("manifest", f"{joint} they are of different histories", serials=at, file=after.name)
+        found.add("manifest", f"{joint} their histories differ", serials=at, file=after.name)
     elif after.start_digest != before.digest:
         found.add("manifest", f"{joint} their digests differ", serials=at, file=after.name)
     elif after.start != before.end:

@@ -1,4 +1,4 @@
-"""Looking at rows in their order: which are missing, doubled, changed, or do not go on. Dear, so of few."""
+"""Window queries over rows: missing, duplicate and changed rows, and broken chains. Expensive."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -10,16 +10,16 @@ from pyspark.sql import functions as F  # noqa: N812
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["DigestBreak", "Serials", "SerialSpan", "WrongFacts", "breaks", "serials"]
+__all__ = ["DigestBreak", "Serials", "SerialSpan", "WrongFacts", "check_serials", "find_breaks"]
 
 BLOCK: Final = 16_384
-"""Serials are looked at in blocks of so many: a window over all of them would be the work of one task."""
+"""Serials per window: a single window over all serials would run in one task."""
 
 AT_MOST: Final = 10_000
 
 
 class SerialSpan(msgspec.Struct, frozen=True):
-    """Serials from `first` to `last`, all of which should be there, and the digest before them."""
+    """Serials from `first` to `last`, all of which should exist, and the digest before them."""
 
     first: int
     last: int
@@ -27,7 +27,7 @@ class SerialSpan(msgspec.Struct, frozen=True):
 
 
 class WrongFacts(msgspec.Struct, frozen=True):
-    """A fact that is there twice, not whole, or another one than was written; `what` as in `CODES`."""
+    """A duplicate, incomplete or changed fact; `what` is one of `CODES`."""
 
     what: str
     serial: int
@@ -37,14 +37,14 @@ class WrongFacts(msgspec.Struct, frozen=True):
 
 
 class Serials(msgspec.Struct, frozen=True):
-    """What is wrong with the facts of some spans, and which runs of serials are not there."""
+    """The wrong facts of some spans, and the missing runs of serials."""
 
     wrong: list[WrongFacts]
     missing: list[tuple[int, int]]
 
 
 class DigestBreak(msgspec.Struct, frozen=True):
-    """A fact that does not begin where the one before it of its writer, if that was looked at, ended."""
+    """A fact that does not continue the previous fact of its writer, as far as known."""
 
     stream: str
     writer: str
@@ -57,15 +57,15 @@ class DigestBreak(msgspec.Struct, frozen=True):
     before_epoch: int | None
 
 
-def serials(found: "DataFrame", spans: Sequence[SerialSpan]) -> Serials:
-    """Compute the digest of every fact in these rows again, from the one before it, and count serials."""
+def check_serials(found: "DataFrame", spans: Sequence[SerialSpan]) -> Serials:
+    """Recompute the digest of every fact from that of its predecessor, and find missing serials."""
     block = F.floor(F.col("serial") / BLOCK)
     is_last = F.col("serial") % BLOCK == BLOCK - 1
     rows = F.array_sort(F.collect_list(F.struct("seq", "row")))
     facts = (
         found.groupBy("serial", "epoch", "stream", "writer", "prev_token", "token", "committed_at", "digest")
         .agg(rows.alias("found"), F.count("*").alias("count"), F.max("seq").cast("long").alias("top"))
-        # The fact before the first of a block is the last of another: it is in both.
+        # The last fact of a block is also in the next block, as the predecessor of its first fact.
         .withColumn("block", F.explode(F.when(is_last, F.array(block, block + 1)).otherwise(F.array(block))))
         .withColumn("is_guest", F.col("block") != block)
     )
@@ -80,13 +80,13 @@ def serials(found: "DataFrame", spans: Sequence[SerialSpan]) -> Serials:
         previous = previous.when(F.col("serial") == span.first, F.lit(span.digest))
     text = F.concat(F.lit("["), F.array_join(F.transform("found", lambda one: one["row"]), ","), F.lit("]"))
     parts = ["serial", "epoch", "stream", "writer", "prev_token", "token"]
-    said = F.concat_ws(" ", previous, *parts, F.unix_millis("committed_at"), text)
+    digested = F.concat_ws(" ", previous, *parts, F.unix_millis("committed_at"), text)
     is_doubled = (F.col("count") > F.col("top") + 1) | (F.col("before") == F.col("serial"))
     what = (
         F.when(F.col("is_guest"), None)
         .when(is_doubled, "doubled-row")
         .when(F.col("count") < F.col("top") + 1, "missing-row")
-        .when(previous.isNotNull() & (F.sha2(said, 256) != F.col("digest")), "changed-row")
+        .when(previous.isNotNull() & (F.sha2(digested, 256) != F.col("digest")), "changed-row")
     )
     begins = ~F.col("is_guest") & F.col("before").isNull()
     ends = F.col("after").isNull() & (F.col("is_guest") | ~is_last)
@@ -114,7 +114,7 @@ def serials(found: "DataFrame", spans: Sequence[SerialSpan]) -> Serials:
 
 
 def _missing(told: Sequence[Any], spans: Sequence[SerialSpan]) -> list[tuple[int, int]]:
-    """The runs of serials that are nowhere, from where runs of those that are there begin, and end."""
+    """Return the missing runs of serials, from the starts and ends of the existing runs."""
     begins = sorted({row["serial"] for row in told if row["begins"] or row["is_gap"]})
     ends = sorted(
         {row["serial"] for row in told if row["ends"]} | {row["before"] for row in told if row["is_gap"]}
@@ -135,9 +135,10 @@ def _missing(told: Sequence[Any], spans: Sequence[SerialSpan]) -> list[tuple[int
     return missing
 
 
-def breaks(rows: "DataFrame") -> list[DigestBreak]:
-    """Each fact in these rows that does not begin where its writer's last one ended, and the first of each
-    writer, about which that is not known here. Facts that came late claim nothing.
+def find_breaks(rows: "DataFrame") -> list[DigestBreak]:
+    """Return facts that do not continue the previous one of their writer, and the first of each writer.
+
+    Late facts are ignored.
     """
     order = Window.partitionBy("stream", "writer").orderBy("serial", "seq")
     found = (
@@ -146,7 +147,7 @@ def breaks(rows: "DataFrame") -> list[DigestBreak]:
         .withColumn("before_serial", F.lag("serial").over(order))
         .withColumn("before_token", F.lag("token").over(order))
         .withColumn("before_epoch", F.lag("epoch").over(order))
-        # Of each fact the first row that is there counts, be it the first or not.
+        # The first existing row of a fact counts.
         .where("before_serial is null or (prev_token <> before_token and serial <> before_serial)")
         .drop("seq")
         .orderBy("serial")

@@ -35,7 +35,7 @@ def facts_of(spark: "SparkSession", archive: Store, found: Sequence[Manifest]) -
     `copies` is 1 unless a fact is there twice in a file; one that is in two files has two lines
     (`counted_once`).
     """
-    came = {manifest.batch: manifest.came for manifest in found}
+    came = {manifest.batch: manifest.all_arrivals for manifest in found}
 
     def work(parts: Iterable[Part]) -> Iterator[Any]:
         for part in parts:

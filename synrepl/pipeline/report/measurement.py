@@ -90,7 +90,7 @@ def measure(
         sizes=sizes,
         spread=spread,
         largest=largest,
-        arrivals=[one for manifest in found for one in manifest.came],
+        arrivals=[one for manifest in found for one in manifest.all_arrivals],
         standing=standings(over_time, bins, last_ms=covers.last_ms),
         broken=broken,
         doubles=doubles,

@@ -1,1 +1,1 @@
-"""Snapshots: what of an archive is still true, without all that was replaced since."""
+"""Snapshots: the facts of an archive that newer facts have not replaced."""

@@ -1,4 +1,4 @@
-"""Compaction: the archive, folded into a snapshot."""
+"""The job `compact`: folds an archive into a snapshot."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 __all__ = ["CompactResult", "compact"]
 
 BUCKETS: Final = 4_096
-"""Into so many ranges of equal length serials are counted, to find ranges with equally many rows."""
+"""Number of equal ranges of serials whose rows are counted, to find ranges with equally many rows."""
 
 
 class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The snapshot that is there now, and what it took.
+    """The current snapshot, and the cost of making it.
 
-    Without `is_new` it is the one that was there before, as nothing came since. `full` says that all of the
-    archive was read, otherwise what is `read_rows` is the former snapshot and what came since.
+    `is_new` is false if there were no new facts. With `full` the whole archive was read, otherwise the
+    previous snapshot and the facts since.
     """
 
     snapshot: SnapshotManifest
@@ -54,8 +54,11 @@ class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _SnapshotReader(msgspec.Struct, frozen=True):
-    """What a compaction reads: of `parts`, a former snapshot, everything but the streams `whole`; of what is
-    `archived` these, and what came after the serial `after`."""
+    """The input of a compaction.
+
+    Of the `parts` of the previous snapshot, all streams except `whole` are read; of the `archived` files the
+    streams `whole`, and facts after the serial `after`.
+    """
 
     archived: list[ArchivedFile]
     parts: list[PartFile] = []
@@ -83,16 +86,16 @@ def compact(
     now_ms: int | None = None,
     progress: Progress = ignore_progress,
 ) -> CompactResult:
-    """Bring the snapshot to the end of the archive.
+    """Advance the snapshot to the end of the archive.
 
-    From the former snapshot and what came since; `full` reads all of the archive instead, with the same
-    result. Whoever reads the former snapshot meanwhile can go on: its files stay until the compaction after
-    this one. Raises `BadArchive` where the two do not belong together.
+    Reads the previous snapshot and the facts since; with `full` the whole archive, with the same result. The
+    files of the previous snapshot stay until the next compaction, for its readers. Raises `BadArchive` unless
+    snapshot and archive are of the same log.
     """
     begun = time.monotonic()
     batches = manifests(archive)
     if not batches:
-        raise BadArchive(f"{archive}: nothing is archived there yet")
+        raise BadArchive(f"{archive}: nothing is archived there yet; run synrepl pipeline archive first")
     former = read_snapshot(snapshot)
     end = batches[-1]
     if former is not None:
@@ -126,7 +129,7 @@ def compact(
         archive=SnapshotBasis(first_serial=batches[0].first_serial, batch=end.batch),
     )
     if read_snapshot(snapshot) != former:
-        raise BadArchive(f"{snapshot}: somebody else has made a snapshot meanwhile; this one does not count")
+        raise BadArchive(f"{snapshot}: another job has written a snapshot meanwhile; this one is discarded")
     write_snapshot(snapshot, made)
     _clean(snapshot, made, former)
     return CompactResult(
@@ -140,10 +143,12 @@ def compact(
 
 
 def _check(former: SnapshotManifest, snapshot: Store, archive: Store, batches: Sequence[Manifest]) -> None:
-    """`BadArchive` unless the archive goes on where this snapshot stands."""
+    """Raise `BadArchive` unless the archive continues this snapshot."""
     first, end = batches[0], batches[-1]
     if (former.history, former.server_name) != (end.history, end.server_name):
-        raise BadArchive(f"{snapshot} is of another history than {archive}; give it a place of its own")
+        raise BadArchive(
+            f"{snapshot} has another history than {archive}; use another directory for the snapshot"
+        )
     if former.serial > end.last_serial:
         raise BadArchive(f"{snapshot} is at serial {former.serial}, {archive} ends at {end.last_serial}")
     if former.serial < first.first_serial - 1:
@@ -153,12 +158,12 @@ def _check(former: SnapshotManifest, snapshot: Store, archive: Store, batches: S
     known = _digest_at(archive, batches, former.serial)
     if known is not None and known != former.digest:
         raise BadArchive(
-            f"{snapshot} is of another history than {archive}: at serial {former.serial} their digests differ"
+            f"{snapshot} has another history than {archive}: the digests of serial {former.serial} differ"
         )
 
 
 def _digest_at(archive: Store, batches: Sequence[Manifest], serial: int) -> str | None:
-    """None where a batch does not hold that fact any more."""
+    """Return the digest at a serial; None if the archive has no such fact."""
     for manifest in batches:
         if manifest.first_serial == serial + 1:
             return manifest.start_digest
@@ -179,9 +184,10 @@ def _digest_at(archive: Store, batches: Sequence[Manifest], serial: int) -> str 
 def _reading(
     batches: Sequence[Manifest], former: SnapshotManifest | None, table: StreamTable
 ) -> _SnapshotReader:
-    """All of the archive, or what came after `former`, and that.
+    """Return the input: the whole archive, or `former` and the facts since.
 
-    Streams of which rows have become void since are read whole: what these had replaced is not in `former`.
+    A stream with rows that have become void since is read whole: `former` lacks the rows that the void ones
+    replaced.
     """
     kept = [
         file
@@ -212,20 +218,20 @@ def _made(
     file_rows: int,
     progress: Progress,
 ) -> tuple[list[PartFile], int]:
-    """The files of the new snapshot, and how many keys are in them."""
+    """Write the files of the new snapshot. Return the files and the number of keys."""
     rows = _rows(spark, archive, snapshot, reading)
     if rows is None:
         return [], 0
     rows = rows.where(~fold.is_void(end.epoch_starts))
-    declaring = fold.declaring(table)
-    last = fold.winners(rows, declaring).persist()
+    removing = fold.streams_with_tombstones(table)
+    last = fold.find_last_rows(rows, removing).persist()
     try:
         counted = _counted(last, end.last_serial)
         keys = sum(alive for _, alive, _ in counted)
         is_gone = any(gone for _, _, gone in counted)
         progress("reading", reading.rows, reading.rows)
         progress("writing", 0, keys)
-        facts = fold.kept(rows, last, declaring, look=is_gone and reading.may_have_several)
+        facts = fold.select_facts(rows, last, removing, look=is_gone and reading.may_have_several)
         ranges = _ranges(counted, file_rows)
         found = (
             rows.join(facts, "serial")
@@ -247,8 +253,8 @@ def _made(
     overlaps = any(after.first_serial <= before.last_serial for before, after in pairwise(written))
     if done != keys or overlaps:
         raise BadArchive(
-            f"{archive}: {keys} keys were found and {done} written: rows are there twice, or files changed"
-            f" meanwhile; an audit tells"
+            f"{archive}: found {keys} keys but wrote {done}: there are duplicate rows, or files changed"
+            f" meanwhile; run synrepl pipeline audit"
         )
     return written, keys
 
@@ -261,7 +267,7 @@ def _rows(
         paths = [archive.uri(file.path) for file in reading.archived]
         found = spark.read.schema(spark_schema(COLUMNS)).parquet(*paths)
         if reading.after:
-            # A merged batch may hold what `parts` have, too.
+            # A merged batch may contain facts of `parts` too.
             found = found.where((F.col("serial") > reading.after) | F.col("stream").isin(*reading.whole))
     if reading.parts:
         paths = [snapshot.uri(part.path) for part in reading.parts]
@@ -277,14 +283,14 @@ def _bucket(upto: int) -> "Column":
 
 
 def _counted(last: "DataFrame", upto: int) -> list[tuple[int, int, int]]:
-    """For each range of serials: its number, how many keys have their last row there, how many are gone."""
+    """Return for each range of serials its number, its last rows of live keys, and those of removed keys."""
     gone = F.sum(F.col("gone").cast("int"))
     counted = last.groupBy(_bucket(upto)).agg(F.count("*") - gone, gone).collect()
     return sorted((row[0], row[1], row[2]) for row in counted)
 
 
 def _ranges(counted: Iterable[tuple[int, int, int]], file_rows: int) -> list[int]:
-    """For each bucket the number of its range: ranges have about as many rows as a file."""
+    """Return for each bucket the number of its range. A range has about as many rows as a file."""
     ranges: list[int] = []
     number = rows = 0
     for bucket, alive, _ in counted:
@@ -296,18 +302,18 @@ def _ranges(counted: Iterable[tuple[int, int, int]], file_rows: int) -> list[int
 
 
 def _range_of(ranges: Sequence[int], bucket: "Column") -> "Column":
-    """`ranges` as a column. One constant, looked up by place: a ladder of comparisons would cost each row."""
+    """Return `ranges` as a column: a constant array indexed by bucket, faster than a chain of comparisons."""
     known = F.split(F.lit(",".join(map(str, ranges))), ",").cast("array<int>")
     return F.element_at(known, (bucket + 1).cast("int"))
 
 
 def _written(store: Store, folder: str, file_rows: int, batches: Iterable[Any]) -> Iterator[Any]:
-    """On executors."""
+    """Write the files of a snapshot (runs in a task)."""
     return write_parts(store, folder, file_rows, batches)
 
 
 def _clean(store: Store, made: SnapshotManifest, former: SnapshotManifest | None) -> None:
-    """Remove what neither this snapshot nor the one before it names: what is older, or was never finished."""
+    """Remove the files that neither this snapshot nor the previous one names."""
     named = {file.path for one in (made, former) if one is not None for file in one.files}
     folders = {path.partition("/")[0] for path in named}
     for folder in store.names(""):

@@ -1,4 +1,4 @@
-"""The fold: of all rows with one key the last one counts, unless it says that the key is gone."""
+"""Fold of rows: the last row of each key is kept, unless it is a tombstone."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,16 +15,16 @@ from synrepl.wire.dialect import NEWEST
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["declaring", "is_void", "kept", "winners"]
+__all__ = ["find_last_rows", "is_void", "select_facts", "streams_with_tombstones"]
 
 
-def declaring(table: StreamTable) -> list[str]:
-    """The streams whose rows may say that their key is gone."""
+def streams_with_tombstones(table: StreamTable) -> list[str]:
+    """Return the streams with tombstones."""
     return [stream.name for stream in table if stream.tombstone is not None and not stream.ephemeral]
 
 
 def is_void(epoch_starts: Sequence[EpochStart]) -> "Column":
-    """Whether a row is of a fact that counts no more, as of these turns."""
+    """Return whether a fact was lost at one of these epoch starts, as a column."""
     found = F.lit(False)
     for epoch_start in epoch_starts:
         if epoch_start.stream:
@@ -36,12 +36,13 @@ def is_void(epoch_starts: Sequence[EpochStart]) -> "Column":
     return found
 
 
-def winners(rows: "DataFrame", declaring: Collection[str]) -> "DataFrame":
-    """The place (serial, seq) of the last row of each stream and key, and whether it says that it is `gone`.
+def find_last_rows(rows: "DataFrame", removing: Collection[str]) -> "DataFrame":
+    """Return the position (serial, seq) of the last row of each key, and whether it is a tombstone.
 
-    The text of rows comes along only where it is needed to know that: reading all of it costs most of a fold.
+    The text of a row is read only for streams with tombstones: reading all text is most of the cost of a
+    fold.
     """
-    position = F.struct("serial", "seq", _where(declaring, F.col("row")).alias("row"))
+    position = F.struct("serial", "seq", _where(removing, F.col("row")).alias("row"))
     last = rows.where(F.col("key").isNotNull()).groupBy("stream", "key").agg(F.max(position).alias("at"))
     found = last.select("stream", "key", "at.serial", "at.seq", "at.row")
     return found.mapInArrow(
@@ -49,17 +50,19 @@ def winners(rows: "DataFrame", declaring: Collection[str]) -> "DataFrame":
     )
 
 
-def kept(rows: "DataFrame", last: "DataFrame", declaring: Collection[str], *, look: bool) -> "DataFrame":
-    """The serials of the facts to be kept, each with the places `seqs` of those of its rows that are last.
+def select_facts(
+    rows: "DataFrame", last: "DataFrame", removing: Collection[str], *, look: bool
+) -> "DataFrame":
+    """Return the serials of the facts to keep, each with the `seqs` of its rows that are the last of a key.
 
-    With `look`, facts that say of a key that it is gone are kept if one that is kept has an older row of it:
-    otherwise who has these facts alone would bring it back. Only facts with several rows can have one.
+    With `look`, a tombstone is kept if a kept fact has an older row of its key: otherwise a fold of the kept
+    facts would restore the key. Only facts with several rows can have such a row.
     """
     found = last.where(~F.col("gone")).groupBy("serial").agg(F.collect_list("seq").alias("seqs"))
     if not look:
         return found
     gone = last.where("gone").select("stream", "key", F.col("serial").alias("gone_at"))
-    older = rows.where(F.col("stream").isin(*declaring)).select("stream", "key", "serial")
+    older = rows.where(F.col("stream").isin(*removing)).select("stream", "key", "serial")
     leads = (
         older.join(gone, ["stream", "key"]).where("serial < gone_at").select("serial", "gone_at").distinct()
     )
@@ -67,21 +70,21 @@ def kept(rows: "DataFrame", last: "DataFrame", declaring: Collection[str], *, lo
     more = _reached(leads.join(beside, "serial", "left").toArrow())
     if not more:
         return found
-    # Some of them may be kept anyway; then these have rows that are last, and others do not.
+    # Facts that are kept anyway have their own `seqs`; the others have none.
     none = F.array().cast("array<int>").alias("seqs")
     beyond = found.sparkSession.createDataFrame([(serial,) for serial in more], "`serial` bigint")
     return found.unionByName(beyond.join(found, "serial", "left_anti").select("serial", none))
 
 
 def _reached(leads: Any) -> list[int]:
-    """Where one gets from facts that are kept, and from there, and so on."""
+    """Return the serials reachable from kept facts, transitively."""
     onward: dict[int, list[int]] = {}
     reached: set[int] = set()
     for start, end, is_kept in zip(*(leads[name].to_pylist() for name in leads.column_names), strict=True):
         onward.setdefault(start, []).append(end)
         if is_kept:
             reached.add(end)
-    # What is gone is said later than it was: one pass in order of serial gets everywhere.
+    # A tombstone is later than the row it removes, so one pass in order of serial is enough.
     for start in sorted(onward):
         if start in reached:
             reached.update(onward[start])
@@ -93,14 +96,14 @@ def _where(streams: Collection[str], column: "Column") -> "Column":
 
 
 def _judged(batches: Iterable[Any]) -> Iterator[Any]:
-    """On executors: `row` becomes `gone`."""
+    """Replace `row` by `gone` (runs in a task)."""
     table = StreamTable.default()
     names = ["stream", "key", "serial", "seq", "gone"]
     for batch in batches:
         gone = [False] * len(batch)
         if batch["row"].null_count < len(batch):
-            said = zip(batch["stream"].to_pylist(), batch["row"].to_pylist(), strict=True)
-            gone = [row is not None and _is_gone(table[stream], row) for stream, row in said]
+            streams_rows = zip(batch["stream"].to_pylist(), batch["row"].to_pylist(), strict=True)
+            gone = [row is not None and _is_gone(table[stream], row) for stream, row in streams_rows]
         columns = [batch[name] for name in names[:-1]]
         yield pa.record_batch([*columns, pa.array(gone, pa.bool_())], names=names)
 
@@ -110,5 +113,5 @@ def _is_gone(stream: Stream[Any], row: str) -> bool:
     try:
         return bool(stream.tombstone(stream.decode(row.encode(), NEWEST)))
     except RowError:
-        # What this release cannot read may be true all the same.
+        # A row that this release cannot decode is kept.
         return False

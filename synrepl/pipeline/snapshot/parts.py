@@ -1,4 +1,4 @@
-"""Rows become the files of a snapshot."""
+"""Writer of the files of a snapshot."""
 
 import uuid
 from collections.abc import Iterable, Iterator
@@ -15,18 +15,18 @@ from synrepl.pipeline.store import Store
 __all__ = ["FILE_ROWS", "WRITTEN", "write_parts"]
 
 FILE_ROWS: Final = 256 * 1024
-"""About as many rows are in a file: what is held in memory while it is made."""
+"""Approximate rows per file, which are held in memory while the file is written."""
 
 GROUP_ROWS: Final = 128 * 1024
 
 WRITTEN: Final = "`written` binary NOT NULL, `keys` bigint NOT NULL"
-"""What tasks answer, for Spark: a `PartFile` as JSON, and how many of its rows are the last of a key."""
+"""The result schema of tasks: a `PartFile` as JSON, and the number of its rows that are the last of a key."""
 
 
 def write_parts(store: Store, folder: str, file_rows: int, batches: Iterable[Any]) -> Iterator[Any]:
-    """Write record batches (`snapshot.LAST`, by serial and seq) as files; gives batches of `WRITTEN`.
+    """Write record batches (`snapshot.LAST`, by serial and seq) as files, and yield batches of `WRITTEN`.
 
-    A fact is in one file, whole. Each file has its name only when it is whole and synced.
+    A fact is never split between files. Files are written atomically.
     """
     waiting: list[Any] = []
     rows = 0
@@ -46,7 +46,7 @@ def write_parts(store: Store, folder: str, file_rows: int, batches: Iterable[Any
 
 
 def _end_of_facts(table: Any, most: int) -> int:
-    """How many of the first `most` rows are of facts that end among them."""
+    """Return how many of the first `most` rows belong to facts that end among them."""
     begins = pc.indices_nonzero(pc.equal(table["seq"].slice(0, most + 1), 0))
     return int(begins[-1].as_py()) if len(begins) else 0
 

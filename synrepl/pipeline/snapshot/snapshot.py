@@ -1,8 +1,8 @@
-"""What a snapshot is: `_snapshot.json` and the files that it names. What it does not name does not count.
+"""Snapshot format: `_snapshot.json` and the files that it names. Other files are not part of the snapshot.
 
-It holds all rows of each fact that has the last row of some key, as far as what the key stands for is not
-gone, and of no void fact. Who folds it gets what a fold of the archive up to its place gives: where a fact
-that is kept has an older row of a key that is gone, the fact that says so is kept as well.
+A snapshot has all rows of each fact that has the last row of a live key, and no void facts. A fold of the
+snapshot gives the same result as a fold of the archive up to its position: a tombstone is kept if a kept fact
+has an older row of its key.
 """
 
 from typing import Final
@@ -30,13 +30,13 @@ SNAPSHOT: Final = "_snapshot.json"
 VERSION: Final = 1
 
 LAST: Final = ROWS.append(pa.field("last", pa.bool_(), nullable=False))
-"""The columns of its files: those of the archive, and whether a row is the last of its key and not gone."""
+"""The schema of the files: that of the archive, and whether a row is the last of a live key."""
 
 LAST_DDL: Final = f"{spark_schema(COLUMNS)}, `last` boolean NOT NULL"
 
 
 class PartFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A Parquet file: the rows of all facts that are kept from `first_serial` to `last_serial`, in order."""
+    """A Parquet file: the rows of all kept facts from `first_serial` to `last_serial`, in order."""
 
     path: str
     rows: int
@@ -48,16 +48,16 @@ class PartFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SnapshotBasis(msgspec.Struct, frozen=True, kw_only=True):
-    """Of which archive it is: one that begins at `first_serial`, up to and with `batch`."""
+    """The archive of the snapshot: it begins at `first_serial` and was read up to `batch`, inclusive."""
 
     first_serial: int
     batch: int
 
 
 class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is true at `serial`; `epoch`, `digest`, `clock` and `turns` are those of the archive there.
+    """The snapshot at `serial`; `epoch`, `digest`, `clock` and `epoch_starts` are those of the archive there.
 
-    `files` are in order of serial, none overlaps another. `keys` counts the rows that are the last of a key.
+    `files` are in order of serial and do not overlap. `keys` counts the rows that are the last of a key.
     """
 
     version: int = VERSION
@@ -77,31 +77,31 @@ class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def position(self) -> LogPosition:
-        """Where in the history it stands."""
+        """The position of the snapshot in the log."""
         return LogPosition(self.epoch, self.serial, self.digest)
 
 
 def folder_of(serial: int) -> str:
-    """Where the files of a snapshot of this serial are.
+    """Return the folder of the files of a snapshot at this serial.
 
-    Not `serial=`: DuckDB and others would take the name for that column of all its rows.
+    Not `serial=`: DuckDB and others would read such a name as a partition column.
     """
     return f"upto={serial}"
 
 
 def read_snapshot(store: Store) -> SnapshotManifest | None:
-    """The snapshot that is here, if there is one. Raises `BadArchive` for one that cannot be read."""
+    """Return the snapshot of a store, if there is one. Raises `BadArchive` if it cannot be read."""
     if not store.exists(SNAPSHOT):
         return None
     try:
         found = msgspec.json.decode(store.read(SNAPSHOT), type=SnapshotManifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadArchive(f"{store}: {SNAPSHOT} is no snapshot: {error}") from error
+        raise BadArchive(f"{store}: {SNAPSHOT} is not a valid snapshot: {error}") from error
     if found.version != VERSION:
-        raise BadArchive(f"{store}: {SNAPSHOT} is of version {found.version}; this release knows {VERSION}")
+        raise BadArchive(f"{store}: {SNAPSHOT} has version {found.version}; this release supports {VERSION}")
     return found
 
 
 def write_snapshot(store: Store, snapshot: SnapshotManifest) -> None:
-    """From here on this is the snapshot; the one before it was until now."""
+    """Make this the current snapshot, atomically."""
     store.write(SNAPSHOT, msgspec.json.format(msgspec.json.encode(snapshot), indent=1))

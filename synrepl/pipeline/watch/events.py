@@ -1,4 +1,4 @@
-"""What can be told: a closed list of lines, each a JSON object whose `type` comes first."""
+"""Events: a closed list of JSON lines, each an object whose first key is `type`."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -25,16 +25,16 @@ __all__ = [
 
 
 class WatchEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=str.lower):
-    """`at_ms` is when the daemon stored the fact that a line is about; without one it is now.
+    """An event. `at_ms` is the commit time of the fact that the event is about, otherwise the current time.
 
-    `serial` is that of the fact by which it was noticed.
+    `serial` is that of the fact by which the event was detected.
     """
 
     at_ms: int
 
 
 class Epoch(WatchEvent, frozen=True, kw_only=True):
-    """An epoch began: another daemon took over, or facts were lost or restored. Its first fact is told."""
+    """A new epoch began, by a failover, or a loss or restore of facts. Detected by its first fact."""
 
     epoch: int
     before_epoch: int
@@ -42,7 +42,7 @@ class Epoch(WatchEvent, frozen=True, kw_only=True):
 
 
 class Elsewhere(WatchEvent, frozen=True, kw_only=True):
-    """A writer goes on elsewhere than where it was seen to be (`after_token`)."""
+    """A writer continues at another position than its last (`after_token`)."""
 
     stream: str
     writer: str
@@ -54,11 +54,11 @@ class Elsewhere(WatchEvent, frozen=True, kw_only=True):
 
 
 class Restart(Elsewhere, frozen=True, kw_only=True):
-    """It does so in a new epoch."""
+    """A writer continues at another position in a new epoch."""
 
 
 class Gap(WatchEvent, frozen=True, kw_only=True):
-    """Facts with ``after_token < token <= upto_token`` did not come; the one of `upto_token` is certain."""
+    """Facts with ``after_token < token <= upto_token`` are missing; the fact of `upto_token` must exist."""
 
     stream: str
     writer: str
@@ -69,9 +69,9 @@ class Gap(WatchEvent, frozen=True, kw_only=True):
 
 
 class Repaired(WatchEvent, frozen=True, kw_only=True):
-    """A gap that was told is none any more: so many `facts` came late, the last with this serial.
+    """A reported gap is filled by late `facts`, the last of them with this serial.
 
-    Whatever is known to have been missing is there. Facts that came late claim nothing of those before them.
+    All facts known to be missing were received. A late fact says nothing about the facts before it.
     """
 
     stream: str
@@ -84,11 +84,11 @@ class Repaired(WatchEvent, frozen=True, kw_only=True):
 
 
 class Again(Elsewhere, frozen=True, kw_only=True):
-    """It does so in the same epoch, at tokens that it had passed: it is broken."""
+    """A writer repeats tokens in the same epoch: the writer is broken."""
 
 
 class Active(WatchEvent, frozen=True, kw_only=True):
-    """A writer that was told to be silent speaks again."""
+    """A stalled writer writes again."""
 
     stream: str
     writer: str
@@ -98,7 +98,7 @@ class Active(WatchEvent, frozen=True, kw_only=True):
 
 
 class Stall(WatchEvent, frozen=True, kw_only=True):
-    """A writer that was active, every `usual_seconds`, says nothing any more; `token` is its last."""
+    """A writer that wrote every `usual_seconds` is silent; `token` is that of its last fact."""
 
     stream: str
     writer: str
@@ -108,14 +108,14 @@ class Stall(WatchEvent, frozen=True, kw_only=True):
 
 
 class Count(msgspec.Struct, frozen=True, kw_only=True):
-    """How often something of this cache was dropped."""
+    """The number of invalidations of a cache."""
 
     name: str
     count: int
 
 
 class KeyCount(msgspec.Struct, frozen=True, kw_only=True):
-    """How often this entry was dropped."""
+    """The number of invalidations of an entry."""
 
     name: str
     key: msgspec.Raw
@@ -123,12 +123,12 @@ class KeyCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hot(WatchEvent, frozen=True, kw_only=True):
-    """What the `rows` of ``caches`` of one minute dropped, as workers take them.
+    """The invalidations by the `rows` of ``caches`` of one minute, as workers apply them.
 
-    `invalidations` counts entries, most of them first in `names` and `keys`; drops of whole caches are apart
-    (`whole`, `whole_names`). Rows are `misshapen` if their keys are not those of their alias, and drop all
-    that it reaches; rows or keys that nobody can read are `unreadable`. Of very many different entries the
-    rarest are forgotten: counts in `keys` may be too low, by `short_by` at most.
+    `invalidations` counts entries; `names` and `keys` are the most frequent. Invalidations of whole caches
+    are separate (`whole`, `whole_names`). Rows are `misshapen` if their keys do not fit their alias: they
+    invalidate all caches of the alias. Rows or keys that cannot be decoded are `unreadable`. Of very many
+    entries the rarest are dropped: counts in `keys` may be too low by up to `short_by`.
     """
 
     minute: str
@@ -153,7 +153,7 @@ KINDS: Final[tuple[type[WatchEvent], ...]] = (
     Stall,
     Hot,
 )
-"""In this order where they are about the same fact."""
+"""The order of events about the same fact."""
 
 NO_FACT: Final = 2**63 - 1
 
@@ -161,10 +161,10 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def encode(line: WatchEvent) -> bytes:
-    """As it is written, without its end."""
+    """Encode an event as JSON, without a newline."""
     return _encode(line)
 
 
 def order(line: WatchEvent) -> tuple[int, int]:
-    """Where it comes among the lines of a micro-batch: what is about no fact comes last."""
+    """Return the sort key of an event in a micro-batch: events without a fact come last."""
     return getattr(line, "serial", NO_FACT), KINDS.index(type(line))

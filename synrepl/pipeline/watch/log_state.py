@@ -1,4 +1,4 @@
-"""What is known of the log as a whole: its epoch, and what was dropped in the minutes not told yet. Pure."""
+"""State of the whole log: its epoch, and the invalidations of minutes not reported yet. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -22,18 +22,18 @@ __all__ = [
 ]
 
 THE_LOG: Final = ("", "")
-"""In place of a stream and a writer; none is named so."""
+"""The key of the log, in place of a stream and a writer."""
 
 MINUTE_MS: Final = 60_000
 GRACE_MS: Final = 5_000
-"""A minute is told so long after its end: the clock of a daemon may go back a little."""
+"""Delay of the report of a minute: the clock of a daemon may go back a little."""
 
 MOST_KEYS: Final = 20_000
-"""Different entries that are counted in a minute; of more, the rarest half is forgotten."""
+"""Maximum number of distinct entries per minute; beyond it, the rarest half is dropped."""
 
 
 class FirstFact(msgspec.Struct, frozen=True, kw_only=True):
-    """The first fact of an epoch among others."""
+    """The first fact of an epoch in a range."""
 
     epoch: int
     serial: int
@@ -41,7 +41,7 @@ class FirstFact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drops(msgspec.Struct, kw_only=True):
-    """What was dropped, as `lines.Hot`; `keys` are the entries of each cache, as JSON arrays."""
+    """Counts of invalidations, as in `events.Hot`; `keys` are the entries of each cache, as JSON arrays."""
 
     rows: int = 0
     keyed: int = 0
@@ -55,7 +55,7 @@ class Drops(msgspec.Struct, kw_only=True):
     short_by: int = 0
 
     def add(self, other: "Drops") -> None:
-        """These too."""
+        """Add other counts."""
         self.rows += other.rows
         self.keyed += other.keyed
         self.whole += other.whole
@@ -70,7 +70,7 @@ class Drops(msgspec.Struct, kw_only=True):
                 self.add_key(name, key, count)
 
     def add_key(self, name: str, key: str, count: int) -> None:
-        """So many drops of this entry, which `names` has already."""
+        """Add invalidations of an entry, which `names` already counts."""
         known = self.keys.setdefault(name, {})
         before = known.get(key)
         known[key] = count + (before or 0)
@@ -88,12 +88,12 @@ class Drops(msgspec.Struct, kw_only=True):
             if (kept := {key: count for key, count in keys.items() if count > least})
         }
         self.distinct = sum(map(len, self.keys.values()))
-        # What was forgotten and comes again is counted from zero.
+        # A dropped entry that occurs again is counted from zero.
         self.short_by += least
 
 
 class TaskObservations(msgspec.Struct, frozen=True, kw_only=True):
-    """What one task read: where epochs begin in it, when its last fact was committed, what was dropped."""
+    """The observations of one task: first facts of epochs, the last commit time, and invalidations."""
 
     serial: int
     at_ms: int
@@ -102,9 +102,9 @@ class TaskObservations(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogState(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen so far, up to a fact of `at_ms` (by the daemon's clock) at `seen_ms` (by ours).
+    """The state after a fact committed at `at_ms` (daemon's clock) and seen at `seen_ms` (local clock).
 
-    Minutes are numbered; all up to `told` were told.
+    Minutes are numbered; all up to `told` were reported.
     """
 
     epoch: int
@@ -118,21 +118,21 @@ class LogState(msgspec.Struct, frozen=True, kw_only=True):
 def look(
     log: LogState | None, seen: Sequence[TaskObservations], *, now_ms: int, rules: WatchRules
 ) -> tuple[LogState, list[WatchEvent]]:
-    """All that came by now, in order."""
-    told: list[WatchEvent] = []
+    """Return the state after these observations, in order, and the events."""
+    events: list[WatchEvent] = []
     for one in seen:
         if log is None:
             log = LogState(epoch=one.begun[0].epoch, at_ms=one.at_ms, seen_ms=now_ms)
         epoch = log.epoch
         for begun in one.begun:
             if begun.epoch > epoch:
-                told.append(
+                events.append(
                     Epoch(at_ms=begun.at_ms, epoch=begun.epoch, before_epoch=epoch, serial=begun.serial)
                 )
                 epoch = begun.epoch
         opened = dict(log.open)
         for number, drops in one.minutes.items():
-            # What comes for a minute that was told counts in the next: nothing is left out.
+            # Facts of a reported minute count in the next one, so that none is lost.
             minute = max(number, log.told + 1)
             both = Drops()
             for some in filter(None, (opened.get(minute), drops)):
@@ -143,22 +143,22 @@ def look(
         )
     assert log is not None, "something was seen"
     log, hot = pass_time(log, now_ms=now_ms, rules=rules)
-    return log, told + hot
+    return log, events + hot
 
 
 def pass_time(log: LogState, *, now_ms: int, rules: WatchRules) -> tuple[LogState, list[WatchEvent]]:
-    """Tells the minutes that are complete: the daemon's clock is past them, or must be by now."""
+    """Report the complete minutes, which the daemon's clock has passed, or must have by now."""
     over = (log.at_ms + max(0, now_ms - log.seen_ms) - GRACE_MS) // MINUTE_MS
     complete = sorted(minute for minute in log.open if minute < over)
     if not complete:
         return log, []
-    told = [_hot(minute, log.open[minute], now_ms, rules.top) for minute in complete]
+    events = [_hot(minute, log.open[minute], now_ms, rules.top) for minute in complete]
     left = {minute: drops for minute, drops in log.open.items() if minute >= over}
-    return msgspec.structs.replace(log, told=complete[-1], open=left), told
+    return msgspec.structs.replace(log, told=complete[-1], open=left), events
 
 
 def look_ms(log: LogState) -> int | None:
-    """When the next minute is complete, if nothing comes any more; None if there is nothing to be told."""
+    """Return when the next minute is complete without further facts; None if no minute is open."""
     if not log.open:
         return None
     return log.seen_ms + max(0, (min(log.open) + 1) * MINUTE_MS + GRACE_MS - log.at_ms)

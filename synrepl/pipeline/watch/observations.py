@@ -1,4 +1,4 @@
-"""What a task makes of the facts that it reads: little, so that who is told all of it has little to do."""
+"""Observations of a task: a compact summary of its facts, for the state of writers and log."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -26,12 +26,12 @@ COLUMNS: Final = (
     "row",
     "committed_at",
 )
-"""What is read."""
+"""The columns to read."""
 
 OBSERVED: Final = pa.schema(
     [pa.field(name, pa.string(), nullable=False) for name in ("stream", "writer", "told")]
 )
-"""A line for each run of each writer (`chain.Run`), and one for the log (`minutes.Seen`), as JSON."""
+"""A line per run of a writer (`FactRun`), and one for the log (`TaskObservations`), as JSON."""
 
 OBSERVED_DDL: Final = ", ".join(f"`{name}` string" for name in OBSERVED.names)
 
@@ -41,10 +41,10 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def observe(batches: Iterable[Any], *, streams: frozenset[str] | None = None) -> Iterator[Any]:
-    """The rows of one range of the log, in order, as `OBSERVED`.
+    """Summarize the rows of one range of the log, in order, as `OBSERVED`.
 
-    Of other `streams` than these (None: all) only the epoch and the time is seen. They are read all the same:
-    of streams that were chosen the source itself would find that something is missing, and fail.
+    Of streams not in `streams` (None: all) only epoch and time are used. All streams are read: with a filter,
+    the source itself would detect a gap and fail.
     """
     runs: dict[tuple[str, str], list[FactRun]] = {}
     begun: list[FirstFact] = []
@@ -95,7 +95,7 @@ def _count(batch: Any, keys: KeyExtractor, minutes: dict[int, Drops]) -> None:
 
 
 def _add(drops: Drops, line: dict[str, Any]) -> None:
-    """A line of `expanding.MEANT`."""
+    """Add a line of `expansion.MEANT`."""
     cache, keyed, whole = line["cache"], line["keyed"], line["whole"]
     if cache is None:
         drops.keyed += keyed

@@ -1,4 +1,4 @@
-"""What Spark calls for each writer, and for the log: it carries the state, and decides nothing."""
+"""Stateful processor for Spark: stores the state of each writer and of the log, and decides nothing."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -21,7 +21,7 @@ from synrepl.pipeline.watch.writer_chain import (
 __all__ = ["TOLD_DDL", "WatchProcessor"]
 
 TOLD_DDL: Final = "serial bigint, kind int, line string"
-"""Lines, and where they come among others (`lines.place`)."""
+"""Lines and their sort key (`events.order`)."""
 
 _chain: Final = msgspec.json.Decoder(WriterChain)
 _log: Final = msgspec.json.Decoder(LogState)
@@ -30,7 +30,7 @@ _seen: Final = msgspec.json.Decoder(TaskObservations)
 
 
 class WatchProcessor(StatefulProcessor):
-    """State is one JSON text, and at most one timer, for each key."""
+    """A processor whose state is one JSON text per key, with at most one timer."""
 
     def __init__(self, rules: WatchRules) -> None:
         self._rules = rules
@@ -38,34 +38,34 @@ class WatchProcessor(StatefulProcessor):
         self._state: Any = None
 
     def init(self, handle: Any) -> None:
-        """As Spark wants it."""
+        """Open the state (called by Spark)."""
         self._handle = handle
         self._state = handle.getValueState("state", "state string")
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
-        """Something came."""
+        """Handle new observations of a key."""
         now_ms = timerValues.getCurrentProcessingTimeInMs()
-        came = [row["told"] for row in rows]
+        observations = [row["told"] for row in rows]
         kept = self._kept()
         if tuple(key) == THE_LOG:
             log = None if kept is None else _log.decode(kept)
-            # Tasks are in no order; what each of them read is.
-            seen = sorted(map(_seen.decode, came), key=lambda one: one.serial)
+            # Tasks are unordered; the facts of a task are ordered.
+            seen = sorted(map(_seen.decode, observations), key=lambda one: one.serial)
             log, told = look(log, seen, now_ms=now_ms, rules=self._rules)
             self._keep(log, look_ms(log))
         else:
             chain = None if kept is None else _chain.decode(kept)
-            runs = sorted(map(_run.decode, came), key=lambda one: one.serial)
+            runs = sorted(map(_run.decode, observations), key=lambda one: one.serial)
             stream, writer = key
             chain, told = advance(chain, runs, stream=stream, writer=writer, now_ms=now_ms, rules=self._rules)
             self._keep(chain, deadline_ms(chain, self._rules))
         yield from map(_row, told)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
-        """Nothing more came for long, or not for as long as it seemed: what came since moves no timer."""
+        """Handle a timer. It may be early: new observations do not move it."""
         now_ms = timerValues.getCurrentProcessingTimeInMs()
         kept = self._kept()
-        assert kept is not None, "a timer is set where something is kept"
+        assert kept is not None, "a key with a timer has a state"
         if tuple(key) == THE_LOG:
             log, told = pass_time(
                 msgspec.structs.replace(_log.decode(kept), timer_ms=None), now_ms=now_ms, rules=self._rules
@@ -79,20 +79,20 @@ class WatchProcessor(StatefulProcessor):
         yield from map(_row, told)
 
     def close(self) -> None:
-        """As Spark wants it."""
+        """Do nothing (called by Spark)."""
 
     def _kept(self) -> str | None:
         kept = self._state.get()
         return None if kept is None else str(kept[0])
 
-    def _keep(self, state: WriterChain | LogState, wanted_ms: int | None) -> None:
-        """And be called no later than `wanted_ms`."""
+    def _keep(self, state: WriterChain | LogState, due_ms: int | None) -> None:
+        """Store the state, and set a timer no later than `due_ms`."""
         timer_ms = state.timer_ms
-        if wanted_ms is not None and (timer_ms is None or wanted_ms < timer_ms):
+        if due_ms is not None and (timer_ms is None or due_ms < timer_ms):
             if timer_ms is not None:
                 self._handle.deleteTimer(timer_ms)
-            self._handle.registerTimer(wanted_ms)
-            timer_ms = wanted_ms
+            self._handle.registerTimer(due_ms)
+            timer_ms = due_ms
         self._state.update((msgspec.json.encode(msgspec.structs.replace(state, timer_ms=timer_ms)).decode(),))
 
 

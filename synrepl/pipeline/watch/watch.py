@@ -1,15 +1,15 @@
-"""The job `watch`: follows a daemon, and tells in lines of JSON what an operator should look at.
+"""The job `watch`: follows a daemon and writes events for operators as JSON lines.
 
-It is one query. Tasks boil down what they read to a few lines, one for each writer and one for the log
-(`observing`); a `transformWithState` keyed by stream and writer keeps what is known of each, with timers of
-processing time (`processor`); what is to be told is written by the driver, in the order of the log
-(`foreachBatch`). One query has one place in the log, one checkpoint, and an order in which lines of all kinds
-can be told; several would start one after the other, and read everything as many times. The hot list is kept
-in the same state, under a key of its own, as a window of Spark's would wait for facts of a later minute, and
-such may not come for hours. What is decided is decided by `chain` and `minutes`, which know nothing of Spark.
+The job is one streaming query. Tasks reduce the facts to one line per run of a writer and one for the log
+(`observations`). A `transformWithState` keyed by stream and writer keeps the state of each, with
+processing-time timers (`processor`). The driver writes the events in the order of the log (`foreachBatch`).
+One query has one offset, one checkpoint and one order of events; several queries would read the log several
+times. The hot list is kept in the same state, under its own key: a window of Spark would wait for facts of a
+later minute, which may not come for hours. All decisions are made by `writer_chain` and `log_state`, which do
+not depend on Spark.
 
-Spark runs a batch at every trigger, whether anything came or not, as there may be timers: silence is told in
-time. Each batch goes up to the head of the log, so a writer is not silent because we are late.
+Spark runs a batch at every trigger, even without new facts, because of the timers: so a stall is reported in
+time. Each batch reads up to the head of the log, so a lag of the query does not look like a silent writer.
 """
 
 import logging
@@ -40,7 +40,7 @@ LOOK_SECONDS: Final = 0.2
 STOP_SECONDS: Final = 10.0
 
 SETTINGS: Final = {
-    # What tasks leave is a line for each writer. More partitions cost a task each, at every trigger.
+    # Tasks emit a line per writer. More partitions would cost a task each, at every trigger.
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.streaming.noDataMicroBatches.enabled": "true",
     "spark.sql.streaming.minBatchesToRetain": "10",
@@ -50,7 +50,7 @@ SETTINGS: Final = {
 
 
 class WatchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run told: how many lines of each type."""
+    """The result of a run: the number of lines by type."""
 
     lines: dict[str, int]
     batches: int
@@ -71,52 +71,52 @@ def watch(
     write: Callable[[bytes], None],
     stopped: Callable[[], bool],
 ) -> WatchResult:
-    """Write what `lines` lists, a line and its end a call, until `stopped` says so.
+    """Write events (`events`) until `stopped` returns true, one line with its newline per call of `write`.
 
-    It begins at `since` (as the source's ``startingOffsets``), or where the run before it ended that had the
-    same `checkpoint`, with all that was known then. After a crash the lines of the last batch may be written
-    again. Raises `ConfigError` for what makes no sense, `SourceError` and `DataLoss` (or Spark's own, around
-    them) for what the daemon does not give, and whatever `write` raises.
+    The query starts at `since` (the source's ``startingOffsets``), or continues from `checkpoint` with the
+    state of the last run. Lines are at-least-once: after a crash those of the last batch may be written
+    again. Raises `ConfigError` for invalid arguments, `SourceError` and `DataLoss` (or an error of Spark that
+    wraps them) if the daemon refuses a request or lacks facts, and errors of `write`.
     """
     began = time.monotonic()
-    told = _EventPrinter(write)
+    printer = _EventPrinter(write)
     rules = _rules(stall_seconds, top)
     query = _start(
         _own(spark),
         _options(url, secret_file, streams, since),
         partial(observe, streams=None if streams is None else frozenset(streams)),
         rules,
-        told,
+        printer,
         every_seconds=every_seconds,
         checkpoint=checkpoint,
     )
     gateway = logging.getLogger("py4j.clientserver")
-    gateway.addFilter(_is_news)
+    gateway.addFilter(_is_unexpected)
     try:
         while not query.awaitTermination(LOOK_SECONDS) and not stopped():
             pass
-        told.end()
-        # The next batch finds that it is over, and by then all that was told is committed.
+        printer.end()
+        # The next batch raises _Stopped; by then the batch before it is committed.
         query.awaitTermination(STOP_SECONDS + every_seconds)
     except Exception:
-        if told.failure is not None:
-            raise told.failure from None
-        if not told.is_over:
+        if printer.failure is not None:
+            raise printer.failure from None
+        if not printer.is_stopped:
             raise
     finally:
-        told.end()
+        printer.end()
         query.stop()
-        gateway.removeFilter(_is_news)
+        gateway.removeFilter(_is_unexpected)
     return WatchResult(
-        lines={kind.__name__.lower(): told.counts[kind.__name__.lower()] for kind in KINDS},
-        batches=told.batches,
+        lines={kind.__name__.lower(): printer.counts[kind.__name__.lower()] for kind in KINDS},
+        batches=printer.batches,
         seconds=round(time.monotonic() - began, 3),
     )
 
 
 def _rules(stall_seconds: float, top: int) -> WatchRules:
     if stall_seconds <= 0 or top < 1:
-        raise ConfigError(f"seconds and numbers are more than nothing, not {stall_seconds:g} and {top}")
+        raise ConfigError(f"stall seconds and top must be above 0, not {stall_seconds:g} and {top}")
     return WatchRules(stall_ms=int(stall_seconds * 1000), top=top)
 
 
@@ -126,7 +126,7 @@ def _options(
     options = {"url": url, "columns": ",".join(COLUMNS), "startingOffsets": since}
     if secret_file is not None:
         options["secretFile"] = secret_file
-    # Here what is wrong is told in a line; Spark would tell it in many, and later.
+    # Checked here for a one-line error; Spark would report it later, in a long traceback.
     daemon = SourceClient(read_options(options))
     daemon.extent(limit=1, compacted="true")
     for stream in streams or ():
@@ -136,13 +136,15 @@ def _options(
 
 
 def _own(spark: "SparkSession") -> "SparkSession":
-    """A session with settings of its own, on the same Spark."""
+    """Return a session with its own settings, on the same Spark."""
     if is_remote(spark):
-        raise ConfigError("watch writes from where it runs: it needs a Spark of its own, not Spark Connect")
+        raise ConfigError(
+            "watch writes from the driver and does not support Spark Connect: use --master, or a local Spark"
+        )
     own = spark.newSession()
     for name, value in {**session_settings(None), **SETTINGS}.items():
         own.conf.set(name, value)
-    # Spark looks for a source of this name in the session that made a frame last, whichever is asked.
+    # Spark looks up data sources in the session that created the last frame.
     own.createDataFrame([], "nothing string")
     register(own)
     spark.createDataFrame([], "nothing string")
@@ -154,7 +156,7 @@ def _start(
     options: dict[str, str],
     observing: Callable[[Iterable[Any]], Iterator[Any]],
     rules: WatchRules,
-    told: "_EventPrinter",
+    printer: "_EventPrinter",
     *,
     every_seconds: float,
     checkpoint: str | None,
@@ -167,7 +169,7 @@ def _start(
         .groupBy("stream", "writer")
         .transformWithState(WatchProcessor(rules), TOLD_DDL, "append", "processingTime")
     )
-    writing = lines.writeStream.foreachBatch(told).trigger(
+    writing = lines.writeStream.foreachBatch(printer).trigger(
         processingTime=f"{max(1, int(every_seconds * 1000))} milliseconds"
     )
     if checkpoint is not None:
@@ -175,39 +177,39 @@ def _start(
     return writing.start()
 
 
-class _Over(Exception):
-    """No more is to be told."""
+class _Stopped(Exception):
+    """Ends the query: no more events are to be written."""
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """What Spark's gateway logs of an exception that ends a query, where that is how we end it."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], _Over)
+def _is_unexpected(record: logging.LogRecord) -> bool:
+    """Whether a log record of Spark's gateway is not about `_Stopped`, by which the job ends the query."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], _Stopped)
 
 
 class _EventPrinter:
-    """What Spark calls with the lines of each micro-batch, once the one before it is committed."""
+    """Handler that writes the lines of each micro-batch, after the previous one is committed."""
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
         self.counts: Counter[str] = Counter()
         self.batches = 0
         self.failure: BaseException | None = None
-        self.is_over = False
+        self.is_stopped = False
         self._write = write
         self._lock = threading.Lock()
 
     def end(self) -> None:
-        """When this returns nothing is being written, and nothing will be."""
+        """Stop writing; no line is written after the return."""
         with self._lock:
-            self.is_over = True
+            self.is_stopped = True
 
     def __call__(self, lines: "DataFrame", batch: int) -> None:
-        """One micro-batch."""
-        if self.is_over:
-            raise _Over
+        """Write a micro-batch."""
+        if self.is_stopped:
+            raise _Stopped
         found = sorted(lines.collect(), key=lambda row: (row["serial"], row["kind"], row["line"]))
         with self._lock:
-            if self.is_over:
-                raise _Over
+            if self.is_stopped:
+                raise _Stopped
             try:
                 for row in found:
                     self._write(row["line"].encode() + b"\n")

@@ -1,4 +1,4 @@
-"""What is known of one writer of one stream, and what follows from its facts and from its silence. Pure."""
+"""State of one writer of a stream, and the events that follow from its facts and its silence. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -19,15 +19,17 @@ from synrepl.pipeline.watch.events import (
 __all__ = ["WriterChain", "Hole", "WatchRules", "FactRun", "advance", "deadline_ms", "runs_of", "silence"]
 
 MOST_HOLES: Final = 1_000
-"""More are told, but of the oldest it is not told when they are repaired."""
+"""Maximum number of open gaps per writer. The repair of older ones is not reported."""
 
 REMEMBERED: Final = 100
-"""Intervals that make up the usual one, about."""
+"""Number of intervals in the moving average, about."""
 
 
 class WatchRules(msgspec.Struct, frozen=True, kw_only=True):
-    """A writer of at least `least_facts` has stalled when it is silent for longer than `stall_ms`, and than
-    `times` its usual interval. Lists have the `top` of what they list.
+    """The rules of events.
+
+    A writer with at least `least_facts` facts has stalled if it is silent for longer than both `stall_ms` and
+    `times` its usual interval. Rankings have `top` entries.
     """
 
     stall_ms: int = 60_000
@@ -37,9 +39,9 @@ class WatchRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FactRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of a writer, each of which goes on where the one before ended; or one that came late.
+    """Consecutive facts of a writer, each of which continues the previous one; or one late fact.
 
-    `prev_token` and `first_token` are those of the first, `token` is that of the last.
+    `prev_token` and `first_token` are those of the first fact, `token` is that of the last.
     """
 
     serial: int
@@ -54,14 +56,12 @@ class FactRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_late(self) -> bool:
-        """Whether it claims nothing of what is before it, and moves no position."""
+        """Whether the run is a late fact, which does not move the position."""
         return self.prev_token == self.token
 
 
 class Hole(msgspec.Struct, frozen=True, kw_only=True):
-    """A gap that was told. What is still missing of it is in parts, each ``(after, upto]``; in each the fact
-    of `upto` is certain.
-    """
+    """A reported gap. Its missing `parts` are ranges ``(after, upto]``, each up to a fact that must exist."""
 
     after: int
     upto: int
@@ -71,11 +71,11 @@ class Hole(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WriterChain(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a writer is, since when, and what is missing.
+    """The position of a writer, its intervals and its open gaps.
 
-    `token` is its position, None while all of its facts came late; `last` is the token of the last fact. That
-    was committed at `at_ms`, by the daemon's clock, and seen at `seen_ms`, by ours. `timer_ms` is when we are
-    to look whether it is silent.
+    `token` is the position, None if all facts were late; `last` is the token of the last fact, committed at
+    `at_ms` (the daemon's clock) and seen at `seen_ms` (the local clock). `timer_ms` is the time of the stall
+    check.
     """
 
     epoch: int
@@ -92,7 +92,7 @@ class WriterChain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def runs_of(facts: Iterable[tuple[int, int, int, int, int]]) -> list[FactRun]:
-    """Facts of one writer in order (serial, epoch, prev_token, token, committed_at_ms), as few runs."""
+    """Combine ordered facts of one writer (serial, epoch, prev_token, token, committed_at_ms) into runs."""
     found: list[FactRun] = []
     for serial, epoch, prev_token, token, at_ms in facts:
         last = found[-1] if found else None
@@ -127,8 +127,8 @@ def advance(
     now_ms: int,
     rules: WatchRules,
 ) -> tuple[WriterChain, list[WatchEvent]]:
-    """The facts of these runs, in order, were seen now."""
-    told: list[WatchEvent] = []
+    """Return the state after these runs, in order, and the events."""
+    events: list[WatchEvent] = []
     for run in runs:
         if chain is None:
             chain = WriterChain(
@@ -138,11 +138,11 @@ def advance(
                 at_ms=run.first_ms,
                 seen_ms=now_ms,
             )
-            # From nothing to its first fact is no interval.
+            # There is no interval before the first fact.
             chain = _timed(chain, run, run.facts - 1, rules)
             continue
         if chain.is_stalled:
-            told.append(
+            events.append(
                 Active(
                     at_ms=run.first_ms,
                     stream=stream,
@@ -153,21 +153,21 @@ def advance(
                 )
             )
         chain, lines = _followed(chain, run, stream, writer)
-        told += lines
+        events += lines
         chain = _timed(chain, run, run.facts, rules)
         chain = msgspec.structs.replace(chain, seen_ms=now_ms, is_stalled=False)
     assert chain is not None, "there is a run"
-    return chain, told
+    return chain, events
 
 
 def silence(
     chain: WriterChain, *, stream: str, writer: str, now_ms: int, rules: WatchRules
 ) -> tuple[WriterChain, list[WatchEvent]]:
-    """Nothing more was seen until now."""
+    """Return the state after a silence until now, and a `Stall` if the writer has stalled."""
     allowed = _allowed_ms(chain, rules)
     if chain.is_stalled or allowed is None or now_ms - chain.seen_ms <= allowed:
         return chain, []
-    # By our clock alone it is decided: that of the daemon may be another.
+    # Decided by the local clock alone: the clock of the daemon may differ.
     silent_ms = max(now_ms - chain.seen_ms, now_ms - chain.at_ms)
     stall = Stall(
         at_ms=now_ms,
@@ -181,23 +181,23 @@ def silence(
 
 
 def deadline_ms(chain: WriterChain, rules: WatchRules) -> int | None:
-    """When it will have stalled, if nothing comes; None if it has, or if it is not known what is usual."""
+    """Return when the writer will have stalled; None if it has, or if its usual interval is unknown."""
     allowed = _allowed_ms(chain, rules)
     return None if chain.is_stalled or allowed is None else chain.seen_ms + int(allowed) + 1
 
 
 def _allowed_ms(chain: WriterChain, rules: WatchRules) -> float | None:
-    """How long it may be silent."""
+    """Return the allowed silence; None if the usual interval is unknown."""
     if chain.facts < rules.least_facts:
         return None
     return max(float(rules.stall_ms), rules.times * chain.usual_ms)
 
 
 def _timed(chain: WriterChain, run: FactRun, intervals: int, rules: WatchRules) -> WriterChain:
-    """With the facts of this run counted, and so many intervals between them, and before."""
+    """Return the state with the facts and intervals of this run counted."""
     before_ms = max(0, run.first_ms - chain.at_ms)
     allowed = _allowed_ms(chain, rules)
-    # One night of silence must not make the next one usual; many nights may.
+    # Capped, so that one night of silence does not make the next one usual; many nights may.
     known = min(float(before_ms), allowed) if allowed is not None else float(before_ms)
     total = known + max(0, run.last_ms - run.first_ms)
     count = chain.intervals + intervals
@@ -215,7 +215,7 @@ def _timed(chain: WriterChain, run: FactRun, intervals: int, rules: WatchRules) 
 def _followed(
     chain: WriterChain, run: FactRun, stream: str, writer: str
 ) -> tuple[WriterChain, list[WatchEvent]]:
-    """With its tokens; and what is wrong with them."""
+    """Return the state with the tokens of this run, and the events."""
     at = chain.token
     if run.is_late:
         return _filled(chain, run, stream, writer)
@@ -223,7 +223,7 @@ def _followed(
     if at is None or run.prev_token == at:
         return moved, []
     if run.epoch > chain.epoch:
-        # What was beyond is void: nobody will send it.
+        # Gaps beyond the new start are void: these facts will never come.
         holes = tuple(hole for hole in chain.holes if hole.upto <= run.prev_token)
         return msgspec.structs.replace(moved, holes=holes), [_elsewhere(Restart, run, at, stream, writer)]
     if run.prev_token > at:
@@ -244,7 +244,7 @@ def _followed(
 
 
 def _elsewhere(kind: type[Elsewhere], run: FactRun, at: int, stream: str, writer: str) -> Elsewhere:
-    """The writer had come to `at`, and this run goes on from somewhere else."""
+    """Return the event that a writer at position `at` continues from another position."""
     return kind(
         at_ms=run.first_ms,
         stream=stream,
@@ -260,9 +260,9 @@ def _elsewhere(kind: type[Elsewhere], run: FactRun, at: int, stream: str, writer
 def _filled(
     chain: WriterChain, run: FactRun, stream: str, writer: str
 ) -> tuple[WriterChain, list[WatchEvent]]:
-    """With what this run brings of what was missing. The position stays."""
+    """Return the state with gaps filled by this run, at the same position, and the events."""
     holes: list[Hole] = []
-    told: list[WatchEvent] = []
+    events: list[WatchEvent] = []
     for hole in chain.holes:
         if not any(after < run.token and run.prev_token <= upto for after, upto in hole.parts):
             holes.append(hole)
@@ -271,7 +271,7 @@ def _filled(
         if parts:
             holes.append(msgspec.structs.replace(hole, parts=parts, facts=facts))
             continue
-        told.append(
+        events.append(
             Repaired(
                 at_ms=run.last_ms,
                 stream=stream,
@@ -283,11 +283,11 @@ def _filled(
                 serial=run.last_serial,
             )
         )
-    return msgspec.structs.replace(chain, holes=tuple(holes)), told
+    return msgspec.structs.replace(chain, holes=tuple(holes)), events
 
 
 def _without(parts: tuple[tuple[int, int], ...], run: FactRun) -> tuple[tuple[int, int], ...]:
-    """What is missing still. A late fact brings but itself; others all that they go over."""
+    """Return the parts still missing. A late fact fills its own token, other runs their whole range."""
     if run.is_late:
         return tuple(part for part in parts if part[1] != run.token)
     left: list[tuple[int, int]] = []
