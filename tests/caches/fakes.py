@@ -1,4 +1,4 @@
-"""Callers that are run by hand, and what they wait on: every order of events can be played."""
+"""Callers and waiters that are run by hand, so that tests can play every order of events."""
 
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
@@ -9,25 +9,25 @@ from synrepl.caches.vintages.release_1_163 import NEWEST
 
 
 class Waiter:
-    """Waits until told, and goes on at once then, as Twisted's Deferred does."""
+    """Waits until it is fired, and then resumes at once, as Twisted's Deferred does."""
 
     def __init__(self) -> None:
         self.caller: Caller | None = None
         self._outcome: tuple[str, Any] | None = None
 
     def callback(self, value: Any) -> None:
-        """Tells a value."""
+        """Fire with a value."""
         self._tell("value", value)
 
     def errback(self, error: BaseException) -> None:
-        """Tells an exception."""
+        """Fire with an exception."""
         self._tell("error", error)
 
     def _tell(self, kind: str, what: Any) -> None:
         assert self._outcome is None, "told twice"
         self._outcome = (kind, what)
         if self.caller is not None:
-            self.caller.go_on()
+            self.caller.resume()
 
     def __await__(self) -> Generator["Waiter", None, Any]:
         if self._outcome is None:
@@ -40,23 +40,23 @@ class Waiter:
 
 
 class Caller:
-    """Runs a coroutine as far as it goes; afterwards `outcome` is a value or an exception."""
+    """Runs a coroutine until it waits; at its end `outcome` is a value or an exception."""
 
     def __init__(self, coroutine: Coroutine[Any, None, Any]) -> None:
         self._coroutine = coroutine
         self.outcome: Any = "waits"
-        self.go_on()
+        self.resume()
 
-    def go_on(self) -> None:
-        """What it waited for has come."""
+    def resume(self) -> None:
+        """Continue with the value that it waited for."""
         self._run(lambda: self._coroutine.send(None))
 
     def throw(self, error: BaseException) -> None:
-        """What it waited for is no more."""
+        """Continue with an exception."""
         self._run(lambda: self._coroutine.throw(error))
 
-    def leave(self) -> None:
-        """Nobody wants the outcome any more."""
+    def cancel(self) -> None:
+        """Cancel the caller."""
         self._coroutine.close()
         self.outcome = "left"
 
@@ -70,7 +70,7 @@ class Caller:
 
 
 class Cancelled(Exception):
-    """Thrown into callers that are to go away."""
+    """Thrown into callers to cancel them."""
 
 
 def new_registry(vintage: Vintage = NEWEST) -> CacheRegistry:

@@ -1,4 +1,4 @@
-"""What rows drop, written down a second time from the facts about each release, to compare with."""
+"""Tables of the entries that rows drop, written a second time from the source of each release."""
 
 import json
 from collections.abc import Iterator

@@ -15,7 +15,7 @@ from tests.caches.fakes import Caller, Waiter, new_registry
 
 
 def test_value_is_computed_once_for_each_key() -> None:
-    """The point of it all."""
+    """The purpose of a cache."""
     registry = new_registry()
     computed: list[int] = []
 
@@ -32,7 +32,7 @@ def test_value_is_computed_once_for_each_key() -> None:
 
 
 def test_one_call_has_one_key_however_it_is_written() -> None:
-    """Or it would be computed, and have to be invalidated, in several places."""
+    """Else it would be computed, and have to be invalidated, several times."""
     registry = new_registry()
     computed: list[tuple[object, ...]] = []
 
@@ -52,8 +52,8 @@ def test_one_call_has_one_key_however_it_is_written() -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), ("a", "b"), ("a", 1, 2, 3, 4)])
-def test_wrong_calls_are_refused_as_always(arguments: tuple[Any, ...]) -> None:
-    """Also when a value lies under what would be their key."""
+def test_wrong_calls_raise_as_without_a_cache(arguments: tuple[Any, ...]) -> None:
+    """Also if their key has a value."""
     registry = new_registry()
 
     @registry.cached()
@@ -67,8 +67,8 @@ def test_wrong_calls_are_refused_as_always(arguments: tuple[Any, ...]) -> None:
         call(*arguments)
 
 
-def test_argument_that_is_no_key_is_named() -> None:
-    """`unhashable type` alone does not tell which of ten arguments it was, or why it matters."""
+def test_unhashable_argument_is_named() -> None:
+    """`unhashable type` alone does not show which of ten arguments it was, nor why it matters."""
     registry = new_registry()
 
     @registry.cached()
@@ -86,8 +86,8 @@ def test_argument_that_is_no_key_is_named() -> None:
     assert why.replace("\\", "") in str(Caller(look("!r", [])).outcome)
 
 
-def test_key_that_cannot_be_compared_is_heard_of() -> None:
-    """What is not about hashing is not said to be."""
+def test_error_of_a_comparison_is_raised_unchanged() -> None:
+    """It is not reported as an unhashable argument."""
 
     class Odd:
         def __hash__(self) -> int:
@@ -108,7 +108,7 @@ def test_key_that_cannot_be_compared_is_heard_of() -> None:
 
 
 def test_exceptions_are_not_kept() -> None:
-    """The next call tries again."""
+    """The next call retries."""
     registry = new_registry()
     outcomes: list[int] = []
 
@@ -125,7 +125,7 @@ def test_exceptions_are_not_kept() -> None:
     assert [5, 5] == [find("a"), find("a")]
 
 
-def test_plain_function_must_not_return_what_is_awaited() -> None:
+def test_plain_function_must_not_return_an_awaitable() -> None:
     """A coroutine can be awaited once; the second caller would get an error instead of a value."""
     registry = new_registry()
 
@@ -138,7 +138,7 @@ def test_plain_function_must_not_return_what_is_awaited() -> None:
 
 
 def test_invalidation_while_a_plain_function_computes_wins() -> None:
-    """What it calls may change what it reads."""
+    """The function may cause a change of its own data."""
     registry = new_registry()
     values = ["old", "new"]
 
@@ -153,7 +153,7 @@ def test_invalidation_while_a_plain_function_computes_wins() -> None:
 
 
 class Store:
-    """Made anew by `stores`, with a registry of its own."""
+    """Created by `stores`, with its own registry."""
 
     names: list[str]
 
@@ -172,7 +172,7 @@ def stores(registry: CacheRegistry) -> Callable[[], Any]:
 
         @registry.cached()
         def name(self, user: str, lower: bool = True) -> str:
-            """What to call somebody."""
+            """The name of a user."""
             self.names.append(user)
             return user.lower() if lower else user
 
@@ -190,7 +190,7 @@ def stores(registry: CacheRegistry) -> Callable[[], Any]:
 
 
 def test_each_instance_has_entries_of_its_own() -> None:
-    """Two stores are two databases; equal or unhashable ones too, and copies."""
+    """Two stores are two databases, even if they are equal, unhashable or copies."""
     registry = new_registry()
     make = stores(registry)
     first, second = make(), make()
@@ -204,7 +204,7 @@ def test_each_instance_has_entries_of_its_own() -> None:
 
 
 def test_name_reaches_every_instance() -> None:
-    """The wire knows names, not objects."""
+    """The wire has names, not objects."""
     registry = new_registry()
     make = stores(registry)
     first, second = make(), make()
@@ -219,7 +219,7 @@ def test_name_reaches_every_instance() -> None:
 
 
 def test_one_instance_can_be_invalidated_alone() -> None:
-    """By the object, or by way of its class."""
+    """By the object, or by its class."""
     registry = new_registry()
     make: Any = stores(registry)
     first, second, third = make(), make(), make()
@@ -238,12 +238,12 @@ def test_one_instance_can_be_invalidated_alone() -> None:
     assert registry.caches["name"].entries == 0
 
 
-def test_methods_show_what_they_are() -> None:
-    """To people, and to what makes documentation of them."""
+def test_methods_keep_their_metadata() -> None:
+    """For people, and for documentation tools."""
     make: Any = stores(new_registry())
     store = make()
 
-    assert ("name", "What to call somebody.", "name") == (
+    assert ("name", "The name of a user.", "name") == (
         make.name.name,
         make.name.__doc__,
         make.name.__name__,
@@ -257,7 +257,7 @@ def test_methods_show_what_they_are() -> None:
 
 
 def test_instances_are_not_kept_alive() -> None:
-    """A registry lives as long as its worker; stores of single tests, or requests, do not."""
+    """A registry lives as long as its worker; stores of one test, or one request, do not."""
     registry = new_registry()
     store = stores(registry)()
     store.name("A")
@@ -270,8 +270,8 @@ def test_instances_are_not_kept_alive() -> None:
     assert (0, 1) == (registry.caches["name"].entries, registry.caches["name"].misses)
 
 
-def test_number_of_a_dead_instance_may_be_that_of_another() -> None:
-    """What was cached for the one must not be given to the other."""
+def test_id_of_a_dead_instance_may_be_reused() -> None:
+    """The entries of one must not be returned for the other."""
     registry = new_registry()
     make = stores(registry)
     for number in range(100):
@@ -300,8 +300,8 @@ def test_method_put_on_a_class_later_is_a_method() -> None:
     assert (0, 0) == (registry.caches["size"].misshapen, registry.caches["size"].entries)
 
 
-def test_instance_without_room_for_weak_references_is_refused() -> None:
-    """Rather than kept for ever."""
+def test_instance_without_weak_references_is_rejected() -> None:
+    """Else it would be kept forever."""
     registry = new_registry()
 
     class Tight:
@@ -315,7 +315,7 @@ def test_instance_without_room_for_weak_references_is_refused() -> None:
         Tight().size("a")
 
 
-def test_two_caches_of_one_name_are_refused() -> None:
+def test_two_caches_of_one_name_are_rejected() -> None:
     """An invalidation could mean either."""
     registry = new_registry()
 
@@ -332,7 +332,7 @@ def test_two_caches_of_one_name_are_refused() -> None:
     assert one("a") == 1
 
 
-def test_what_cannot_be_cached_is_refused() -> None:
+def test_functions_that_cannot_be_cached_are_rejected() -> None:
     """When it is declared, not when it is first called."""
     registry = new_registry()
 
@@ -358,7 +358,7 @@ def test_what_cannot_be_cached_is_refused() -> None:
 
 
 def test_types_of_the_signature_are_kept() -> None:
-    """For the type checker: where an error is ignored, it would complain if there were none."""
+    """For the type checker, which complains about an ignored error that does not occur."""
     make_waiter: Callable[[], IWaiter] = Waiter
     registry = CacheRegistry(waiter=make_waiter, vintage=NEWEST)
 

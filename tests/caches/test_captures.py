@@ -1,4 +1,4 @@
-"""What real masters said, to a worker that holds something in every cache there is."""
+"""Rows of real masters, applied by a worker with entries in every cache."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ ROWS = [row for row in ROWS if not re.fullmatch(rb'\["ev", ?\["\$e"\]\]', row.te
 
 
 class Worker:
-    """Has every cache that the tables know, and fills them for whatever a row is about."""
+    """A worker with every cache of the tables, which fills them for the subject of a row."""
 
     def __init__(self, vintage: Vintage) -> None:
         self.registry: CacheRegistry = new_registry(vintage)
@@ -48,7 +48,7 @@ class Worker:
         return self.registry.cached(name=name, tree=name in tables.TREES)(made[len(keys)])
 
     def ask(self, entries: list[Entry]) -> set[Entry]:
-        """Asks for all of these; those that had to be computed."""
+        """Looks up all of these; returns those that had to be computed."""
         self.computed.clear()
         for name, key in entries:
             self._caches[name](*key)
@@ -56,7 +56,7 @@ class Worker:
 
 
 def strings(value: Any) -> list[str]:
-    """Every string in it, those in strings that hold JSON too."""
+    """Every string in a value, including those in strings of JSON."""
     if isinstance(value, list):
         return [text for item in value for text in strings(item)]
     if not isinstance(value, str):
@@ -65,7 +65,7 @@ def strings(value: Any) -> list[str]:
 
 
 def entries_about(row: list[Any]) -> list[Entry]:
-    """Entries of every cache, of all that a row names, and of others."""
+    """Entries of every cache, for all names in a row, and for others."""
     texts = strings(row)
     users = {text for text in texts if text.startswith("@")}
     words = {text for text in texts if text[:1] not in "!@$"}
@@ -84,7 +84,7 @@ def entries_about(row: list[Any]) -> list[Entry]:
 
 
 def gone(entries: list[Entry], drops: tables.Drops) -> set[Entry]:
-    """Which of the entries these drops mean."""
+    """The entries that these drops mean."""
     found = set()
     for cache, key in drops:
         for name, held in entries:
@@ -96,7 +96,7 @@ def gone(entries: list[Entry], drops: tables.Drops) -> set[Entry]:
 
 
 def expected_drops(vintage: Vintage, recorded: Recorded) -> tables.Drops:
-    """What the tables say of a recorded row."""
+    """The drops of a recorded row, by the tables."""
     row = json.loads(recorded.text)
     if recorded.stream == "caches":
         return (tables.newest if vintage is NEWEST else tables.legacy)(row[0], row[1])
@@ -108,8 +108,8 @@ def expected_drops(vintage: Vintage, recorded: Recorded) -> tables.Drops:
 
 
 @pytest.mark.parametrize("vintage", [LEGACY, NEWEST], ids=repr)
-def test_recorded_rows_drop_what_the_tables_say_and_nothing_else(vintage: Vintage) -> None:
-    """One entry too few, and somebody sees what is no longer so; one too many costs a query each time."""
+def test_recorded_rows_drop_exactly_the_entries_of_the_tables(vintage: Vintage) -> None:
+    """One entry too few leaves stale data; one too many costs a query each time."""
     worker = Worker(vintage)
     dropped = set()
 
@@ -129,8 +129,8 @@ def test_recorded_rows_drop_what_the_tables_say_and_nothing_else(vintage: Vintag
         assert {"was_host_joined", "get_current_state_ids", "get_profile"} == (set(tables.KEYS) - dropped)
 
 
-def test_captures_hold_what_they_are_to_be_used_for() -> None:
-    """Were they cut, the test above would hold of nothing."""
+def test_captures_have_the_expected_rows() -> None:
+    """With truncated captures the test above would prove nothing."""
     names = [json.loads(row.text)[0] for row in ROWS if row.stream == "caches"]
 
     for name in ("cs_cache_fake", "ph_cache_fake", "dr_cache_fake", "have_seen_event", "get_user_by_id"):
@@ -140,8 +140,8 @@ def test_captures_hold_what_they_are_to_be_used_for() -> None:
 
 
 @pytest.mark.parametrize("vintage", [LEGACY, NEWEST], ids=repr)
-def test_names_that_mean_nothing_here_are_counted(vintage: Vintage) -> None:
-    """A worker of 1.0 cannot make anything of `ph_cache_fake`; an operator can."""
+def test_unknown_names_are_counted(vintage: Vintage) -> None:
+    """A worker of 1.0 does not know `ph_cache_fake`, but an operator does."""
     worker = Worker(vintage)
     rows = [row for row in ROWS if row.stream == "caches"]
     names = {json.loads(row.text)[0] for row in rows}

@@ -1,4 +1,4 @@
-"""What a writer says of one transaction."""
+"""The invalidations of one transaction."""
 
 import pytest
 from hypothesis import given
@@ -12,15 +12,15 @@ from synrepl.streams.catalog import CacheInvalidation
 ROOM, USERS = "!r:hs", [f"@user{number}:hs" for number in range(10_000)]
 
 
-def said(changes: Changes) -> list[tuple[str, list[str] | None]]:
+def rows_of(changes: Changes) -> list[tuple[str, list[str] | None]]:
     """The rows, without their time."""
     rows = changes.rows(1500)
     assert {1500} >= {row.invalidation_ts for row in rows}
     return [(row.cache_func, row.keys) for row in rows]
 
 
-def test_each_thing_is_said_once_and_in_order() -> None:
-    """However often it was found to have changed."""
+def test_each_change_is_sent_once_and_in_order() -> None:
+    """However often it was invalidated."""
     changes = Changes()
     changes.invalidate("get_user_by_id", ("@b:hs",))
     changes.invalidate("get_monthly_active_count", ())
@@ -31,7 +31,7 @@ def test_each_thing_is_said_once_and_in_order() -> None:
         ("get_user_by_id", ["@b:hs"]),
         ("get_monthly_active_count", []),
         ("get_user_by_id", ["@a:hs"]),
-    ] == said(changes)
+    ] == rows_of(changes)
     assert (
         CacheInvalidation(cache_func="get_user_by_id", keys=["@b:hs"], invalidation_ts=1500)
         == changes.rows(1500)[0]
@@ -39,8 +39,8 @@ def test_each_thing_is_said_once_and_in_order() -> None:
 
 
 def test_nothing_changed() -> None:
-    """Nothing is said."""
-    assert [] == said(Changes())
+    """No rows are sent."""
+    assert [] == rows_of(Changes())
 
 
 def test_all_of_a_cache_includes_its_entries() -> None:
@@ -53,17 +53,17 @@ def test_all_of_a_cache_includes_its_entries() -> None:
     changes.invalidate("get_user_by_id", ("@b:hs",))
     changes.invalidate("get_profile", ("@b:hs",))
 
-    assert [("get_user_by_id", None), (PACKED[0], None), ("get_profile", ["@b:hs"])] == said(changes)
+    assert [("get_user_by_id", None), (PACKED[0], None), ("get_profile", ["@b:hs"])] == rows_of(changes)
 
 
 def test_ten_thousand_members_are_two_hundred_rows() -> None:
-    """Each as long as a row may be, none of them said twice."""
+    """Each row is as long as possible, and no member is sent twice."""
     changes = Changes()
     for user in USERS:
         changes.state_changed(ROOM, [user])
         changes.state_changed(ROOM, [user])
 
-    rows = said(changes)
+    rows = rows_of(changes)
 
     assert 200 == len(rows)
     assert USERS == [user for _, keys in rows for user in (keys or [])[1:]]
@@ -71,18 +71,18 @@ def test_ten_thousand_members_are_two_hundred_rows() -> None:
 
 
 def test_state_changes_of_a_room_are_one() -> None:
-    """A change of its topic is told along with its members."""
+    """A change of its topic is sent together with its members."""
     changes = Changes()
     changes.state_changed(ROOM)
     changes.state_changed("!s:hs")
     changes.state_changed(ROOM, ["@b:hs"])
     changes.invalidate("cs_cache_fake", (ROOM, "@a:hs", "@b:hs"))
 
-    assert [("cs_cache_fake", [ROOM, "@b:hs", "@a:hs"]), ("cs_cache_fake", ["!s:hs"])] == said(changes)
+    assert [("cs_cache_fake", [ROOM, "@b:hs", "@a:hs"]), ("cs_cache_fake", ["!s:hs"])] == rows_of(changes)
 
 
 def test_deleted_room_includes_its_history_and_state() -> None:
-    """But not whose memberships ended: readers note these by the change of state."""
+    """But not the ended memberships, which readers learn from the change of state."""
     changes = Changes()
     changes.history_purged(ROOM)
     changes.state_changed(ROOM)
@@ -90,20 +90,20 @@ def test_deleted_room_includes_its_history_and_state() -> None:
     changes.room_deleted(ROOM)
     changes.invalidate("dr_cache_fake", (ROOM,))
 
-    assert [("ph_cache_fake", ["!s:hs"]), ("dr_cache_fake", [ROOM])] == said(changes)
+    assert [("ph_cache_fake", ["!s:hs"]), ("dr_cache_fake", [ROOM])] == rows_of(changes)
     changes.state_changed(ROOM, ["@a:hs"])
-    assert ("cs_cache_fake", [ROOM, "@a:hs"]) == said(changes)[0]
+    assert ("cs_cache_fake", [ROOM, "@a:hs"]) == rows_of(changes)[0]
 
 
 @pytest.mark.parametrize("name", PACKED)
 def test_packed_keys_share_rows(name: str) -> None:
-    """Many of them change at once."""
+    """Many keys change at once."""
     changes = Changes()
     for user in USERS[:120]:
         changes.invalidate(name, (user, "D"))
         changes.invalidate(name, (user, "D"))
 
-    rows = said(changes)
+    rows = rows_of(changes)
 
     assert [50, 50, 20] == [len(keys or []) for _, keys in rows]
     assert [pack((user, "D")) for user in USERS[:120]] == [key for _, keys in rows for key in keys or []]
@@ -113,8 +113,8 @@ def test_packed_keys_share_rows(name: str) -> None:
     ("name", "key"),
     [("cs_cache_fake", ()), ("ph_cache_fake", ()), ("dr_cache_fake", (ROOM, "x")), ("get_user", ("a", 5))],
 )
-def test_what_no_reader_takes_is_not_said(name: str, key: tuple[str, ...]) -> None:
-    """It would be lost on the way, or do harm there."""
+def test_changes_that_no_reader_accepts_are_rejected(name: str, key: tuple[str, ...]) -> None:
+    """They would be lost, or do harm."""
     with pytest.raises(LocalProtocolError, match=name):
         Changes().invalidate(name, key)
 
@@ -143,14 +143,14 @@ CALLS = st.one_of(
 
 
 def dropped(rows: list[CacheInvalidation]) -> set[Invalidation]:
-    """What readers drop, without the entries of caches of which they drop everything."""
+    """The entries that readers drop, without those of caches that are dropped completely."""
     drops = {drop for row in rows for drop in NEWEST.expand(row.cache_func, row.keys)}
     return {drop for drop in drops if drop.key is None or Invalidation(drop.cache, None) not in drops}
 
 
 @given(st.lists(CALLS, max_size=12))
 def test_few_rows_drop_the_same_as_many(calls: list[tuple[str, tuple[str, ...] | None]]) -> None:
-    """Saying it shorter must not change what is said."""
+    """Fewer rows must have the same meaning."""
     changes, single = Changes(), []
     for name, key in calls:
         one = Changes()

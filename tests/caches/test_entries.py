@@ -1,4 +1,4 @@
-"""What one cache holds."""
+"""The entries of one cache."""
 
 from typing import Any
 
@@ -20,12 +20,12 @@ def filled(*keys: Key, tree: bool = False, max_entries: int = 10) -> Entries:
 
 
 def held(entries: Entries) -> list[Key]:
-    """The keys, the first to go first."""
+    """The keys in the order of eviction."""
     return list(entries._values)
 
 
-def test_whoever_was_not_asked_for_longest_goes_first() -> None:
-    """A cache that forgot what is asked for all the time would be of no use."""
+def test_least_recently_used_entry_is_evicted_first() -> None:
+    """A cache must keep the entries that are used often."""
     entries = filled(("a",), ("b",), ("c",), max_entries=3)
 
     entries.get(("a",))
@@ -36,7 +36,7 @@ def test_whoever_was_not_asked_for_longest_goes_first() -> None:
 
 
 def test_none_is_a_value() -> None:
-    """That there is no such user is worth remembering as well."""
+    """The absence of a user is worth caching, too."""
     entries = Entries(Shape(1), 10)
     entries.keep(entries.begin(("a",)), None)
 
@@ -45,7 +45,7 @@ def test_none_is_a_value() -> None:
 
 
 def test_invalidation_wins_over_a_computation() -> None:
-    """What was read from the database before the change must not be kept after it."""
+    """A value read before the change must not be kept after it."""
     entries = Entries(Shape(1), 10)
     old = entries.begin(("a",))
 
@@ -63,7 +63,7 @@ def test_invalidation_wins_over_a_computation() -> None:
 
 @pytest.mark.parametrize("key", [None, ("a",), ("a", "x", "1")])
 def test_computations_are_dropped_as_entries_are(key: tuple[str, ...] | None) -> None:
-    """By a prefix and by everything as well."""
+    """By a prefix and by clearing everything, too."""
     entries = Entries(Shape(3, tree=True), 10)
     under_way = entries.begin(("a", "x", "1"))
 
@@ -74,7 +74,7 @@ def test_computations_are_dropped_as_entries_are(key: tuple[str, ...] | None) ->
 
 
 def test_prefix_drops_what_is_below_it() -> None:
-    """And nothing beside it, however alike."""
+    """And nothing else, however similar."""
     entries = filled(("a", "x"), ("a", "y"), ("ab", "x"), ("b", "a"), tree=True)
 
     entries.invalidate(("a",))
@@ -87,7 +87,7 @@ def test_prefix_drops_what_is_below_it() -> None:
     [(False, ("a",)), (False, ("a", "b", "c")), (True, ("a", "b", "c")), (True, ()), (False, ())],
 )
 def test_key_of_another_shape_drops_everything(tree: bool, key: tuple[str, ...]) -> None:
-    """Something has changed, and what, nobody can say: rather compute again than be wrong."""
+    """It is unknown what changed, and stale data is worse than computing again."""
     entries = filled(("x", "y"), ("v", "w"), tree=tree)
 
     entries.invalidate(key)
@@ -96,7 +96,7 @@ def test_key_of_another_shape_drops_everything(tree: bool, key: tuple[str, ...])
 
 
 def test_empty_key_is_that_of_a_cache_without_arguments() -> None:
-    """It is the one there is."""
+    """It is its only key."""
     entries = filled(())
 
     assert entries.shape.fits(())
@@ -106,7 +106,7 @@ def test_empty_key_is_that_of_a_cache_without_arguments() -> None:
 
 
 def test_strings_may_mean_an_argument_that_is_none() -> None:
-    """How others write 5 or None is not known here; so nothing that they might mean is kept."""
+    """It is unknown how other writers spell 5 or None, so every possible match is dropped."""
     entries = filled(("a", 5), ("b", "5"))
 
     entries.invalidate(("c", "5"))
@@ -115,7 +115,7 @@ def test_strings_may_mean_an_argument_that_is_none() -> None:
 
 
 def test_prefix_of_strings_is_exact_whatever_follows_it() -> None:
-    """A cache by room and limit need not be emptied for every room."""
+    """A cache by room and limit is not emptied for every room."""
     entries = filled(("!r1", 5), ("!r2", 5), tree=True)
 
     entries.invalidate(("!r1",))
@@ -124,7 +124,7 @@ def test_prefix_of_strings_is_exact_whatever_follows_it() -> None:
 
 
 def test_strings_are_exact_again_once_the_others_are_gone() -> None:
-    """One odd key does not make a cache slow for ever."""
+    """One unusual key must not make a cache slow forever."""
     entries = filled((5,), ("a",), ("b",))
     entries.drop((5,))
 
@@ -134,7 +134,7 @@ def test_strings_are_exact_again_once_the_others_are_gone() -> None:
 
 
 def test_without_room_nothing_is_kept() -> None:
-    """Nor counted as driven out."""
+    """Nor counted as an eviction."""
     entries = filled(("a",), max_entries=0)
 
     assert (0, 0) == (len(entries), entries.counters.evictions)
@@ -142,7 +142,7 @@ def test_without_room_nothing_is_kept() -> None:
 
 
 def test_numbers_are_of_the_name_not_of_each_instance() -> None:
-    """One row on the wire is one invalidation, however many stores there are."""
+    """One row on the wire is one invalidation, for any number of stores."""
     cache = Cache(name="c", max_entries=10, tree=False, streams=frozenset())
     cache.shape = Shape(1)
     first, second = cache.new_entries(), cache.new_entries()
@@ -162,7 +162,7 @@ def test_numbers_are_of_the_name_not_of_each_instance() -> None:
 
 
 class Model:
-    """The same, as slow and plain as it can be."""
+    """A slow and simple model of the entries."""
 
     def __init__(self, shape: Shape, max_entries: int) -> None:
         self.shape = shape
@@ -210,7 +210,7 @@ ARGUMENT: st.SearchStrategy[Any] = st.one_of(
 
 @st.composite
 def stories(draw: st.DrawFn) -> tuple[Shape, int, list[tuple[str, Any]]]:
-    """A cache, and what happens to it."""
+    """A cache, and a sequence of operations."""
     length = draw(st.integers(0, 3))
     keys = st.lists(ARGUMENT, min_size=length, max_size=length).map(tuple)
     texts = st.lists(st.sampled_from("ab"), max_size=4).map(tuple)
@@ -229,7 +229,7 @@ def stories(draw: st.DrawFn) -> tuple[Shape, int, list[tuple[str, Any]]]:
 
 @given(stories())
 def test_entries_are_as_the_model_says(story: tuple[Shape, int, list[tuple[str, Any]]]) -> None:
-    """Whatever happens in whatever order, and nothing is left in the index of what is gone."""
+    """For any sequence of operations; no index keeps a dropped key."""
     shape, max_entries, steps = story
     entries, model = Entries(shape, max_entries), Model(shape, max_entries)
     begun: list[Computation] = []

@@ -1,4 +1,4 @@
-"""What is found to be wrong with a worker's caches."""
+"""Findings about a worker's caches."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from tests.caches.fakes import new_registry
 
 
 def registry_of(**arguments: str) -> CacheRegistry:
-    """A worker with a cache for each, by the names of its arguments."""
+    """A registry with caches by name and arguments."""
     registry = new_registry()
     for name, takes in arguments.items():
         declare(registry, name, takes)
@@ -18,7 +18,7 @@ def registry_of(**arguments: str) -> CacheRegistry:
 
 
 def declare(registry: CacheRegistry, name: str, takes: str, **options: Any) -> None:
-    """Adds a cache of so many arguments."""
+    """Add a cache with these arguments."""
 
     def one(a: str) -> None: ...
 
@@ -29,12 +29,12 @@ def declare(registry: CacheRegistry, name: str, takes: str, **options: Any) -> N
 
 
 def found(findings: list[CacheWarning]) -> list[tuple[str, str]]:
-    """Without the sentences."""
+    """The findings without their texts."""
     return [(finding.kind, finding.cache) for finding in findings]
 
 
-def test_all_is_well() -> None:
-    """A check that always complains is not read."""
+def test_no_findings() -> None:
+    """A check that always complains is ignored."""
     registry = registry_of(get_room_type="room", get_user_by_id="user", get_event="event")
     declare(registry, "get_constants", "name", streams=())
     declare(registry, "get_receipts", "room", streams=("receipts",))
@@ -43,7 +43,7 @@ def test_all_is_well() -> None:
 
 
 def test_cache_that_nothing_invalidates() -> None:
-    """It is right until the first change, and wrong from then on."""
+    """It is correct until the first change, and stale from then on."""
     registry = registry_of(get_profile="user")
 
     (finding,) = lint(registry, {})
@@ -54,8 +54,8 @@ def test_cache_that_nothing_invalidates() -> None:
     assert [] == lint(registry, {"get_profile": 1})
 
 
-def test_names_that_nobody_here_knows() -> None:
-    """Most are caches that this worker does not have; one may be a cache with a slip in its name."""
+def test_unknown_names() -> None:
+    """Most are caches that this worker does not have; one may be a misspelled name."""
     registry = registry_of(get_profile_of_user="user")
 
     findings = lint(
@@ -73,7 +73,7 @@ def test_names_that_nobody_here_knows() -> None:
 
 
 def test_keys_of_another_length_seen() -> None:
-    """Each of them empties the cache, which is right but slow; or they mean something else altogether."""
+    """Each of them clears the cache, which is correct but slow; or they mean another cache."""
     registry = registry_of(get_device="user device")
     declare(registry, "count_keys", "user device", tree=True)
     seen = {"get_device": 3, "count_keys": 2}
@@ -87,7 +87,7 @@ def test_keys_of_another_length_seen() -> None:
 
 
 def test_table_that_does_not_fit_a_cache() -> None:
-    """Found before the first row comes: every event would empty it."""
+    """Found before the first row arrives: every event would clear the cache."""
     registry = registry_of(get_threads="room limit", get_room_type="room")
 
     findings = lint(registry, {"cs_cache_fake": 1})
@@ -97,8 +97,8 @@ def test_table_that_does_not_fit_a_cache() -> None:
     assert "events of NEWEST gives" in findings[0].text
 
 
-def test_keys_of_another_length_that_came() -> None:
-    """What a running worker has counted is evidence as well."""
+def test_keys_of_another_length_that_were_counted() -> None:
+    """The counters of a running worker are evidence, too."""
     registry = registry_of(get_device="user device")
     for name, keys in (("get_device", ["a"]), ("ph_cache_fake", None)):
         registry.apply("caches", [CacheInvalidation(cache_func=name, keys=keys, invalidation_ts=None)])
@@ -122,7 +122,7 @@ def test_alias_that_was_never_seen() -> None:
 
 
 def test_stream_that_may_reach_everything_is_a_route() -> None:
-    """It is not known to leave this cache out."""
+    """It may reach this cache."""
     mine = NEWEST.extended("mine")
 
     @mine.implied("typing")

@@ -1,4 +1,4 @@
-"""What reaches a worker's caches, and what is counted of it."""
+"""Invalidations of a worker's caches, and their counters."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -36,11 +36,11 @@ def with_caches(registry: CacheRegistry, *names: str, **options: Any) -> CacheRe
 
 
 def entries(registry: CacheRegistry) -> dict[str, int]:
-    """How many are left in each cache."""
+    """The number of entries of each cache."""
     return {name: info.entries for name, info in registry.caches.items()}
 
 
-def test_a_fact_drops_what_all_its_rows_mean() -> None:
+def test_a_fact_drops_the_entries_of_all_its_rows() -> None:
     """Aliases and plain names alike."""
     registry = with_caches(new_registry(), "get_room_type", "get_users_in_room", "get_profile")
 
@@ -54,7 +54,7 @@ def test_a_fact_drops_what_all_its_rows_mean() -> None:
 
 
 def test_null_drops_all_of_a_cache() -> None:
-    """An empty list cannot be a key where there are arguments: it drops all, too, and is counted."""
+    """An empty list is not a key of a cache with arguments: it drops everything, and is counted."""
     registry = with_caches(new_registry(), "get_profile", "get_other")
 
     registry.apply("caches", [CacheInvalidation(cache_func="get_profile", keys=None, invalidation_ts=1)])
@@ -64,7 +64,7 @@ def test_null_drops_all_of_a_cache() -> None:
     assert [0, 1] == [info.misshapen for info in registry.caches.values()]
 
 
-def test_events_drop_what_they_imply() -> None:
+def test_events_drop_the_entries_that_they_imply() -> None:
     """Without a row on ``caches``."""
     registry = with_caches(new_registry(), "get_room_type", "get_rooms_for_user", "get_profile")
 
@@ -74,15 +74,15 @@ def test_events_drop_what_they_imply() -> None:
 
 
 def test_streams_are_those_that_can_invalidate() -> None:
-    """A follower asks for these, and need not ask for others."""
+    """A follower subscribes to these, and needs no others."""
     registry = with_caches(new_registry(), "get_profile", streams=("caches", "profile_updates"))
 
     assert {"caches", "events", "backfill", "profile_updates"} == registry.streams
     assert {"caches"} == new_registry(LEGACY).streams
 
 
-def test_loss_on_a_stream_clears_what_it_can_reach_and_no_more() -> None:
-    """Everything else is still as good as it was."""
+def test_loss_on_a_stream_clears_exactly_the_caches_that_it_reaches() -> None:
+    """All other entries are still correct."""
     registry = with_caches(new_registry(), "get_room_type", "get_profile")
     with_caches(registry, "get_constants", "get_event", streams=())
     with_caches(registry, "get_receipts", streams=("receipts",))
@@ -101,8 +101,8 @@ def test_loss_on_a_stream_clears_what_it_can_reach_and_no_more() -> None:
     } == entries(registry)  # fmt: skip
 
 
-def test_stream_without_samples_is_taken_to_reach_everything() -> None:
-    """What it can reach is not known, and a cache that was missed would stay wrong."""
+def test_stream_without_samples_counts_as_reaching_everything() -> None:
+    """It is unknown what it reaches, and a cache that is left out would stay stale."""
     mine = NEWEST.extended("mine")
 
     @mine.implied("typing")
@@ -117,8 +117,8 @@ def test_stream_without_samples_is_taken_to_reach_everything() -> None:
     assert {"get_profile": 0, "get_constants": 0} == entries(registry)
 
 
-def test_alias_with_keys_that_it_does_not_take_clears_what_it_reaches() -> None:
-    """It meant something."""
+def test_alias_with_unsupported_keys_clears_the_caches_that_it_reaches() -> None:
+    """They invalidate something unknown."""
     registry = with_caches(new_registry(), "get_room_type", "get_profile")
     null = CacheInvalidation(cache_func="ph_cache_fake", keys=None, invalidation_ts=None)
 
@@ -129,8 +129,8 @@ def test_alias_with_keys_that_it_does_not_take_clears_what_it_reaches() -> None:
     assert {} == dict(registry.unknown)
 
 
-def test_packed_keys_that_cannot_be_read_are_counted() -> None:
-    """The others of the row count all the same."""
+def test_unreadable_packed_keys_are_counted() -> None:
+    """The other keys of the row are applied."""
     registry = new_registry()
     name = "_get_server_keys_json"
 
@@ -146,7 +146,7 @@ def test_packed_keys_that_cannot_be_read_are_counted() -> None:
 
 
 def test_unknown_names_are_counted_and_bounded() -> None:
-    """Never ignored silently, never an error, and never a way to fill our memory."""
+    """They are not ignored silently, raise no error, and cannot fill the memory."""
     registry = with_caches(new_registry(), "get_profile")
 
     for number in range(1500):
@@ -171,7 +171,7 @@ def _counted(*names: str) -> NameCounts:
 
 
 def test_invalidation_by_name_is_for_caches_of_this_worker() -> None:
-    """A misspelt name that did nothing would leave something wrong in a cache."""
+    """A misspelled name without effect would leave a stale entry."""
     registry = with_caches(new_registry(), "get_profile")
 
     registry.invalidate("get_profile", ("!r",))
@@ -184,11 +184,11 @@ def test_invalidation_by_name_is_for_caches_of_this_worker() -> None:
 
 
 def test_invalidations_can_be_listened_to() -> None:
-    """Tests assert on the transcript; caches that others built are told of changes by it."""
+    """For tests that check a transcript, and for caches of other libraries."""
     registry = with_caches(new_registry(LEGACY), "get_room_summary")
     transcript: list[tuple[Invalidation, int]] = []
     registry.on_invalidation.append(
-        lambda heard: transcript.append((heard, entries(registry)["get_room_summary"]))
+        lambda invalidation: transcript.append((invalidation, entries(registry)["get_room_summary"]))
     )
 
     registry.apply("caches", [row("cs_cache_fake", "!r"), row("get_other", "x")])
@@ -207,8 +207,8 @@ def test_invalidations_can_be_listened_to() -> None:
 
 
 @pytest.mark.parametrize("stream", ["caches", "typing"])
-def test_fault_in_a_vintage_is_raised_and_leaves_nothing_old(stream: str) -> None:
-    """A bug of the worker's is to be heard of, and not to be paid for with what is no longer so."""
+def test_error_of_a_vintage_is_raised_and_leaves_no_stale_entry(stream: str) -> None:
+    """A bug in the worker must be visible, and must not leave stale entries."""
     mine = Vintage("mine")
 
     def faulty(*keys: str) -> Iterator[Drop]:

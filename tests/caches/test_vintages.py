@@ -1,4 +1,4 @@
-"""What each release means by its aliases, line by line, and what a worker may change of it."""
+"""The aliases of each release, line by line, and the changes that a worker may make."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,12 +18,12 @@ LOCAL_ROOMS = "_get_rooms_for_local_user_where_membership_is_inner"
 
 
 def expand(vintage: Vintage, name: str, *keys: str) -> list[Drop]:
-    """What a row means, in order."""
+    """The expansion of a row, in order."""
     return [(found.cache, found.key) for found in vintage.expand(name, keys)]
 
 
 def event(**fields: Any) -> Event:
-    """An event of which only these fields matter."""
+    """An event with these fields."""
     values: dict[str, Any] = {
         "event_id": "$e", "room_id": "!r:hs", "type": "m.room.message", "state_key": None, "redacts": None,
         "relates_to": None, "membership": None, "rejected": False, "outlier": False,
@@ -32,12 +32,12 @@ def event(**fields: Any) -> Event:
 
 
 def implied(row: object, stream: str = "events") -> list[Drop]:
-    """What a row implies in 1.163, in order."""
+    """The implications of a row in 1.163, in order."""
     return [(found.cache, found.key) for found in NEWEST.implied_by(stream, row)]
 
 
 def test_legacy_state_of_a_room() -> None:
-    """Two members of one server cost one look-up of that server, not two."""
+    """Two members of one server invalidate that server once."""
     assert [
         ("is_host_joined", ("!r:hs", "far")),
         ("was_host_joined", ("!r:hs", "far")),
@@ -50,7 +50,7 @@ def test_legacy_state_of_a_room() -> None:
 
 
 def test_legacy_state_without_members() -> None:
-    """The topic changed, say."""
+    """As for a change of topic."""
     assert [
         ("get_users_in_room", ("!r:hs",)),
         ("get_room_summary", ("!r:hs",)),
@@ -59,7 +59,7 @@ def test_legacy_state_without_members() -> None:
 
 
 def test_newest_state_of_a_room() -> None:
-    """All that hangs on who is in a room, and on its state."""
+    """All caches that depend on the members and state of a room."""
     assert [
         ("is_host_joined", ("!r:hs", "far")),
         ("is_host_invited", ("!r:hs", "far")),
@@ -90,7 +90,7 @@ def test_newest_state_of_a_room() -> None:
 
 
 def test_newest_state_without_members() -> None:
-    """Memberships are left alone."""
+    """Memberships are not invalidated."""
     assert [
         ("get_room_summary", ("!r:hs",)),
         ("get_partial_current_state_ids", ("!r:hs",)),
@@ -133,12 +133,12 @@ PURGED: list[Drop] = [
 
 
 def test_purged_history() -> None:
-    """A room whose events are gone must not be joined again with what is remembered of them."""
+    """A room whose events were purged must not be joined again with cached ones."""
     assert PURGED == expand(NEWEST, "ph_cache_fake", "!r:hs")
 
 
 def test_deleted_room() -> None:
-    """Everything that was ever known of it."""
+    """All caches about it."""
     assert [
         *PURGED,
         ("get_aliases_for_room", ("!r:hs",)),
@@ -173,7 +173,7 @@ def test_deleted_room() -> None:
 
 @pytest.mark.parametrize("name", ["_get_e2e_cross_signing_signatures_for_device", "_get_server_keys_json"])
 def test_packed_keys(name: str) -> None:
-    """A key is itself a list; one that is not is left out, and told."""
+    """A key is a list itself; one that is not is skipped and reported."""
     unreadable: list[Unreadable] = []
     keys = ['["@a:hs", "D"]', "D", "[1]", '{"a":"b"}', '["@b:hs","E"]', "[", '"a"', "\ud800"]
 
@@ -192,7 +192,7 @@ def test_packed_keys_are_written_as_real_writers_do() -> None:
 
 
 def test_plain_names_pass() -> None:
-    """Null is everything, and an empty list a key."""
+    """Null means all entries; an empty list is a key."""
     assert [("get_user_by_id", ("@a:hs",))] == expand(NEWEST, "get_user_by_id", "@a:hs")
     assert [("get_user_by_id", None)] == [(d.cache, d.key) for d in NEWEST.expand("get_user_by_id", None)]
     assert [("get_monthly_active_count", ())] == expand(LEGACY, "get_monthly_active_count")
@@ -215,7 +215,7 @@ def test_event_implies() -> None:
 
 
 def test_redaction_implies() -> None:
-    """What is redacted must not be shown by way of a cache."""
+    """A redacted event must not be shown from a cache."""
     assert [
         *EVENT,
         ("get_event", ("$old",)),
@@ -227,7 +227,7 @@ def test_redaction_implies() -> None:
 
 
 def test_membership_implies() -> None:
-    """Which rooms somebody is in, was invited to, or forgot."""
+    """The rooms that a user is in, was invited to, or forgot."""
     assert [
         *EVENT,
         ("get_invited_rooms_for_local_user", ("@a:hs",)),
@@ -263,7 +263,7 @@ def test_relation_implies() -> None:
     ],
 )
 def test_what_lists_of_rooms_show_implies(kind: str, more: list[Drop]) -> None:
-    """Only as state of the room itself; anybody may send an event of that type with another key."""
+    """Only as state of the room itself; any user may send an event of that type with another key."""
     assert [*EVENT, *more, (SLIDING_SYNC, None)] == implied(event(type=kind, state_key=""))
     assert [*EVENT, *more] == implied(event(type=kind, state_key="x"))
     assert [*EVENT, *more] == implied(event(type=kind))
@@ -282,7 +282,7 @@ def test_state_implies() -> None:
 
 
 def test_all_state_implies() -> None:
-    """Too much changed to say what."""
+    """Too much changed to list it."""
     assert [
         ("get_rooms_for_user", None),
         (SLIDING_SYNC, None),
@@ -292,7 +292,7 @@ def test_all_state_implies() -> None:
 
 
 def test_backfilled_event_implies_what_an_event_does() -> None:
-    """It is as new to us."""
+    """It is as new to this worker."""
     row = Backfilled(
         event_id="$e", room_id="!r:hs", type="m.room.member", state_key="@a:hs", redacts="$o", relates_to="$p"
     )
@@ -306,7 +306,7 @@ def test_backfilled_event_implies_what_an_event_does() -> None:
 
 
 def test_reach_of_aliases_is_what_the_tables_name() -> None:
-    """After a loss these are cleared; one missing here would stay wrong."""
+    """After a loss these are cleared; a missing one would stay stale."""
     for alias in NEWEST.aliases:
         keys = [pack(("a", "b"))] if alias.startswith("_") else ["!r:hs", "@a:hs"][: 1 + (alias[0] == "c")]
         assert {cache for cache, _ in tables.newest(alias, keys)} == NEWEST.reaches(alias)
@@ -334,15 +334,15 @@ TYPES = st.sampled_from(
     | st.builds(StateAll, room_id=TEXTS)
 )
 def test_no_row_reaches_further_than_the_samples(row: Event | State | StateAll) -> None:
-    """What a stream can reach is learnt from samples, so they must bring out all of it."""
+    """The reach of a stream comes from its samples, so these must be complete."""
     reached = NEWEST.reached_by("events")
 
     assert reached is not None
     assert {cache for cache, _ in implied(row)} <= reached
 
 
-def test_streams_that_say_nothing_reach_nothing() -> None:
-    """And 1.0 is only known by what its caches stream says."""
+def test_streams_without_implications_reach_nothing() -> None:
+    """And 1.0 has only its caches stream."""
     assert NEWEST.reached_by("typing") == frozenset()
     assert [] == implied(object(), "typing")
     assert dict(LEGACY.implications) == {}
@@ -352,7 +352,7 @@ def test_streams_that_say_nothing_reach_nothing() -> None:
 
 
 def test_worker_adds_to_a_vintage() -> None:
-    """By a copy; what others rely on stays as it is."""
+    """To a copy; the original stays unchanged."""
     mine = NEWEST.extended("mine")
 
     @mine.alias("my_room_fake")
@@ -388,8 +388,8 @@ def test_worker_replaces_what_an_alias_means() -> None:
     assert {"get_room_summary"} == mine.reaches("cs_cache_fake")
 
 
-def test_mistakes_are_heard_of_when_they_are_made() -> None:
-    """Not when the first row comes."""
+def test_mistakes_raise_at_the_declaration() -> None:
+    """Not with the first row."""
 
     def nothing(*keys: str) -> Iterator[Drop]:
         yield from ()
@@ -426,7 +426,7 @@ def test_mistakes_are_heard_of_when_they_are_made() -> None:
         ("dr_cache_fake", ["!r", "!s"], "takes 1 keys, not 2"),
     ],
 )
-def test_alias_refuses_keys_that_it_does_not_take(name: str, keys: list[str] | None, why: str) -> None:
-    """What they were to mean is for the registry to decide."""
+def test_alias_rejects_unsupported_keys(name: str, keys: list[str] | None, why: str) -> None:
+    """The registry decides what to drop."""
     with pytest.raises(ValueError, match=why):
         list(NEWEST.expand(name, keys))

@@ -1,4 +1,4 @@
-"""The rows that real peers were recorded with."""
+"""Rows from recordings of real peers."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ _LINE = re.compile(rb"^\s*[\d.]+ (?:c\d+ )?< RDATA (\S+) (.*)$")
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """A row of a capture, and how its peer spoke."""
+    """A row of a capture, and the dialect of its peer."""
 
     file: str
     dialect: Dialect

@@ -15,7 +15,7 @@ def test_row_with_a_token_is_a_fact() -> None:
     assert batches.add("typing", "w", 5, "row", 3) == ["row"]
 
 
-def test_rows_of_a_batch_come_together() -> None:
+def test_rows_of_a_batch_are_returned_together() -> None:
     """Half a fact must not be applied: the other half may never come."""
     batches: Batches[str] = Batches()
 
@@ -36,8 +36,8 @@ def test_writers_and_streams_do_not_mix() -> None:
     assert batches.add("events", "w1", 8, "d", 1) == ["a", "d"]
 
 
-def test_what_was_begun_is_forgotten_after_a_position() -> None:
-    """The end of a row too long for the wire never comes; what was begun would join the next fact."""
+def test_unfinished_facts_are_dropped_after_a_position() -> None:
+    """The end of a row too long for the wire never comes; its start would join the next fact."""
     batches: Batches[str] = Batches()
     for stream, writer in (("events", "w1"), ("events", "w2"), ("caches", "w1")):
         batches.add(stream, writer, None, "old", 1)
@@ -56,7 +56,7 @@ def test_what_was_begun_is_forgotten_after_a_position() -> None:
     ("batches", "size"), [(Batches(max_rows=3), 1), (Batches(max_bytes=3), 1), (Batches(max_bytes=30), 10)]
 )
 def test_endless_batch_is_an_error_of_the_peer(batches: Batches[str], size: int) -> None:
-    """A peer must not be able to fill our memory, also not spread over many streams."""
+    """A peer must not fill the memory, not even spread over many streams."""
     for number in range(3):
         batches.add(f"stream{number}", "w", None, "row", size)
 
@@ -74,7 +74,7 @@ def test_default_bounds_hold_a_large_fact() -> None:
 
 @given(st.lists(st.integers(1, 5), max_size=20))
 def test_split_facts_are_joined_again(sizes: list[int]) -> None:
-    """Sending and receiving are each other's reverse."""
+    """Receiving reverses sending."""
     batches: Batches[int] = Batches()
     joined: list[tuple[int | None, list[int]]] = []
     for token, size in enumerate(sizes):

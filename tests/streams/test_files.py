@@ -1,4 +1,4 @@
-"""Rows of files: what may be said of one, and who is told."""
+"""Rows of files: valid rows, and their receivers."""
 
 import pytest
 
@@ -50,14 +50,14 @@ def test_good_rows(row: list[object]) -> None:
     ],
 )
 def test_bad_rows(row: list[object]) -> None:
-    """Nothing of them is stored: a file that nobody could ever bring would be missing for ever."""
+    """They are not stored: a file without content that any source could supply would be missing forever."""
     with pytest.raises(RowError):
         FILES.canonical(row)
 
 
 @pytest.mark.parametrize("dialect", [LEGACY, MIDDLE, CURRENT, NEWEST, Dialect.parse("1.200")])
-def test_no_release_of_synapse_is_sent_them(dialect: Dialect) -> None:
-    """A real peer leaves when it is told of a stream that it does not know."""
+def test_no_release_of_synapse_receives_them(dialect: Dialect) -> None:
+    """A real peer disconnects at a stream that it does not know."""
     row = FILES.encode(File("delete", "x", None, None))  # type: ignore[call-arg]
 
     assert FILES.project(row, dialect) is None

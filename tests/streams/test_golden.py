@@ -1,4 +1,4 @@
-"""What real peers wrote: every recorded row reads, and goes out again as it came in."""
+"""Rows of real peers: every recorded row is read, and sent again unchanged."""
 
 import json
 
@@ -18,7 +18,7 @@ SHAPELESS = {b'["ev",["$e"]]', b'["ev", ["$e"]]'}
 
 
 def expected(row: Recorded) -> bytes:
-    """What is to come out for a row: what came in, but for the differences that are known and wanted."""
+    """The expected output for a row: its input, apart from the known and intended differences."""
     value = json.loads(row.text)
     if row.stream == "events" and value[0] == "ev":
         # SQLite masters write booleans as 1 and 0.
@@ -33,8 +33,8 @@ def expected(row: Recorded) -> bytes:
 
 
 @pytest.mark.parametrize("folder", DIALECTS)
-def test_every_recorded_row_goes_out_as_it_came_in(folder: str) -> None:
-    """A follower of ours gets, byte for byte, what the master's own follower would have got."""
+def test_every_recorded_row_is_sent_as_it_was_received(folder: str) -> None:
+    """A follower of synrepl receives the same bytes as the master's own follower."""
     rows = [row for row in TCP if row.file.startswith(folder + "/") and row.text not in SHAPELESS]
     assert len(rows) > 20
 
@@ -45,7 +45,7 @@ def test_every_recorded_row_goes_out_as_it_came_in(folder: str) -> None:
         assert expected(row) == stream.project(canonical, row.dialect), row
 
 
-def test_only_booleans_come_out_differently() -> None:
+def test_only_booleans_are_sent_differently() -> None:
     """The differences are as few as promised, and each of them really occurs."""
     changed = {
         (row.dialect.name, row.stream)
@@ -63,8 +63,8 @@ def test_only_booleans_come_out_differently() -> None:
     } == changed
 
 
-def test_lifting_a_recorded_row_needs_no_typed_row() -> None:
-    """The log takes texts; they must be the same as by way of the typed row."""
+def test_upgrading_a_recorded_row_needs_no_typed_row() -> None:
+    """The log stores texts; they must equal those of the typed row."""
     for row in TCP:
         if row.text not in SHAPELESS:
             stream = TABLE[row.stream]
@@ -80,7 +80,7 @@ def test_json_text_is_that_of_the_peers() -> None:
 
 
 def test_the_two_shapeless_rows_are_refused() -> None:
-    """The shapes are those of releases and no others, else a cut row would be taken for a whole one."""
+    """Only shapes of releases are accepted, else a truncated row would pass for a complete one."""
     found = [row for row in TCP if row.text in SHAPELESS]
 
     assert [row.dialect.name for row in found] == ["legacy", "current"]
@@ -90,7 +90,7 @@ def test_the_two_shapeless_rows_are_refused() -> None:
 
 
 def test_every_row_of_the_newest_release_is_canonical_already() -> None:
-    """A row from Redis goes into the log, and out to Redis, without a changed byte."""
+    """A row from Redis is logged, and sent to Redis, without a changed byte."""
     rows = redis_rows()
     assert len({row.stream for row in rows}) == 16
 
@@ -105,7 +105,7 @@ def test_every_row_of_the_newest_release_is_canonical_already() -> None:
 
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=str)
 def test_rows_of_one_release_read_in_every_other(dialect: Dialect) -> None:
-    """A setting that names the wrong release costs some speed, and no rows."""
+    """A wrong release in the settings costs some speed, but no rows."""
     for row in TCP + redis_rows():
         if row.text not in SHAPELESS:
             stream = TABLE[row.stream]
@@ -114,7 +114,7 @@ def test_rows_of_one_release_read_in_every_other(dialect: Dialect) -> None:
 
 
 def test_newest_rows_reach_a_legacy_worker_in_its_shape() -> None:
-    """What it has no field for is left off, and what it misses it is given."""
+    """Fields that it lacks are dropped; fields that it expects are filled."""
     for row in redis_rows():
         stream = TABLE[row.stream]
         text = stream.project(row.text, LEGACY)

@@ -1,4 +1,4 @@
-"""JSON as the wire has it."""
+"""JSON text of rows."""
 
 import json
 
@@ -14,8 +14,8 @@ def test_every_ascii_character_is_written_as_python_writes_it() -> None:
         assert json.dumps([chr(code)], separators=(",", ":")).encode() == jsontext.dumps([chr(code)])
 
 
-def test_spaces_are_the_habit_of_old_releases() -> None:
-    """1.19.0 left them out."""
+def test_old_releases_write_spaces() -> None:
+    """1.19.0 dropped them."""
     assert jsontext.is_spaced(Dialect.parse("1.18.9"))
     assert not jsontext.is_spaced(Dialect.parse("1.19.0"))
     assert jsontext.dumps([1, {"a": "é"}], spaced=True) == b'[1, {"a": "\\u00e9"}]'
@@ -23,15 +23,15 @@ def test_spaces_are_the_habit_of_old_releases() -> None:
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_no_number_is_refused(number: float) -> None:
-    """Other parsers stop at it."""
+def test_nan_and_infinities_are_rejected(number: float) -> None:
+    """Other parsers reject them."""
     for spaced in (False, True):
         with pytest.raises(ValueError, match="not JSON compliant"):
             jsontext.dumps({"x": number}, spaced=spaced)
 
 
-def test_rows_are_split_as_they_stand() -> None:
-    """Texts are passed on; nothing of them may change on the way."""
+def test_rows_are_split_unchanged() -> None:
+    """The texts are forwarded, so no byte of them may change."""
     rows = [b'["a, ]", 1.0]', b'{"b":[1e16]}', b"null"]
 
     assert rows == jsontext.split(b"[ " + b" , ".join(rows) + b"]")
@@ -40,7 +40,7 @@ def test_rows_are_split_as_they_stand() -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[1", b"[1]]", b"[" * 100_000])
-def test_what_is_no_array_is_not_split(text: bytes) -> None:
-    """With one kind of error, however it is wrong."""
+def test_only_arrays_are_split(text: bytes) -> None:
+    """All other input raises the same error."""
     with pytest.raises(ValueError, match=r"."):
         jsontext.split(text)

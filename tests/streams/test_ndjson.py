@@ -36,24 +36,24 @@ facts = st.builds(
 
 @given(st.lists(facts, max_size=5))
 def test_any_fact_is_read_as_it_was_written(some: list[Fact]) -> None:
-    """Byte by byte: the digest is over the very bytes of the rows."""
+    """Byte by byte: the digest covers the exact bytes of the rows."""
     assert some == decode_facts(encode_facts(some))
 
 
 @given(facts)
-def test_a_line_is_json_for_everybody(fact: Fact) -> None:
+def test_a_line_is_plain_json(fact: Fact) -> None:
     """A shell script can read it."""
-    told = json.loads(encode_fact(fact))
+    decoded = json.loads(encode_fact(fact))
 
-    assert list(told) == [
+    assert list(decoded) == [
         "serial", "epoch", "stream", "writer", "prev_token", "token", "rows", "committed_at_ms", "digest",
     ]  # fmt: skip
-    assert json.loads(fact.rows) == told["rows"]
+    assert json.loads(fact.rows) == decoded["rows"]
 
 
 @pytest.mark.parametrize("data", [b"{}\n", b"x\n", b"[1]\n", b'{"serial":"one"}\n', b"\xff\n", b"[" * 5000])
 def test_a_line_that_is_not_a_fact_is_rejected(data: bytes) -> None:
-    """In words for the peer."""
+    """With a message for the peer."""
     with pytest.raises(RemoteProtocolError, match="not a fact"):
         decode_facts(data)
 

@@ -15,7 +15,7 @@ CLOCKS = st.dictionaries(
 
 
 def test_positions_are_kept_by_stream_and_writer() -> None:
-    """Two writers of a stream count on their own."""
+    """Two writers of a stream have separate positions."""
     clock = VClock().advanced("events", "w1", 5).advanced("events", "w2", 3).advanced("caches", "w1", 1)
 
     assert clock.get("events", "w1") == 5
@@ -25,8 +25,8 @@ def test_positions_are_kept_by_stream_and_writer() -> None:
     assert len(clock) == 3
 
 
-def test_advancing_never_goes_back_but_placing_does() -> None:
-    """A late row must not undo a position; a restarted writer of typing must be believed."""
+def test_advanced_never_goes_back_but_with_position_does() -> None:
+    """A late row must not undo a position; a restarted writer of typing starts again."""
     clock = VClock({"typing": {"w": 5}})
 
     assert clock.advanced("typing", "w", 4) is clock
@@ -36,7 +36,7 @@ def test_advancing_never_goes_back_but_placing_does() -> None:
 
 @given(CLOCKS, CLOCKS)
 def test_merged_clock_covers_both(one: VClock, other: VClock) -> None:
-    """And no less would."""
+    """And a smaller clock does not."""
     merged = one.merge(other)
 
     assert merged.covers(one)
@@ -56,17 +56,17 @@ def test_clock_survives_json(clock: VClock) -> None:
 
 
 def shown(clock: VClock) -> str:
-    """What a clock shows in a log."""
+    """The text of a clock in a log."""
     return f"VClock({clock.to_json()})"
 
 
 def test_unknown_writer_is_not_covered() -> None:
-    """Nothing known is less than any position, also than a negative one."""
+    """An unknown position is less than any position, even a negative one."""
     assert not VClock().covers(VClock({"federation": {"master": -1}}))
     assert VClock().covers(VClock({"federation": {}}))
 
 
-def test_clock_does_not_change_with_what_it_was_made_of() -> None:
+def test_clock_does_not_share_its_source() -> None:
     """It is a value."""
     writers = {"w": 1}
     clock = VClock({"events": writers})
@@ -91,7 +91,7 @@ def test_clock_does_not_change_with_what_it_was_made_of() -> None:
         ({1: {}}, "1 is not the name of a stream"),
     ],
 )
-def test_bad_positions_are_refused_in_words(value: Any, why: str) -> None:
+def test_bad_positions_are_rejected_with_a_reason(value: Any, why: str) -> None:
     """They come from files and peers."""
     with pytest.raises(ValueError, match=why):
         VClock.from_json(value)

@@ -1,4 +1,4 @@
-"""Rows: what is taken, what is refused and in which words, and what each release gets."""
+"""Rows: valid and invalid ones, their errors, and their text for each release."""
 
 import json
 from typing import Annotated, Any
@@ -70,7 +70,7 @@ EV = b'["ev",["$e","!r:hs","m.room.message",null,null,null,"join",false,true]]'
 
 
 def refused(stream: Stream[Any], data: bytes, dialect: Dialect = NEWEST) -> str:
-    """Why a row is refused."""
+    """The error of a bad row."""
     with pytest.raises(RowError) as caught:
         stream.decode(data, dialect)
     assert caught.value.stream == stream.name
@@ -123,57 +123,57 @@ def refused(stream: Stream[Any], data: bytes, dialect: Dialect = NEWEST) -> str:
         (FEDERATION, b'["p",[]]', "data (item 1): Expected `object`, got `array`"),
     ],
 )
-def test_bad_row_is_refused_in_words(stream: Stream[Any], data: bytes, why: str) -> None:
-    """Whoever reads the log of a dying connection must see which field was wrong, and how."""
+def test_bad_row_is_rejected_with_a_reason(stream: Stream[Any], data: bytes, why: str) -> None:
+    """The log of a failed connection must show which field was wrong, and how."""
     assert why == refused(stream, data)
 
 
 @pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity"])
-def test_nan_and_infinity_are_refused(number: bytes) -> None:
-    """Python reads and writes them, JSON parsers elsewhere do not."""
+def test_nan_and_infinity_are_rejected(number: bytes) -> None:
+    """Python reads and writes them; other JSON parsers do not."""
     assert "NaN and Infinity are not JSON" in refused(FEDERATION, b'["p",{"x":' + number + b"}]")
 
 
 @pytest.mark.parametrize("number", [b"1e999", b"9" * 5000])
-def test_absurd_numbers_are_refused(number: bytes) -> None:
-    """A float beyond all floats would come out as Infinity; endless digits are an attack."""
+def test_huge_numbers_are_rejected(number: bytes) -> None:
+    """A float beyond the largest would become Infinity; endless digits are an attack."""
     assert "out of range" in refused(FEDERATION, b'["p",{"x":' + number + b"}]")
 
 
-def test_bad_utf8_is_refused() -> None:
-    """Also inside strings, where a lazy parser would not look."""
+def test_bad_utf8_is_rejected() -> None:
+    """Also inside strings, which a lazy parser would skip."""
     assert refused(TYPING, b'["\xff",[]]') == "not UTF-8"
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])
-def test_deep_nesting_is_refused(opening: bytes) -> None:
+def test_deep_nesting_is_rejected(opening: bytes) -> None:
     """A row of brackets must not end the process."""
     for stream in TABLE:
         refused(stream, opening * 100_000)
     assert refused(FEDERATION, b'["p",' + opening * 100_000) == "nested too deeply"
 
 
-def test_half_a_character_is_refused() -> None:
-    """Half a surrogate pair is no text; databases and UTF-8 peers would choke on it."""
+def test_lone_surrogate_is_rejected() -> None:
+    """Databases and UTF-8 peers reject half a surrogate pair."""
     refused(TYPING, b'["\\ud83d",[]]')
 
 
 @pytest.mark.parametrize("rows", [b"[]", []])
-def test_fact_without_rows_is_refused(rows: Any) -> None:
-    """It would move a token and say nothing."""
+def test_fact_without_rows_is_rejected(rows: Any) -> None:
+    """It would move a token without any content."""
     with pytest.raises(RowError, match="at least one row"):
         TYPING.canonical_fact(rows)
 
 
 @pytest.mark.parametrize("rows", [b"", b"{}", b"[[]", b"[" * 100_000])
-def test_fact_that_is_no_array_is_refused(rows: bytes) -> None:
-    """With the same error as a bad row, so that there is one thing to catch."""
+def test_fact_that_is_not_an_array_is_rejected(rows: bytes) -> None:
+    """With the same error as a bad row, so that callers catch one type."""
     with pytest.raises(RowError, match="not a JSON array"):
         TYPING.canonical_fact(rows)
 
 
 def test_bad_row_of_a_fact_is_named() -> None:
-    """A publisher of a thousand rows wants to know which."""
+    """A publisher of a thousand rows must find the bad one."""
     with pytest.raises(RowError, match="bad row 1 of stream typing") as caught:
         TYPING.canonical_fact(b'[["!r",[]],["!r"],["!r",[]]]')
 
@@ -181,16 +181,16 @@ def test_bad_row_of_a_fact_is_named() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), b"bytes", {1, 2}])
-def test_values_that_are_no_json_are_refused(value: Any) -> None:
-    """A worker's mistake is told to the worker, and never gets into the log."""
+def test_values_that_json_lacks_are_rejected(value: Any) -> None:
+    """A worker's mistake raises in the worker, and never reaches the log."""
     with pytest.raises(RowError):
         FEDERATION.canonical(["p", {"x": value}])
     with pytest.raises(RowError):
         TYPING.canonical(["!r", [value]])
 
 
-def test_values_that_hold_themselves_are_refused() -> None:
-    """Else the writer would never end."""
+def test_cyclic_values_are_rejected() -> None:
+    """Else the encoder would never end."""
     loop: dict[str, Any] = {}
     loop["loop"] = loop
 
@@ -207,12 +207,12 @@ def test_values_that_hold_themselves_are_refused() -> None:
     ],
 )
 def test_typed_row_is_checked_before_it_is_written(bad: Any) -> None:
-    """Types are only as good as whoever ran the type checker."""
+    """A worker may not have run a type checker."""
     with pytest.raises(RowError):
         TYPING.encode(bad)
 
 
-# -- what is taken
+# -- valid rows
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_typed_row_is_checked_before_it_is_written(bad: Any) -> None:
     ],
 )
 def test_visibility_of_a_room_is_a_bool_however_written(written: bytes, held: bool) -> None:
-    """Masters on SQLite and on PostgreSQL say the same thing."""
+    """Masters on SQLite and on PostgreSQL spell it differently."""
     room = PUBLIC_ROOMS.decode(b'["!r",' + written + b",null,null]", LEGACY)
 
     assert room.visibility is held
@@ -245,8 +245,8 @@ def test_booleans_of_sqlite_become_booleans() -> None:
     assert EVENTS.canonical(data, CURRENT) == b'["ev",["$e","!r","t",null,null,null,null,true,false]]'
 
 
-def test_switching_between_habits_changes_nothing() -> None:
-    """What is remembered about a peer is for speed only."""
+def test_switching_between_spellings_changes_nothing() -> None:
+    """The remembered spelling of a peer is for speed only."""
     plain, numbers = EV, EV.replace(b"false,true", b"0,1")
     for data in (plain, numbers, numbers, plain, plain, numbers, plain):
         assert EVENTS.canonical(data, CURRENT) == EV
@@ -273,8 +273,10 @@ def test_switching_between_habits_changes_nothing() -> None:
     ],
 )
 @pytest.mark.parametrize("dialect", [LEGACY, MIDDLE, CURRENT, NEWEST, NATIVE], ids=str)
-def test_events_of_all_ages_are_lifted(data: bytes, expected: list[Any] | None, dialect: Dialect) -> None:
-    """Whatever the settings say about the peer: its rows count, not our idea of it."""
+def test_events_of_any_release_are_upgraded(
+    data: bytes, expected: list[Any] | None, dialect: Dialect
+) -> None:
+    """Whatever the settings say about the peer: its rows decide."""
     expected = expected or ["$e", "!r", "t", "", None, "$x", "join", True, False]
     text = jsontext.dumps(["ev", expected])
 
@@ -307,7 +309,7 @@ def test_events_of_all_ages_are_lifted(data: bytes, expected: list[Any] | None, 
         (PROFILE_UPDATES, b'["@a","update",["avatar_url"]]', b'["@a","update",["avatar_url"]]'),
     ],
 )
-def test_row_of_any_release_is_lifted_to_the_newest(
+def test_row_of_any_release_is_upgraded_to_the_newest(
     stream: Stream[Any], data: bytes, expected: bytes
 ) -> None:
     """The log keeps one shape, whoever wrote the row, and also for streams that are gone."""
@@ -354,13 +356,13 @@ def test_canonical_text_is_that_of_python(value: Any) -> None:
         )
 
 
-def test_doubled_keys_are_read_as_python_reads_them() -> None:
-    """The last one counts, in the place of the first."""
+def test_duplicate_keys_are_read_as_python_reads_them() -> None:
+    """The last value counts, in the position of the first."""
     assert FEDERATION.canonical(b'["p",{"a":1,"b":2,"a":3}]') == b'["p",{"a":3,"b":2}]'
 
 
 def test_rows_are_values() -> None:
-    """They can be compared, used as keys and not be changed."""
+    """They can be compared and used as keys, and are immutable."""
     one = State(room_id="!r", type="t", state_key="", event_id=None)
 
     assert one == EVENTS.decode(b'["state",["!r","t","",null]]', NEWEST)
@@ -384,7 +386,7 @@ def test_rows_are_values() -> None:
         ("native", EV),
     ],
 )
-def test_event_is_cut_to_each_release(release: str, expected: bytes) -> None:
+def test_event_is_projected_to_each_release(release: str, expected: bytes) -> None:
     """Real followers lose a row with a field too many."""
     assert expected == EVENTS.project(EV, Dialect.parse(release))
 
@@ -417,15 +419,15 @@ def test_event_is_cut_to_each_release(release: str, expected: bytes) -> None:
         (PROFILE_UPDATES, b'["@a","update",null]', "1.66", None),
     ],
 )
-def test_row_is_cut_to_what_a_release_knows(
+def test_row_is_projected_to_the_fields_of_a_release(
     stream: Stream[Any], data: bytes, release: str, expected: bytes | None
 ) -> None:
-    """Fields it lacks are dropped, fields it has are filled, rows and streams it lacks are withheld."""
+    """Fields that it lacks are dropped, missing ones are filled, unknown rows and streams are withheld."""
     assert expected == stream.project(data, Dialect.parse(release))
 
 
 @pytest.mark.parametrize(
-    ("stream", "said", "kept", "newest"),
+    ("stream", "received", "kept", "newest"),
     [
         (
             ACCOUNT_DATA,
@@ -441,15 +443,15 @@ def test_row_is_cut_to_what_a_release_knows(
         ),
     ],
 )
-def test_what_newer_releases_dropped_is_given_back_to_those_that_have_it(
-    stream: Stream[Any], said: bytes, kept: bytes, newest: bytes
+def test_a_kept_field_is_sent_to_releases_that_have_it(
+    stream: Stream[Any], received: bytes, kept: bytes, newest: bytes
 ) -> None:
-    """A federation sender of 1.0 finds in `destination` whom it has to tell; newer ones die of the field."""
+    """A federation sender of 1.0 reads its targets from `destination`; newer ones fail at the field."""
     rows = jsontext.join([kept])
 
-    assert kept == stream.canonical(said, LEGACY) == stream.canonical(kept)
-    assert kept == stream.encode(stream.decode(said, LEGACY))
-    assert [said] == stream.project_fact(rows, LEGACY)
+    assert kept == stream.canonical(received, LEGACY) == stream.canonical(kept)
+    assert kept == stream.encode(stream.decode(received, LEGACY))
+    assert [received] == stream.project_fact(rows, LEGACY)
     assert [newest] == stream.project_fact(rows, NEWEST) == stream.project_fact(rows, NATIVE)
     assert [newest] == stream.project_newest(rows) == stream.project_newest(jsontext.join([newest]))
     assert stream.key is not None
@@ -457,26 +459,26 @@ def test_what_newer_releases_dropped_is_given_back_to_those_that_have_it(
 
 
 def test_a_kept_field_is_an_attribute_of_the_row() -> None:
-    """A program that follows a legacy master reads it there; the row is of the declared class."""
+    """A follower of a legacy master can read it; the row is an instance of the declared class."""
     rows = DEVICE_LISTS.decode_many([b'["@a", "far"]', b'["@b", null]'], LEGACY)
 
     assert ["far", None] == [getattr(row, "destination", None) for row in rows]
     assert all(isinstance(row, DeviceList) for row in rows)
 
 
-def test_row_that_needs_no_cut_is_not_copied() -> None:
-    """The usual follower of a busy stream costs next to nothing."""
+def test_row_that_needs_no_projection_is_not_copied() -> None:
+    """A current follower of a busy stream costs almost nothing."""
     assert EVENTS.project(EV, NEWEST) is EV
     assert EVENTS.project(EV, CURRENT) is EV
 
 
-def test_text_that_is_no_row_of_the_stream_is_not_cut() -> None:
-    """A broken log is an error, not a row to invent."""
+def test_text_that_is_not_a_row_of_the_stream_is_not_projected() -> None:
+    """A broken log is an error, not a reason to invent a row."""
     with pytest.raises(RowError, match="not a canonical row"):
         EVENTS.project(b'["no",[]]', CURRENT)
 
 
-def test_fact_is_cut_row_by_row() -> None:
+def test_fact_is_projected_row_by_row() -> None:
     """Rows that the release does not know are left out; the others keep their order."""
     rows = b'[["state-all",["!r"]],' + EV + b',["state",["!r","t","",null]]]'
 
@@ -485,16 +487,16 @@ def test_fact_is_cut_row_by_row() -> None:
     assert TABLE["profile_updates"].project_fact(b'[["@a","update",null]]', CURRENT) == []
 
 
-def test_fact_is_lifted_row_by_row() -> None:
-    """From a text or from values, the log keeps the same."""
+def test_fact_is_upgraded_row_by_row() -> None:
+    """The log keeps the same text for texts and for values."""
     expected = b'[["!r",["@a"]],["!s",[]]]'
 
     assert expected == TYPING.canonical_fact(b' [["!r", ["@a"]], ["!s", []]]')
     assert expected == TYPING.canonical_fact([["!r", ["@a"]], ["!s", []]])
 
 
-def test_shape_is_told_for_people() -> None:
-    """The manual's tables are printed from it."""
+def test_shape_lists_the_field_names() -> None:
+    """The tables of the manual are made from it."""
     assert EVENTS.shape(LEGACY) == ("event_id", "room_id", "type", "state_key", "redacts", "relates_to")
     assert EVENTS.shape(LEGACY, "state") == ("room_id", "type", "state_key", "event_id")
     assert EVENTS.shape(LEGACY, "state-all") == ()
@@ -533,7 +535,7 @@ def test_key_tells_which_rows_replace_each_other(
 
 @row
 class Cat:
-    """A row of a worker's own."""
+    """A row of a custom stream."""
 
     cat_id: str
     lives: int
@@ -549,7 +551,7 @@ CATS = Stream("cats", Cat, key="cat_id", gone=[Gone("color", until="1.10", defau
 
 
 def test_declared_row_is_a_type_of_its_own() -> None:
-    """A worker's stream gets all that the catalog's get."""
+    """A custom stream has all features of the streams of the catalog."""
     cat = Cat(cat_id="tom", lives=9, is_fed=True)
 
     assert cat == CATS.decode(b'["red","tom",9]', LEGACY)
@@ -557,12 +559,12 @@ def test_declared_row_is_a_type_of_its_own() -> None:
     assert CATS.encode(cat) == b'["tom",9,true]'
     assert CATS.project(CATS.encode(cat), LEGACY) == b'["gray", "tom", 9]'
     assert cat.is_alive
-    assert Cat.__doc__ == "A row of a worker's own."
+    assert Cat.__doc__ == "A row of a custom stream."
     assert CATS.key is not None
     assert CATS.key(cat) == ("tom",)
 
 
-def test_shape_of_the_release_is_preferred_to_one_as_long() -> None:
+def test_shape_of_the_release_is_preferred_to_another_of_its_length() -> None:
     """Two shapes with as many items of the same types: only the release tells them apart."""
 
     @row
@@ -577,8 +579,8 @@ def test_shape_of_the_release_is_preferred_to_one_as_long() -> None:
     assert stream.canonical(b'["a","b"]', NEWEST) == b'["a","b"]'
 
 
-def test_bad_declarations_are_refused_at_once() -> None:
-    """At import, where the mistake is, and not with the first row of a busy night."""
+def test_bad_declarations_are_rejected_at_once() -> None:
+    """At import, not with the first row."""
     with pytest.raises(ConfigError, match="has no fields"):
 
         @row
@@ -658,8 +660,8 @@ ROWS: dict[str, st.SearchStrategy[Any]] = {
 
 @settings(deadline=None)
 @given(data=st.data(), name=st.sampled_from(sorted(ROWS)), spaced=st.booleans(), ascii_only=st.booleans())
-def test_lifting_settles_at_once(data: st.DataObject, name: str, spaced: bool, ascii_only: bool) -> None:
-    """What is canonical stays as it is, else two logs of the same facts would drift apart."""
+def test_upgrading_is_idempotent(data: st.DataObject, name: str, spaced: bool, ascii_only: bool) -> None:
+    """Canonical text stays unchanged, else two logs of the same facts would diverge."""
     stream = TABLE[name]
     value = data.draw(ROWS[name])
     text = json.dumps(value, ensure_ascii=ascii_only, separators=None if spaced else (",", ":")).encode()
@@ -674,7 +676,7 @@ def test_lifting_settles_at_once(data: st.DataObject, name: str, spaced: bool, a
 
 @settings(deadline=None)
 @given(data=st.data(), name=st.sampled_from(sorted(ROWS)), dialect=st.sampled_from(RELEASES))
-def test_what_a_release_is_sent_it_can_send_back(data: st.DataObject, name: str, dialect: Dialect) -> None:
+def test_a_projected_row_can_be_sent_back(data: st.DataObject, name: str, dialect: Dialect) -> None:
     """A row may pass through several daemons that speak as different releases."""
     stream = TABLE[name]
     canonical = stream.canonical(list(data.draw(ROWS[name])))
@@ -703,7 +705,7 @@ JUNK = st.one_of(
 
 @settings(deadline=None)
 @given(data=JUNK, dialect=st.sampled_from(RELEASES))
-def test_nothing_but_a_row_error_comes_of_junk(data: bytes, dialect: Dialect) -> None:
+def test_junk_raises_row_errors_only(data: bytes, dialect: Dialect) -> None:
     """One hostile line costs one connection, never the daemon."""
     for stream in TABLE:
         try:

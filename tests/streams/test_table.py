@@ -10,7 +10,7 @@ from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialec
 
 @row
 class Cat:
-    """A row of a worker's own."""
+    """A row of a custom stream."""
 
     cat_id: str
 
@@ -35,7 +35,7 @@ def known(dialect: Dialect) -> str:
 
 
 def test_each_release_has_its_own_streams_in_the_order_of_masters() -> None:
-    """A real peer leaves when it is told the position of a stream that it does not know."""
+    """A real peer disconnects at the position of a stream that it does not know."""
     assert known(LEGACY) == OLD
     assert known(MIDDLE) == OLD.replace("groups", "groups user_signature")
     assert known(NEWEST) == NEW
@@ -46,8 +46,8 @@ def test_each_release_has_its_own_streams_in_the_order_of_masters() -> None:
     )
 
 
-def test_what_is_true_of_streams_as_a_whole() -> None:
-    """Storage and followers rely on these and have no list of their own."""
+def test_properties_of_the_streams() -> None:
+    """Storage and followers rely on them and have no lists of their own."""
     table = StreamTable.default()
 
     assert {"typing", "presence", "presence_federation", "federation"} == {
@@ -71,7 +71,7 @@ def test_adding_a_stream_makes_another_table(more: object) -> None:
     assert "cats" not in default
 
 
-def test_sets_of_streams_have_an_order_too() -> None:
+def test_sets_of_streams_are_sorted() -> None:
     """The order must not change from one start to the next."""
     assert list(StreamTable() | {DOGS, CATS}) == [CATS, DOGS]
 
@@ -84,14 +84,14 @@ def test_tables_are_values() -> None:
     assert repr(StreamTable([CATS])) == "StreamTable(cats)"
 
 
-def test_two_streams_of_one_name_are_refused() -> None:
-    """One of them would silently get the other's rows."""
+def test_two_streams_of_one_name_are_rejected() -> None:
+    """One of them would silently receive the other's rows."""
     with pytest.raises(ConfigError, match="two streams named cats"):
         StreamTable([CATS]) | [Stream("cats", Cat)]
 
 
 def test_streams_are_found_by_name() -> None:
-    """Names come from the wire; a name nobody knows is an everyday thing."""
+    """Names come from the wire, so unknown names are common."""
     table = StreamTable.default()
 
     assert table["typing"].name == "typing"

@@ -1,4 +1,4 @@
-"""Many bytes behind one line that says how many."""
+"""Blocks: a line that announces a length, then that many bytes."""
 
 import time
 import tracemalloc
@@ -32,20 +32,20 @@ def announced(size: int, *, digest: str = "0" * 64, lines: int = 1, kind: str = 
 
 
 def test_lines_and_blocks_come_out_in_order() -> None:
-    """Whole, and with what comes behind them."""
+    """Complete, and with the lines after them."""
     assert FOUND == BlockReader().feed(STREAM)
 
 
 def test_byte_by_byte_is_the_same() -> None:
-    """Nobody may count on where pieces end."""
+    """Chunks may end anywhere."""
     reader = BlockReader()
 
     assert FOUND == [found for byte in STREAM for found in reader.feed(bytes([byte]))]
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=8))
-def test_any_cutting_gives_the_same(places: list[int]) -> None:
-    """However it was parted on the way."""
+def test_any_chunks_give_the_same(places: list[int]) -> None:
+    """TCP may split the bytes anywhere."""
     cuts = [0, *sorted(places), len(STREAM)]
     reader = BlockReader()
 
@@ -60,8 +60,8 @@ def test_an_unfinished_line_waits() -> None:
     assert [b"PING 1"] == reader.feed(b"G 1\n")
 
 
-def test_a_changed_block_is_told_from_a_whole_one() -> None:
-    """What arrives is what was sent, or the connection ends."""
+def test_a_corrupted_block_is_detected() -> None:
+    """The connection ends if a block differs from what was sent."""
     data = encode_block("facts", 1, b"abc\n").replace(b"abc", b"abd")
 
     with pytest.raises(RemoteProtocolError, match="corrupted in transit"):
@@ -69,26 +69,26 @@ def test_a_changed_block_is_told_from_a_whole_one() -> None:
 
 
 @pytest.mark.parametrize("size", [-1, MAX_BLOCK + 1])
-def test_a_block_of_a_size_that_cannot_be_is_refused(size: int) -> None:
-    """Nobody makes us wait for more than fits in memory, nor for less than nothing."""
+def test_a_block_of_an_impossible_size_is_rejected(size: int) -> None:
+    """A size beyond memory or below zero must not be waited for."""
     with pytest.raises(RemoteProtocolError, match="a block has at most"):
         BlockReader().feed(announced(size))
 
 
-def test_a_line_without_an_end_is_refused() -> None:
+def test_a_line_without_an_end_is_rejected() -> None:
     """Before it fills the memory."""
     with pytest.raises(RemoteProtocolError, match="a line has at most"):
         BlockReader().feed(b"x" * (MAX_LENGTH + 1))
 
 
-def test_an_announcement_that_makes_no_sense_is_refused() -> None:
-    """The bytes behind it could not be told from lines."""
+def test_an_invalid_announcement_is_rejected() -> None:
+    """The bytes after it could not be distinguished from lines."""
     with pytest.raises(RemoteProtocolError):
         BlockReader().feed(b"BLOCK facts one two three\n")
 
 
 def test_the_checksum_is_that_of_the_bytes() -> None:
-    """Anybody can recompute it."""
+    """It can be recomputed from the bytes."""
     data = b"abc\n"
 
     assert [Payload("facts", 1, data)] == BlockReader().feed(
@@ -97,29 +97,29 @@ def test_the_checksum_is_that_of_the_bytes() -> None:
 
 
 @pytest.mark.parametrize("lines", [-1, MAX_LINES + 1])
-def test_a_block_of_so_many_lines_is_refused(lines: int) -> None:
+def test_a_block_of_too_many_lines_is_rejected(lines: int) -> None:
     """Each line becomes objects, which are many times as large as a short line."""
     with pytest.raises(RemoteProtocolError, match="a block has at most 65536 lines"):
         BlockReader().feed(announced(100, lines=lines))
 
 
-def test_all_that_is_held_may_be_larger_than_a_page() -> None:
-    """It cannot be parted: it says which writers began anew."""
+def test_a_held_block_may_be_larger_than_a_page() -> None:
+    """It cannot be split, as it shows which writers restarted."""
     with pytest.raises(RemoteProtocolError, match="a block has at most"):
         BlockReader().feed(announced(MAX_HELD + 1, kind="held"))
     assert [] == BlockReader().feed(announced(MAX_HELD, kind="held"))
 
 
-def test_a_large_block_with_more_lines_than_it_says_is_refused() -> None:
-    """Before anybody makes objects of them."""
+def test_a_large_block_with_more_lines_than_announced_is_rejected() -> None:
+    """Before they are decoded to objects."""
     data = b"\n" * (COUNTED_BYTES + 1)
 
     with pytest.raises(RemoteProtocolError, match="has more lines than announced"):
         BlockReader().feed(encode_block("facts", 7, data))
 
 
-def test_of_a_block_only_what_has_arrived_takes_memory() -> None:
-    """Whoever announces much must send much."""
+def test_only_received_bytes_of_a_block_take_memory() -> None:
+    """An announcement alone must not allocate memory."""
     reader = BlockReader()
     tracemalloc.start()
     try:
@@ -133,8 +133,8 @@ def test_of_a_block_only_what_has_arrived_takes_memory() -> None:
     assert peak < 5 * 2**20
 
 
-def test_a_block_in_parts_is_put_together_without_a_second_copy() -> None:
-    """The largest ones are as large as all else that a replica has in memory."""
+def test_a_block_in_parts_is_joined_without_a_second_copy() -> None:
+    """The largest blocks are as large as all other memory of a replica."""
     data = b"x" * 2**24 + b"\n"
     parts = [
         encode_block("facts", 1, data)[position : position + 65_536]
@@ -153,8 +153,8 @@ def test_a_block_in_parts_is_put_together_without_a_second_copy() -> None:
 
 
 @pytest.mark.parametrize("flood", [b"\n", b"HEARTBEAT 1 2 d 3 4 c\n"])
-def test_a_flood_of_short_lines_is_cut_in_time_that_grows_with_its_length(flood: bytes) -> None:
-    """Not with its square: a peer that does this must not take a core (4 s for 8 MiB of line ends)."""
+def test_a_flood_of_short_lines_is_split_in_linear_time(flood: bytes) -> None:
+    """Not quadratic: a peer that does this must not use up a core (4 s for 8 MiB of line ends)."""
     data = flood * (65_536 // len(flood))
     reader = BlockReader()
     began = time.thread_time()
@@ -164,14 +164,14 @@ def test_a_flood_of_short_lines_is_cut_in_time_that_grows_with_its_length(flood:
     assert time.thread_time() - began < 1.5
 
 
-def test_empty_lines_say_nothing() -> None:
-    """They are left out before anybody looks at them."""
+def test_empty_lines_are_skipped() -> None:
+    """They are dropped before they are parsed."""
     assert [b"PING 1"] == BlockReader().feed(b"\n\nPING 1\n\n\n")
 
 
 @given(st.lists(st.binary(max_size=9).map(lambda line: line.replace(b"\n", b"") + b"\n")))
-def test_lines_go_into_as_many_blocks_as_they_need(lines: list[bytes]) -> None:
-    """None larger than it may be, unless one line alone is; and nothing of them changes."""
+def test_lines_are_split_into_blocks(lines: list[bytes]) -> None:
+    """Only a block of one line exceeds the limit, and no byte changes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks_module, "BLOCK_BYTES", 12)
         found = BlockReader().feed(encode_blocks("facts", lines))

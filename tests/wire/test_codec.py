@@ -1,4 +1,4 @@
-"""Lines to commands and back, as each release writes them."""
+"""Codecs: lines to commands and back, as each release writes them."""
 
 import pytest
 
@@ -56,12 +56,12 @@ def test_every_example_parses_and_formats_back_to_itself(
 
 
 def test_every_command_has_an_example() -> None:
-    """A command without one would be documented by nothing."""
+    """A command without one would be undocumented."""
     assert [] == [command.NAME for command in declared_commands() if not command.EXAMPLES]
 
 
-def test_every_line_that_real_peers_said_formats_back_to_the_same_bytes() -> None:
-    """Byte for byte what 1.0, 1.21 and 1.66 said and understood, both ways."""
+def test_every_line_of_real_peers_formats_back_to_the_same_bytes() -> None:
+    """Byte for byte what 1.0, 1.21 and 1.66 sent and accepted, in both directions."""
     failures: list[tuple[Said, str]] = []
     count = 0
     for one in said():
@@ -82,8 +82,8 @@ def test_every_line_that_real_peers_said_formats_back_to_the_same_bytes() -> Non
     assert count > 5_000
 
 
-def test_what_the_captures_sent_to_provoke_an_error_is_refused() -> None:
-    """The lines that real servers answered with ERROR get one from us."""
+def test_lines_that_real_servers_rejected_are_rejected() -> None:
+    """Lines that real servers answered with ERROR get one here, too."""
     refused = set()
     for one in said():
         if (one.file, one.line) in BAD_ON_PURPOSE:
@@ -95,7 +95,7 @@ def test_what_the_captures_sent_to_provoke_an_error_is_refused() -> None:
 
 
 BAD_LINES = [
-    # (dialect, line, what the peer is told)
+    # (dialect, line, the error)
     (CURRENT, b"FOO bar", "invalid command: 'FOO'"),
     (CURRENT, b" PING 1", "invalid command: ''"),
     (CURRENT, b"ping 1", "invalid command: 'ping'"),
@@ -178,17 +178,17 @@ BAD_LINES = [
 ]
 
 
-@pytest.mark.parametrize(("dialect", "line", "told"), BAD_LINES)
-def test_a_bad_line_is_refused_in_words(dialect: Dialect, line: bytes, told: str) -> None:
-    """Whoever debugs the other end must see from the ERROR what to change."""
+@pytest.mark.parametrize(("dialect", "line", "why"), BAD_LINES)
+def test_a_bad_line_is_rejected_with_a_reason(dialect: Dialect, line: bytes, why: str) -> None:
+    """The ERROR must show the developer of the peer what to change."""
     with pytest.raises(RemoteProtocolError) as refused:
         Codec(dialect, ours=SERVER, theirs=CLIENT).parse(line)
 
-    assert refused.value.why.startswith(told)
+    assert refused.value.why.startswith(why)
     assert len(refused.value.why) < 400
 
 
-def test_words_that_peers_write_in_several_ways_are_taken() -> None:
+def test_variant_spellings_of_peers_are_accepted() -> None:
     """`now` in lower case, a bare PING, push keys with spaces: seen on real wires."""
     legacy = Codec(LEGACY, ours=SERVER, theirs=CLIENT)
 
@@ -200,8 +200,8 @@ def test_words_that_peers_write_in_several_ways_are_taken() -> None:
     )
 
 
-def test_a_command_of_another_release_is_read_as_that_one_wrote_it_but_never_sent() -> None:
-    """A bare REPLICATE is all that is known of a peer's release; it may be newer than we think."""
+def test_a_command_of_another_release_is_parsed_but_never_sent() -> None:
+    """A bare REPLICATE may be all that shows a peer's release; it may be newer than configured."""
     codec = Codec(CURRENT, ours=SERVER, theirs=CLIENT)
 
     assert codec.parse(b'LOCK_RELEASED ["i","n","k"]') == LockReleased(lock=["i", "n", "k"])
@@ -211,7 +211,7 @@ def test_a_command_of_another_release_is_read_as_that_one_wrote_it_but_never_sen
 
 
 def test_positions_have_two_three_or_four_words() -> None:
-    """The three incompatible forms, one command to everybody above the wire."""
+    """The three incompatible forms become one command."""
     forms = {
         LEGACY: b"POSITION events 53",
         MIDDLE: b"POSITION events master 53",
@@ -226,8 +226,8 @@ def test_positions_have_two_three_or_four_words() -> None:
         assert line == codec.format(Position(stream="events", prev_token=50, token=53))
 
 
-def test_we_never_send_what_is_not_ours_to_send() -> None:
-    """A mistake on our side must fail here, not at the peer."""
+def test_commands_of_the_other_side_are_not_sent() -> None:
+    """A mistake on this side must fail here, not at the peer."""
     server = Codec(CURRENT, ours=SERVER, theirs=CLIENT)
 
     for command in (Replicate(), Name(name="x"), CancelTask(task_id="x")):
@@ -235,8 +235,8 @@ def test_we_never_send_what_is_not_ours_to_send() -> None:
             server.format(command)
 
 
-def test_what_does_not_fit_the_wire_is_not_written() -> None:
-    """A word with a space, a line break, a line too long would all be read as something else."""
+def test_values_that_do_not_fit_the_wire_are_not_formatted() -> None:
+    """The peer would misread a word with a space, a line break, or a line that is too long."""
     codec = Codec(CURRENT, ours=BOTH, theirs=BOTH)
     room = MAX_LENGTH - len(b"NAME ")
 
@@ -253,7 +253,7 @@ def test_what_does_not_fit_the_wire_is_not_written() -> None:
 
 
 def test_an_access_token_is_in_no_repr_and_no_error() -> None:
-    """USER_IP holds one, and both end up in logs."""
+    """USER_IP has one, and both reach logs."""
     codec = Codec(CURRENT, ours=SERVER, theirs=CLIENT)
 
     assert "secret" not in repr(codec.parse(b'USER_IP @a:b ["secret","ip","ua",null,1]'))
@@ -264,7 +264,7 @@ def test_an_access_token_is_in_no_repr_and_no_error() -> None:
         assert "secret" not in str(refused.value)
 
 
-def test_tasks_travel_between_processes_of_a_broker_only() -> None:
+def test_tasks_are_sent_on_a_broker_only() -> None:
     """Real servers answer NEW_ACTIVE_TASK over TCP with an ERROR."""
     broker = Codec(NEWEST, ours=BROKER, theirs=BROKER)
 
@@ -273,24 +273,24 @@ def test_tasks_travel_between_processes_of_a_broker_only() -> None:
 
 @pytest.mark.parametrize("text", ["legacy", "middle", "current", "native", "1.83", "0.99.4"])
 def test_a_dialect_is_a_name_or_a_release(text: str) -> None:
-    """Operators know their Synapse's number, not our names for it."""
+    """Operators know the release of their Synapse, not the names of dialects."""
     assert text == str(Dialect.parse(text))
 
 
 def test_dialects_are_ordered_by_release() -> None:
-    """Everything that differs between releases hangs on this order."""
+    """All differences between releases depend on this order."""
     assert Dialect.parse("0.99.3") < LEGACY < MIDDLE < CURRENT < Dialect.parse("1.83") < NEWEST < NATIVE
 
 
 @pytest.mark.parametrize("text", ["", "old", "1", "1.x", "0.20", "1.2.3.4", "1.66 ", "\u0661.66"])
-def test_what_is_no_dialect_is_refused_with_the_choices(text: str) -> None:
-    """A typing mistake in the configuration gets a helpful line."""
+def test_an_unknown_dialect_is_rejected_with_the_choices(text: str) -> None:
+    """A typo in the configuration gets a helpful message."""
     with pytest.raises(ConfigError):
         Dialect.parse(text)
 
 
 class TestRuns:
-    """RDATA in a row is read together, and must mean the same as read one by one."""
+    """Consecutive RDATA is parsed together, with the same result as one by one."""
 
     def reader(self, dialect: Dialect) -> RunReader:
         runs = Codec(dialect, ours=CLIENT, theirs=SERVER).runs
@@ -306,7 +306,7 @@ class TestRuns:
         )
 
     def test_a_release_without_writers_has_the_default_one(self) -> None:
-        """Legacy rows are all the master's."""
+        """All legacy rows are of the master."""
         assert self.reader(LEGACY).read([b"RDATA a 1 [1, 2]", b"RDATA a 2 [3]"], 0) == RdataRun(
             stream="a", instance="master", tokens=[1, 2], rows=[b"[1, 2]", b"[3]"]
         )
@@ -322,11 +322,11 @@ class TestRuns:
         ],
     )
     def test_odd_lines_are_left_to_the_form(self, second: bytes) -> None:
-        """It knows the words for what is wrong."""
+        """The form explains the error."""
         assert self.reader(CURRENT).read([b"RDATA a w 1 [1]", second], 0) is None
 
     def test_the_good_lines_before_an_odd_one_still_make_a_run(self) -> None:
-        """One bad line must not cost the good ones before it."""
+        """One bad line must not lose the good lines before it."""
         lines = [b"RDATA a w 1 [1]", b"RDATA a w 2 [2]", b"RDATA a w 1e3 [3]"]
 
         run = self.reader(CURRENT).read(lines, 0)
@@ -336,10 +336,10 @@ class TestRuns:
 
 
 class TestLines:
-    """Bytes to lines, however they arrive."""
+    """Bytes to lines, in any chunks."""
 
     def test_lines_do_not_depend_on_how_bytes_arrive(self) -> None:
-        """TCP promises nothing about the size of its pieces."""
+        """TCP may deliver chunks of any size."""
         data = b"PING 1\n\nNAME x\r\nhalf"
         whole = LineBuffer().feed(data)
 
@@ -351,6 +351,6 @@ class TestLines:
 
     @pytest.mark.parametrize("ending", [b"", b"\n", b"\nPING 1\n"])
     def test_a_line_of_one_byte_too_many_is_noticed_with_or_without_its_end(self, ending: bytes) -> None:
-        """A peer that never ends its line must not fill our memory."""
+        """A peer that never ends its line must not fill the memory."""
         assert ([b"PING 1"], True) == LineBuffer().feed(b"PING 1\n" + b"x" * (MAX_LENGTH + 1) + ending)
         assert LineBuffer().feed(b"x" * MAX_LENGTH + b"\n") == ([b"x" * MAX_LENGTH], False)

@@ -1,4 +1,4 @@
-"""Which facts somebody wants, and may have."""
+"""Filters of streams and writers."""
 
 import pytest
 
@@ -23,7 +23,7 @@ OURS = Filter.of(streams=["events", "receipts"], writers=["w1"])
     ],
 )
 def test_a_fact_passes_by_stream_and_writer(wanted: Filter, stream: str, writer: str, passes: bool) -> None:
-    """Both must be wanted; what is not named is."""
+    """Both must match; None matches all."""
     assert passes is wanted.passes(stream, writer)
 
 
@@ -42,5 +42,5 @@ def test_a_fact_passes_by_stream_and_writer(wanted: Filter, stream: str, writer:
     ],
 )
 def test_one_filter_is_within_another(narrower: Filter, wider: Filter, is_within: bool) -> None:
-    """Who is not limited in one of the two wants more than anybody who is."""
+    """A filter without a limit is wider than any with one."""
     assert is_within is narrower.within(wider)

@@ -1,4 +1,4 @@
-"""What two daemons of ours say to each other, and nobody else hears."""
+"""Native commands, between two synrepl daemons."""
 
 import msgspec
 import pytest
@@ -27,7 +27,7 @@ def len_of(integer: int) -> str:
 
 
 def digits_of(integer: int) -> str:
-    """Its digits; Python writes no more than 4,300 of them."""
+    """Its digits; Python writes at most 4,300 of them."""
     return str(integer) if integer.bit_length() < 10_000 else "1" + "0" * 5_000
 
 
@@ -40,7 +40,7 @@ def server(dialect: Dialect | None = AUTO) -> Session:
 
 @pytest.mark.parametrize("before", [[], [b"NAME replica1"], [b"NAME replica1", b"PING 1"], [b"PING 1"]])
 def test_hello_decides(before: list[bytes]) -> None:
-    """One port serves replicas too; what a client says at once means nothing yet."""
+    """One port serves replicas, too; the first NAME and PING of a client do not show its kind."""
     session = server()
 
     session.receive(before)
@@ -53,7 +53,7 @@ def test_hello_decides(before: list[bytes]) -> None:
 
 @pytest.mark.parametrize("line", [b"REPLICATE", b"REPLICATE events 5"])
 def test_a_follower_stays_one(line: bytes) -> None:
-    """Who has said what only followers say cannot be answered as a replica."""
+    """A peer that sent a command of followers does not become a replica."""
     session = server()
     session.receive([line])
 
@@ -66,38 +66,40 @@ def test_a_follower_stays_one(line: bytes) -> None:
 
 @pytest.mark.parametrize("dialect", [LEGACY, MIDDLE, CURRENT, NEWEST], ids=str)
 @pytest.mark.parametrize("command", native_commands(), ids=lambda command: command.__name__)
-def test_no_release_is_sent_any_of_it(dialect: Dialect, command: type[Command]) -> None:
+def test_no_release_receives_native_commands(dialect: Dialect, command: type[Command]) -> None:
     """Real peers fail on a command that they do not know."""
     ours = SERVER if SERVER in command.SENT_BY else CLIENT
     theirs = CLIENT if ours is SERVER else SERVER
     line = command.EXAMPLES[NATIVE].encode()
-    said = codec_of(NATIVE, ours=theirs, theirs=ours).parse(line)
+    parsed = codec_of(NATIVE, ours=theirs, theirs=ours).parse(line)
 
-    assert codec_of(NATIVE, ours=ours, theirs=theirs).format(said) == line
+    assert codec_of(NATIVE, ours=ours, theirs=theirs).format(parsed) == line
     with pytest.raises(LocalProtocolError):
-        codec_of(dialect, ours=ours, theirs=theirs).format(said)
+        codec_of(dialect, ours=ours, theirs=theirs).format(parsed)
 
 
-def test_what_is_said_is_read() -> None:
-    """And what a later release adds is passed over."""
-    asked = Subscription(history="h", position=WirePosition(1, 7, "d"), epoch_start=WirePosition(1, 3, "c"))
+def test_a_body_is_decoded_as_it_was_encoded() -> None:
+    """Fields that a later release adds are ignored."""
+    subscription = Subscription(
+        history="h", position=WirePosition(1, 7, "d"), epoch_start=WirePosition(1, 3, "c")
+    )
 
-    assert asked == decode_body(Subscription, encode_body(asked))
+    assert subscription == decode_body(Subscription, encode_body(subscription))
     assert Greeting(uuid="u", name="n", nonce="x") == decode_body(
         Greeting, b'{"uuid":"u","name":"n","nonce":"x","mood":"good"}'
     )
 
 
-@pytest.mark.parametrize("said", [b"", b"{", b"[]", b'{"uuid":5}', b"\xff", b"[" * 2000])
-def test_nonsense_is_told_as_such(said: bytes) -> None:
-    """In words for the peer, never as a traceback here."""
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"uuid":5}', b"\xff", b"[" * 2000])
+def test_a_malformed_body_is_rejected(body: bytes) -> None:
+    """With a message for the peer, and never a traceback."""
     with pytest.raises(RemoteProtocolError, match="cannot parse Greeting"):
-        decode_body(Greeting, said)
+        decode_body(Greeting, body)
 
 
 @pytest.mark.parametrize("integer", [2**63, -(2**63) - 1, 2**70, -(2**70), 10**400, 10**5000], ids=len_of)
 @pytest.mark.parametrize(
-    ("shape", "said"),
+    ("shape", "body"),
     [
         (WirePosition, '{"epoch":%,"serial":1,"digest":"d"}'),
         (WirePosition, '{"epoch":1,"serial":%,"digest":"d"}'),
@@ -116,21 +118,19 @@ def test_nonsense_is_told_as_such(said: bytes) -> None:
         (Refusal, '{"code":"c","message":"m","retryable":true,"epoch":%}'),
     ],
 )
-def test_integers_beyond_64_bits_are_refused_at_the_door(
-    shape: type[msgspec.Struct], said: str, integer: int
-) -> None:
-    """SQLite raises OverflowError for them, deep inside."""
+def test_integers_beyond_64_bits_are_rejected(shape: type[msgspec.Struct], body: str, integer: int) -> None:
+    """SQLite would raise OverflowError for them."""
     with pytest.raises(RemoteProtocolError, match=f"cannot parse {shape.__name__}"):
-        decode_body(shape, said.replace("%", digits_of(integer)).encode())
+        decode_body(shape, body.replace("%", digits_of(integer)).encode())
 
 
 @pytest.mark.parametrize(
-    "said", ['{"epoch":-1,"serial":1,"digest":"d"}', '{"epoch":1,"serial":-1,"digest":"d"}']
+    "body", ['{"epoch":-1,"serial":1,"digest":"d"}', '{"epoch":1,"serial":-1,"digest":"d"}']
 )
-def test_epochs_and_serials_are_never_below_zero(said: str) -> None:
-    """Nothing is there."""
+def test_epochs_and_serials_are_never_below_zero(body: str) -> None:
+    """There are no such positions."""
     with pytest.raises(RemoteProtocolError, match="cannot parse WirePosition"):
-        decode_body(WirePosition, said.encode())
+        decode_body(WirePosition, body.encode())
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_epochs_and_serials_are_never_below_zero(said: str) -> None:
     ],
 )
 def test_an_ack_is_bounded(line: bytes, why: str) -> None:
-    """As all integers of lines."""
+    """As all integers of commands."""
     with pytest.raises(RemoteProtocolError, match=why):
         codec_of(NATIVE, ours=SERVER, theirs=CLIENT).parse(line)
 
@@ -161,12 +161,12 @@ def test_an_ack_is_bounded(line: bytes, why: str) -> None:
     ],
 )
 def test_one_filter_is_within_another(ours: Filter, wider: Filter, *, fits: bool) -> None:
-    """A replica that has only some facts can serve no more than those."""
+    """A replica with some of the facts can only serve those."""
     assert fits is ours.within(wider)
 
 
-def test_a_proof_is_not_shown_to_who_reads_logs() -> None:
-    """It proves something only once, and still need not be seen."""
+def test_a_proof_is_not_in_logs() -> None:
+    """It is valid only once, but is a secret all the same."""
     (auth,) = [command for command in native_commands() if command.__name__ == "Auth"]
 
     assert "0a1b" not in repr(auth(body=b'{"proof":"0a1b"}'))

@@ -1,4 +1,4 @@
-"""A connection's conversation, without a connection."""
+"""Sessions, without a connection."""
 
 import math
 from itertools import pairwise
@@ -25,13 +25,13 @@ from synrepl.wire.session import (
     Warn,
 )
 
-NOTHING_ASKED = "no request within 30 seconds: send REPLICATE to follow"
+NO_REQUEST = "no request within 30 seconds: send REPLICATE to follow"
 NOT_AUTHENTICATED = "HELLO and AUTH were not finished within 30 seconds"
 HELLO = b'HELLO {"uuid":"u","name":"n","nonce":"x"}'
 
 
 class Time:
-    """A clock that is moved by hand."""
+    """A clock that is advanced by hand."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -57,8 +57,8 @@ def delivered(actions: list[Action]) -> list[Command]:
     return commands
 
 
-def told(actions: list[Action]) -> str:
-    """What the peer reads of a failure; it must be one ERROR line and then the close."""
+def error_text(actions: list[Action]) -> str:
+    """The error that the peer receives; it must be one ERROR line, followed by the close."""
     *before, send, close = actions
     assert all(isinstance(action, Deliver) for action in before)
     assert isinstance(send, Send)
@@ -70,35 +70,35 @@ def told(actions: list[Action]) -> str:
 
 
 class TestGreeting:
-    """Both sides speak at once."""
+    """Both sides send a greeting at once."""
 
     def test_a_server_says_who_it_is_and_enables_time_outs(self) -> None:
-        """The first line tells the client whether it came to the right place."""
+        """The first line tells the client whether this is the right server."""
         assert [Send(b"SERVER hs\nPING 1000000\n")] == server().connected()
 
     def test_a_client_says_its_name_and_enables_time_outs(self) -> None:
-        """Nothing is asked here: what to ask is the follower's business."""
+        """It sends no request: that is the follower's task."""
         assert [Send(b"NAME worker 1\nPING 1000000\n")] == client().connected()
 
     def test_a_client_leaves_a_server_of_another_name(self) -> None:
-        """Facts of a neighbor's homeserver must never get in."""
+        """Facts of another homeserver must never be applied."""
         session = client(expected="hs")
 
-        assert "Wrong remote: this is other, expected hs" == told(session.receive([b"SERVER other"]))
+        assert "Wrong remote: this is other, expected hs" == error_text(session.receive([b"SERVER other"]))
         assert session.closed
 
-    def test_a_client_that_expects_nobody_takes_any_server(self) -> None:
-        """A tool like tail may be pointed anywhere."""
+    def test_a_client_without_an_expected_server_accepts_any(self) -> None:
+        """A tool like tail may connect to any server."""
         assert delivered(client(expected=None).receive([b"SERVER x"])) == [Server(server_name="x")]
 
-    def test_a_client_cannot_guess_its_own_dialect(self) -> None:
-        """Only who is spoken to can wait and see."""
+    def test_a_client_cannot_detect_its_own_dialect(self) -> None:
+        """Only a server can wait for the first command."""
         with pytest.raises(LocalProtocolError):
             Session(CLIENT, AUTO, name="x", seconds=Time())
 
 
 class TestDialects:
-    """A listener finds out what its peer speaks."""
+    """A listener detects the dialect of its peer."""
 
     @pytest.mark.parametrize(
         ("line", "dialect"),
@@ -131,22 +131,22 @@ class TestDialects:
         assert dialect == session.dialect
         assert delivered(actions)[0] == Name(name="n")
 
-    def test_a_decided_session_stays_so(self) -> None:
-        """A connection has one dialect for life."""
+    def test_a_detected_dialect_does_not_change(self) -> None:
+        """A connection has one dialect."""
         session = server()
         session.receive([b"REPLICATE events NOW"])
 
-        assert "token must be a 64-bit integer or NOW" in told(session.receive([b"REPLICATE x y"]))
+        assert "token must be a 64-bit integer or NOW" in error_text(session.receive([b"REPLICATE x y"]))
 
-    def test_a_line_that_no_dialect_can_mean_is_refused(self) -> None:
-        """A person at netcat who mistypes a token is told, not served something else."""
+    def test_a_line_that_no_dialect_can_parse_is_rejected(self) -> None:
+        """A person at netcat who mistypes a token gets an error, not another stream."""
         assert (
-            told(server().receive([b"REPLICATE events abc"]))
+            error_text(server().receive([b"REPLICATE events abc"]))
             == "cannot parse REPLICATE: token must be a 64-bit integer or NOW, not 'abc'"
         )
 
-    def test_middle_must_be_said(self) -> None:
-        """A server cannot tell it from current by anything it hears."""
+    def test_middle_must_be_configured(self) -> None:
+        """No command distinguishes it from current."""
         session = server(MIDDLE)
 
         line = session.encode([Position(stream="events", prev_token=1, token=2)])
@@ -155,10 +155,10 @@ class TestDialects:
 
 
 class TestKeepalive:
-    """PING when silent for 5 s, give up 25 s after the last line, but only on who has ever pinged."""
+    """PING after 5 s without sending; time out 25 s after the last line, if the peer has ever pinged."""
 
-    def test_silence_of_ours_is_filled_with_ping(self) -> None:
-        """So that the other side knows we are there."""
+    def test_an_idle_session_sends_ping(self) -> None:
+        """So that the other side does not time out."""
         time = Time()
         session = server(time=time)
         session.connected()
@@ -170,7 +170,7 @@ class TestKeepalive:
         assert session.deadline() == 1010.0
 
     def test_sending_anything_puts_off_the_ping(self) -> None:
-        """PING is rare on a busy line."""
+        """PING is rare on a busy connection."""
         time = Time()
         session = server(time=time)
         session.connected()
@@ -182,7 +182,7 @@ class TestKeepalive:
 
     @pytest.mark.parametrize("ping", [b"PING 1", b"PING", b"PING "])
     def test_a_peer_that_pinged_and_fell_silent_is_timed_out(self, ping: bytes) -> None:
-        """Its process or its network is gone."""
+        """Its process or its network failed."""
         time = Time()
         session = server(time=time)
         session.receive([ping])
@@ -192,9 +192,9 @@ class TestKeepalive:
         session.tick()
         time.now += 0.1
 
-        assert "ping timeout" == told(session.tick())
+        assert "ping timeout" == error_text(session.tick())
 
-    def test_any_line_counts_as_life(self) -> None:
+    def test_any_line_restarts_the_timeout(self) -> None:
         """A busy client need not ping."""
         time = Time()
         session = server(time=time)
@@ -217,16 +217,16 @@ class TestKeepalive:
         assert not session.closed
 
     @pytest.mark.parametrize(
-        ("dialect", "said", "closed_at", "why"),
+        ("dialect", "received", "closed_at", "why"),
         [
-            # (the listener's dialect, what is said and when, when it is closed, what the peer reads)
-            (AUTO, [], 30, NOTHING_ASKED),
-            (CURRENT, [], 30, NOTHING_ASKED),
-            (LEGACY, [], 30, NOTHING_ASKED),
-            (AUTO, [(0, b"")], 30, NOTHING_ASKED),
-            (AUTO, [(0, b"NAME x")], 30, NOTHING_ASKED),
-            (CURRENT, [(29, b"NAME x")], 30, NOTHING_ASKED),
-            (AUTO, [(1, b"ERROR oh")], 30, NOTHING_ASKED),
+            # (the listener's dialect, what is received and when, when it closes, the error)
+            (AUTO, [], 30, NO_REQUEST),
+            (CURRENT, [], 30, NO_REQUEST),
+            (LEGACY, [], 30, NO_REQUEST),
+            (AUTO, [(0, b"")], 30, NO_REQUEST),
+            (AUTO, [(0, b"NAME x")], 30, NO_REQUEST),
+            (CURRENT, [(29, b"NAME x")], 30, NO_REQUEST),
+            (AUTO, [(1, b"ERROR oh")], 30, NO_REQUEST),
             # PING alone keeps a connection as long as its time-out does.
             (AUTO, [(0, b"PING 1")], 25, "ping timeout"),
             (AUTO, [(20, b"PING 1")], 45, "ping timeout"),
@@ -248,16 +248,16 @@ class TestKeepalive:
             (NATIVE, [(t, b"PING 1") for t in range(0, 100, 10)], 30, NOT_AUTHENTICATED),
         ],
     )
-    def test_a_connection_that_asks_for_nothing_is_closed(
-        self, dialect: Dialect | None, said: list[tuple[int, bytes]], closed_at: int | None, why: str
+    def test_a_connection_without_a_request_is_closed(
+        self, dialect: Dialect | None, received: list[tuple[int, bytes]], closed_at: int | None, why: str
     ) -> None:
-        """5,000 of them were kept for ever."""
+        """5,000 of them stayed open forever."""
         time = Time()
         session = server(dialect, time=time)
         start = time.now
         actions: list[Action] = []
         while time.now < start + 1000 and not session.closed:
-            session.receive([line for at, line in said if start + at == time.now])
+            session.receive([line for at, line in received if start + at == time.now])
             if time.now >= session.deadline():
                 actions = session.tick()
             if not session.closed:
@@ -266,10 +266,10 @@ class TestKeepalive:
         if closed_at is None:
             assert not session.closed
         else:
-            assert (closed_at, why) == (time.now - start, told(actions))
+            assert (closed_at, why) == (time.now - start, error_text(actions))
 
     def test_a_driver_that_wakes_at_the_deadline_closes_in_time(self) -> None:
-        """Also where PING is due but later."""
+        """Also if PING is due later."""
         time = Time()
         session = Session(
             SERVER, AUTO, name="hs", seconds=time, keepalive=Keepalive(ping_seconds=40, timeout_seconds=90)
@@ -277,10 +277,10 @@ class TestKeepalive:
 
         assert session.deadline() == 1030.0
         time.now = session.deadline()
-        assert told(session.tick()) == NOTHING_ASKED
+        assert error_text(session.tick()) == NO_REQUEST
 
-    def test_a_replica_that_is_known_may_be_silent(self) -> None:
-        """It has its own signs of life."""
+    def test_an_authenticated_replica_may_be_silent(self) -> None:
+        """It has its own heartbeats."""
         time = Time()
         session = server(time=time)
         session.receive([HELLO])
@@ -290,8 +290,8 @@ class TestKeepalive:
 
         assert not session.closed
 
-    def test_a_client_waits_for_its_server_as_long_as_ever(self) -> None:
-        """Nothing is asked of a client."""
+    def test_a_client_does_not_time_out_its_server(self) -> None:
+        """A server need not send anything."""
         time = Time()
         session = client(time=time)
         time.now += 1000
@@ -300,7 +300,7 @@ class TestKeepalive:
         assert not session.closed
 
     def test_both_times_can_be_set(self) -> None:
-        """Links differ."""
+        """Networks differ."""
         time = Time()
         session = Session(
             SERVER, AUTO, name="hs", seconds=time, keepalive=Keepalive(ping_seconds=1, timeout_seconds=3)
@@ -309,10 +309,10 @@ class TestKeepalive:
 
         assert session.deadline() == 1001.0
         time.now += 3
-        assert "ping timeout" == told(session.tick())
+        assert "ping timeout" == error_text(session.tick())
 
-    def test_a_peer_is_not_blamed_for_what_we_did_not_read(self) -> None:
-        """While our subscriber is slow we stop reading; its pings wait in a buffer then."""
+    def test_a_peer_does_not_time_out_while_reading_is_paused(self) -> None:
+        """While a slow subscriber pauses reading, the peer's pings wait in a buffer."""
         time = Time()
         session = client(time=time)
         session.receive([b"PING 1"])
@@ -366,18 +366,18 @@ BAD_INPUT: list[tuple[str, Side, list[bytes], str]] = [
 def test_bad_input_gets_a_clear_error_and_the_close(
     what: str, side: Side, lines: list[bytes], text: str
 ) -> None:
-    """Real peers close without a word on half of these."""
+    """Real peers close without an ERROR for half of these."""
     session = server(CURRENT) if side is SERVER else client()
 
-    assert told(session.receive(lines)).startswith(text)
+    assert error_text(session.receive(lines)).startswith(text)
     assert session.closed
 
 
 @pytest.mark.parametrize(("what", "side", "lines", "text"), BAD_INPUT, ids=[row[0] for row in BAD_INPUT])
-def test_what_came_before_bad_input_still_counts(
+def test_commands_before_bad_input_are_delivered(
     what: str, side: Side, lines: list[bytes], text: str
 ) -> None:
-    """And what comes after it does not."""
+    """Commands after it are not."""
     session = server(CURRENT) if side is SERVER else client()
 
     actions = session.receive([b"PING 1", *lines, b"PING 2"])
@@ -387,19 +387,21 @@ def test_what_came_before_bad_input_still_counts(
 
 
 def test_blank_lines_are_ignored() -> None:
-    """The documents say so; no release with TCP does it."""
+    """As documented, although no release with TCP does it."""
     session = server()
 
     assert session.receive([b"", b"PING 1", b"", b""]) == [Deliver([Ping(text="1")])]
 
 
-def test_a_line_too_long_is_told_the_limit() -> None:
+def test_the_error_for_a_long_line_names_the_limit() -> None:
     """16,384 bytes, on every release."""
-    assert told(server().line_too_long()) == f"Line length exceeded: a line has at most {MAX_LENGTH} bytes"
+    assert (
+        error_text(server().line_too_long()) == f"Line length exceeded: a line has at most {MAX_LENGTH} bytes"
+    )
 
 
-def test_an_error_of_the_peer_is_handed_on_and_the_connection_kept() -> None:
-    """Whoever sent it closes."""
+def test_an_error_of_the_peer_is_delivered_and_the_connection_kept() -> None:
+    """Its sender closes the connection."""
     session = client()
 
     assert session.receive([b"ERROR server shutting down"]) == [Deliver([Error(text="server shutting down")])]
@@ -407,16 +409,16 @@ def test_an_error_of_the_peer_is_handed_on_and_the_connection_kept() -> None:
 
 
 def test_an_error_of_the_peer_is_safe_to_show() -> None:
-    """It goes to logs and terminals."""
-    (told,) = delivered(client().receive([b"ERROR a\x1b[2J\tb " + b"x" * 2_000]))
+    """It is shown in logs and terminals."""
+    (error,) = delivered(client().receive([b"ERROR a\x1b[2J\tb " + b"x" * 2_000]))
 
-    assert isinstance(told, Error)
-    assert told.text.startswith("a\\x1b[2J b x")
-    assert len(told.text) <= MAX_TEXT + len("\\x1b[2J...")
+    assert isinstance(error, Error)
+    assert error.text.startswith("a\\x1b[2J b x")
+    assert len(error.text) <= MAX_TEXT + len("\\x1b[2J...")
 
 
-def test_failing_twice_says_it_once() -> None:
-    """Two reasons to close at the same moment make one ERROR."""
+def test_failing_twice_sends_one_error() -> None:
+    """Two reasons to close at the same time make one ERROR."""
     session = server()
     session.fail("one")
 
@@ -424,12 +426,12 @@ def test_failing_twice_says_it_once() -> None:
 
 
 def test_an_error_never_breaks_the_line() -> None:
-    """Text of an exception may hold anything."""
-    assert told(server().fail("a\nb\r\nc % s " + "x" * 5000)).startswith("a b c % s xxx")
+    """The text of an exception may contain anything."""
+    assert error_text(server().fail("a\nb\r\nc % s " + "x" * 5000)).startswith("a b c % s xxx")
 
 
 def test_rows_in_a_run_are_delivered_in_order_between_other_commands() -> None:
-    """A POSITION between two rows must stay there."""
+    """A POSITION between two rows must stay between them."""
     session = client()
     lines = [
         b"RDATA events w 1 [1]",
@@ -451,14 +453,14 @@ def test_rows_in_a_run_are_delivered_in_order_between_other_commands() -> None:
 
 
 def test_what_a_client_sends_is_checked_on_sending() -> None:
-    """A worker that sends RDATA has a bug; the server must not hear of it."""
+    """A worker that sends RDATA has a bug, which must not reach the server."""
     with pytest.raises(LocalProtocolError):
         client().encode([Rdata(stream="a", token=1, row=b"[]")])
     assert client(LEGACY).encode([Replicate(stream="events", token=None)]) == b"REPLICATE events NOW\n"
 
 
 def test_user_sync_reads_the_same_whatever_the_release() -> None:
-    """One command above the wire."""
+    """All forms become one command."""
     legacy, current = server(), server()
     legacy.receive([b"REPLICATE events NOW"])
 
@@ -488,7 +490,7 @@ WORDS = [
 def test_nothing_that_a_peer_sends_makes_a_session_raise(
     pieces: list[bytes], cuts: list[int], dialect: Dialect | None, side: Side
 ) -> None:
-    """It answers with one ERROR line and the close, whatever comes, however it is cut."""
+    """It sends one ERROR line and closes, for any input in any chunks."""
     session = server(dialect) if side is SERVER else client(dialect or CURRENT, expected=None)
     lines = LineBuffer()
     data = b"\n".join(pieces) + b"\n"
@@ -503,19 +505,19 @@ def test_nothing_that_a_peer_sends_makes_a_session_raise(
         for action in actions:
             if isinstance(action, Close):
                 closes += 1
-                told(actions)
+                error_text(actions)
 
     assert closes == session.closed
 
 
 class TestSharedChannel:
-    """On a broker there is no peer to greet, to time out or to close on."""
+    """A broker has no peer to greet, to time out or to close on."""
 
     def channel(self, time: Time | None = None) -> Session:
         return Session(BROKER, NEWEST, name="w1", seconds=time or Time())
 
-    def test_nobody_is_greeted_or_timed_out(self) -> None:
-        """The broker's own connection has other means for that."""
+    def test_a_channel_has_no_greeting_and_no_timeout(self) -> None:
+        """The connection to the broker has its own."""
         time = Time()
         session = self.channel(time)
         time.now += 1000
@@ -523,8 +525,8 @@ class TestSharedChannel:
         assert ([], [], math.inf) == (session.connected(), session.tick(), session.deadline())
 
     @pytest.mark.parametrize("clean", [True, False])
-    def test_a_bad_message_harms_no_other(self, clean: bool) -> None:
-        """As real processes do: it is told of, and what comes before and after it is delivered."""
+    def test_an_invalid_message_does_not_affect_others(self, clean: bool) -> None:
+        """As in real processes: it is logged, and the messages around it are delivered."""
         good = [b"REPLICATE ", b"", b"NEW_ACTIVE_TASK a", b'RDATA typing w 3 ["!r:hs",[]]']
         bad = [
             b"replicate ",
@@ -544,23 +546,23 @@ class TestSharedChannel:
             command.NAME for command in delivered(actions)
         ]
 
-    def test_an_end_of_line_in_a_message_cannot_become_one_of_ours(self) -> None:
-        """It can only be white space in JSON, or a trick."""
+    def test_a_line_end_in_a_message_cannot_end_a_line(self) -> None:
+        """It is white space in JSON, or an attack."""
         (action,) = self.channel().receive([b'RDATA typing w 3 ["!r:hs",\r\n[]]'])
 
         assert [Rdata(stream="typing", instance="w", token=3, row=b'["!r:hs",  []]')] == delivered([action])
         assert isinstance(self.channel().receive([b"REMOTE_SERVER_UP a\nRDATA"])[0], Warn)
 
-    def test_what_is_no_text_is_no_message(self) -> None:
-        """Also where the bytes stand in a row."""
+    def test_a_message_that_is_not_utf8_is_invalid(self) -> None:
+        """Also if the bytes are within a row."""
         assert [Warn("a message is not UTF-8")] == self.channel().receive([b"RDATA typing w 3 [\xff]"])
 
     def test_messages_may_be_longer_than_lines(self) -> None:
-        """Real processes have no bound there."""
+        """Real processes have no limit for messages."""
         row = b'["%s"]' % (b"x" * MAX_LENGTH)
         session = self.channel()
 
-        told = session.encode([Rdata(stream="typing", instance="w", token=3, row=row)])
+        line = session.encode([Rdata(stream="typing", instance="w", token=3, row=row)])
 
-        assert told == b"RDATA typing w 3 " + row + b"\n"
-        assert len(delivered(session.receive([told[:-1]]))) == 1
+        assert line == b"RDATA typing w 3 " + row + b"\n"
+        assert len(delivered(session.receive([line[:-1]]))) == 1

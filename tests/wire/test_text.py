@@ -1,4 +1,4 @@
-"""Text of peers must not be able to move the cursor, clear the screen or begin a line of its own."""
+"""Text of peers must not move the cursor, clear the screen or start a new line."""
 
 import pytest
 
@@ -19,8 +19,8 @@ CASES = [
 
 
 @pytest.mark.parametrize(("text", "shown"), CASES)
-def test_what_a_terminal_would_obey_is_shown_as_an_escape(text: str, shown: str) -> None:
-    """Names, addresses and refusals of strangers reach logs and `synrepl status`."""
+def test_control_characters_are_shown_as_escapes(text: str, shown: str) -> None:
+    """Names, addresses and messages of peers are shown in logs and `synrepl status`."""
     assert shown == printable(text)
 
 
@@ -30,8 +30,8 @@ def test_a_long_text_is_cut() -> None:
     assert "xxx..." == printable("xxxx", limit=3)
 
 
-def test_every_text_of_an_answer_is_made_safe() -> None:
-    """A status holds names, addresses and refusals of peers, at any depth."""
+def test_every_text_of_a_response_is_made_safe() -> None:
+    """A status has names, addresses and messages of peers, at any depth."""
     found = {"replicas": [{"name": "a\x1b[2J", "serial": 3}], "\x07": None, "long": "x" * 500}
 
     assert {
