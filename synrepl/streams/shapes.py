@@ -21,7 +21,7 @@ from synrepl.errors import ConfigError
 from synrepl.streams import jsontext
 from synrepl.wire.dialect import ALWAYS, Dialect, Release, Span
 
-__all__ = ["Projection", "ShapeField", "RowKind", "Shapes", "BoolSpelling", "is_open", "undecodable"]
+__all__ = ["Projection", "ShapeField", "RowKind", "Shapes", "BoolSpelling", "may_hold_float", "undecodable"]
 
 # Exceptions of the decoder on hostile text: bad JSON, bad UTF-8, huge numbers, deep nesting.
 undecodable = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
@@ -40,14 +40,14 @@ class BoolSpelling(msgspec.Struct, frozen=True):
 class ShapeField(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One item of a row, and the releases that have it.
 
-    `type` is the type in the newest shape; `truth` lists other accepted spellings of a boolean. A `gone`
+    `type` is the type in the newest shape; `spelling` lists other accepted spellings of a boolean. A `gone`
     field is in some older shape but not in the newest one. `default` fills the field where only one side has
     it. The value of a `kept` field stays with the row.
     """
 
     name: str
     type: Any
-    truth: BoolSpelling | None = None
+    spelling: BoolSpelling | None = None
     span: Span = ALWAYS
     default: Any = _NO_DEFAULT
     gone: bool = False
@@ -57,7 +57,7 @@ class ShapeField(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 Shape = tuple[ShapeField, ...]
 
 
-def is_open(annotation: Any) -> bool:
+def may_hold_float(annotation: Any) -> bool:
     """Whether values of this type can hold a float, or any value.
 
     All JSON encoders write the other values alike. Raises ConfigError for types that JSON lacks.
@@ -74,7 +74,7 @@ def is_open(annotation: Any) -> bool:
         raise ConfigError(f"{annotation} cannot be in a row: the keys of JSON objects are strings")
     if origin in (list, dict, typing.Union, types.UnionType, typing.Annotated):
         inner = arguments[:1] if origin is typing.Annotated else arguments
-        answers = [is_open(argument) for argument in inner]  # Check all: each may raise.
+        answers = [may_hold_float(argument) for argument in inner]  # Check all: each may raise.
         return any(answers)
     raise ConfigError(
         f"{annotation} cannot be in a row: use what JSON has, such as str, int, list[str] or None"
@@ -84,7 +84,7 @@ def is_open(annotation: Any) -> bool:
 class _Reader:
     """Decodes one shape with one spelling of booleans, and upgrades its rows to the newest shape."""
 
-    __slots__ = ("decode", "extras", "is_newest", "items", "positions", "strict", "truths", "wider")
+    __slots__ = ("decode", "extras", "is_newest", "items", "positions", "strict", "converters", "wider")
 
     def __init__(
         self,
@@ -102,12 +102,12 @@ class _Reader:
         self.wider = kept.row if kept is not None and fields else newest
         self.extras = tuple((shape.index(one) if one in shape else -1, one.default) for one in fields)
         # Converters of booleans that may be spelled differently, by position.
-        self.truths = {
-            position: field.truth.read
+        self.converters = {
+            position: field.spelling.read
             for position, field in enumerate(shape)
-            if strict is not None and field.truth is not None
+            if strict is not None and field.spelling is not None
         }
-        self.is_newest = shape == final and not self.truths
+        self.is_newest = shape == final and not self.converters
         self.positions = tuple(
             (shape.index(field), None) if field in shape else (-1, field.default) for field in final
         )
@@ -116,7 +116,7 @@ class _Reader:
             struct = msgspec.defstruct(
                 newest.__name__,
                 [
-                    (field.name, field.truth.accepts if strict and field.truth else field.type)
+                    (field.name, field.spelling.accepts if strict and field.spelling else field.type)
                     for field in shape
                 ],
                 array_like=True,
@@ -129,7 +129,7 @@ class _Reader:
         """Return the row in its newest shape, and whether all its booleans were plain ones."""
         values = list(msgspec.structs.astuple(row))
         plain = True
-        for position, read in self.truths.items():
+        for position, read in self.converters.items():
             value = values[position]
             if value is not True and value is not False:
                 plain = False
@@ -181,7 +181,7 @@ class Shapes:
         for shape in self.known:
             strict = _Reader(newest, shape, final, kept, strict=None)
             self._readers[shape] = [strict]
-            if any(field.truth for field in shape):
+            if any(field.spelling for field in shape):
                 self._readers[shape].append(_Reader(newest, shape, final, kept, strict=strict))
         lengths = [len(shape) for shape in self.known]
         self._is_ambiguous = len(lengths) != len(set(lengths))
@@ -281,7 +281,9 @@ class RowKind:
         self._fields = _in_order(final, list(gone))
         kept = tuple(field for field in self._fields if field.kept)
         self.kept = KeptFields(row, kept) if kept else None
-        self._is_open = any(is_open(field.type) for field in self._fields if field.kept or not field.gone)
+        self._may_hold_float = any(
+            may_hold_float(field.type) for field in self._fields if field.kept or not field.gone
+        )
         self.shapes = Shapes(row, final, self._releases(flat=False), self.kept)
         tagged: Any = tuple[Literal[tag], row]  # type: ignore[valid-type]
         self._decode_tagged = msgspec.json.Decoder(tagged).decode
@@ -308,7 +310,7 @@ class RowKind:
         and it writes 1e16 where Python writes 1e+16.
         """
         text = msgspec.json.encode(row)
-        if not text.isascii() or b"\x7f" in text or (self._is_open and _FLOAT.search(text)):
+        if not text.isascii() or b"\x7f" in text or (self._may_hold_float and _FLOAT.search(text)):
             text = jsontext.dumps(msgspec.structs.astuple(row))
         return self.head + text + self.tail if self.head else text
 

@@ -29,7 +29,7 @@ from synrepl.streams.shapes import (
     Shape,
     ShapeField,
     Shapes,
-    is_open,
+    may_hold_float,
     undecodable,
 )
 from synrepl.wire.dialect import ALWAYS, NEWEST, Dialect, Release, Span, span
@@ -147,14 +147,14 @@ def _field(declared: type[Any], name: str, annotation: Any) -> ShapeField:
     kind, marks = annotation, []
     if typing.get_origin(annotation) is Annotated:
         kind, *marks = typing.get_args(annotation)
-    truth = next((mark for mark in marks if isinstance(mark, BoolSpelling)), None)
+    spelling = next((mark for mark in marks if isinstance(mark, BoolSpelling)), None)
     since = next((mark for mark in marks if isinstance(mark, Since)), None)
-    is_open(kind)
+    may_hold_float(kind)  # Raises ConfigError for types that JSON lacks.
     if since is None:
-        return ShapeField(name=name, type=kind, truth=truth)
+        return ShapeField(name=name, type=kind, spelling=spelling)
     _check_default(of, since.default, kind)
     return ShapeField(
-        name=name, type=kind, truth=truth, span=span(since=since.release), default=since.default
+        name=name, type=kind, spelling=spelling, span=span(since=since.release), default=since.default
     )
 
 
@@ -477,7 +477,7 @@ def _misfit(values: list[Any], shapes: Shapes, release: Release) -> str:
         return f"{_items(len(values))}; known releases have {' or '.join(map(str, lengths))}"
     for position, (field, value) in enumerate(zip(fitting[0], values, strict=True)):
         try:
-            msgspec.convert(value, field.truth.accepts if field.truth else field.type)
+            msgspec.convert(value, field.spelling.accepts if field.spelling else field.type)
         except undecodable as error:
             return f"{field.name} (item {position}): {error}"
     return f"does not read as {', '.join(field.name for field in fitting[0])}"

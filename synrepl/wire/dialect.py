@@ -106,10 +106,19 @@ class Dialect(msgspec.Struct, frozen=True, order=True):
 
 
 LEGACY = Dialect(release=(1, 0, 0), name="legacy")
+"""Synapse 1.0."""
+
 MIDDLE = Dialect(release=(1, 21, 0), name="middle")
+"""Synapse 1.21."""
+
 CURRENT = Dialect(release=(1, 66, 0), name="current")
+"""Synapse 1.66."""
+
 NEWEST = Dialect(release=(1, 163, 0), name="1.163")
+"""The newest known release of Synapse."""
+
 NATIVE = Dialect(release=(999, 0, 0), name="native")
+"""Between synrepl daemons."""
 
 
 def nearest(dialect: Dialect, points: Sequence[Dialect]) -> Dialect:

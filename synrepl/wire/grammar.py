@@ -211,7 +211,7 @@ class CommandForm:
         self._dialect = dialect
         self.fields = tuple(field for field in made.FIELDS if dialect.release in field.span)
         self._name = made.NAME.encode("ascii")
-        self._spread = next(
+        self._middle = next(
             (i for i, field in enumerate(self.fields) if isinstance(field.kind, MiddleText)), None
         )
         self._order = self._struct_order()
@@ -229,7 +229,7 @@ class CommandForm:
     def _unrolled(self) -> Callable[[bytes], Command] | None:
         """Return a parser without loops for the two forms of RDATA, which carries every row."""
         present = [position for position in self._order if position is not None]
-        if self._spread is not None or self._order[: len(present)] != present or not present:
+        if self._middle is not None or self._order[: len(present)] != present or not present:
             return None
         kinds = [self.fields[position].kind.parse for position in present]
         last = len(self.fields) - 1
@@ -283,9 +283,9 @@ class CommandForm:
             if arguments:
                 raise RemoteProtocolError(f"cannot parse {self.command.NAME}: it takes no arguments")
             return []
-        if self._spread is not None:
-            following = count - self._spread - 1
-            parts = arguments.split(b" ", self._spread)
+        if self._middle is not None:
+            following = count - self._middle - 1
+            parts = arguments.split(b" ", self._middle)
             parts[-1:] = parts[-1].rsplit(b" ", following)
         elif self.fields[-1].kind.takes_rest:
             parts = arguments.split(b" ", count - 1)
