@@ -15,13 +15,13 @@ from synrepl.ports.history import AppendReceipt, LogPosition
 from synrepl.ports.interfaces import Head
 from synrepl.storage.consistency import CHECKED_AT_OPEN, find_inconsistency
 from synrepl.storage.continuity import advance, check_ascend, check_follow
+from synrepl.storage.log_bounds import LogBounds
 from synrepl.storage.paging import take_tokens
 from synrepl.storage.sql_base import COLUMNS, DAMAGED, Row, facts_of, row_of
 from synrepl.storage.sql_history import SQLHistory
 from synrepl.storage.sql_notes import SQLNotes
 from synrepl.storage.sql_reading import SQLReading
 from synrepl.storage.sql_trimming import SQLTrimming
-from synrepl.storage.writer_positions import WriterPositions
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 
@@ -110,7 +110,7 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
         """Store all of these or none, in one synced transaction."""
         with self._map_errors("commit"):
             database = self._writer("commit")
-            bounds: WriterPositions | None = None
+            bounds: LogBounds | None = None
             with self._transaction(database):
                 serial, digest, _ = self._last(database)
                 self._check_sole_writer("commit", serial, digest)
@@ -141,7 +141,7 @@ class SQLEngine(SQLHistory, SQLNotes, SQLReading, SQLTrimming):
 
     def _update_floor(
         self, database: Any, facts: Sequence[Fact], upto: LogPosition, serial: int, digest: str
-    ) -> WriterPositions | None:
+    ) -> LogBounds | None:
         """Store `upto` as the end of the log, if the facts themselves do not imply it."""
         check_ascend(facts, serial, upto.serial)
         if upto.serial < serial:

@@ -14,7 +14,7 @@ from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Head
 from synrepl.storage.append_errors import LogLost
 from synrepl.storage.discarded import DiscardedRanges
-from synrepl.storage.writer_positions import WriterPositions, load_bounds
+from synrepl.storage.log_bounds import LogBounds, load_bounds
 from synrepl.streams.facts import Fact
 
 __all__ = ["COLUMNS", "DAMAGED", "Row", "SQLBase", "facts_of", "in_batches", "placeholders", "row_of"]
@@ -60,7 +60,7 @@ class SQLBase(ABC):
         self._lost: StorageError | None = None
         self._discarded = DiscardedRanges()
         # None while unknown: the outcome of a transaction that changed them is uncertain.
-        self._bounds: WriterPositions | None = None
+        self._bounds: LogBounds | None = None
 
     # Provided by each database
 
@@ -150,14 +150,14 @@ class SQLBase(ABC):
         if not self._is_open:
             raise StorageError(op=op, why="the log is not open")
 
-    def _current_bounds(self, database: Any) -> WriterPositions:
+    def _current_bounds(self, database: Any) -> LogBounds:
         if self._bounds is None:
             self._bounds = load_bounds(
                 self._execute(database, "SELECT name, epoch, serial, digest FROM places")
             )
         return self._bounds
 
-    def _store_bounds(self, database: Any, bounds: WriterPositions) -> None:
+    def _store_bounds(self, database: Any, bounds: LogBounds) -> None:
         """Store the bounds, within a transaction. The caller sets `_bounds` once it has committed."""
         self._bounds = None
         self._execute_many(
@@ -167,7 +167,7 @@ class SQLBase(ABC):
             bounds.rows(),
         )
 
-    def _last(self, database: Any, bounds: WriterPositions | None = None) -> tuple[int, str, int]:
+    def _last(self, database: Any, bounds: LogBounds | None = None) -> tuple[int, str, int]:
         """The serial, digest and epoch of the end of the log."""
         found = self._execute(
             database, "SELECT serial, digest, epoch FROM facts ORDER BY serial DESC LIMIT 1"

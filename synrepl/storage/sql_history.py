@@ -10,8 +10,8 @@ from synrepl.ports.history import EpochStart, LogSnapshot
 from synrepl.ports.interfaces import Head
 from synrepl.storage.continuity import check_epoch_start
 from synrepl.storage.discarded import DiscardedRanges
+from synrepl.storage.log_bounds import load_bounds
 from synrepl.storage.sql_receipts import RECEIPT_COLUMNS, SQLReceipts, row_of_receipt
-from synrepl.storage.writer_positions import load_bounds
 
 __all__ = ["SQLHistory"]
 

@@ -15,8 +15,8 @@ import msgspec
 
 from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import KeysOf
+from synrepl.storage.log_bounds import LogBounds
 from synrepl.storage.sql_base import COLUMNS, SQLBase, facts_of, in_batches, placeholders
-from synrepl.storage.writer_positions import WriterPositions
 from synrepl.streams.facts import NO_ROWS, Fact
 
 __all__ = ["SQLTrimming"]
@@ -143,8 +143,8 @@ class SQLTrimming(SQLBase):
 
 
 def _advance_bounds(
-    bounds: WriterPositions, upto: int, base: Sequence[Fact], facts: Sequence[Fact], limit: int
-) -> WriterPositions:
+    bounds: LogBounds, upto: int, base: Sequence[Fact], facts: Sequence[Fact], limit: int
+) -> LogBounds:
     """The bounds after these facts were processed."""
     trimmed_upto, indexed = bounds.trimmed_upto, bounds.indexed
     last = [LogPosition(fact.epoch, fact.serial, fact.digest) for fact in facts[-1:]]

@@ -6,10 +6,10 @@ import msgspec
 
 from synrepl.ports.history import BEGINNING, LogPosition
 
-__all__ = ["WriterPositions", "load_bounds"]
+__all__ = ["LogBounds", "load_bounds"]
 
 
-class WriterPositions(msgspec.Struct, frozen=True):
+class LogBounds(msgspec.Struct, frozen=True):
     """`trimmed_upto` is the end of the trimmed part, `filled` the end of the part with gaps.
 
     Facts up to serial `indexed` are in the index of keys or deleted; trimming continues there. That is
@@ -34,10 +34,10 @@ class WriterPositions(msgspec.Struct, frozen=True):
         ]
 
 
-def load_bounds(rows: Iterable[tuple[str, int, int, str]]) -> WriterPositions:
-    """Read the rows that `WriterPositions.rows` gave."""
+def load_bounds(rows: Iterable[tuple[str, int, int, str]]) -> LogBounds:
+    """Read the rows that `LogBounds.rows` gave."""
     by_name = {name: LogPosition(epoch, serial, digest) for name, epoch, serial, digest in rows}
-    return WriterPositions(
+    return LogBounds(
         trimmed_upto=by_name.get("begin", BEGINNING),
         filled=by_name.get("filled", BEGINNING),
         indexed=by_name["indexed"].serial if "indexed" in by_name else 0,
