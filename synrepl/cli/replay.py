@@ -65,12 +65,12 @@ def replay(
     recording = _recording(file, dialect, connection)
     for bad in recording.bad:
         click.echo(f"{file}, line {bad.number}: skipped a row of {bad.stream}: {bad.why}", err=True)
-    begun = time.monotonic()
+    began = time.monotonic()
     stored = 0
     try:
         with Advance(f"replaying {file.name}", len(recording.facts)) as advance:
             for facts in _requests(recording.facts, speed):
-                _wait_for(facts[0], recording.facts[0], speed, begun)
+                _wait_for(facts[0], recording.facts[0], speed, began)
                 poster.post(facts[0].stream, list(map(as_posted, facts)), writer=facts[0].writer)
                 stored += len(facts)
                 advance.step(len(facts), len(facts))
@@ -80,7 +80,7 @@ def replay(
         raise CliError(
             f"interrupted; {stored} facts were stored, and possibly the batch in progress"
         ) from None
-    _summary(recording, time.monotonic() - begun, as_json=as_json)
+    _summary(recording, time.monotonic() - began, as_json=as_json)
     if recording.bad:
         sys.exit(1)
 
@@ -114,9 +114,9 @@ def _requests(facts: Sequence[RecordedFacts], speed: float) -> Iterator[list[Rec
         yield batch
 
 
-def _wait_for(fact: RecordedFacts, first: RecordedFacts, speed: float, begun: float) -> None:
+def _wait_for(fact: RecordedFacts, first: RecordedFacts, speed: float, began: float) -> None:
     if speed and fact.at is not None and first.at is not None:
-        time.sleep(max(0.0, begun + (fact.at - first.at) / speed - time.monotonic()))
+        time.sleep(max(0.0, began + (fact.at - first.at) / speed - time.monotonic()))
 
 
 def _summary(recording: Recording, seconds: float, *, as_json: bool) -> None:

@@ -53,9 +53,9 @@ def test_all_jobs_one_after_the_other(daemon: Daemon, tmp_path: Path) -> None:
         played = told("replay", "--archive", archive, "--url", other.url, "--stream", "push_rules")
 
     assert (600, 600, 2) == (first["facts"], first["serial"], first["batches"])
-    assert "nothing new\n" in again.stdout
+    assert "no new facts\n" in again.stdout
     assert 600 == folded["snapshot"]["serial"]
-    assert "nothing new since serial 600" in same.stdout
+    assert "no new facts since serial 600" in same.stdout
     assert (True, []) == (audited["is_clean"], audited["findings"])
     assert str(Path(out) / "index.html") == drawn["page"]
     assert (300, ["push_rules"]) == (played["facts"], list(played["streams"]))
@@ -71,7 +71,7 @@ def test_an_archive_with_something_missing_is_an_exit_code(daemon: Daemon, tmp_p
     result = run("audit", "--archive", archive)
 
     assert result.exit_code == 1
-    assert "missing-file: receipts master tokens 1 to 300: there is no stream=receipts" in result.stdout
+    assert "missing-file: receipts master tokens 1 to 300: stream=receipts" in result.stdout
     assert "NOT CLEAN" in result.stdout
 
 

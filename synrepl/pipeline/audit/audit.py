@@ -117,6 +117,6 @@ class _Clock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        begun = time.monotonic()
+        began = time.monotonic()
         yield
-        self.seconds[name] = round(time.monotonic() - begun, 3)
+        self.seconds[name] = round(time.monotonic() - began, 3)

@@ -121,7 +121,7 @@ def _report_beyond(
 ) -> None:
     end = compared.manifests[-1].last_serial
     paths = [path for path, file in compared.readable.items() if file.last_serial > head]
-    told = False
+    is_reported = False
     if paths:
         facts = (
             read_files(spark, store, paths, compared.changed)
@@ -130,7 +130,7 @@ def _report_beyond(
             .agg(F.count("*"), F.min("token"), F.max("token"), F.min("serial"), F.max("serial"))
         )
         for stream, writer, count, low, high, first, last in sorted(facts.collect()):
-            told = True
+            is_reported = True
             found.add(
                 "missing-in-daemon",
                 f"the daemon's log ends at serial {head}; {count} facts beyond it are of {writer}",
@@ -139,7 +139,7 @@ def _report_beyond(
                 tokens=(low, high),
                 serials=(first, last),
             )
-    if not told:
+    if not is_reported:
         why = f"the daemon's log ends at serial {head}, the archive at {end}"
         found.add("missing-in-daemon", why, serials=(head + 1, end))
 

@@ -144,7 +144,7 @@ class Explanation:
                 yield _Hole(stream, writer, token, upto, after, manifest.last_serial + 1)
 
     def _report_wrong(self, wrong: Sequence[windows.WrongFacts]) -> None:
-        told = {
+        reported = {
             (odd.what, odd.serial)
             for path in self._compared.readable
             for odd in self._compared.seen[path].odd
@@ -154,9 +154,11 @@ class Explanation:
             "missing-row": "a row of serial {} is missing",
             "changed-row": "serial {} does not match its digest: the fact or the digest was changed",
         }
-        spoiled = {one.serial for one in wrong if one.what != "changed-row"} | {serial for _, serial in told}
+        spoiled = {one.serial for one in wrong if one.what != "changed-row"} | {
+            serial for _, serial in reported
+        }
         for one in wrong:
-            if (one.what, one.serial) in told or (one.what == "changed-row" and one.serial in spoiled):
+            if (one.what, one.serial) in reported or (one.what == "changed-row" and one.serial in spoiled):
                 continue
             self._found.add(
                 one.what,

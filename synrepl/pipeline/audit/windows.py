@@ -91,7 +91,7 @@ def check_serials(found: "DataFrame", spans: Sequence[SerialSpan]) -> Serials:
     begins = ~F.col("is_guest") & F.col("before").isNull()
     ends = F.col("after").isNull() & (F.col("is_guest") | ~is_last)
     is_gap = F.coalesce(F.col("before") < F.col("serial") - 1, F.lit(False))
-    told = (
+    suspects = (
         facts.select(
             "serial",
             "stream",
@@ -107,17 +107,22 @@ def check_serials(found: "DataFrame", spans: Sequence[SerialSpan]) -> Serials:
         .collect()
     )
     wrong = sorted(
-        {WrongFacts(r["what"], r["serial"], r["stream"], r["writer"], r["token"]) for r in told if r["what"]},
+        {
+            WrongFacts(r["what"], r["serial"], r["stream"], r["writer"], r["token"])
+            for r in suspects
+            if r["what"]
+        },
         key=lambda one: one.serial,
     )
-    return Serials(wrong[:AT_MOST], _missing(told, spans))
+    return Serials(wrong[:AT_MOST], _missing(suspects, spans))
 
 
-def _missing(told: Sequence[Any], spans: Sequence[SerialSpan]) -> list[tuple[int, int]]:
+def _missing(suspects: Sequence[Any], spans: Sequence[SerialSpan]) -> list[tuple[int, int]]:
     """Return the missing runs of serials, from the starts and ends of the existing runs."""
-    begins = sorted({row["serial"] for row in told if row["begins"] or row["is_gap"]})
+    begins = sorted({row["serial"] for row in suspects if row["begins"] or row["is_gap"]})
     ends = sorted(
-        {row["serial"] for row in told if row["ends"]} | {row["before"] for row in told if row["is_gap"]}
+        {row["serial"] for row in suspects if row["ends"]}
+        | {row["before"] for row in suspects if row["is_gap"]}
     )
     missing = []
     for span in spans:

@@ -1,4 +1,4 @@
-"""What an archive tells an operator: one page, with its pictures and tables beside it."""
+"""Report on an archive: one HTML page, with plots and tables as files."""
 
 from synrepl.pipeline.report.report import ReportResult, report
 

@@ -1,4 +1,4 @@
-"""Figures, axes and legends as all pictures of a report have them."""
+"""Figures, axes and legends of plots."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ DAY: Final = 86_400
 
 
 def figure_of(wanted: Size, wide: float, narrow: float, **grid: Any) -> tuple[Any, Any]:
-    """Figures are made without pyplot's list of them: nobody would close them."""
+    """Create a figure without pyplot, which would keep it open."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(wanted.width, wide if wanted.is_wide else narrow))
@@ -36,7 +36,7 @@ def figure_of(wanted: Size, wide: float, narrow: float, **grid: Any) -> tuple[An
 def legend_of(
     figure: Any, handles: Sequence[Any], labels: Sequence[str], wanted: Size, *, columns: int | None = None
 ) -> Any:
-    """Below the picture, as wide as it; long names are shortened."""
+    """Place the legend below the plot, at full width; long names are shortened."""
     names = [shortened(label, 34 if wanted.is_wide else 22) for label in labels]
     return figure.legend(
         handles,
@@ -51,10 +51,10 @@ def legend_of(
 
 
 def time_axis(axes: Any, bins: Bins, wanted: Size, *, columns: int = 1) -> None:
-    """All bins, in UTC, with as many dates as there is room for beside `columns` pictures."""
+    """Set up the time axis in UTC, with ticks for `columns` plots in a row."""
     from matplotlib import dates
 
-    # They have no types.
+    # Untyped.
     untyped: Any = dates
     axes.set_xlim(moment_of(bins.first), moment_of(bins.first + bins.count * bins.width))
     most = (12 if wanted.is_wide else 6) // columns
@@ -65,7 +65,7 @@ def time_axis(axes: Any, bins: Bins, wanted: Size, *, columns: int = 1) -> None:
 
 
 def seconds_axis(axes: Any, least: float, most: float) -> None:
-    """A logarithmic scale of spans, from milliseconds to a year."""
+    """Set up a logarithmic axis of durations, from milliseconds to a year."""
     from matplotlib.ticker import NullLocator
 
     marks = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 6 * 3600, DAY, 7 * DAY, 28 * DAY, 365 * DAY)
@@ -78,14 +78,14 @@ def seconds_axis(axes: Any, least: float, most: float) -> None:
 
 
 def few_ticks(count: int) -> Any:
-    """So many at most, at whole numbers."""
+    """Return a locator of at most `count` ticks at whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
     return MaxNLocator(count, integer=True)
 
 
 def edges_of(bins: Bins) -> list[Any]:
-    """Where each bin begins, and the last one ends."""
+    """Return the edges of the bins."""
     from matplotlib import dates
 
     untyped: Any = dates
@@ -94,12 +94,12 @@ def edges_of(bins: Bins) -> list[Any]:
 
 
 def moment_of(seconds: float) -> datetime:
-    """Of Unix seconds."""
+    """Convert Unix seconds."""
     return datetime.fromtimestamp(seconds, UTC)
 
 
 def unit_of(most_per_second: float) -> tuple[str, float]:
-    """The shortest unit in which there are some at the most, and by what to multiply for it."""
+    """Return the shortest unit in which the maximum is at least 2, and its factor."""
     for unit, factor in (("second", 1.0), ("minute", 60.0)):
         if most_per_second * factor >= 2:
             return unit, factor
@@ -107,7 +107,7 @@ def unit_of(most_per_second: float) -> tuple[str, float]:
 
 
 def short(value: float) -> str:
-    """A count with few digits: 12 k, 3.4 M."""
+    """Format a count with few digits: 12 k, 3.4 M."""
     for unit, of in (("M", 1e6), ("k", 1e3)):
         if abs(value) >= 10 * of:
             return f"{value / of:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""Equal parts of the time that an archive covers, for pictures over time."""
+"""Time bins of equal width, for plots over time."""
 
 from typing import Final
 
@@ -15,7 +15,7 @@ WIDTHS: Final = (
     *(3600, 2 * 3600, 3 * 3600, 6 * 3600, 12 * 3600),
     *(DAY, 2 * DAY, 4 * DAY, 7 * DAY, 14 * DAY, 28 * DAY),
 )
-"""In seconds. Each is at most 2.5 times the one before it, so that there are 80 bins or more."""
+"""Widths in seconds. Each is at most 2.5 times the previous one, so that there are at least 80 bins."""
 
 NAMES: Final = (("day", DAY), ("hour", 3600), ("minute", 60), ("second", 1))
 
@@ -29,12 +29,12 @@ class Bins(msgspec.Struct, frozen=True):
 
     @property
     def starts(self) -> list[int]:
-        """Where each begins, in Unix seconds."""
+        """The start of each bin, in Unix seconds."""
         return [self.first + place * self.width for place in range(self.count)]
 
     @property
     def name(self) -> str:
-        """How long one is, as in `a bin is ...`."""
+        """The width in words, as in `a bin is ...`."""
         for name, length in NAMES:
             if self.width % length == 0:
                 many = self.width // length
@@ -42,17 +42,17 @@ class Bins(msgspec.Struct, frozen=True):
         raise AssertionError("every width is whole seconds")
 
     def place(self, second: int) -> int:
-        """The bin of this moment."""
+        """Return the index of the bin of this second."""
         return (second - self.first) // self.width
 
 
 def bins_for(first_ms: int, last_ms: int) -> Bins:
-    """The narrowest bins of which at most 200 hold all from the first moment to the last."""
+    """Return the narrowest bins that cover the time with at most 200 bins."""
     first, last = first_ms // 1000, last_ms // 1000
     for width in WIDTHS:
         found = Bins(first // width * width, width, last // width - first // width + 1)
         if found.count <= MOST:
             return found
-    # Decades: clocks were wrong, or it is no archive of one server.
+    # Decades: the clocks were wrong, or the facts are of several servers.
     width = -(-(last - first + 1) // (MOST - 1) // DAY + 1) * DAY
     return Bins(first // width * width, width, last // width - first // width + 1)

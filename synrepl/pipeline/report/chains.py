@@ -1,5 +1,4 @@
-"""Whether each writer's facts follow each other: `prev_token` says what came before, so that nothing can be
-missing unseen."""
+"""Check of the chains of facts: `prev_token` names the previous fact of a writer, so a loss is detected."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -15,16 +14,16 @@ if TYPE_CHECKING:
 __all__ = ["ChainBreak", "breaks", "suspicious", "told_by_many", "void"]
 
 MOST: Final = 10_000
-"""Breaks at most that are looked at; more are as bad."""
+"""Maximum number of examined breaks."""
 
 Row = dict[str, Any]
 
 
 class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):
-    """A fact whose `prev_token` is not `expected`, the token that its writer had reached.
+    """A fact whose `prev_token` is not `expected`, the position of its writer.
 
-    `kind` is ``missing`` (facts between them are not there), ``again`` (it goes over what was there) or
-    ``turn`` (an epoch began between them that explains it).
+    `kind` is ``missing`` (facts between them are missing), ``again`` (tokens are repeated) or ``turn``
+    (explained by a new epoch between them).
     """
 
     stream: str
@@ -46,10 +45,9 @@ def breaks(
     epoch_starts: Sequence[EpochStart] = (),
     compacted: int | None = None,
 ) -> list[ChainBreak]:
-    """Every break, in order. Only the facts of writers whose totals cannot be those of a whole chain are
-    looked at one by one.
+    """Return all breaks, in order. Only facts of writers with suspicious totals are examined one by one.
 
-    `before` is where writers stood. What is left of facts up to the serial `compacted` has no chain.
+    `before` are the initial positions of writers. Up to the serial `compacted` the facts have no chain.
     """
     from pyspark.sql import functions as f
     from pyspark.sql.window import Window
@@ -80,7 +78,7 @@ def breaks(
         if expected is None:
             expected = before.get(row["stream"], {}).get(row["writer"])
             if expected is None or expected == row["prev_token"]:
-                # Its first fact, and nothing is known of it before.
+                # The first fact of the writer: its predecessor is unknown.
                 continue
         kind = _kind(row, expected, epoch_starts)
         fields = {name: row[name] for name in columns}
@@ -91,7 +89,7 @@ def breaks(
 def suspicious(
     totals: Iterable[Row], *, before: dict[str, dict[str, int]], compacted: int | None = None
 ) -> list[tuple[str, str]]:
-    """Streams and writers whose totals cannot be those of a whole chain, each fact there once."""
+    """Return the streams and writers whose totals do not fit a complete chain without duplicates."""
     return [
         (row["stream"], row["writer"])
         for row in totals
@@ -100,7 +98,7 @@ def suspicious(
 
 
 def told_by_many(facts: "DataFrame", streams: Sequence[str]) -> dict[str, int]:
-    """Of streams with several writers: how many tokens more than one of them told."""
+    """Return for streams with several writers the number of tokens that several of them used."""
     from pyspark.sql import functions as f
 
     if not streams:
@@ -117,7 +115,7 @@ def told_by_many(facts: "DataFrame", streams: Sequence[str]) -> dict[str, int]:
 
 
 def void(facts: "DataFrame", epoch_starts: Sequence[EpochStart]) -> dict[int, int]:
-    """How many facts each epoch made void, by its number."""
+    """Return the number of facts that each epoch made void, by epoch."""
     from pyspark.sql import functions as f
 
     made = [epoch_start for epoch_start in epoch_starts if epoch_start.stream]
@@ -137,7 +135,7 @@ def void(facts: "DataFrame", epoch_starts: Sequence[EpochStart]) -> dict[int, in
 
 def _is_whole(row: Row, before: dict[str, dict[str, int]]) -> bool:
     if row["begins_after"] is None:
-        # All of its facts were late.
+        # All facts of the writer were late.
         return True
     known = before.get(row["stream"], {}).get(row["writer"], row["begins_after"])
     return bool(

@@ -1,4 +1,4 @@
-"""What is counted in Spark of facts, each answer small: totals, time, sizes."""
+"""Counts of facts by Spark, with small results: totals, over time, sizes."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -23,23 +23,23 @@ __all__ = [
 Row = dict[str, Any]
 
 SHARES: Final = (0.5, 0.9, 0.99)
-"""The percentiles that are told."""
+"""The reported percentiles."""
 
 ACCURACY: Final = 10_000
 
 
 def collected(frame: "DataFrame") -> list[Row]:
-    """All of a small answer."""
+    """Collect a small result."""
     found: list[Row] = frame.toArrow().to_pylist()
     return found
 
 
 def by_writer(facts: "DataFrame") -> list[Row]:
-    """The totals of each writer of each stream, and what its chain of tokens needs to be judged by.
+    """Return the totals of each writer of each stream, and checksums of its chain of tokens.
 
-    In a whole chain every token but the last is the `prev_token` of one other fact. So the exclusive or of
-    the hashes of all tokens and `prev_token`s leaves those at its ends, and their differences add up; what
-    comes twice is told by the sum, as the exclusive or is not.
+    In a complete chain every token but the last is the `prev_token` of one other fact. So the XOR of the
+    hashes of all tokens and `prev_token`s leaves those of the two ends, and the differences add up.
+    Duplicates, which XOR cancels, are detected by the sum.
     """
     from pyspark.sql import functions as f
 
@@ -81,7 +81,7 @@ def by_writer(facts: "DataFrame") -> list[Row]:
 
 
 def sizes_by_stream(facts: "DataFrame") -> list[Row]:
-    """How large facts are: of those with rows, the percentiles of their bytes and of their rows."""
+    """Return percentiles of the bytes and rows of facts with rows, by stream."""
     from pyspark.sql import functions as f
 
     return collected(
@@ -99,7 +99,7 @@ def sizes_by_stream(facts: "DataFrame") -> list[Row]:
 
 
 def spread(facts: "DataFrame") -> list[Row]:
-    """How many facts have so many bytes, and so many rows: each from 2 to the power of its number on."""
+    """Return histograms of bytes and rows per fact, in powers of two."""
     from pyspark.sql import functions as f
 
     return collected(
@@ -114,7 +114,7 @@ def spread(facts: "DataFrame") -> list[Row]:
 
 
 def largest(facts: "DataFrame", top: int) -> list[Row]:
-    """The facts with the most bytes."""
+    """Return the facts with the most bytes."""
     from pyspark.sql import functions as f
 
     columns = ("stream", "writer", "token", "serial", "rows", "bytes", "committed_ms")
@@ -122,8 +122,7 @@ def largest(facts: "DataFrame", top: int) -> list[Row]:
 
 
 def peaks(seconds: "DataFrame") -> dict[tuple[str | None, str | None], tuple[int, int]]:
-    """The most facts, and the most rows, in one second: of a writer of a stream, of a stream (None as its
-    writer), and of all (None twice)."""
+    """Return the maximum facts and rows per second by stream and writer, by stream, and of all (None)."""
     from pyspark.sql import functions as f
 
     frames = [
@@ -148,7 +147,7 @@ def peaks(seconds: "DataFrame") -> dict[tuple[str | None, str | None], tuple[int
 
 
 def over_time(seconds: "DataFrame", bins: Bins) -> list[Row]:
-    """What each writer of each stream did in each bin, where it did something; `bin` is its number."""
+    """Return the counts of each writer of each stream by bin, without empty bins."""
     from pyspark.sql import functions as f
 
     position = f.expr(f"(second - {bins.first}) div {bins.width}")
@@ -166,7 +165,7 @@ def over_time(seconds: "DataFrame", bins: Bins) -> list[Row]:
 
 
 def when(seconds: "DataFrame", width: int) -> list[Row]:
-    """What came in each hour, or minute: from `at` (Unix seconds), for `width` seconds."""
+    """Return the counts of each interval of `width` seconds, which starts `at` (Unix seconds)."""
     from pyspark.sql import functions as f
 
     at = f.expr(f"second div {width} * {width}")

@@ -1,4 +1,4 @@
-"""What an archive covers, as its manifests say: nothing else is read for it."""
+"""Coverage of an archive, from its manifests alone."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +12,10 @@ __all__ = ["Coverage", "coverage", "positions_before"]
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
-    """`lines` are the Parquet's: the rows, and one for each fact without rows. `merged` batches replaced
-    others. What a `compacted` archive has up to the
-    serial `compacted` is only what nothing had replaced.
+    """The coverage of an archive.
+
+    `lines` are the rows of the Parquet files: one more for each fact without rows. `merged` batches replaced
+    others. Up to the serial `compacted` the archive has only the facts that the trimmed log still had.
     """
 
     server_name: str
@@ -38,14 +39,14 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """From the first commit to the last."""
+        """The time from the first commit to the last."""
         return (self.last_ms - self.first_ms) / 1000
 
 
 def coverage(found: Sequence[Manifest]) -> Coverage | None:
-    """What these manifests say, in order; None if there are no facts."""
-    held = [manifest for manifest in found if manifest.facts]
-    if not held:
+    """Return the coverage of these ordered manifests; None if they have no facts."""
+    nonempty = [manifest for manifest in found if manifest.facts]
+    if not nonempty:
         return None
     last = found[-1]
     first_epoch = min((epoch_start.epoch for epoch_start in last.epoch_starts), default=last.epoch + 1) - 1
@@ -54,15 +55,15 @@ def coverage(found: Sequence[Manifest]) -> Coverage | None:
         history=last.history,
         first_serial=found[0].first_serial,
         last_serial=last.last_serial,
-        first_ms=min(manifest.first_at_ms for manifest in held),
-        last_ms=max(manifest.last_at_ms for manifest in held),
-        archived_ms=max(manifest.archived_at_ms for manifest in held),
-        facts=sum(manifest.facts for manifest in held),
-        lines=sum(manifest.rows for manifest in held),
+        first_ms=min(manifest.first_at_ms for manifest in nonempty),
+        last_ms=max(manifest.last_at_ms for manifest in nonempty),
+        archived_ms=max(manifest.archived_at_ms for manifest in nonempty),
+        facts=sum(manifest.facts for manifest in nonempty),
+        lines=sum(manifest.rows for manifest in nonempty),
         batches=len(found),
         merged=sum(bool(manifest.replaces) for manifest in found),
-        files=sum(len(manifest.files) for manifest in held),
-        file_bytes=sum(file.bytes for manifest in held for file in manifest.files),
+        files=sum(len(manifest.files) for manifest in nonempty),
+        file_bytes=sum(file.bytes for manifest in nonempty for file in manifest.files),
         writers={stream: sorted(writers) for stream, writers in sorted(last.end.items())},
         epochs=(min(first_epoch, last.epoch), last.epoch),
         compacted=found[0].last_serial if found[0].compacted else None,
@@ -72,5 +73,5 @@ def coverage(found: Sequence[Manifest]) -> Coverage | None:
 
 
 def positions_before(found: Sequence[Manifest]) -> dict[str, dict[str, Any]]:
-    """Where writers stood before the first fact whose predecessors are all there."""
+    """Return the positions of writers before the first fact whose predecessors are all archived."""
     return found[0].end if found[0].compacted else found[0].start

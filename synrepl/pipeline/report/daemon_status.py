@@ -1,4 +1,4 @@
-"""What a running daemon says of itself: who reads it, how far, and what it had to repair."""
+"""Status of a running daemon: its readers, their positions, and its gap counters."""
 
 import http.client
 from typing import Any, Final
@@ -18,7 +18,7 @@ COUNTERS: Final = (
 
 
 class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`trouble` says why it could not be asked; then nothing else is known."""
+    """The status of a daemon. `trouble` is the reason if the status is unavailable."""
 
     url: str
     trouble: str = ""
@@ -28,14 +28,14 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ask(url: str, secret: str | None = None) -> DaemonStatus:
-    """Ask it now. Raises `NotADaemon` for what is no address; other troubles are told in the answer."""
-    asking = BlockingClient(url, secret=secret)
+    """Request the status. Raises `NotADaemon` for an invalid address; other failures go into `trouble`."""
+    client = BlockingClient(url, secret=secret)
     shown = _shown(url)
     try:
-        status = asking.get_json("/v1/status")
-        leases = asking.get_json("/v1/leases")["leases"]
-        answer = asking.get_stream("/metrics", accept="text/plain")
-        gaps = counters(answer.read().decode("utf-8", "replace"))
+        status = client.get_json("/v1/status")
+        leases = client.get_json("/v1/leases")["leases"]
+        response = client.get_stream("/metrics", accept="text/plain")
+        gaps = counters(response.read().decode("utf-8", "replace"))
         if not isinstance(status, dict) or not all(isinstance(one, dict) for one in leases):
             raise NotADaemon(f"{shown} does not answer as a synrepl daemon does")
     except ConnectError as error:
@@ -47,12 +47,12 @@ def ask(url: str, secret: str | None = None) -> DaemonStatus:
     except (NotADaemon, KeyError, TypeError):
         return DaemonStatus(url=shown, trouble="it does not answer as a synrepl daemon does")
     finally:
-        asking.close()
+        client.close()
     return DaemonStatus(url=shown, status=status, leases=leases, gaps=gaps)
 
 
 def counters(metrics: str) -> dict[str, int]:
-    """The gap counters among these metrics, in the text format of Prometheus."""
+    """Return the gap counters in metrics in the text format of Prometheus."""
     found = {}
     for line in metrics.splitlines():
         name, _, rest = line.partition(" ")
@@ -65,6 +65,6 @@ def counters(metrics: str) -> dict[str, int]:
 
 
 def _shown(url: str) -> str:
-    """The address without anything that is nobody's business."""
+    """Return the URL without credentials and query."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))

@@ -1,4 +1,4 @@
-"""What rows of ``caches`` mean, many at a time, as workers of ours take them: what executors do."""
+"""Expansion of rows of ``caches`` to invalidations, as workers apply them, in batches (runs in tasks)."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from synrepl.caches import NEWEST, Vintage
 from synrepl.streams import jsontext
 
-__all__ = ["MEANT", "MEANT_DDL", "Meaning", "expand_batches", "meaning", "told_in"]
+__all__ = ["MEANT", "MEANT_DDL", "Meaning", "expand_batches", "meaning", "count_by_minute"]
 
 MEANT: Final = pa.schema(
     [
@@ -26,13 +26,15 @@ MEANT: Final = pa.schema(
         pa.field("unreadable", pa.int64()),
     ]
 )
-"""What is answered, in lines of two kinds.
+"""The result schema, with lines of two kinds.
 
-With a `minute`: how many rows said this `name` then, and what they meant: so many entries of caches
-(`keyed`), so many `whole` caches. `misshapen` rows have keys that their alias does not take, and drop all
-that it reaches; `unreadable` counts keys that were left out, and rows (without a name) that nobody can read.
+A line with a `minute` counts the rows with this `name` in that minute, and their invalidations: entries
+(`keyed`) and `whole` caches. `misshapen` rows have keys that do not fit their alias, and invalidate all
+caches of the alias. `unreadable` counts keys that were skipped, and rows (without a name) that cannot be
+decoded.
 
-With a `cache`: how often this name dropped the entry `key` of it (a JSON array), or all of it (null).
+A line with a `cache` counts how often this name invalidated the entry `key` (a JSON array), or the whole
+cache (null).
 """
 
 MEANT_DDL: Final = ", ".join(
@@ -41,14 +43,14 @@ MEANT_DDL: Final = ", ".join(
 
 REMEMBERED: Final = 50_000
 HELD: Final = 200_000
-"""Entries at most that wait to be answered."""
+"""Maximum number of buffered entries."""
 
 _told: Final = msgspec.json.Decoder(tuple[str, str])
 _keys: Final = msgspec.json.Decoder(list[str] | None)
 
 
 class Meaning(msgspec.Struct, frozen=True):
-    """What one row means: pairs of a cache and a key (None: all of it)."""
+    """The invalidations of one row: pairs of a cache and a key (None: the whole cache)."""
 
     name: str | None
     drops: tuple[tuple[str, str | None], ...] = ()
@@ -58,7 +60,7 @@ class Meaning(msgspec.Struct, frozen=True):
 
 
 def meaning(told: str | None, vintage: Vintage = NEWEST) -> Meaning:
-    """What a row with this key (`synrepl.pipeline.keys`: the name, and its keys as JSON) means."""
+    """Return the invalidations of a row with this key (`synrepl.pipeline.keys`: name and keys as JSON)."""
     try:
         name, text = _told.decode(told or "")
         keys = _keys.decode(text)
@@ -69,7 +71,7 @@ def meaning(told: str | None, vintage: Vintage = NEWEST) -> Meaning:
     try:
         meant = [(one.cache, one.key) for one in vintage.expand(name, keys, unreadable=unreadable.append)]
     except ValueError:
-        # As `CacheRegistry`: it meant something, and there is no telling what.
+        # As in `CacheRegistry`: the intended entry is unknown, so all caches of the alias are invalidated.
         misshapen = 1
         meant = [(cache, None) for cache in sorted(vintage.reaches(name))]
     drops = tuple(
@@ -79,9 +81,8 @@ def meaning(told: str | None, vintage: Vintage = NEWEST) -> Meaning:
     return Meaning(name, drops, whole, misshapen, len(unreadable))
 
 
-def told_in(rows: Any) -> Any:
-    """Of a record batch with `key`, `row` and `committed_at`: how often what was told in each minute, as
-    `key`, `minute` and `count`."""
+def count_by_minute(rows: Any) -> Any:
+    """Count the keys of a record batch (`key`, `row`, `committed_at`) by minute: `key`, `minute`, `count`."""
     told = rows.filter(pc.is_valid(rows["row"]))
     minutes = pc.divide(told["committed_at"].cast(pa.int64()), 60_000_000)
     counted = pa.table({"key": told["key"], "minute": minutes}).group_by(["key", "minute"], use_threads=False)
@@ -89,7 +90,7 @@ def told_in(rows: Any) -> Any:
 
 
 def expand_batches(batches: Iterable[Any]) -> Iterator[Any]:
-    """Of tables or batches of `key`, `minute` and `count`, what they mean (`MEANT`)."""
+    """Expand batches of `key`, `minute` and `count` to invalidations (`MEANT`)."""
     known: dict[str | None, Meaning] = {}
     drops: Counter[tuple[str | None, str, str | None]] = Counter()
     for batch in batches:

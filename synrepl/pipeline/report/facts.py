@@ -1,4 +1,4 @@
-"""The facts of an archive in Spark: what all else is counted from."""
+"""The facts of an archive as DataFrames, from which everything else is counted."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +18,7 @@ __all__ = ["counted_once", "facts_of", "read_facts", "seconds_of"]
 READ: Final = ("serial", "epoch", "stream", "writer", "prev_token", "token", "seq", "row", "committed_at")
 
 SAME: Final = ("epoch", "stream", "writer", "prev_token", "token", "committed_ms")
-"""What is the same in all lines of a fact."""
+"""The columns that are equal in all lines of a fact."""
 
 SUMMED: Final = ("copies", "rows", "bytes")
 
@@ -29,39 +29,38 @@ SCHEMA: Final = (
 
 
 def facts_of(spark: "SparkSession", archive: Store, found: Sequence[Manifest]) -> "DataFrame":
-    """A line for each fact of a file: its `rows` and their `bytes`, when it was `committed_ms`, and how long
-    it waited to be archived (`waited_ms`, null where that is not known).
+    """Return a line per fact of a file: `rows`, `bytes`, `committed_ms` and the archive lag `waited_ms`.
 
-    `copies` is 1 unless a fact is there twice in a file; one that is in two files has two lines
-    (`counted_once`).
+    `waited_ms` is null if unknown. `copies` is above 1 for a fact duplicated in a file; a fact in two files
+    has two lines (`counted_once`).
     """
-    came = {manifest.batch: manifest.all_arrivals for manifest in found}
+    arrivals = {manifest.batch: manifest.all_arrivals for manifest in found}
 
     def work(parts: Iterable[Part]) -> Iterator[Any]:
         for part in parts:
-            yield from read_facts(archive, part, came[part.batch])
+            yield from read_facts(archive, part, arrivals[part.batch])
 
     return read_by_executors(spark, parts_of(found), SCHEMA, work)
 
 
-def read_facts(archive: Store, part: Part, came: Sequence[Arrival]) -> Iterator[Any]:
-    """The facts of one file, as record batches. A file holds its facts whole, one after the other."""
+def read_facts(archive: Store, part: Part, arrivals: Sequence[Arrival]) -> Iterator[Any]:
+    """Yield the facts of one file as record batches. A fact is never split between files."""
     held: Any = None
     for batch in read(archive, part, READ):
         lines = _lines(batch)
         if held is not None:
             lines = pa.concat_tables([held, lines])
         facts = _facts(lines)
-        # The rest of the last one may come with the next batch.
+        # The next batch may have further rows of the last fact.
         last = len(facts) - 1
         held = facts.slice(last)
-        yield from _finished(facts.slice(0, last), came)
+        yield from _finished(facts.slice(0, last), arrivals)
     if held is not None:
-        yield from _finished(held, came)
+        yield from _finished(held, arrivals)
 
 
 def counted_once(facts: "DataFrame") -> "DataFrame":
-    """The same, with one line for a fact that is in two files."""
+    """Return the facts without duplicates from other files."""
     from pyspark.sql import functions as f
 
     return facts.groupBy("serial", *SAME).agg(
@@ -73,7 +72,7 @@ def counted_once(facts: "DataFrame") -> "DataFrame":
 
 
 def seconds_of(facts: "DataFrame") -> "DataFrame":
-    """What each writer of each stream did in each second: enough for all that is drawn over time."""
+    """Count facts by stream, writer and second, for all plots over time."""
     from pyspark.sql import functions as f
 
     return facts.groupBy("stream", "writer", f.expr("committed_ms div 1000").alias("second")).agg(
@@ -101,22 +100,22 @@ def _facts(lines: Any) -> Any:
     return found.select(list(names)).rename_columns(list(names.values()))
 
 
-def _finished(facts: Any, came: Sequence[Arrival]) -> Iterator[Any]:
+def _finished(facts: Any, arrivals: Sequence[Arrival]) -> Iterator[Any]:
     if not len(facts):
         return
     copies = pc.max_element_wise(facts["copies"], 1)
     given = {name: facts[name] for name in ("serial", *SAME, "copies")}
     given["rows"] = pc.divide(facts["rows"], copies)
     given["bytes"] = pc.divide(facts["bytes"], copies)
-    given["waited_ms"] = pc.subtract(_archived_ms(facts["serial"], came), facts["committed_ms"])
+    given["waited_ms"] = pc.subtract(_archived_ms(facts["serial"], arrivals), facts["committed_ms"])
     yield from pa.table(given).combine_chunks().to_batches()
 
 
-def _archived_ms(serials: Any, came: Sequence[Arrival]) -> Any:
-    """When each was archived; null where that is not known."""
+def _archived_ms(serials: Any, arrivals: Sequence[Arrival]) -> Any:
+    """Return the archive time of each fact as a column; null if unknown."""
     first, last = serials[0].as_py(), serials[len(serials) - 1].as_py()
     found = pa.nulls(len(serials), pa.int64())
-    for one in came:
+    for one in arrivals:
         if one.first_serial <= last and one.last_serial >= first:
             among = pc.and_(
                 pc.greater_equal(serials, one.first_serial), pc.less_equal(serials, one.last_serial)

@@ -1,5 +1,8 @@
-"""The files of an archive, read by executors with pyarrow: where files are many and small, Spark's own reader
-takes twenty times as long for each, and it reaches only the stores that it has drivers for."""
+"""Reader of archive files with pyarrow, in tasks.
+
+For many small files Spark's own reader takes twenty times as long per file, and supports only stores with
+drivers.
+"""
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,11 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["Part", "parts_of", "read", "read_by_executors"]
 
 TASK_ROWS: Final = 2_000_000
-"""Rows of a task at most, as far as files can be shared out."""
+"""Maximum rows per task, as far as files can be distributed."""
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A file, and the batch that it is of."""
+    """A file and its batch."""
 
     path: str
     rows: int
@@ -30,7 +33,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def parts_of(found: Sequence[Manifest], stream: str | None = None) -> list[Part]:
-    """All files that these manifests name, or those of one stream."""
+    """Return the files of these manifests, or those of one stream."""
     return [
         Part(file.path, file.rows, manifest.batch, file.stream)
         for manifest in found
@@ -40,7 +43,7 @@ def parts_of(found: Sequence[Manifest], stream: str | None = None) -> list[Part]
 
 
 def read(store: Store, part: Part, columns: Sequence[str]) -> Iterator[Any]:
-    """Its record batches, no larger than a row group."""
+    """Yield the record batches of a file, no larger than a row group."""
     with store.filesystem.open_input_file(store.path(part.path)) as source:
         yield from pq.ParquetFile(source).iter_batches(batch_size=128 * 1024, columns=list(columns))
 
@@ -51,9 +54,9 @@ def read_by_executors(
     schema: str,
     work: Callable[[Iterable[Part]], Iterator[Any]],
 ) -> "DataFrame":
-    """What `work` makes of these files, each task given its share; `schema` is that of its record batches.
+    """Apply `work` to these files in tasks. `schema` is the schema of its record batches.
 
-    Executors need synrepl, pyarrow, and the files where this process has them.
+    Executors need synrepl, pyarrow, and the files under the same path.
     """
     hint = int(spark.conf.get("spark.sql.shuffle.partitions") or 2)
     count = max(1, min(len(parts), max(hint, sum(part.rows for part in parts) // TASK_ROWS)))
@@ -68,7 +71,7 @@ def read_by_executors(
 
 
 def _shared(parts: Sequence[Part], count: int) -> list[list[Part]]:
-    """As many rows to each as can be."""
+    """Distribute files to tasks with about equal numbers of rows."""
     shares: list[list[Part]] = [[] for _ in range(count)]
     loads = [(0, position) for position in range(count)]
     for part in sorted(parts, key=lambda one: -one.rows):

@@ -1,4 +1,4 @@
-"""Cache invalidations: as they were told, and as what they mean to workers."""
+"""Cache invalidations: as announced, and as expanded by workers."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -7,7 +7,7 @@ import msgspec
 
 from synrepl.pipeline.report.bins import Bins
 from synrepl.pipeline.report.counts import collected
-from synrepl.pipeline.report.expansion import MEANT_DDL, expand_batches, told_in
+from synrepl.pipeline.report.expansion import MEANT_DDL, count_by_minute, expand_batches
 from synrepl.pipeline.report.files import Part, read, read_by_executors
 from synrepl.pipeline.store import Store
 
@@ -24,8 +24,10 @@ Row = dict[str, Any]
 
 
 class Invalidations(msgspec.Struct, frozen=True, kw_only=True):
-    """`names` as they were told, `caches` after expansion; of `keys` (of one cache) and `subjects` (keys in
-    whatever cache) the hottest. `minutes` is by bin.
+    """Counts of invalidations.
+
+    `names` are as announced, `caches` after expansion; `keys` (of one cache) and `subjects` (keys in any
+    cache) are the hottest ones. `minutes` is by bin.
     """
 
     names: list[Row]
@@ -36,27 +38,27 @@ class Invalidations(msgspec.Struct, frozen=True, kw_only=True):
     distinct: int
 
     def total(self, column: str) -> int:
-        """Of all names: `rows`, `keyed`, `whole`, `misshapen` or `unreadable`."""
+        """Return the sum over all names of `rows`, `keyed`, `whole`, `misshapen` or `unreadable`."""
         return sum(row[column] for row in self.names)
 
     @property
     def meant(self) -> int:
-        """All invalidations, of an entry or of a whole cache."""
+        """The number of invalidations, of entries and of whole caches."""
         return self.total("keyed") + self.total("whole")
 
 
 def invalidations(
     spark: "SparkSession", archive: Store, parts: Sequence[Part], bins: Bins, top: int
 ) -> Invalidations:
-    """What the rows in these files of ``caches`` invalidate; `bins` are of whole minutes.
+    """Count the invalidations by the rows of ``caches`` in these files; `bins` are of whole minutes.
 
-    Executors need synrepl: what names mean is said by its code. It sees each distinct name and keys once a
-    minute, however often they were told, and works out once a task what they mean.
+    Executors need synrepl to expand names. Rows are counted by minute first, and each distinct name with its
+    keys is expanded once per task.
     """
     from pyspark.sql import functions as f
 
     def work(given: Iterable[Part]) -> Iterator[Any]:
-        return expand_batches(told_in(batch) for part in given for batch in read(archive, part, READ))
+        return expand_batches(count_by_minute(batch) for part in given for batch in read(archive, part, READ))
 
     meant = read_by_executors(spark, parts, MEANT_DDL, work).persist()
     try:

@@ -1,4 +1,4 @@
-"""An archive is measured: every question that a report asks, put to Spark one after the other."""
+"""Measurement of an archive: the Spark queries of a report, one after the other."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -28,7 +28,7 @@ DAY_SECONDS: Final = 86_400
 def measure(
     spark: "SparkSession", archive: Store, *, top: int, daemon: DaemonStatus | None, progress: Progress
 ) -> Measurements:
-    """All there is to say about this archive. Raises `BadArchive`."""
+    """Measure an archive. Raises `BadArchive`."""
     progress("reading manifests", 0, STEPS)
     found = manifests(archive)
     covers = coverage(found)
@@ -43,22 +43,21 @@ def measure(
         totals = counts.by_writer(facts)
         is_dense = sum(row["facts"] for row in totals) == covers.facts
         if not is_dense or chains.suspicious(totals, before=before, compacted=covers.compacted):
-            # A fact that is there twice shows in these, and in nothing else; to look for it costs as much
-            # again.
+            # Duplicate facts affect only these counts; finding them costs as much again.
             twice, facts = facts, counted_once(facts).persist()
             totals = counts.by_writer(facts)
             twice.unpersist()
         seconds = seconds_of(facts).persist()
-        progress("looking at them over time", 2, STEPS)
+        progress("counting facts over time", 2, STEPS)
         over_time = counts.over_time(seconds, bins)
         width = 3600 if covers.seconds >= DAY_SECONDS else 60
         hours = counts.when(seconds, width)
         peaks = counts.peaks(seconds)
-        progress("looking at sizes", 3, STEPS)
+        progress("measuring sizes", 3, STEPS)
         sizes = counts.sizes_by_stream(facts)
         spread = counts.spread(facts)
         largest = counts.largest(facts, top)
-        progress("looking for gaps", 4, STEPS)
+        progress("checking for gaps", 4, STEPS)
         broken = chains.breaks(
             facts,
             totals,

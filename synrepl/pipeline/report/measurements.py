@@ -1,4 +1,4 @@
-"""All that a report says, before it is said: small, plain, and had from Spark or from anywhere else."""
+"""Measurements of an archive: the data of a report, as plain values."""
 
 from typing import Any
 
@@ -18,9 +18,9 @@ Row = dict[str, Any]
 
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):
-    """The answers of `counting`, `chains`, `standing`, `invalidations` and `daemon`, under their names.
+    """The results of `counts`, `chains`, `writer_lag`, `invalidations` and `daemon_status`.
 
-    Without `covers` there were no facts. `daemon` is None if none was to be asked.
+    Without `covers` the archive has no facts. `daemon` is None unless a daemon was requested.
     """
 
     position: str
@@ -45,15 +45,15 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     minutes: Bins = Bins(0, 60, 1)
 
     def total(self, column: str) -> int:
-        """Of all writers of all streams."""
+        """Return a total of all writers of all streams."""
         return sum(row[column] for row in self.totals)
 
     def writers(self) -> list[str]:
-        """Those with facts, by how many rows they had."""
+        """Return the writers with facts, by number of rows."""
         return self._by_rows("writer")
 
     def streams(self) -> list[str]:
-        """Those with facts, by how many rows they had."""
+        """Return the streams with facts, by number of rows."""
         return self._by_rows("stream")
 
     def _by_rows(self, kind: str) -> list[str]:

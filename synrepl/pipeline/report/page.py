@@ -1,4 +1,4 @@
-"""The page: what is wrong first, then what an operator asks, in that order."""
+"""The page of a report: findings first, then the sections."""
 
 from collections.abc import Mapping, Sequence
 
@@ -30,7 +30,7 @@ STATES: Mapping[str, tuple[str, str]] = {
 
 
 def state(found: Sequence[Advice]) -> str:
-    """The worst of it: a key of `STATES`."""
+    """Return the worst kind of the findings: a key of `STATES`."""
     kinds = {one.kind for one in found}
     return next((kind for kind in KINDS[:3] if kind in kinds), "dim")
 
@@ -41,7 +41,7 @@ def page(
     tables: Mapping[str, Table],
     drawn: Mapping[str, Picture],
 ) -> str:
-    """The page about what was measured, which names all files beside it."""
+    """Render the page, which links all files of the report."""
     covers = measured.covers
     if covers is None:
         return _empty(measured, tables)

@@ -1,4 +1,4 @@
-"""The pictures of a report, each a function of what was measured and of a width. None if there is nothing."""
+"""Plots of a report, each a function of the measurements and a width. None if there are no data."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -24,15 +24,15 @@ from synrepl.pipeline.report.style import ACCENT, ALARM, LINE, OTHER, SERIES, SO
 __all__ = ["pictures"]
 
 NAMED: Final = len(SERIES)
-"""Series with a color of their own; more are drawn as one."""
+"""Maximum number of series with their own color; the others are drawn as one."""
 
 PANELS: Final = 6
 ROWS: Final = 62
-"""Rows of the heat map at most: more days share one."""
+"""Maximum rows of the heat map; with more days, several share a row."""
 
 
 def pictures(measured: Measurements) -> dict[str, Picture]:
-    """All that there is something to be seen on, by name."""
+    """Return all plots with data, by name."""
     if measured.covers is None:
         return {}
     made = {}
@@ -114,7 +114,7 @@ def _silence(measured: Measurements) -> Plot | None:
     if not found:
         return None
     worst = sorted(found, key=lambda stream: -max(one.silent_most for one in found[stream]))[:PANELS]
-    # A writer has the color that it has in the picture of all rows.
+    # A writer has the same color in all plots.
     drawn = {one.writer for stream in worst for one in found[stream]}
     colors = {name: SERIES[place] for place, name in enumerate(measured.writers()[:NAMED])}
     names = [name for name in colors if name in drawn]
@@ -308,7 +308,7 @@ def _caches(measured: Measurements) -> Plot | None:
         if wanted.is_wide:
             axes.set_yticklabels([shortened(row["cache"], 62) for row in found])
         else:
-            # There is no room beside the bars.
+            # There is no room next to the bars.
             axes.set_yticklabels([])
             for place, row in enumerate(found):
                 axes.text(0, place - 0.32, shortened(row["cache"], 48), fontsize=7.5, va="bottom", ha="left")

@@ -1,4 +1,4 @@
-"""A report is made: an archive is measured, and what was found is written as a page and files beside it."""
+"""The job `report`: measures an archive and writes a page with its plots and tables."""
 
 import os
 import uuid
@@ -29,10 +29,10 @@ PAGE: Final = "index.html"
 
 
 class ReportResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written, and the numbers that matter most.
+    """The written files and the main numbers.
 
-    `state` is bad (something is missing, or wrong), busy (look at it), good, or dim (there is nothing);
-    `found` says why, the worst first.
+    `state` is bad (facts are missing or wrong), busy (needs attention), good, or dim (no facts). `found` are
+    the reasons, the worst first.
     """
 
     page: Path
@@ -59,16 +59,16 @@ def report(
     top: int = 20,
     progress: Progress = ignore_progress,
 ) -> ReportResult:
-    """Write a report on this archive to the folder `out`, over one that is there.
+    """Write a report on an archive to the folder `out`, replacing a previous one.
 
-    With `url` that daemon is asked too; if it does not answer, the page says so. `top` is how many of the
-    hottest and largest are named. Raises `BadArchive`, `NotADaemon`, and ConfigError where pictures cannot be
-    drawn or the folder cannot be written.
+    With `url` the report includes the status of that daemon; if the daemon does not respond, the page says
+    so. `top` is the length of rankings. Raises `BadArchive`, `NotADaemon`, and `ConfigError` if matplotlib is
+    missing or the folder cannot be written.
     """
     try:
-        import matplotlib as mpl  # noqa: F401  # before minutes are spent on what cannot be drawn
+        import matplotlib as mpl  # noqa: F401  # checked before a long measurement
     except ImportError as error:
-        raise ConfigError(f"pictures need matplotlib ({error}): pip install matplotlib") from error
+        raise ConfigError(f"plots need matplotlib ({error}): run pip install matplotlib") from error
     daemon = None if url is None else ask(url, secret)
     measured = measure(spark, archive, top=top, daemon=daemon, progress=progress)
     progress("drawing", STEPS - 1, STEPS)
@@ -78,7 +78,7 @@ def report(
 
 
 def write(measured: Measurements, out: Path) -> ReportResult:
-    """Write what was measured. The page comes last: it names only what is there."""
+    """Write the report. The page is written last, so that all files that it names exist."""
     found = _found(measured)
     shown, drawn = tables(measured), pictures(measured)
     files = {picture.file: picture.png for picture in drawn.values()}
@@ -88,14 +88,14 @@ def write(measured: Measurements, out: Path) -> ReportResult:
         out.mkdir(parents=True, exist_ok=True)
         for name in PLOTS:
             if name not in drawn:
-                # An earlier report's would be taken for this one's.
+                # A plot of a previous report would look like a part of this one.
                 (out / f"{name}.png").unlink(missing_ok=True)
         for name, data in files.items():
             _write(out / name, data)
         _write(out / PAGE, text.encode("utf-8", "replace"))
     except OSError as error:
         raise ConfigError(f"cannot write the report to {out}: {error.strerror or error}") from error
-    told = measured.invalidations
+    invalidations = measured.invalidations
     covers = measured.covers
     writers = {writer for one in covers.writers.values() for writer in one} if covers is not None else set()
     return ReportResult(
@@ -109,32 +109,32 @@ def write(measured: Measurements, out: Path) -> ReportResult:
         streams=len(measured.streams()),
         writers=len(writers),
         missing=sum(one.kind == "missing" for one in measured.broken),
-        invalidations=told.meant if told is not None else 0,
+        invalidations=invalidations.meant if invalidations is not None else 0,
     )
 
 
 def _found(measured: Measurements) -> list[Advice]:
     if measured.covers is None:
         return []
-    told = measured.invalidations
+    invalidations = measured.invalidations
     return findings(
         covers=measured.covers,
         totals=measured.totals,
         counted_facts=measured.total("facts"),
-        # A fact without rows has a line all the same.
+        # A fact without rows has a line too.
         counted_lines=measured.total("rows") + measured.total("empty"),
         broken=measured.broken,
         voided=measured.voided,
         arrivals=measured.arrivals,
         standing=measured.standing,
         daemon=measured.daemon,
-        unreadable=told.total("unreadable") if told is not None else 0,
-        misshapen=told.total("misshapen") if told is not None else 0,
+        unreadable=invalidations.total("unreadable") if invalidations is not None else 0,
+        misshapen=invalidations.total("misshapen") if invalidations is not None else 0,
     )
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Nobody sees a half of it."""
+    """Write a file atomically."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
     try:
         draft.write_bytes(data)

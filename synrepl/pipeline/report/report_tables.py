@@ -1,4 +1,4 @@
-"""The tables of a report: what was measured, as rows and columns."""
+"""Tables of a report, made from the measurements."""
 
 import json
 from collections import defaultdict
@@ -18,7 +18,7 @@ UNREADABLE: Final = "(rows that cannot be read)"
 
 
 def tables(measured: Measurements) -> dict[str, Table]:
-    """Every table there is, by name; those with nothing in them have no rows."""
+    """Return all tables by name; a table without data has no rows."""
     made = (
         _streams(measured),
         _writers(measured),
@@ -405,7 +405,7 @@ def _lease_rows(status: Row, leases: list[Row]) -> Iterable[Row]:
     order = sorted(leases, key=lambda one: (one.get("ended") is None, -_number(one.get("used"))))
     for one in order:
         replica = known.get(one.get("uuid"), {})
-        # A daemon's answer is taken for what it is: what is no number is not shown as one.
+        # The response of a daemon is not trusted: a value that is not a number is not shown as one.
         yield {
             "name": str(one.get("name") or "(no name)"),
             "uuid": str(one.get("uuid", "")),

@@ -1,4 +1,4 @@
-"""The sections of the page, each a question that an operator asks."""
+"""Sections of the page, one per question of an operator."""
 
 from collections.abc import Mapping
 
@@ -21,13 +21,13 @@ from synrepl.pipeline.report.tables import Column, Table, as_html, folded, named
 __all__ = ["Section", "sections", "sections_without_facts"]
 
 Section = tuple[str, str, list[Markup]]
-"""Its name, its title, and what is in it."""
+"""Name, title and content of a section."""
 
 
 def sections(
     measured: Measurements, covers: Coverage, tables: Mapping[str, Table], drawn: Mapping[str, Picture]
 ) -> list[Section]:
-    """All of them, in order."""
+    """Return all sections, in order."""
     return [
         ("covers", "What it covers", _covers(measured, covers, tables)),
         ("throughput", "Throughput", _throughput(measured, covers, tables, drawn)),
@@ -42,7 +42,7 @@ def sections(
 
 
 def sections_without_facts(measured: Measurements, tables: Mapping[str, Table]) -> list[Section]:
-    """What there is to say of an archive without facts."""
+    """Return the sections of an archive without facts."""
     return [("leases", "Leases", _leases(measured, tables)), ("files", "Files", _files(tables, {}))]
 
 
@@ -356,7 +356,7 @@ def _figure(drawn: Mapping[str, Picture], name: str, caption: str, table: Table)
 
 
 def _spark(measured: Measurements, stream: str) -> Markup:
-    """Its rows over time, as small as a word."""
+    """Render a sparkline of rows over time."""
     bins = measured.bins
     values = [0] * bins.count
     for row in measured.over_time:

@@ -1,4 +1,4 @@
-"""The page around its content: all that it needs is inside it."""
+"""HTML shell of the page, self-contained."""
 
 from html import escape
 from typing import Final
@@ -58,7 +58,7 @@ dl{grid-template-columns:6.5rem minmax(0,1fr);gap:.15rem .5rem}}
 POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 )
-"""Nothing is asked of anybody, whatever a name in it says. Pictures are styled in place."""
+"""The policy forbids all requests, whatever names the page contains. Plots are styled inline."""
 
 HEAD: Final = (
     '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -69,7 +69,7 @@ HEAD: Final = (
 
 
 def shell(title: str, body: Markup) -> str:
-    """The whole page."""
+    """Render the whole page."""
     return (
         f"{HEAD}<title>{escape(title)}</title><style>{STYLE}{colors_css()}</style></head>"
         f"<body>{body}</body></html>\n"

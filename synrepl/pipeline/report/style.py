@@ -1,4 +1,4 @@
-"""How pictures look: one palette for light, dark and paper, and figures of two widths."""
+"""Style of plots: one palette for light, dark and print, and figures of two widths."""
 
 import io
 import re
@@ -32,7 +32,7 @@ OTHER: Final = "#9aa4af"
 ACCENT: Final = "#2f6fde"
 ALARM: Final = "#c8372d"
 SERIES: Final = ("#2f6fde", "#e8772e", "#17936b", "#b4489c", "#d9a400", "#6a4fc9", "#5f8f1e")
-"""In an order in which neighbors are told apart, also by who sees no red or green."""
+"""Ordered so that adjacent colors are distinct, also for red-green color blindness."""
 
 DARK: Final = {
     INK: "#e4e8ec",
@@ -54,7 +54,7 @@ DPI: Final = 144
 
 
 class Size(msgspec.Struct, frozen=True):
-    """A figure of this width, in inches; `is_wide` for a desk, else for a phone."""
+    """A figure width in inches; `is_wide` for desktops, otherwise for phones."""
 
     width: float
     is_wide: bool
@@ -65,7 +65,7 @@ NARROW: Final = Size(3.45, False)
 
 
 class Picture(msgspec.Struct, frozen=True):
-    """A picture: for the page in both widths, and as the PNG beside it."""
+    """A plot: inline in both widths, and as a PNG file."""
 
     name: str
     wide: Markup
@@ -74,17 +74,17 @@ class Picture(msgspec.Struct, frozen=True):
 
     @property
     def file(self) -> str:
-        """The PNG's."""
+        """The name of the PNG file."""
         return f"{self.name}.png"
 
 
 def draw(name: str, label: str, plot: Callable[[Size], Any]) -> Picture:
-    """What `plot` makes of each width. `label` says in words what is to be seen."""
+    """Draw `plot` in each width. `label` is the text alternative."""
     with _style():
         wide = plot(WIDE)
         png, svg = io.BytesIO(), io.BytesIO()
         wide.savefig(png, format="png", dpi=DPI, facecolor="white")
-        # Everything has its place by now.
+        # The layout is final here.
         wide.set_layout_engine("none")
         wide.savefig(svg, format="svg", transparent=True)
         shown = _inline(svg.getvalue().decode(), f"{name}-w", label)
@@ -94,7 +94,7 @@ def draw(name: str, label: str, plot: Callable[[Size], Any]) -> Picture:
 
 
 def colors_css() -> str:
-    """The palette as variables of the page."""
+    """Return the palette as CSS variables."""
     light = ";".join(f"--c{color[1:]}:{color}" for color in DARK)
     dark = ";".join(f"--c{color[1:]}:{other}" for color, other in DARK.items())
     return f":root{{{light}}}\n@media(prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
@@ -143,13 +143,13 @@ def _style() -> Iterator[None]:
         "figure.constrained_layout.use": True,
     }
     with mpl.rc_context(rules), warnings.catch_warnings():
-        # Names may have letters that the font for the PNG lacks.
+        # Names may have characters that the font of the PNG lacks.
         warnings.simplefilter("ignore", UserWarning)
         yield
 
 
 def _inline(svg: str, prefix: str, label: str) -> Markup:
-    """Matplotlib's SVG as a part of the page: its colors are the page's, its names are its own."""
+    """Return an SVG of Matplotlib for inline use, with the colors of the page and unique ids."""
     from html import escape
 
     body = svg[svg.index("<svg") :]

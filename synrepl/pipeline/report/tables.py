@@ -1,4 +1,4 @@
-"""A table: as CSV all of it, with plain numbers; on the page what matters of it, with numbers for people."""
+"""Tables: complete as CSV with plain numbers, shortened on the page with formatted numbers."""
 
 import csv
 import io
@@ -17,8 +17,9 @@ Row = Mapping[str, Any]
 
 
 class Column(msgspec.Struct, frozen=True):
-    """`key` is its name in rows and in the CSV, units included; `head` the one on the page, none if it is not
-    there. `shown` makes of a value what the page says; by default text is shortened, and numbers grouped.
+    """A column: `key` is its name in rows and CSV, with the unit; `head` its title on the page, if shown.
+
+    `shown` formats a value for the page; by default text is shortened and numbers are grouped.
     """
 
     key: str
@@ -27,7 +28,7 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Rows by the keys of its columns. `name` is that of its file."""
+    """A table: rows by the keys of its columns. `name` is the name of its file."""
 
     name: str
     columns: tuple[Column, ...]
@@ -35,12 +36,12 @@ class Table(msgspec.Struct, frozen=True):
 
     @property
     def file(self) -> str:
-        """The CSV's."""
+        """The name of the CSV file."""
         return f"{self.name}.csv"
 
 
 def as_csv(table: Table) -> bytes:
-    """All of it. What is unknown is an empty cell."""
+    """Return the whole table as CSV. An unknown value is an empty cell."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([column.key for column in table.columns])
@@ -51,8 +52,9 @@ def as_csv(table: Table) -> bytes:
 def as_html(
     table: Table, *, at_most: int = 50, extra: Mapping[str, Sequence[Markup]] | None = None
 ) -> Markup:
-    """The table as it stands on the page; more than `at_most` rows are only in the file. It scrolls inside
-    itself where there is no room. `extra` are columns of pictures, before the second.
+    """Render the table for the page; rows beyond `at_most` are only in the file.
+
+    The table scrolls if there is no room. `extra` are columns of plots, before the second column.
     """
     columns = [column for column in table.columns if column.head]
     rows = table.rows[:at_most]
@@ -80,12 +82,12 @@ def as_html(
 
 
 def folded(summary: str, table: Table, *, at_most: int = 50) -> Markup:
-    """The same, folded away."""
+    """Render the table, collapsed."""
     return details(summary, as_html(table, at_most=at_most)) if table.rows else Markup()
 
 
 def named(file: str) -> Markup:
-    """A file beside the page."""
+    """Render a link to a file of the report."""
     return element("a", file, href=file, download=file if file.endswith(".csv") else None)
 
 

@@ -1,4 +1,4 @@
-"""What an operator should look at, the worst first."""
+"""Verdict on an archive: findings for operators, the worst first."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -15,17 +15,17 @@ from synrepl.pipeline.report.writer_lag import WriterLag
 __all__ = ["KINDS", "Advice", "findings"]
 
 KINDS: Final = ("bad", "busy", "good", "dim")
-"""The worst first: something is missing or wrong; look at it; all is well; good to know."""
+"""The kinds, the worst first: missing or wrong facts; needs attention; good; information."""
 
 WAIT_SECONDS: Final = 3600.0
-"""Facts that wait longer than this to be archived are worth a look."""
+"""An archive lag above this is reported."""
 
 SILENT_SECONDS: Final = 3600.0
-"""So is a writer that says nothing for longer while others of its stream do."""
+"""A writer that is silent for longer, while others of its stream are not, is reported."""
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """One thing: `where` is the part of the page that tells more."""
+    """A finding. `where` is the section of the page with the details."""
 
     kind: str
     text: str
@@ -47,7 +47,7 @@ def findings(
     unreadable: int,
     misshapen: int,
 ) -> list[Advice]:
-    """All of them."""
+    """Return all findings."""
     found = [
         *_chain(covers, totals, broken, counted_facts, counted_lines),
         *_lost(covers, voided),

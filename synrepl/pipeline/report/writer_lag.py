@@ -1,4 +1,4 @@
-"""How far writers that share a stream were behind the newest fact of it, over time."""
+"""Lag of writers behind the newest fact of a shared stream, over time."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -12,8 +12,9 @@ __all__ = ["WriterLag", "standings"]
 
 
 class WriterLag(msgspec.Struct, frozen=True):
-    """At the end of each bin from its first fact on: how long the writer had said nothing, and how many
-    tokens its last was behind the stream's newest. None before.
+    """The lag of a writer at the end of each bin: seconds of silence, and tokens behind the stream's newest.
+
+    None before the first fact of the writer.
     """
 
     stream: str
@@ -28,7 +29,7 @@ class WriterLag(msgspec.Struct, frozen=True):
 
 
 def standings(over_time: Iterable[Mapping[str, Any]], bins: Bins, *, last_ms: int) -> list[WriterLag]:
-    """Of all streams with more than one writer, from what each did in each bin (`counting.over_time`)."""
+    """Return the lags in streams with several writers, from the counts by bin (`counts.over_time`)."""
     seen: dict[str, dict[str, dict[int, Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
     for row in over_time:
         seen[row["stream"]][row["writer"]][row["bin"]] = row

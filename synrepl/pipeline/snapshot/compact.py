@@ -92,7 +92,7 @@ def compact(
     files of the previous snapshot stay until the next compaction, for its readers. Raises `BadArchive` unless
     snapshot and archive are of the same log.
     """
-    begun = time.monotonic()
+    began = time.monotonic()
     batches = manifests(archive)
     if not batches:
         raise BadArchive(f"{archive}: nothing is archived there yet; run synrepl pipeline archive first")
@@ -102,7 +102,7 @@ def compact(
         _check(former, snapshot, archive, batches)
         if not full and former.serial == end.last_serial and former.epoch_starts == end.epoch_starts:
             return CompactResult(
-                snapshot=former, is_new=False, full=False, read_files=0, read_rows=0, seconds=_since(begun)
+                snapshot=former, is_new=False, full=False, read_files=0, read_rows=0, seconds=_since(began)
             )
     table = StreamTable.default()
     reading = _reading(batches, None if full else former, table)
@@ -138,7 +138,7 @@ def compact(
         full=full or former is None,
         read_files=len(reading.archived) + len(reading.parts),
         read_rows=reading.rows,
-        seconds=_since(begun),
+        seconds=_since(began),
     )
 
 
@@ -327,5 +327,5 @@ def _clean(store: Store, made: SnapshotManifest, former: SnapshotManifest | None
                 store.remove(f"{folder}/{name}")
 
 
-def _since(begun: float) -> float:
-    return round(time.monotonic() - begun, 3)
+def _since(began: float) -> float:
+    return round(time.monotonic() - began, 3)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from synrepl.pipeline.keys import KeyExtractor
-from synrepl.pipeline.report.expansion import expand_batches, told_in
+from synrepl.pipeline.report.expansion import count_by_minute, expand_batches
 from synrepl.pipeline.watch.log_state import THE_LOG, Drops, FirstFact, TaskObservations
 from synrepl.pipeline.watch.writer_chain import FactRun, runs_of
 
@@ -63,11 +63,11 @@ def observe(batches: Iterable[Any], *, streams: frozenset[str] | None = None) ->
             runs.setdefault(writer_of, []).extend(runs_of(some))
         if streams is None or CACHES in streams:
             _count(batch, keys, minutes)
-    told = [(*writer_of, _encode(run).decode()) for writer_of, its in runs.items() for run in its]
+    lines = [(*writer_of, _encode(run).decode()) for writer_of, its in runs.items() for run in its]
     if begun:
         seen = TaskObservations(serial=begun[0].serial, at_ms=last_ms, begun=begun, minutes=minutes)
-        told.append((*THE_LOG, _encode(seen).decode()))
-        columns = [pa.array(column, pa.string()) for column in zip(*told, strict=True)]
+        lines.append((*THE_LOG, _encode(seen).decode()))
+        columns = [pa.array(column, pa.string()) for column in zip(*lines, strict=True)]
         yield pa.record_batch(columns, schema=OBSERVED)
 
 
@@ -84,10 +84,10 @@ def _count(batch: Any, keys: KeyExtractor, minutes: dict[int, Drops]) -> None:
         return
     found = pa.array(keys.extract(CACHES, rows["row"].to_pylist()), pa.string())
     names = ["key", "row", "committed_at"]
-    told = told_in(pa.record_batch([found, rows["row"], rows["committed_at"]], names=names))
-    for minute in pc.unique(told["minute"]).to_pylist():
+    counted = count_by_minute(pa.record_batch([found, rows["row"], rows["committed_at"]], names=names))
+    for minute in pc.unique(counted["minute"]).to_pylist():
         drops = minutes[minute]
-        of_minute = told.filter(pc.equal(told["minute"], minute))
+        of_minute = counted.filter(pc.equal(counted["minute"], minute))
         drops.rows += pc.sum(of_minute["count"]).as_py()
         for meant in expand_batches([of_minute]):
             for line in meant.to_pylist():

@@ -51,15 +51,17 @@ class WatchProcessor(StatefulProcessor):
             log = None if kept is None else _log.decode(kept)
             # Tasks are unordered; the facts of a task are ordered.
             seen = sorted(map(_seen.decode, observations), key=lambda one: one.serial)
-            log, told = look(log, seen, now_ms=now_ms, rules=self._rules)
+            log, events = look(log, seen, now_ms=now_ms, rules=self._rules)
             self._keep(log, look_ms(log))
         else:
             chain = None if kept is None else _chain.decode(kept)
             runs = sorted(map(_run.decode, observations), key=lambda one: one.serial)
             stream, writer = key
-            chain, told = advance(chain, runs, stream=stream, writer=writer, now_ms=now_ms, rules=self._rules)
+            chain, events = advance(
+                chain, runs, stream=stream, writer=writer, now_ms=now_ms, rules=self._rules
+            )
             self._keep(chain, deadline_ms(chain, self._rules))
-        yield from map(_row, told)
+        yield from map(_row, events)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         """Handle a timer. It may be early: new observations do not move it."""
@@ -67,16 +69,16 @@ class WatchProcessor(StatefulProcessor):
         kept = self._kept()
         assert kept is not None, "a key with a timer has a state"
         if tuple(key) == THE_LOG:
-            log, told = pass_time(
+            log, events = pass_time(
                 msgspec.structs.replace(_log.decode(kept), timer_ms=None), now_ms=now_ms, rules=self._rules
             )
             self._keep(log, look_ms(log))
         else:
             chain = msgspec.structs.replace(_chain.decode(kept), timer_ms=None)
             stream, writer = key
-            chain, told = silence(chain, stream=stream, writer=writer, now_ms=now_ms, rules=self._rules)
+            chain, events = silence(chain, stream=stream, writer=writer, now_ms=now_ms, rules=self._rules)
             self._keep(chain, deadline_ms(chain, self._rules))
-        yield from map(_row, told)
+        yield from map(_row, events)
 
     def close(self) -> None:
         """Do nothing (called by Spark)."""
