@@ -150,7 +150,7 @@ class Daemon(Service):
             key_of=self._key_of,
             assigned=self.ingest.followed_streams,
             unordered=[stream.name for stream in self.table if not stream.ordered],
-            told_by_all=[stream.name for stream in self.table if stream.any_writer],
+            any_writer=[stream.name for stream in self.table if stream.any_writer],
             append_refusal=self.ingest.refusal,
             server_name=self.settings.server_name,
             logger=Logger(namespace="synrepl.storage"),

@@ -118,7 +118,7 @@ def build_group(
     *,
     rows_at_token: Callable[[str, int], list[tuple[str, bytes]]] = lambda stream, token: [],
     unordered: Collection[str] = (),
-    told_by_all: Collection[str] = (),
+    any_writer: Collection[str] = (),
 ) -> CommitGroup:
     """Give serials, tokens and digests to new facts, and look up the receipts of repeated requests.
 
@@ -141,14 +141,14 @@ def build_group(
         if highest is None:
             highest = head.allocated.get(stream, 0)
         stream_filter = filters.get(stream)
-        if stream_filter is None and (stream in unordered or stream in told_by_all):
+        if stream_filter is None and (stream in unordered or stream in any_writer):
             stream_filter = filters[stream] = _AssignedFilter(
                 stream,
                 rows_at_token,
                 highest,
                 group.facts,
                 is_unordered=stream in unordered,
-                is_told_by_all=stream in told_by_all,
+                is_any_writer=stream in any_writer,
             )
         first_serial = serial + 1
         tokens: list[int] = []
@@ -219,14 +219,14 @@ class _AssignedFilter:
         formed: Sequence[Fact],
         *,
         is_unordered: bool,
-        is_told_by_all: bool,
+        is_any_writer: bool,
     ) -> None:
         self._stream = stream
         self._rows_at_token = rows_at_token
         self._highest = highest
         self._formed = formed
         self._is_unordered = is_unordered
-        self._is_told_by_all = is_told_by_all
+        self._is_any_writer = is_any_writer
         # The facts of this group by token, built only when a lookup needs them: most facts need none.
         self._by_token: dict[int, list[tuple[str, bytes]]] = {}
         self._looked_at = 0
@@ -239,9 +239,9 @@ class _AssignedFilter:
         """
         if is_late and (not self._is_unordered or rows == NO_ROWS or token < 1):
             return None
-        if is_late or (self._is_told_by_all and rows != NO_ROWS):
+        if is_late or (self._is_any_writer and rows != NO_ROWS):
             for reporter, known in self._known_rows(token):
-                if known == rows and (reporter == writer or self._is_told_by_all):
+                if known == rows and (reporter == writer or self._is_any_writer):
                     return None if is_late else NO_ROWS
         return rows
 

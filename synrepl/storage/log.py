@@ -47,7 +47,7 @@ class Log(ReplicaStaging):
     mapping gives the reason of the refusal for each stream; without a mapping it is the homeserver's table.
     Facts of all other streams get their tokens in `append`. `append_refusal(stream, writer)` gives the reason
     for which the writer cannot append at the moment, or "". Facts of `unordered` streams may arrive with
-    lower tokens after higher ones. In the streams `told_by_all` each writer may repeat facts of the others.
+    lower tokens after higher ones. In the streams `any_writer` each writer may repeat facts of the others.
 
     A log belongs to one homeserver: the `server_name` of the first start that had a name.
 
@@ -65,7 +65,7 @@ class Log(ReplicaStaging):
         key_of: KeyOf | None = None,
         assigned: Mapping[str, str] | Collection[str] = (),
         unordered: Collection[str] = (),
-        told_by_all: Collection[str] = (),
+        any_writer: Collection[str] = (),
         append_refusal: Callable[[str, str], str] = lambda stream, writer: "",
         server_name: str = "",
         max_pending_bytes: int = 64 * MIB,
@@ -100,7 +100,7 @@ class Log(ReplicaStaging):
         self._ephemeral_receipts: OrderedDict[str, tuple[str, Appended]] = OrderedDict()
         self._assigned = assigned if isinstance(assigned, Mapping) else dict.fromkeys(assigned, FROM_TABLE)
         self._unordered = frozenset(unordered)
-        self._told_by_all = frozenset(told_by_all)
+        self._any_writer = frozenset(any_writer)
         self._append_refusal = append_refusal
         self._server_name = server_name
         self.write_barrier: Callable[[str], StorageError] | None = None
@@ -612,7 +612,7 @@ class Log(ReplicaStaging):
                 self._engine.receipt,
                 rows_at_token=self._engine.rows_at_token,
                 unordered=self._unordered,
-                told_by_all=self._told_by_all,
+                any_writer=self._any_writer,
             )
             if group.facts:
                 self._engine.commit(group.facts, group.receipts)

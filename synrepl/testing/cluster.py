@@ -117,7 +117,7 @@ class FakeDaemon:
             clock,
             ephemeral=[stream.name for stream in self.table if stream.ephemeral],
             unordered=[stream.name for stream in self.table if not stream.ordered] if self.redis else (),
-            told_by_all=[stream.name for stream in self.table if stream.any_writer] if self.redis else (),
+            any_writer=[stream.name for stream in self.table if stream.any_writer] if self.redis else (),
             append_refusal=self._refuses,
             logger=Logger(),
         )

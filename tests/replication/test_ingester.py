@@ -70,7 +70,7 @@ class Story:
             self.clock,
             ephemeral=[stream.name for stream in TABLE if stream.ephemeral],
             unordered=[stream.name for stream in TABLE if not stream.ordered],
-            told_by_all=[stream.name for stream in TABLE if stream.any_writer],
+            any_writer=[stream.name for stream in TABLE if stream.any_writer],
             logger=Logger(),
         )
         Deferred.fromCoroutine(self.log.start())

@@ -41,7 +41,7 @@ class AdoptCase(LogCase):
 
     def start(self) -> Log:
         return self.started(
-            self.engine, ephemeral=["typing"], unordered=["backfill", "both"], told_by_all=["lists", "both"]
+            self.engine, ephemeral=["typing"], unordered=["backfill", "both"], any_writer=["lists", "both"]
         )
 
     def adopt(self, stream: str, *facts: Given) -> list[int]:

@@ -163,7 +163,7 @@ Given = tuple[str, int, bytes]
 Told = tuple[str, int, int, bytes]
 
 UNORDERED = {"backfill", "both"}
-TOLD_BY_ALL = {"lists", "both"}
+ANY_WRITER = {"lists", "both"}
 
 givens = st.lists(
     st.tuples(
@@ -179,7 +179,7 @@ class Model:
 
     def __init__(self, stream: str) -> None:
         self.is_unordered = stream in UNORDERED
-        self.is_told_by_all = stream in TOLD_BY_ALL
+        self.is_any_writer = stream in ANY_WRITER
         self.is_kept = stream != "typing"
         self.told: list[Told] = []
         self.counts: list[bool] = []
@@ -196,7 +196,7 @@ class Model:
         same = {who for who, _, at, what in self.held() if (at, what) == (token, content)}
         if is_late and (not self.is_unordered or writer in same or token == 0):
             return False
-        if self.is_told_by_all and same - {writer}:
+        if self.is_any_writer and same - {writer}:
             content = NO_ROWS
         if is_late and content == NO_ROWS:
             return False
@@ -246,7 +246,7 @@ class AdoptMachine(RuleBasedStateMachine):
             self.clock,
             ephemeral=["typing"],
             unordered=UNORDERED,
-            told_by_all=TOLD_BY_ALL,
+            any_writer=ANY_WRITER,
             max_batch_bytes=2500,
             logger=Logger(observer=lambda event: None),  # type: ignore[arg-type]
         )
