@@ -282,33 +282,38 @@ class Settings:
     def build(
         cls, flags: Mapping[str, Any] = MappingProxyType({}), *, file: Path | None = None
     ) -> "Settings":
-        """Build checked settings from the defaults, `file` and `flags` (by field name); a later one wins.
+        """Build checked settings from the defaults, the YAML `file` and `flags`; a later one overrides.
 
-        Raises `ConfigError`.
+        `flags` maps field names to values, as text or as in the file. Raises `ConfigError`::
+
+            settings = Settings.build({"server_name": "example.org", "lease_bytes": "2GiB"})
         """
-        given = {**(read_file(file, [one.name for one in settings()]) if file is not None else {}), **flags}
+        unparsed = {
+            **(read_file(file, [one.name for one in settings()]) if file is not None else {}),
+            **flags,
+        }
         origin = f" in {file}" if file is not None else ""
-        found: dict[str, Any] = {}
+        parsed: dict[str, Any] = {}
         for one in settings():
-            value = given.pop(one.name, one.default)
+            value = unparsed.pop(one.name, one.default)
             where = f"--{one.flag}" if one.name in flags else f"{one.name}{origin}"
             try:
-                found[one.name] = one.parse(value)
+                parsed[one.name] = one.parse(value)
             except ConfigError as error:
                 raise ConfigError(f"{where} {error}") from error
             except (OverflowError, ValueError) as error:
                 # YAML numbers are unbounded; conversion to a float or a string is not.
                 raise ConfigError(f"{where} cannot be used: {' '.join(str(error).split())}") from error
-        for unknown in given:
+        for unknown in unparsed:
             raise ConfigError(
                 f"there is no setting {unknown}{suggest(unknown, [one.name for one in settings()])}"
             )
         warnings: list[str] = []
-        if found["secret_file"] is not None:
-            found["secret"] = read_secret(found["secret_file"], warnings)
-        if found["keys_file"] is not None:
-            found["keys"] = read_keys(found["keys_file"], warnings)
-        built = cls(**found, warnings=tuple(warnings))
+        if parsed["secret_file"] is not None:
+            parsed["secret"] = read_secret(parsed["secret_file"], warnings)
+        if parsed["keys_file"] is not None:
+            parsed["keys"] = read_keys(parsed["keys_file"], warnings)
+        built = cls(**parsed, warnings=tuple(warnings))
         built = dataclasses.replace(
             built,
             instance_map=built.without_own_name(),

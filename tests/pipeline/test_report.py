@@ -206,7 +206,7 @@ def test_what_is_wrong_is_found(spark: "SparkSession", tmp_path: Path) -> None:
     (tmp_path / "archive" / copy.path).write_bytes((tmp_path / "archive" / file.path).read_bytes())
     write_manifest(Store(position), msgspec.structs.replace(whole, files=[*whole.files, copy]))
 
-    daemon = DaemonStatus(url="http://127.0.0.1:1", trouble="it cannot be reached: no")
+    daemon = DaemonStatus(url="http://127.0.0.1:1", trouble="cannot connect: no")
     found = measure(spark, Store(position), top=5, daemon=daemon, progress=lambda *step: None)
 
     assert [

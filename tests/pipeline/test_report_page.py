@@ -194,7 +194,7 @@ def test_a_daemon_that_is_not_there() -> None:
     told = ask("http://me:secret@127.0.0.1:1/")
 
     assert "http://127.0.0.1:1" == told.url
-    assert told.trouble.startswith("it cannot be reached")
+    assert told.trouble.startswith("cannot connect")
 
 
 def _total(stream: str, writer: str, **more: Any) -> dict[str, Any]:
@@ -378,12 +378,12 @@ def test_the_worst_comes_first(tmp_path: Path) -> None:
 
     assert [
         ("bad", "Facts are missing in 1 place"),
-        ("bad", "Epoch 3: facts of events were lost where they came from"),
+        ("bad", "Epoch 3: facts of events were lost at the source"),
         ("bad", "The daemon gave up 1 gap"),
         ("busy", "The archive was up to 2 h behind"),
         ("busy", "Epoch 2: another daemon took over"),
         ("busy", "The lease of oslo ended"),
-        ("busy", "1 row of caches with keys that nobody expects"),
+        ("busy", "1 row of caches with unexpected keys"),
         ("busy", "1 row or key of caches cannot be read"),
         ("dim", "2 facts came late"),
     ] == [(one.kind, one.text) for one in made.found]

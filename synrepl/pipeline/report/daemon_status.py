@@ -37,15 +37,15 @@ def ask(url: str, secret: str | None = None) -> DaemonStatus:
         response = client.get_stream("/metrics", accept="text/plain")
         gaps = counters(response.read().decode("utf-8", "replace"))
         if not isinstance(status, dict) or not all(isinstance(one, dict) for one in leases):
-            raise NotADaemon(f"{shown} does not answer as a synrepl daemon does")
+            raise NotADaemon(f"{shown} does not respond as a synrepl daemon")
     except ConnectError as error:
-        return DaemonStatus(url=shown, trouble=f"it cannot be reached: {error}")
+        return DaemonStatus(url=shown, trouble=f"cannot connect: {error}")
     except HttpError as error:
-        return DaemonStatus(url=shown, trouble=f"it refuses: {error}")
+        return DaemonStatus(url=shown, trouble=f"the daemon refuses the request: {error}")
     except (OSError, http.client.HTTPException):
-        return DaemonStatus(url=shown, trouble="its answer broke off")
+        return DaemonStatus(url=shown, trouble="the response broke off")
     except (NotADaemon, KeyError, TypeError):
-        return DaemonStatus(url=shown, trouble="it does not answer as a synrepl daemon does")
+        return DaemonStatus(url=shown, trouble="it does not respond as a synrepl daemon")
     finally:
         client.close()
     return DaemonStatus(url=shown, status=status, leases=leases, gaps=gaps)

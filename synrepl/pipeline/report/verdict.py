@@ -74,37 +74,37 @@ def _chain(
         yield Advice(
             "bad",
             f"Facts are missing in {counted(len(missing), 'place')}",
-            f"{_where(missing)}: the fact that came next does not follow the one before it",
+            f"{_where(missing)}: a fact does not continue the previous one",
             "gaps",
         )
     if again:
         yield Advice(
             "bad",
             f"Writers went back in {counted(len(again), 'place')}",
-            f"{_where(again)}: tokens came that were there, or passed, before",
+            f"{_where(again)}: tokens were repeated",
             "gaps",
         )
     if copied:
-        yield Advice("bad", f"{counted(copied, 'fact')} there twice", "count them once", "gaps")
+        yield Advice("bad", f"{counted(copied, 'fact')} duplicated", "count them once", "gaps")
     if counted_facts != covers.facts or (counted_lines != covers.lines and not copied):
         yield Advice(
             "bad",
-            f"The files hold {counted(counted_facts, 'fact')}, the manifests say {covers.facts:,}",
-            "run the audit: files were changed, or are not of this archive",
+            f"The files have {counted(counted_facts, 'fact')}, the manifests say {covers.facts:,}",
+            "run synrepl pipeline audit: files were changed, or belong to another archive",
             "gaps",
         )
     if not (missing or again or copied) and counted_facts == covers.facts:
         yield Advice(
             "good",
             f"Nothing is missing from serial {covers.first_serial:,} to {covers.last_serial:,}",
-            "every fact follows the one of its writer before it"
+            "every fact continues the previous one of its writer"
             if covers.compacted is None
-            else f"every fact beyond serial {covers.compacted:,} follows the one of its writer before it",
+            else f"every fact beyond serial {covers.compacted:,} continues the previous one of its writer",
             "gaps",
         )
     late = sum(row["late"] for row in totals)
     if late:
-        yield Advice("dim", f"{counted(late, 'fact')} came late", "behind their writer's position", "gaps")
+        yield Advice("dim", f"{counted(late, 'fact')} came late", "after later facts of their writer", "gaps")
 
 
 def _lost(covers: Coverage, voided: Mapping[int, int]) -> Iterable[Advice]:
@@ -114,7 +114,7 @@ def _lost(covers: Coverage, voided: Mapping[int, int]) -> Iterable[Advice]:
             of = f" of {printable(epoch_start.stream)}" if epoch_start.stream else ""
             yield Advice(
                 "bad",
-                f"Epoch {epoch_start.epoch}: facts{of} were lost where they came from",
+                f"Epoch {epoch_start.epoch}: facts{of} were lost at the source",
                 f"{at(epoch_start.at_ms)}; "
                 f"{counted(void, 'fact')} of before {'is' if void == 1 else 'are'} void",
                 "gaps",
@@ -132,8 +132,8 @@ def _turns(covers: Coverage) -> Iterable[Advice]:
     if covers.compacted is not None:
         yield Advice(
             "dim",
-            f"Up to serial {covers.compacted:,} only what nothing replaced is here",
-            "the log had been trimmed when archiving began",
+            f"Up to serial {covers.compacted:,} only facts that were not replaced are archived",
+            "the log was trimmed before the first archive",
             "covers",
         )
 
@@ -154,7 +154,7 @@ def _lag(arrivals: Sequence[Arrival]) -> Iterable[Advice]:
         yield Advice(
             "busy",
             "The clocks of the daemon and of the archive differ",
-            f"by {span(-early)} or more: waits are told too short",
+            f"by {span(-early)} or more: lags are shown too short",
             "lag",
         )
 
@@ -170,19 +170,24 @@ def _silent(standing: Sequence[WriterLag]) -> Iterable[Advice]:
         where = " and ".join(
             f"{counted(one.behind[-1] or 0, 'token')} behind on {printable(one.stream)}" for one in found[:3]
         )
-        text = f"{printable(writer)} has said nothing for {least}"
-        yield Advice("busy", text, f"others went on: it is {where}", "lag")
+        text = f"{printable(writer)} has been silent for {least}"
+        yield Advice("busy", text, f"others continue: the writer is {where}", "lag")
     if len(order) > 3:
         yield Advice("busy", f"{len(order) - 3} more writers are silent", "", "lag")
 
 
 def _daemon(daemon: DaemonStatus) -> Iterable[Advice]:
     if daemon.trouble:
-        yield Advice("busy", "The daemon was not asked", f"{daemon.url}: {daemon.trouble}", "leases")
+        yield Advice("busy", "The daemon was not queried", f"{daemon.url}: {daemon.trouble}", "leases")
         return
     lost = daemon.gaps.get("synrepl_gaps_lost_total", 0)
     if lost:
-        yield Advice("bad", f"The daemon gave up {counted(lost, 'gap')}", "facts could not be had", "leases")
+        yield Advice(
+            "bad",
+            f"The daemon gave up {counted(lost, 'gap')}",
+            "the missing facts are unrecoverable",
+            "leases",
+        )
     for error in daemon.status.get("errors") or ():
         what = error.get("what", error) if isinstance(error, dict) else error
         yield Advice("bad", f"The daemon says: {printable(str(what))}", "", "leases")
@@ -196,8 +201,8 @@ def _caches(unreadable: int, misshapen: int) -> Iterable[Advice]:
     if misshapen:
         yield Advice(
             "busy",
-            f"{counted(misshapen, 'row')} of caches with keys that nobody expects",
-            "workers drop all that such a name can mean",
+            f"{counted(misshapen, 'row')} of caches with unexpected keys",
+            "workers invalidate all caches of the name",
             "caches",
         )
     if unreadable:

@@ -1,1 +1,1 @@
-"""Watching a daemon's log: what is missing, who fell silent, and what is dropped most, as lines of JSON."""
+"""Watch: live events of a log as JSON lines: gaps, stalled writers and hot caches."""
