@@ -55,5 +55,5 @@ class RecordedTarget(Target):
         which, text = (*data[:1], 0)[0] % 6, data[1:]
         dialect = None if which == 0 else DIALECTS[which - 1]
         found = recordings.read(text, TABLE, dialect=dialect)
-        posted = [recordings.as_posted(fact) for fact in found.facts]
+        posted = [recordings.encode_rows(fact) for fact in found.facts]
         return which, len(posted).bit_length(), sorted({bad.why[:15] for bad in found.bad})[:5]

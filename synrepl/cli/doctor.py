@@ -51,7 +51,7 @@ def doctor(url: str, config: Path | None, fix: bool, quick: bool, as_json: bool)
     """
     try:
         database = Database(url, what="synrepl doctor")
-        streams = _configured(Settings.build({}, file=config), url) if config is not None else []
+        streams = _configured_streams(Settings.build({}, file=config), url) if config is not None else []
     except (ConfigError, ReplicationError) as error:
         raise click.UsageError(str(error)) from error
     try:
@@ -80,7 +80,7 @@ def doctor(url: str, config: Path | None, fix: bool, quick: bool, as_json: bool)
         sys.exit(1)
 
 
-def _configured(settings: Settings, url: str) -> list[IdStream]:
+def _configured_streams(settings: Settings, url: str) -> list[IdStream]:
     """Return the configured streams whose tables are in this database."""
     if settings.tables_database not in (None, url) and settings.database == url:
         return []

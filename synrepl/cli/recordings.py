@@ -17,7 +17,7 @@ from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect, span
 
-__all__ = ["BadLine", "RecordedFacts", "Recording", "as_posted", "read"]
+__all__ = ["BadLine", "RecordedFacts", "Recording", "encode_rows", "read"]
 
 _MARKED: Final = re.compile(rb"\s*(\d+(?:\.\d+)?) (?:(c\d+) )?([<>*]) (.*)", re.DOTALL)
 _PUBLISHED: Final = re.compile(rb"\d+\t[^\t]*\t(.*)", re.DOTALL)
@@ -190,6 +190,6 @@ class _RecordingReader:
         self._bad.append(BadLine(number, stream.decode(errors="replace"), why))
 
 
-def as_posted(fact: RecordedFacts) -> bytes:
+def encode_rows(fact: RecordedFacts) -> bytes:
     """Return the fact as a JSON array of its rows."""
     return jsontext.join(fact.rows)

@@ -15,7 +15,7 @@ from rich.table import Table
 from synrepl.cli.errors import EXIT_CODES, CliError, connect, dialect_option, secret_option, url_option
 from synrepl.cli.fact_poster import BATCH, FactPoster
 from synrepl.cli.progress import Advance
-from synrepl.cli.recordings import RecordedFacts, Recording, as_posted, read
+from synrepl.cli.recordings import RecordedFacts, Recording, encode_rows, read
 from synrepl.http_client import HttpError
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import Dialect
@@ -62,7 +62,7 @@ def replay(
     standard error, and the exit code is then 1.
     """
     poster = FactPoster(connect(url, secret_file))
-    recording = _recording(file, dialect, connection)
+    recording = _load_recording(file, dialect, connection)
     for bad in recording.bad:
         click.echo(f"{file}, line {bad.number}: skipped a row of {bad.stream}: {bad.why}", err=True)
     began = time.monotonic()
@@ -71,7 +71,7 @@ def replay(
         with Advance(f"replaying {file.name}", len(recording.facts)) as advance:
             for facts in _requests(recording.facts, speed):
                 _wait_for(facts[0], recording.facts[0], speed, began)
-                poster.post(facts[0].stream, list(map(as_posted, facts)), writer=facts[0].writer)
+                poster.post(facts[0].stream, list(map(encode_rows, facts)), writer=facts[0].writer)
                 stored += len(facts)
                 advance.step(len(facts), len(facts))
     except HttpError as error:
@@ -85,7 +85,7 @@ def replay(
         sys.exit(1)
 
 
-def _recording(file: Path, dialect: Dialect | None, connection: str | None) -> Recording:
+def _load_recording(file: Path, dialect: Dialect | None, connection: str | None) -> Recording:
     try:
         data = sys.stdin.buffer.read() if file == Path("-") else file.read_bytes()
     except OSError as error:

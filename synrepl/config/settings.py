@@ -162,7 +162,7 @@ class Settings:
     fetch_files: str = setting(
         "eager",
         "When a replica fetches a file: eager (at once) or lazy (when a client requests it).",
-        parse=values.fetching,
+        parse=values.fetch_rule,
         metavar="RULE",
     )
     lease_seconds: float | None = setting(

@@ -27,7 +27,7 @@ __all__ = [
     "dialect",
     "endpoint",
     "endpoints",
-    "fetching",
+    "fetch_rule",
     "file_name",
     "instance_map",
     "maybe_database",
@@ -206,7 +206,7 @@ def names(value: Any) -> tuple[str, ...] | None:
     return tuple(sorted({word(one) for one in given}))
 
 
-def fetching(value: Any) -> str:
+def fetch_rule(value: Any) -> str:
     """Parse the rule by which a replica fetches files."""
     if value not in ("eager", "lazy"):
         raise ConfigError(f"must be eager or lazy, not {value!r}")

@@ -68,10 +68,10 @@ def archive_command(
             progress=progress,
             stopped=lambda: bool(stop),
         )
-    print_result(done, as_json=as_json, lines=_archived)
+    print_result(done, as_json=as_json, lines=_result_lines)
 
 
-def _archived(done: Any) -> Iterator[str]:
+def _result_lines(done: Any) -> Iterator[str]:
     if done.batches:
         yield (
             f"archived {done.facts:,} facts ({done.rows:,} rows, {done.bytes / 1e6:,.1f} MB)"

@@ -56,13 +56,13 @@ def audit_command(
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(done) | {"is_clean": done.is_clean}))
     else:
-        for line in _audited(done):
+        for line in _result_lines(done):
             click.echo(line)
     if not done.is_clean:
         sys.exit(1)
 
 
-def _audited(done: Any) -> Iterator[str]:
+def _result_lines(done: Any) -> Iterator[str]:
     for finding in done.findings:
         of = " ".join(filter(None, (finding.stream, finding.writer)))
         tokens = (

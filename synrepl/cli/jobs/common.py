@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 __all__ = [
     "archive_option",
     "maybe_url_option",
-    "spark_session",
     "print_result",
-    "spark_options",
     "show_progress",
+    "spark_options",
+    "spark_session",
 ]
 
 Command = TypeVar("Command", bound=Callable[..., Any])

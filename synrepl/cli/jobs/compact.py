@@ -30,10 +30,10 @@ def compact_command(location: str, into: str, full: bool, as_json: bool, **spark
         from synrepl.pipeline.store import Store
 
         done = compact(session, Store(location), Store(into), full=full, progress=progress)
-    print_result(done, as_json=as_json, lines=_compacted)
+    print_result(done, as_json=as_json, lines=_result_lines)
 
 
-def _compacted(done: Any) -> Iterator[str]:
+def _result_lines(done: Any) -> Iterator[str]:
     made = done.snapshot
     if not done.is_new:
         yield f"no new facts since serial {made.serial}"

@@ -67,10 +67,10 @@ def replay_command(
             secret_file=None if secret_file is None else str(secret_file.absolute()),
             progress=progress,
         )
-    print_result(done, as_json=as_json, lines=_replayed)
+    print_result(done, as_json=as_json, lines=_result_lines)
 
 
-def _replayed(done: Any) -> Iterator[str]:
+def _result_lines(done: Any) -> Iterator[str]:
     for stream, rows in done.streams.items():
         yield f"{stream}: {rows:,} rows"
     yield f"replayed {done.facts:,} facts ({done.rows:,} rows) in {done.seconds:.1f} s"

@@ -58,10 +58,10 @@ def report_command(
             top=top,
             progress=progress,
         )
-    print_result(done, as_json=as_json, lines=_reported)
+    print_result(done, as_json=as_json, lines=_result_lines)
 
 
-def _reported(done: Any) -> Iterator[str]:
+def _result_lines(done: Any) -> Iterator[str]:
     for finding in done.found:
         yield finding.text
     yield f"{done.page}: {done.facts:,} facts of {done.streams} streams by {done.writers} writers"
