@@ -77,11 +77,11 @@ def replay(
     for manifest in found:
         rows = rows_of(spark, store, [manifest], streams=streams, after=after, upto=upto)
         rows = rows.where("row IS NOT NULL").select(*COLUMNS)
-        for stream, its_facts, its_rows in _counted(rows):
+        for stream, its_facts, its_rows in _count_facts(rows):
             counts[stream] = counts.get(stream, 0) + its_rows
             facts += its_facts
         if pace is None:
-            _fast(rows, manifest, options)
+            _append_with_sink(rows, manifest, options)
         else:
             pace.play(rows)
         done += manifest.facts
@@ -94,7 +94,7 @@ def replay(
     )
 
 
-def _counted(rows: "DataFrame") -> list[tuple[str, int, int]]:
+def _count_facts(rows: "DataFrame") -> list[tuple[str, int, int]]:
     """Return the numbers of facts and rows of each stream."""
     from pyspark.sql import functions as F  # noqa: N812  # its usual name
 
@@ -102,7 +102,7 @@ def _counted(rows: "DataFrame") -> list[tuple[str, int, int]]:
     return [(stream, facts, its_rows) for stream, facts, its_rows in counted.collect()]
 
 
-def _fast(rows: "DataFrame", manifest: Manifest, options: dict[str, str]) -> None:
+def _append_with_sink(rows: "DataFrame", manifest: Manifest, options: dict[str, str]) -> None:
     """Append with the sink: tasks stage in parallel, and the driver commits in order."""
     tasks = max(1, manifest.facts // TASK_FACTS)
     # Partitioned by serial only, so that no fact is split.

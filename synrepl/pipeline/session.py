@@ -86,18 +86,18 @@ def session(
     builder = SparkSession.builder.appName(app)
     environment = {}
     if remote is not None:
-        _reach(remote)
+        _check_reachable(remote)
         builder = builder.remote(remote).config(map={**session_settings(None), **conf})
     elif SparkContext._active_spark_context is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
         builder = builder.config(map={**session_settings(master), **conf})
     else:
         master = master or "local[*]"
-        _reach(master)
+        _check_reachable(master)
         environment = _environment(master, conf)
         settings = process_settings(master=master, ui=ui, memory=memory, scratch=_scratch(), conf=conf)
         builder = builder.config(map={**settings})
     try:
-        with _within(environment):
+        with _set_environment(environment):
             return builder.getOrCreate()
     except ImportError as error:
         raise ConfigError(f"Spark lacks a package ({error}): run pip install 'synrepl[spark]'") from error
@@ -130,7 +130,7 @@ def process_settings(
     *, master: str, ui: bool, memory: str, scratch: Path, conf: Mapping[str, str] = NOTHING
 ) -> dict[str, str]:
     """Return all settings of a Spark that starts now, including `session_settings` and `conf`."""
-    options = f'"-Dlog4j2.configurationFile={_logging(scratch).as_uri()}" "-Djava.io.tmpdir={scratch}"'
+    options = f'"-Dlog4j2.configurationFile={_log_config(scratch).as_uri()}" "-Djava.io.tmpdir={scratch}"'
     option = "spark.driver.extraJavaOptions"
     settings = {
         "spark.master": master,
@@ -142,7 +142,7 @@ def process_settings(
     }
     if _local_cores(master) is None:
         settings["spark.executor.memory"] = memory
-    if _is_near(master):
+    if _is_loopback(master):
         settings |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
     # Of duplicate options Java uses the last.
     return {
@@ -153,7 +153,7 @@ def process_settings(
     }
 
 
-def _logging(scratch: Path) -> Path:
+def _log_config(scratch: Path) -> Path:
     return scratch / "log4j2.properties"
 
 
@@ -163,14 +163,14 @@ def _environment(master: str, conf: Mapping[str, str]) -> dict[str, str]:
     }
     if "spark.pyspark.python" in conf:
         environment["PYSPARK_PYTHON"] = conf["spark.pyspark.python"]
-    if _is_near(master):
+    if _is_loopback(master):
         # Otherwise Spark looks for a public address, and warns.
         environment["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", LOOPBACK)
     return environment | {"JAVA_HOME": str(find_java().home)}
 
 
 @contextmanager
-def _within(environment: Mapping[str, str]) -> Iterator[None]:
+def _set_environment(environment: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for Spark, and restore them: later processes must not inherit them."""
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
@@ -198,7 +198,7 @@ def _local_cores(master: str) -> int | None:
             return int(number)
 
 
-def _is_near(master: str) -> bool:
+def _is_loopback(master: str) -> bool:
     if master.startswith("local"):
         return True
     return all(host in ("localhost", "::1") or host.startswith("127.") for host, _ in _addresses(master))
@@ -223,7 +223,7 @@ def _addresses(url: str) -> list[tuple[str, int]]:
     return found
 
 
-def _reach(url: str) -> None:
+def _check_reachable(url: str) -> None:
     """Raise `ConfigError` if no address accepts a connection; Spark itself would retry for minutes."""
     why = ""
     for address in _addresses(url):
@@ -241,7 +241,7 @@ def _reach(url: str) -> None:
 def _scratch() -> Path:
     """Return the folder for files of Spark, which is removed with this process."""
     scratch = Path(tempfile.mkdtemp(prefix="synrepl-spark-"))
-    _logging(scratch).write_text(LOGGING, encoding="utf-8")
+    _log_config(scratch).write_text(LOGGING, encoding="utf-8")
     atexit.register(_clear, scratch, os.getpid())
     return scratch
 

@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from synrepl.pipeline.snapshot.fold import _judged, _reached
+from synrepl.pipeline.snapshot.fold import _mark_gone, _reachable
 from synrepl.pipeline.snapshot.parts import write_parts
 from synrepl.pipeline.snapshot.snapshot import PartFile
 from synrepl.pipeline.source.rows import explode
@@ -34,8 +34,8 @@ def leads(*found: tuple[int, int, bool | None]) -> Any:
 def test_ends_of_keys_are_kept_along_a_chain() -> None:
     """Fact 1 is kept and has an older row of a key that 3 ends; 3 is kept then, and has one that 7 ends. What
     hangs on nothing that is kept goes, with its end."""
-    assert [3, 7] == _reached(leads((3, 7, None), (1, 3, True), (2, 5, None), (5, 6, None)))
-    assert [] == _reached(leads((2, 5, None)))
+    assert [3, 7] == _reachable(leads((3, 7, None), (1, 3, True), (2, 5, None), (5, 6, None)))
+    assert [] == _reachable(leads((2, 5, None)))
 
 
 def test_rows_say_that_their_key_is_gone() -> None:
@@ -51,7 +51,7 @@ def test_rows_say_that_their_key_is_gone() -> None:
         }
     )
 
-    (told,) = _judged([batch])
+    (told,) = _mark_gone([batch])
 
     assert [False, True, False, False] == told["gone"].to_pylist()
 

@@ -64,7 +64,7 @@ def build_manifest(
         first_serial=start_serial + 1,
         last_serial=ends.serial,
         start=start.to_json(),
-        end=_advanced(start, written, new_starts).to_json(),
+        end=_advance_clock(start, written, new_starts).to_json(),
         files=sorted((one.file for one in written), key=lambda file: (file.first_serial, file.path)),
         facts=facts,
         rows=sum(one.file.rows for one in written),
@@ -80,7 +80,9 @@ def build_manifest(
     )
 
 
-def _advanced(clock: VClock, written: Sequence[WrittenFile], epoch_starts: Sequence[EpochStart]) -> VClock:
+def _advance_clock(
+    clock: VClock, written: Sequence[WrittenFile], epoch_starts: Sequence[EpochStart]
+) -> VClock:
     """Return the clock after these files. An epoch that began with a loss sets positions back."""
     tokens: dict[int, dict[str, dict[str, int]]] = {epoch_start.epoch: {} for epoch_start in epoch_starts}
     for one in written:

@@ -116,7 +116,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def manifests(store: Store) -> list[Manifest]:
     """Return the current manifests in order. Raises `BadArchive` unless each continues the previous one."""
-    found = {batch: _decoded(store, batch, text) for batch, text in texts(store).items()}
+    found = {batch: _decode(store, batch, text) for batch, text in texts(store).items()}
     replaced = {batch for manifest in found.values() for batch in manifest.replaces}
     kept = [manifest for batch, manifest in found.items() if batch not in replaced]
     kept.sort(key=lambda manifest: manifest.first_serial)
@@ -156,7 +156,7 @@ def texts(store: Store) -> dict[int, bytes]:
                 raise
 
 
-def _decoded(store: Store, batch: int, text: bytes) -> Manifest:
+def _decode(store: Store, batch: int, text: bytes) -> Manifest:
     name = f"{MANIFESTS}/{batch}.json"
     try:
         manifest = msgspec.json.decode(text, type=Manifest)

@@ -56,10 +56,10 @@ def runs(
             run = []
         if is_small:
             run.append(manifest)
-    return [part for run in [*found, run] for part in _alike(run) if len(part) >= fewest]
+    return [part for run in [*found, run] for part in _split_uneven(run) if len(part) >= fewest]
 
 
-def _alike(run: list[Manifest]) -> Iterator[list[Manifest]]:
+def _split_uneven(run: list[Manifest]) -> Iterator[list[Manifest]]:
     """Split a run at batches that have more facts than the rest of their part."""
     if not run:
         return
@@ -67,8 +67,8 @@ def _alike(run: list[Manifest]) -> Iterator[list[Manifest]]:
     if 2 * run[heaviest].facts <= sum(one.facts for one in run):
         yield run
     else:
-        yield from _alike(run[:heaviest])
-        yield from _alike(run[heaviest + 1 :])
+        yield from _split_uneven(run[:heaviest])
+        yield from _split_uneven(run[heaviest + 1 :])
 
 
 def merge(spark: "SparkSession", store: Store, *, now_ms: int, fewest: int = FEWEST) -> int:
@@ -82,16 +82,18 @@ def merge(spark: "SparkSession", store: Store, *, now_ms: int, fewest: int = FEW
         number = next_batch(store)
         plan = msgspec.json.encode([file for manifest in run for file in manifest.files])
         one = spark.createDataFrame([(plan,)], "plan binary")
-        found = one.mapInArrow(partial(_merged, store, number), WRITTEN).collect()
+        found = one.mapInArrow(partial(_rewrite_files, store, number), WRITTEN).collect()
         written = [msgspec.json.decode(bytes(row.written), type=WrittenFile) for row in found]
-        write_manifest(store, _of_all(run, number, written, now_ms))
+        write_manifest(store, _merged_manifest(run, number, written, now_ms))
         for manifest in run:
             store.remove(f"{MANIFESTS}/{manifest.batch}.json")
         gone += len(run)
     return gone
 
 
-def _of_all(run: Sequence[Manifest], number: int, written: Sequence[WrittenFile], now_ms: int) -> Manifest:
+def _merged_manifest(
+    run: Sequence[Manifest], number: int, written: Sequence[WrittenFile], now_ms: int
+) -> Manifest:
     """Return the manifest of the merged batch."""
     first, last = run[0], run[-1]
     merged = Manifest(
@@ -135,7 +137,7 @@ def thin(found: list[Arrival]) -> list[Arrival]:
     return found
 
 
-def _merged(store: Store, number: int, plans: Iterator[Any]) -> Iterator[Any]:
+def _rewrite_files(store: Store, number: int, plans: Iterator[Any]) -> Iterator[Any]:
     """Rewrite these files, one per stream and day (runs in a task)."""
     for plan in plans:
         for text in plan["plan"].to_pylist():

@@ -60,7 +60,7 @@ def read_by_executors(
     """
     hint = int(spark.conf.get("spark.sql.shuffle.partitions") or 2)
     count = max(1, min(len(parts), max(hint, sum(part.rows for part in parts) // TASK_ROWS)))
-    shares = _shared(parts, count)
+    shares = _distribute(parts, count)
 
     def run(batches: Iterable[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -70,7 +70,7 @@ def read_by_executors(
     return spark.range(0, count, 1, count).mapInArrow(run, schema)
 
 
-def _shared(parts: Sequence[Part], count: int) -> list[list[Part]]:
+def _distribute(parts: Sequence[Part], count: int) -> list[list[Part]]:
     """Distribute files to tasks with about equal numbers of rows."""
     shares: list[list[Part]] = [[] for _ in range(count)]
     loads = [(0, position) for position in range(count)]

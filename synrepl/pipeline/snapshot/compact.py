@@ -105,10 +105,10 @@ def compact(
                 snapshot=former, is_new=False, full=False, read_files=0, read_rows=0, seconds=_since(began)
             )
     table = StreamTable.default()
-    reading = _reading(batches, None if full else former, table)
+    reading = _plan_input(batches, None if full else former, table)
     progress("reading", 0, reading.rows)
     try:
-        written, keys = _made(spark, archive, snapshot, reading, end, table, file_rows, progress)
+        written, keys = _write_files(spark, archive, snapshot, reading, end, table, file_rows, progress)
     except PySparkException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
             raise BadArchive(f"{archive}: a file is missing: {error.getMessage()}") from error
@@ -181,7 +181,7 @@ def _digest_at(archive: Store, batches: Sequence[Manifest], serial: int) -> str 
     return None
 
 
-def _reading(
+def _plan_input(
     batches: Sequence[Manifest], former: SnapshotManifest | None, table: StreamTable
 ) -> _SnapshotReader:
     """Return the input: the whole archive, or `former` and the facts since.
@@ -208,7 +208,7 @@ def _reading(
     return _SnapshotReader(since, former.files, whole, former.serial)
 
 
-def _made(
+def _write_files(
     spark: "SparkSession",
     archive: Store,
     snapshot: Store,
@@ -226,20 +226,20 @@ def _made(
     removing = fold.streams_with_tombstones(table)
     last = fold.find_last_rows(rows, removing).persist()
     try:
-        counted = _counted(last, end.last_serial)
+        counted = _count_buckets(last, end.last_serial)
         keys = sum(alive for _, alive, _ in counted)
         is_gone = any(gone for _, _, gone in counted)
         progress("reading", reading.rows, reading.rows)
         progress("writing", 0, keys)
         facts = fold.select_facts(rows, last, removing, look=is_gone and reading.may_have_several)
-        ranges = _ranges(counted, file_rows)
+        ranges = _assign_ranges(counted, file_rows)
         found = (
             rows.join(facts, "serial")
             .withColumn("last", F.array_contains("seqs", F.col("seq")))
             .drop("seqs")
             .repartitionById(max(ranges, default=0) + 1, _range_of(ranges, _bucket(end.last_serial)))
             .sortWithinPartitions("serial", "seq")
-            .mapInArrow(partial(_written, snapshot, folder_of(end.last_serial), file_rows), WRITTEN)
+            .mapInArrow(partial(_write_task, snapshot, folder_of(end.last_serial), file_rows), WRITTEN)
         )
         written: list[PartFile] = []
         done = 0
@@ -282,14 +282,14 @@ def _bucket(upto: int) -> "Column":
     return F.floor(F.col("serial") / F.lit(max(1, -(-upto // BUCKETS))))
 
 
-def _counted(last: "DataFrame", upto: int) -> list[tuple[int, int, int]]:
+def _count_buckets(last: "DataFrame", upto: int) -> list[tuple[int, int, int]]:
     """Return for each range of serials its number, its last rows of live keys, and those of removed keys."""
     gone = F.sum(F.col("gone").cast("int"))
     counted = last.groupBy(_bucket(upto)).agg(F.count("*") - gone, gone).collect()
     return sorted((row[0], row[1], row[2]) for row in counted)
 
 
-def _ranges(counted: Iterable[tuple[int, int, int]], file_rows: int) -> list[int]:
+def _assign_ranges(counted: Iterable[tuple[int, int, int]], file_rows: int) -> list[int]:
     """Return for each bucket the number of its range. A range has about as many rows as a file."""
     ranges: list[int] = []
     number = rows = 0
@@ -307,7 +307,7 @@ def _range_of(ranges: Sequence[int], bucket: "Column") -> "Column":
     return F.element_at(known, (bucket + 1).cast("int"))
 
 
-def _written(store: Store, folder: str, file_rows: int, batches: Iterable[Any]) -> Iterator[Any]:
+def _write_task(store: Store, folder: str, file_rows: int, batches: Iterable[Any]) -> Iterator[Any]:
     """Write the files of a snapshot (runs in a task)."""
     return write_parts(store, folder, file_rows, batches)
 

@@ -46,7 +46,7 @@ def find_last_rows(rows: "DataFrame", removing: Collection[str]) -> "DataFrame":
     last = rows.where(F.col("key").isNotNull()).groupBy("stream", "key").agg(F.max(position).alias("at"))
     found = last.select("stream", "key", "at.serial", "at.seq", "at.row")
     return found.mapInArrow(
-        _judged, "`stream` string, `key` string, `serial` bigint, `seq` int, `gone` boolean"
+        _mark_gone, "`stream` string, `key` string, `serial` bigint, `seq` int, `gone` boolean"
     )
 
 
@@ -67,7 +67,7 @@ def select_facts(
         older.join(gone, ["stream", "key"]).where("serial < gone_at").select("serial", "gone_at").distinct()
     )
     beside = found.select("serial", F.lit(True).alias("is_kept"))
-    more = _reached(leads.join(beside, "serial", "left").toArrow())
+    more = _reachable(leads.join(beside, "serial", "left").toArrow())
     if not more:
         return found
     # Facts that are kept anyway have their own `seqs`; the others have none.
@@ -76,7 +76,7 @@ def select_facts(
     return found.unionByName(beyond.join(found, "serial", "left_anti").select("serial", none))
 
 
-def _reached(leads: Any) -> list[int]:
+def _reachable(leads: Any) -> list[int]:
     """Return the serials reachable from kept facts, transitively."""
     onward: dict[int, list[int]] = {}
     reached: set[int] = set()
@@ -95,7 +95,7 @@ def _where(streams: Collection[str], column: "Column") -> "Column":
     return F.when(F.col("stream").isin(*streams), column) if streams else F.lit(None).cast("string")
 
 
-def _judged(batches: Iterable[Any]) -> Iterator[Any]:
+def _mark_gone(batches: Iterable[Any]) -> Iterator[Any]:
     """Replace `row` by `gone` (runs in a task)."""
     table = StreamTable.default()
     names = ["stream", "key", "serial", "seq", "gone"]

@@ -139,7 +139,7 @@ def advance(
                 seen_ms=now_ms,
             )
             # There is no interval before the first fact.
-            chain = _timed(chain, run, run.facts - 1, rules)
+            chain = _count_intervals(chain, run, run.facts - 1, rules)
             continue
         if chain.is_stalled:
             events.append(
@@ -152,9 +152,9 @@ def advance(
                     serial=run.serial,
                 )
             )
-        chain, lines = _followed(chain, run, stream, writer)
+        chain, lines = _follow(chain, run, stream, writer)
         events += lines
-        chain = _timed(chain, run, run.facts, rules)
+        chain = _count_intervals(chain, run, run.facts, rules)
         chain = msgspec.structs.replace(chain, seen_ms=now_ms, is_stalled=False)
     assert chain is not None, "there is a run"
     return chain, events
@@ -193,7 +193,7 @@ def _allowed_ms(chain: WriterChain, rules: WatchRules) -> float | None:
     return max(float(rules.stall_ms), rules.times * chain.usual_ms)
 
 
-def _timed(chain: WriterChain, run: FactRun, intervals: int, rules: WatchRules) -> WriterChain:
+def _count_intervals(chain: WriterChain, run: FactRun, intervals: int, rules: WatchRules) -> WriterChain:
     """Return the state with the facts and intervals of this run counted."""
     before_ms = max(0, run.first_ms - chain.at_ms)
     allowed = _allowed_ms(chain, rules)
@@ -212,20 +212,22 @@ def _timed(chain: WriterChain, run: FactRun, intervals: int, rules: WatchRules) 
     )
 
 
-def _followed(
+def _follow(
     chain: WriterChain, run: FactRun, stream: str, writer: str
 ) -> tuple[WriterChain, list[WatchEvent]]:
     """Return the state with the tokens of this run, and the events."""
     at = chain.token
     if run.is_late:
-        return _filled(chain, run, stream, writer)
+        return _fill_gaps(chain, run, stream, writer)
     moved = msgspec.structs.replace(chain, epoch=max(run.epoch, chain.epoch), token=run.token)
     if at is None or run.prev_token == at:
         return moved, []
     if run.epoch > chain.epoch:
         # Gaps beyond the new start are void: these facts will never come.
         holes = tuple(hole for hole in chain.holes if hole.upto <= run.prev_token)
-        return msgspec.structs.replace(moved, holes=holes), [_elsewhere(Restart, run, at, stream, writer)]
+        return msgspec.structs.replace(moved, holes=holes), [
+            _position_event(Restart, run, at, stream, writer)
+        ]
     if run.prev_token > at:
         gap = Gap(
             at_ms=run.first_ms,
@@ -239,11 +241,11 @@ def _followed(
         hole = Hole(after=at, upto=run.prev_token, at_ms=run.first_ms, parts=((at, run.prev_token),))
         return msgspec.structs.replace(moved, holes=(*chain.holes, hole)[-MOST_HOLES:]), [gap]
     if any(_without(hole.parts, run) != hole.parts for hole in chain.holes):
-        return _filled(chain, run, stream, writer)
-    return moved, [_elsewhere(Again, run, at, stream, writer)]
+        return _fill_gaps(chain, run, stream, writer)
+    return moved, [_position_event(Again, run, at, stream, writer)]
 
 
-def _elsewhere(kind: type[Elsewhere], run: FactRun, at: int, stream: str, writer: str) -> Elsewhere:
+def _position_event(kind: type[Elsewhere], run: FactRun, at: int, stream: str, writer: str) -> Elsewhere:
     """Return the event that a writer at position `at` continues from another position."""
     return kind(
         at_ms=run.first_ms,
@@ -257,7 +259,7 @@ def _elsewhere(kind: type[Elsewhere], run: FactRun, at: int, stream: str, writer
     )
 
 
-def _filled(
+def _fill_gaps(
     chain: WriterChain, run: FactRun, stream: str, writer: str
 ) -> tuple[WriterChain, list[WatchEvent]]:
     """Return the state with gaps filled by this run, at the same position, and the events."""
