@@ -19,7 +19,7 @@ from tests.service.processes import Daemon
     [
         "Wrong remote: this is example.org, expected other.org",
         "connect_ex(): port must be 0-65535.",
-        "http://h:1 cannot be reached: it does not speak HTTP (b'SERVER hs'); the line protocol is ...",
+        "cannot connect to http://h:1: it does not speak HTTP (b'SERVER hs'); the line protocol is ...",
         "TLS: certificate verify failed",
         "unknown stream nope",
         "the key paris lacks the right read: add it in keys_file",
