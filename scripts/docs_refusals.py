@@ -85,10 +85,10 @@ def ahead(stage: Stage) -> Seen:
 def fork(stage: Stage) -> Seen:
     """The old primary comes back as a replica of the new one."""
     berlin, paris = pair(stage)
-    stage.stop(paris)
+    paris.terminate()
     stage.append(berlin, 7)
     berlin.kill()
-    stage.go_on(paris)
+    paris = stage.replica("paris", f"tcp:{berlin.follow}", *QUICK, at=paris)
     ask(paris.url, "/v1/promote", {"force": True})
     stage.append(paris, 3)
     berlin = stage.replica("berlin", f"tcp:{paris.follow}", *QUICK)
@@ -194,7 +194,7 @@ def bad_ack(stage: Stage) -> Seen:
         berlin,
         'HELLO {"uuid":"u1","name":"paris","nonce":"n1"}',
         'AUTH {"proof":""}',
-        f"SUBSCRIBE {json.dumps({'history': history, 'place': position})}",
+        f"SUBSCRIBE {json.dumps({'history': history, 'position': position})}",
         "ACK 1 1000000 0",
     )
 

@@ -194,6 +194,6 @@ def test_people_are_told_too(tmp_path: Path, daemon: Daemon, redis: RedisServer)
         "error: unrecoverable gap: no source has the missing facts: gap in receipts of w1: have 5, want 9"
         in said
     )
-    assert "heard from" in said
+    assert "source" in said
     assert f"redis://127.0.0.1:{redis.port}" in page
     assert all("live" in text for text in (said, page))

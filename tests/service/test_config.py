@@ -254,7 +254,7 @@ def test_unknown_names_are_told_with_the_nearest_known_one(tmp_path: Path) -> No
         (["--database", "sqlite:///a.db"], "did you mean sqlite:/a.db or sqlite:a.db?"),
         (["--database", "a.db"], "must be sqlite:PATH"),
         (["--database", "sqlite:"], "needs the path"),
-        (["--listen", "9092"], "say tcp:9092:interface=127.0.0.1"),
+        (["--listen", "9092"], "use tcp:9092:interface=127.0.0.1"),
         (["--listen", "tpc:9092"], "must be a Twisted server endpoint string"),
         (["--http", "tcp:lots"], "must be a Twisted server endpoint string"),
         (["--retain-seconds", "0"], "number of seconds above 0"),

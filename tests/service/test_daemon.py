@@ -47,7 +47,7 @@ def test_listening_for_everyone_is_refused(tmp_path: Path) -> None:
     with Process(*TWISTD, "--listen", "tcp:9092", cwd=tmp_path) as daemon:
         assert daemon.wait() == 1
 
-    assert "say tcp:9092:interface=127.0.0.1, or say --insecure" in daemon.lines[-1]
+    assert "use tcp:9092:interface=127.0.0.1, or set --insecure" in daemon.lines[-1]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -54,7 +54,7 @@ def watch_command(
 ) -> None:
     """Write events as JSON lines until interrupted: gaps, stalled writers, hot caches of each minute.
 
-    Types of lines: turn, restart, gap, repaired, again, active, stall, hot. With --json the last line is the
+    Types of lines: epoch, restart, gap, repaired, again, active, stall, hot. With --json the last line is the
     summary.
     """
     stop: list[bool] = []
