@@ -208,4 +208,4 @@ def test_a_writer_that_is_gone_and_holds_the_minimum(homeserver: Callable[..., s
 
     assert (0, ["writer_behind"]) == (code, [one["kind"] for one in found["complaints"]])
     assert found["complaints"][0]["text"].startswith("old_worker is at 3, 37 behind")
-    assert "take it out of the configuration" in found["complaints"][0]["remedy"]
+    assert "remove it from the configuration" in found["complaints"][0]["remedy"]
