@@ -65,7 +65,7 @@ class IngestLog(Protocol):
         """Facts of one stream and writer, by token."""
 
     async def rewind_stream(self, stream: str, upto: int) -> None:
-        """The source lost this stream's facts beyond `upto`: start a new epoch."""
+        """Start a new epoch: the source lost this stream's facts beyond `upto`."""
 
 
 class LogPositions:

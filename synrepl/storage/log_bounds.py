@@ -1,4 +1,4 @@
-"""The bounds of a log: positions that it stores besides its facts, since the facts do not imply them."""
+"""The bounds of a log: stored positions that cannot be derived from its facts."""
 
 from collections.abc import Iterable
 

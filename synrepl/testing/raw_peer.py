@@ -45,7 +45,7 @@ class RawPeer(Protocol):
 
 
 def raw_client(network: Network, address: str, name: str = "raw") -> RawPeer:
-    """A hand-spoken follower of whoever listens at `address`; connected once the clock has moved a little."""
+    """Connect a raw follower to the listener at `address`; it is connected once the clock has advanced."""
     peer = RawPeer()
     factory = Factory.forProtocol(lambda: peer)
     network.connect(name, address, factory)
@@ -53,7 +53,7 @@ def raw_client(network: Network, address: str, name: str = "raw") -> RawPeer:
 
 
 def raw_server(network: Network, address: str) -> list[RawPeer]:
-    """A hand-spoken server at `address`: the list fills with a peer for each connection."""
+    """Listen at `address` as a raw server. The list gets a peer for each connection."""
     peers: list[RawPeer] = []
 
     def make() -> RawPeer:

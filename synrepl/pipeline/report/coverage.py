@@ -73,5 +73,5 @@ def coverage(found: Sequence[Manifest]) -> Coverage | None:
 
 
 def positions_before(found: Sequence[Manifest]) -> dict[str, dict[str, Any]]:
-    """Return the positions of writers before the first fact whose predecessors are all archived."""
+    """Return the writers' positions at which the chain check starts: after the compacted part, if any."""
     return found[0].end if found[0].compacted else found[0].start

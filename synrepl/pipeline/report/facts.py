@@ -60,7 +60,7 @@ def read_facts(archive: Store, part: Part, arrivals: Sequence[Arrival]) -> Itera
 
 
 def counted_once(facts: "DataFrame") -> "DataFrame":
-    """Return the facts without duplicates from other files."""
+    """Merge each fact's copies from different files into one row."""
     from pyspark.sql import functions as f
 
     return facts.groupBy("serial", *SAME).agg(

@@ -1,6 +1,6 @@
 """Snapshot format: `_snapshot.json` and the files that it names. Other files are not part of the snapshot.
 
-A snapshot has all rows of each fact that has the last row of a live key, and no void facts. A fold of the
+A snapshot keeps a fact whole if it has the last row of a live key. It has no void facts. A fold of the
 snapshot gives the same result as a fold of the archive up to its position: a tombstone is kept if a kept fact
 has an older row of its key.
 """

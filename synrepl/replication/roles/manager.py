@@ -372,7 +372,9 @@ class RoleManager:
         self.replica = None
         try:
             if record is not None and not plausible_epoch(record.epoch):
-                self._logger.warn("the remembered epoch {epoch} is impossible; ignored", epoch=record.epoch)
+                self._logger.warn(
+                    "ignoring the stored epoch {epoch}: an epoch must be from 1 to 2**53", epoch=record.epoch
+                )
             epoch = self._seen_epoch + 1
             others = self._to_notify(
                 [*before, *self.unnotified, *self._remembered_addresses(), *self._known_daemons()]
@@ -885,7 +887,8 @@ class RoleManager:
     async def resync(self) -> bool:
         """Give up the facts that only this copy has, on an operator's request.
 
-        A fenced daemon becomes a replica of the primary that it knows. False if there is nothing to give up.
+        A fenced daemon becomes a replica of the primary that it knows. False if the daemon is neither fenced
+        nor a stopped replica.
         """
         if self.role == FENCED:
             record = self._record()

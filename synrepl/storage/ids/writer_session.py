@@ -277,8 +277,8 @@ class WriterSession:
     def _is_still_writer(self, cursor: ICursor) -> bool:
         """Whether the database still has this process as the writer.
 
-        It does not after a connection loss so long that others declared this process dead and moved past its
-        unfinished ids. Those must not be written any more, which only a restart guarantees.
+        After a long connection loss, others may have declared this process dead and moved past its unfinished
+        ids. Only a restart guarantees that it does not write those ids.
         """
         for generator in self._generators:
             found = last_process(cursor, generator.database, self.instance)

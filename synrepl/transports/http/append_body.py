@@ -63,7 +63,7 @@ def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, "bad_json", f"the body is not JSON: {error}") from error
     except RecursionError:
-        raise ApiError(400, "bad_json", "the body is not JSON: nested too deeply") from None
+        raise ApiError(400, "bad_json", "the JSON body is nested too deeply") from None
 
 
 def check_append(posted: AppendBody) -> AppendBody:
