@@ -10,8 +10,7 @@ from synrepl.errors import ConfigError, StorageError
 from synrepl.pipeline.snapshot.snapshot import PartFile, SnapshotManifest, read_snapshot
 from synrepl.pipeline.source.schema import COLUMNS
 from synrepl.pipeline.store import Store
-from synrepl.ports.history import EpochStart, LogPosition
-from synrepl.ports.history import LogSnapshot as Beside
+from synrepl.ports.history import EpochStart, LogPosition, LogSnapshot
 from synrepl.storage import Log, ReactorThread
 from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
@@ -84,7 +83,7 @@ async def _restore(
                         left=left,
                     )
         await copy.restore(
-            Beside(
+            LogSnapshot(
                 position=snapshot.position,
                 trimmed_upto=snapshot.position,
                 epoch_starts=snapshot.epoch_starts,
