@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from scripts.docs import DOCS, PAGES, metrics
+from scripts.lib.references import anchors_of
 from synrepl.config import settings
 from synrepl.ports.metrics import Metrics
 
@@ -76,18 +77,6 @@ def test_files_of_the_tree_that_are_named_exist(page: Path) -> None:
     assert [] == [name for name in named if not any(ROOT.glob(name))]
 
 
-ANCHOR = re.compile(r'<a id="([\w-]+)"></a>')
-HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
-
-
-def anchors(page: Path) -> set[str]:
-    """The fragments that lead somewhere on a page, as GitHub makes them of headings."""
-    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
-    headings = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", found[1]) for found in HEADING.finditer(text)]
-    slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
-    return {*slugs, *(found[1] for found in ANCHOR.finditer(text))}
-
-
 @pytest.mark.parametrize(
     "page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name
 )
@@ -99,7 +88,7 @@ def test_links_to_parts_of_pages_lead_somewhere(page: Path) -> None:
     assert [] == [
         (target.name, fragment)
         for target, fragment in targets
-        if target.suffix == ".md" and fragment not in anchors(target)
+        if target.suffix == ".md" and fragment not in anchors_of(target)
     ]
 
 

@@ -12,7 +12,7 @@ import keyword
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 from functools import cache, cached_property
 from pathlib import Path
@@ -34,6 +34,7 @@ _FOLDER: Final = re.compile(r"(?:synrepl|tests|scripts|docs|contrib)(?:/[\w.*-]+
 _DOTTED: Final = re.compile(r"_?[A-Za-z]\w*(?:\.\w+)+(?:\(\))?")
 _CLASS: Final = re.compile(r"_?[A-Z]+[a-z]+[a-z0-9]*(?:[A-Z]\w*)*(?:\(\))?")
 _SNAKE: Final = re.compile(r"_?[a-z]\w*_\w+(?:\(\))?|[a-z]\w*\(\)")
+_LINKED: Final = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
 _CITED: Final = re.compile(r"\bdocs/[\w/-]+\.md(?:#[\w-]+)?")
 _METRIC: Final = re.compile(r"synrepl_(\w+?)(?:_total|_bucket|_sum|_count)?")
@@ -66,6 +67,7 @@ class Tree:
             if not path.relative_to(root).as_posix().startswith(NOT_READ)
         ]
         self.trees = {path: ast.parse(path.read_text("utf-8")) for path in self.python}
+        self.docstrings = {path: list(_docstrings(tree)) for path, tree in self.trees.items()}
 
     @cached_property
     def packages(self) -> set[str]:
@@ -99,7 +101,7 @@ class Tree:
         found = {*dir(builtins), *keyword.kwlist, *EXTERNAL}
         for path, tree in self.trees.items():
             found.update(path.relative_to(self.root).with_suffix("").parts)
-            docstrings = {id(node) for node in _docstrings(tree)}
+            docstrings = {id(node) for node in self.docstrings[path]}
             for node in ast.walk(tree):
                 match node:
                     case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
@@ -149,9 +151,9 @@ def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
                 yield constant
 
 
-def prose_of(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
+def prose_of(path: Path, docstrings: Iterable[ast.Constant]) -> Iterator[tuple[int, str]]:
     """Docstrings and comments of a module, each line with its number."""
-    for node in _docstrings(tree):
+    for node in docstrings:
         for number, line in enumerate(str(node.value).split("\n")):
             yield node.lineno + number, line
     for number, line in enumerate(path.read_text("utf-8").split("\n"), 1):
@@ -189,12 +191,13 @@ def wrong_span(tree: Tree, text: str, near: Path) -> bool:
     return False
 
 
+@cache
 def anchors_of(page: Path) -> set[str]:
     """The anchors of a page: those of its headings, as GitHub makes them, and those that it sets."""
     found = set()
     for _, line in manual_of(page):
         if line.startswith("#"):
-            title = re.sub(r"[`*]", "", line.lstrip("#").strip()).lower()
+            title = _LINKED.sub(r"\1", line.lstrip("#").strip()).lower()
             found.add(re.sub(r"[^\w\- ]", "", title).replace(" ", "-"))
         found.update(re.findall(r'<a (?:id|name)="([\w-]+)"', line))
     return found
@@ -214,7 +217,7 @@ def wrong_target(tree: Tree, target: str, near: Path) -> bool:
 def complaints(root: Path) -> Iterator[Complaint]:
     """Everything that leads nowhere, and every public class that shares its name with another one."""
     tree = Tree(root)
-    texts = [(path, prose_of(path, parsed)) for path, parsed in tree.trees.items()]
+    texts = [(path, prose_of(path, found)) for path, found in tree.docstrings.items()]
     texts += [(path, manual_of(path)) for path in tree.manual]
     for path, lines in texts:
         for number, line in lines:
