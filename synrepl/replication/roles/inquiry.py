@@ -1,4 +1,4 @@
-"""Inquiry of a primary at startup: was another daemon promoted while this one was down?"""
+"""Inquiry of a primary: does another daemon know a primary besides this one?"""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
@@ -11,10 +11,15 @@ from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.interfaces import IPeerClient, PeerStatus
 
-__all__ = ["INQUIRY_SECONDS", "MAX_ASKED", "Inquiry"]
+__all__ = ["INQUIRY_INTERVAL", "INQUIRY_SECONDS", "MAX_ASKED", "Inquiry"]
 
 INQUIRY_SECONDS: Final = 3.0
 """How long a starting primary refuses facts while daemons that it knows have not responded."""
+
+INQUIRY_INTERVAL: Final = 60.0
+"""Seconds between two inquiries of a primary. A daemon that knew of a second primary may have lost its disk
+before it notified anyone, so that only the primaries themselves can find out.
+"""
 
 MAX_ASKED: Final = 20
 """How many daemons are asked."""
@@ -23,8 +28,8 @@ MAX_ASKED: Final = 20
 class Inquiry:
     """Asks daemons for their status, all at once, and hands each response to `on_response`.
 
-    It ends when all responses are handled, or after `INQUIRY_SECONDS`, and then calls `on_end`. Later
-    responses are handled all the same.
+    The inquiry at startup ends when all responses are handled, or after `INQUIRY_SECONDS`, and then calls
+    `on_end`. Later responses are handled all the same.
     """
 
     def __init__(
@@ -47,13 +52,17 @@ class Inquiry:
         self._waiting: list[Deferred[None]] = []
 
     def start(self, addresses: Sequence[Address]) -> None:
-        """Ask these daemons. With no addresses the inquiry does not run."""
-        self._pending = set(addresses[:MAX_ASKED])
-        if not self._pending:
-            return
-        self.is_running = True
-        self._timer = self._clock.callLater(INQUIRY_SECONDS, self._end)
-        for address in addresses[:MAX_ASKED]:
+        """Ask these daemons at startup. With no addresses the inquiry does not run."""
+        if addresses:
+            self.is_running = True
+            self._timer = self._clock.callLater(INQUIRY_SECONDS, self._end)
+            self.ask(addresses)
+
+    def ask(self, addresses: Sequence[Address]) -> None:
+        """Ask these daemons, except those that have not responded to the last question."""
+        fresh = [address for address in addresses[:MAX_ASKED] if address not in self._pending]
+        self._pending.update(fresh)
+        for address in fresh:
             question = self._tasks.start(self._ask(address), "asking for the primary")
             question.addBoth(self._on_response_handled, address)
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 from twisted.internet.defer import Deferred, DeferredLock
-from twisted.internet.task import deferLater
+from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError, StorageError
@@ -16,7 +16,7 @@ from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.errors import CannotPromote, ClaimRefused, Fenced, HandingOver, ReadOnlyHere
 from synrepl.replication.roles.handover_budget import HandOverBudget
-from synrepl.replication.roles.inquiry import INQUIRY_SECONDS, Inquiry
+from synrepl.replication.roles.inquiry import INQUIRY_INTERVAL, INQUIRY_SECONDS, Inquiry
 from synrepl.replication.roles.interfaces import (
     Claim,
     HandOver,
@@ -127,6 +127,8 @@ class RoleManager:
         self._inquiry = Inquiry(
             clock, peers, self._tasks, on_response=self._on_inquiry_response, on_end=self._on_inquiry_end
         )
+        self._inquiry_loop = LoopingCall(self._inquire)
+        self._inquiry_loop.clock = clock  # type: ignore[assignment]
         self._later_epochs = LaterEpochs(clock)
         self._logged: dict[str, float] = {}
         self._handover_timer: Any = None
@@ -196,6 +198,7 @@ class RoleManager:
                 self._logger.info("asking {count} known daemons which one is primary", count=len(known))
             self._inquiry.start(known)
             self._update_write_barrier()
+        self._inquiry_loop.start(INQUIRY_INTERVAL, now=False)
         self._notify(self._to_notify(unnotified))
 
     async def started(self) -> None:
@@ -206,6 +209,8 @@ class RoleManager:
         """Stop following, notifying and asking."""
         self._is_stopped = True
         self._inquiry.stop()
+        if self._inquiry_loop.running:
+            self._inquiry_loop.stop()
         self._tasks.cancel_all()
         self._verifier.stop()
         self._stop_handover_timer()
@@ -475,7 +480,9 @@ class RoleManager:
                         why=str(error),
                     )
                     if code == "superseded" and self.role == PRIMARY:
-                        await self._ask_superseding_peer(address, str(error))
+                        text = f"two daemons are primary: {address} refuses this one: {error}"
+                        self._report_rival(str(address), f"{text}; run synrepl status there")
+                        self._inquiry.ask([address])
                 else:
                     if claim == self._current_claim():
                         self._remove_unnotified(address)
@@ -660,7 +667,7 @@ class RoleManager:
         try:
             await self._check_claim(claim, trusted=trusted)
         except ClaimRefused as error:
-            self._report_refused(claim, error)
+            self._report_refused(claim.uuid, error)
             raise
 
     async def _check_claim(self, claim: Claim, *, trusted: bool) -> None:
@@ -712,10 +719,10 @@ class RoleManager:
             return any(address.http == one.http for one in known)
         return bool(address) and any(address.native == one.native for one in known)
 
-    def _report_refused(self, claim: Claim, error: ClaimRefused) -> None:
+    def _report_refused(self, uuid: str, error: ClaimRefused) -> None:
         self._count_refused(error.code)
         if error.code == "digest_differs" and self.role == PRIMARY:
-            self._later_epochs.add(claim.uuid, f"two daemons are primary: {error}")
+            self._later_epochs.add(uuid, f"two daemons are primary: {error}")
         self._warn_rate_limited(error.code, f"claim refused: {error.code}: {error}")
 
     def _warn_rate_limited(self, reason: str, text: str) -> None:
@@ -810,12 +817,10 @@ class RoleManager:
         with suppress(ClaimRefused):
             self._start_epoch_question(parse_peer_address(address), trusted=trusted)
 
-    async def _ask_superseding_peer(self, address: Address, why: str) -> None:
-        """Ask a daemon that knows a later primary for its address, then ask that primary."""
-        text = f"two daemons are primary: {address} refuses this one: {why}; run synrepl status there"
-        self._later_epochs.add(str(address), text)
+    def _report_rival(self, name: str, text: str) -> None:
+        """Report in the status and the log what a daemon says about another primary."""
+        self._later_epochs.add(name, text)
         self._warn_rate_limited("superseded", text)
-        await self._ask_for_primary(address, trusted=True, may_name_strangers=False)
 
     def _start_epoch_question(self, address: Address, *, trusted: bool) -> None:
         """Ask a replica for the primary: one known replica and one unknown replica at a time."""
@@ -827,44 +832,57 @@ class RoleManager:
             )
             question.addBoth(lambda _: self._epoch_questions.discard(is_known))
 
-    async def _ask_for_primary(
-        self, address: Address, *, trusted: bool, may_name_strangers: bool = True
-    ) -> None:
-        """Ask a replica for the primary, and verify the answer; fence this daemon if another one is primary.
-
-        Unless the replica `may_name_strangers`, an address unknown to this daemon is not shown the secret.
-        """
-        claim = Claim(epoch=0, uuid="", address="", history=self._log.history)
+    async def _ask_for_primary(self, address: Address, *, trusted: bool) -> None:
+        """Ask a replica that knows a later epoch for the primary."""
         try:
             status = await self._verifier.describe(address, trusted=trusted)
-            where = address if status.role == PRIMARY else parse_peer_address(status.primary)
-            if not where or where.is_same(self._address()):
-                return
-            claim = msgspec.structs.replace(claim, uuid=status.uuid if status.role == PRIMARY else "")
-            trusted = trusted and (may_name_strangers or self._is_known(where))
-            status = await self._verifier.verify(where, trusted=trusted)
+            await self._verify_rival(address, status, trusted=trusted)
         except ClaimRefused as error:
-            self._report_refused(claim, error)
+            self._report_refused("", error)
+
+    async def _verify_rival(self, address: Address, status: PeerStatus, *, trusted: bool) -> None:
+        """Verify the primary that a daemon names in its status, if it is not this daemon.
+
+        Of two primaries of one history, the one with the lower epoch, or the lower uuid in the same epoch, is
+        fenced: this daemon, or the other one when it is notified. Raises `ClaimRefused` if the daemon that
+        was named is not primary, or has another history.
+        """
+        if self.role != PRIMARY or status.uuid == self._log.uuid:
             return
-        claim = Claim(
-            epoch=status.position.epoch, uuid=status.uuid, address=str(where), history=status.history
+        where = address if status.role == PRIMARY else parse_peer_address(status.primary)
+        if not where or where.is_same(self._address()):
+            return
+        rival = await self._verifier.verify(
+            where, trusted=trusted, uuid=status.uuid if status.role == PRIMARY else ""
         )
+        claim = Claim(epoch=rival.position.epoch, uuid=rival.uuid, address=str(where), history=rival.history)
         async with self._changing:
-            if self.role == PRIMARY and (claim.epoch, claim.uuid) > (self._log.epoch, self._log.uuid):
+            if self.role == PRIMARY and claim.uuid != self._log.uuid:
                 await self._apply_claim(claim)
 
+    def _inquire(self) -> None:
+        """Ask the daemons that this primary knows which one is primary."""
+        if self.role == PRIMARY:
+            addresses = [*self.unnotified, *self._remembered_addresses(), *self._known_daemons()]
+            self._inquiry.ask(self._to_notify(addresses))
+
     async def _on_inquiry_response(self, address: Address, status: PeerStatus) -> None:
-        """Handle the status of a known daemon: if it knows a later epoch, ask its primary."""
+        """Handle the status of a known daemon: verify the primary that it names."""
         ours = self._log.epoch
-        if (
-            status.history != self._log.history
-            or plausible_epoch(status.position.epoch) <= ours
-            or self.role != PRIMARY
-        ):
+        if status.history != self._log.history or self.role != PRIMARY:
             return
-        text = self._later_epochs.add_replica(status.uuid, str(address), status.position.epoch, ours)
-        self._warn_rate_limited("later_epoch", text)
-        await self._ask_for_primary(address, trusted=True, may_name_strangers=False)
+        knows_later = plausible_epoch(status.position.epoch) > ours
+        if knows_later:
+            text = self._later_epochs.add_replica(status.uuid, str(address), status.position.epoch, ours)
+            self._warn_rate_limited("later_epoch", text)
+        try:
+            # The daemon is known, but it may name an unknown one, which is not shown the secret.
+            named = address if status.role == PRIMARY else parse_peer_address(status.primary)
+            await self._verify_rival(address, status, trusted=self._is_known(named))
+        except ClaimRefused as error:
+            # A replica of a former primary, which was not notified yet, names that one.
+            if knows_later or error.code == "digest_differs":
+                self._report_refused(status.uuid, error)
 
     def _on_inquiry_end(self) -> None:
         if self.role == PRIMARY:
