@@ -355,9 +355,9 @@ def test_two_primaries_meet_through_a_replica_that_knows_one_of_them(winner: str
     for node in (b, c, d):
         record = RoleRecord(node.roles.role, node.log.epoch, node.log.uuid)
         known = () if node is not c else ("d",)
-        world.done(Deferred.fromCoroutine(node.roles._save_record(replace(record, knows=known))))
+        world.done(Deferred.fromCoroutine(node.roles._store.save(replace(record, knows=known))))
         node.roles.unnotified.clear()
-    b.roles._known_daemons = list
+    b.roles._daemons._local = list
     parted.part(world)
     world.pass_(10)
     assert ["primary", "primary", "replica"] == roles(b, c, d)
@@ -379,7 +379,7 @@ def test_a_primary_that_is_superseded_says_so() -> None:
     b.kill()
     world.promote(c, force=True)
     noted = RoleRecord("replica", 4, "zz", "b -", (), ())
-    world.done(Deferred.fromCoroutine(a.roles._save_record(noted)))
+    world.done(Deferred.fromCoroutine(a.roles._store.save(noted)))
     world.pass_(90)
 
     assert "primary" == c.roles.role
@@ -776,7 +776,7 @@ def test_only_a_replica_that_is_being_promoted_stops_the_writes() -> None:
             hand_over(world, a, node, 15)
         assert "not_verified" == caught.value.code
         world.wrote(a)
-    b.roles._is_requesting_handover = True
+    b.roles._candidate.is_requesting = True
     assert a.log.position == hand_over(world, a, b, 15)
     with pytest.raises(StorageError, match="about to become primary"):
         world.wrote(a)
@@ -835,12 +835,12 @@ def test_facts_that_the_primary_took_at_the_last_moment_are_waited_for() -> None
     async def missing(serial: int) -> list[Any]:
         if not forgot:
             forgot.append(serial)
-            a.roles._end_handover()
-            a.roles._budget._not_before = 0.0  # as after a restart
+            a.roles._handover._end()
+            a.roles._handover._budget._not_before = 0.0  # as after a restart
             await world.append(a, 2)
         return []
 
-    b.roles._missing_files = missing
+    b.roles._candidate._missing_files = missing
     world.promote(b, seconds=30)
 
     assert [5] == forgot
@@ -864,7 +864,7 @@ def test_only_the_replica_itself_ends_a_hand_over() -> None:
     """To take facts while it begins its epoch would lose them. One that was killed may end it later."""
     world = World()
     a, b, _ = world.chain()
-    b.roles._is_requesting_handover = True
+    b.roles._candidate.is_requesting = True
     hand_over(world, a, b, 15)
     with pytest.raises(ClaimRefused, match="still being promoted"):
         hand_over(world, a, b, 0)
@@ -910,7 +910,7 @@ def test_hand_overs_stop_writes_for_a_quarter_of_the_time_at_most() -> None:
     """A replica that is promoted for ever must not stop the writes for ever."""
     world = World()
     a, b, _ = world.chain()
-    b.roles._is_requesting_handover = True
+    b.roles._candidate.is_requesting = True
     sealed = 0
     for _ in range(300):
         with suppress(CannotPromote):
@@ -919,7 +919,7 @@ def test_hand_overs_stop_writes_for_a_quarter_of_the_time_at_most() -> None:
         sealed += a.roles.is_handing_over
 
     assert 60 <= sealed <= 150
-    b.roles._is_requesting_handover = False
+    b.roles._candidate.is_requesting = False
     world.pass_(200, step=0.5)
     world.promote(b)
     assert "primary" == b.roles.role
@@ -931,7 +931,7 @@ def test_a_second_promotion_waits_for_the_first() -> None:
     a = world.node("a")
     b, d = world.node("b", "a"), world.node("d", "a")
     world.pass_(3)
-    b.roles._is_requesting_handover = True
+    b.roles._candidate.is_requesting = True
     hand_over(world, a, b, 15)
 
     with pytest.raises(CannotPromote) as caught:
@@ -1135,13 +1135,13 @@ class TestStart:
         a._strangers = {"x": told}
         a._known_daemons = lambda: [Address("x")]  # type: ignore[method-assign]
         world.start(a)
-        asked = a.roles._peers.describe
+        asked = a.roles._verifier._peers.describe
 
         async def describe(address: Address, *, trusted: bool) -> PeerStatus:
             shown.append((address.native, trusted))
             return await asked(address, trusted=trusted)
 
-        a.roles._peers.describe = describe  # type: ignore[method-assign]
+        a.roles._verifier._peers.describe = describe  # type: ignore[method-assign]
         world.done(Deferred.fromCoroutine(a.roles._on_inquiry_response(Address("x"), told)))
 
         assert {("stranger", False)} == set(shown)
@@ -1171,8 +1171,8 @@ def test_a_daemon_of_which_half_the_address_is_known_is_told_once(is_known_later
     known: list[Address] = []
     whole = [Address("a", "http://a:9093"), Address("c", "http://c:9093")]
     known += [] if is_known_later else whole
-    b.roles._known_daemons = lambda: known
-    b.roles._peers = OverHttp(b.roles._peers)
+    b.roles._daemons._local = lambda: known
+    b.roles._notifier._peers = OverHttp(b.roles._notifier._peers)
     world.promote(b)
     world.pass_(1)
     known[:] = whole

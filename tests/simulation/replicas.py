@@ -575,7 +575,7 @@ class ReplicaSimulation(SeededRun):
 
     def _check_role(self, node: FakeNode) -> None:
         """It is led by a daemon that really was primary in that epoch."""
-        noted = node.roles._record()
+        noted = node.roles._store.load()
         if node.roles.role == "primary" or noted is None or noted.role == "primary":
             return
         if (noted.epoch, noted.uuid) not in self._reigns:

@@ -1,15 +1,17 @@
 """Roles of a daemon: primary, replica or fenced, and the transitions between them."""
 
 from synrepl.replication.roles.errors import CannotPromote, ClaimRefused, Fenced, HandingOver, ReadOnlyHere
-from synrepl.replication.roles.interfaces import Claim, HandOver, IPeerClient, PeerStatus
-from synrepl.replication.roles.manager import (
+from synrepl.replication.roles.handover import HANDOVER_SECONDS, MAX_HANDOVER_SECONDS
+from synrepl.replication.roles.interfaces import (
     FENCED,
-    HANDOVER_SECONDS,
-    MAX_HANDOVER_SECONDS,
     PRIMARY,
     REPLICA,
-    RoleManager,
+    Claim,
+    HandOver,
+    IPeerClient,
+    PeerStatus,
 )
+from synrepl.replication.roles.manager import RoleManager
 
 __all__ = [
     "FENCED",

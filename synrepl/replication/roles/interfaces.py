@@ -1,7 +1,7 @@
 """Interfaces that roles need: the log, the replica and the other daemons."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -9,7 +9,22 @@ from synrepl.errors import StorageError
 from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.replication.addresses import Address
 
-__all__ = ["Claim", "PeerStatus", "IFollowingReplica", "HandOver", "IHasAddress", "IPeerClient", "RoleLog"]
+__all__ = [
+    "FENCED",
+    "PRIMARY",
+    "REPLICA",
+    "Claim",
+    "HandOver",
+    "IFollowingReplica",
+    "IHasAddress",
+    "IPeerClient",
+    "PeerStatus",
+    "RoleLog",
+]
+
+PRIMARY: Final = "primary"
+REPLICA: Final = "replica"
+FENCED: Final = "fenced"
 
 
 class Claim(msgspec.Struct, frozen=True):

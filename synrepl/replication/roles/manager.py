@@ -9,15 +9,18 @@ from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 
-from synrepl.errors import ReplicationError, StorageError
+from synrepl.errors import StorageError
 from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.errors import CannotPromote, ClaimRefused, Fenced, HandingOver, ReadOnlyHere
-from synrepl.replication.roles.handover_budget import HandOverBudget
+from synrepl.replication.roles.handover import HandOverCandidate, HandOverHandler
 from synrepl.replication.roles.inquiry import INQUIRY_INTERVAL, INQUIRY_SECONDS, Inquiry
 from synrepl.replication.roles.interfaces import (
+    FENCED,
+    PRIMARY,
+    REPLICA,
     Claim,
     HandOver,
     IFollowingReplica,
@@ -25,8 +28,11 @@ from synrepl.replication.roles.interfaces import (
     PeerStatus,
     RoleLog,
 )
+from synrepl.replication.roles.judgement import RoleState, Verdict, judge
+from synrepl.replication.roles.known_daemons import KnownDaemons
 from synrepl.replication.roles.later_epochs import LaterEpochs
-from synrepl.replication.roles.record import PromotionRecord, RoleRecord
+from synrepl.replication.roles.notifier import PrimaryNotifier
+from synrepl.replication.roles.record import RoleRecord, RoleStore
 from synrepl.replication.roles.verification import (
     MAX_EPOCH,
     ClaimVerifier,
@@ -35,33 +41,8 @@ from synrepl.replication.roles.verification import (
 )
 from synrepl.wire.text import printable
 
-__all__ = ["FENCED", "HANDOVER_SECONDS", "MAX_HANDOVER_SECONDS", "PRIMARY", "REPLICA", "RoleManager"]
+__all__ = ["RoleManager"]
 
-PRIMARY: Final = "primary"
-REPLICA: Final = "replica"
-FENCED: Final = "fenced"
-
-HANDOVER_SECONDS: Final = 15.0
-"""How long a primary refuses writes for one hand-over request. The candidate renews the request; if the
-candidate dies, writes are refused for this long."""
-
-MAX_HANDOVER_SECONDS: Final = 30.0
-"""The longest hand-over that one request can ask for."""
-
-RENEW_SECONDS: Final = 5.0
-"""A candidate renews its hand-over request after this long. The rest of `HANDOVER_SECONDS` is for starting
-the epoch."""
-
-CATCH_UP_SECONDS: Final = 30.0
-"""How long a promotion waits for the last facts of the old primary."""
-
-NOTIFY_RETRY_SECONDS: Final = 5.0
-"""First delay before an unreachable daemon is notified of a new epoch again; it grows with each retry."""
-
-MAX_NOTIFY_RETRY_SECONDS: Final = 60.0
-
-
-MAX_KNOWN: Final = 20
 MAX_UUID: Final = 200
 
 LOG_SECONDS: Final = 60.0
@@ -108,22 +89,38 @@ class RoleManager:
         self.since = clock.seconds()
         self.replica: IFollowingReplica | None = None
         self._primary = Address()
-        self.unnotified: list[Address] = []
         self._log = log
         self._clock = clock
         self._name = name
         self._has_upstream = has_upstream
         self._address = address
         self._follow = follow
-        self._peers = peers
-        self._known_daemons = known_daemons
         self._is_leased = is_leased
-        self._missing_files = missing_files
         self._on_change = on_change
         self._count_refused = count_refused
         self._count_later_epoch = count_later_epoch
+        self._store = RoleStore(log)
+        self._daemons = KnownDaemons(self._store, own=address, local=known_daemons)
         self._verifier = ClaimVerifier(log, clock, peers, is_known=self._is_known)
         self._tasks = Tasks(self._logger, "roles")
+        self._notifier = PrimaryNotifier(
+            clock,
+            peers,
+            self._tasks,
+            claim=self._current_claim,
+            complete=self._daemons.complete,
+            save=self._save_unnotified,
+            on_superseded=self._on_superseded,
+        )
+        self._handover = HandOverHandler(
+            log,
+            clock,
+            self._verifier,
+            role=lambda: self.role,
+            is_leased=is_leased,
+            on_change=self._on_handover_change,
+        )
+        self._candidate = HandOverCandidate(log, clock, peers, address=address, missing_files=missing_files)
         self._inquiry = Inquiry(
             clock, peers, self._tasks, on_response=self._on_inquiry_response, on_end=self._on_inquiry_end
         )
@@ -131,17 +128,10 @@ class RoleManager:
         self._inquiry_loop.clock = clock  # type: ignore[assignment]
         self._later_epochs = LaterEpochs(clock)
         self._logged: dict[str, float] = {}
-        self._handover_timer: Any = None
-        self._handover_to = ""
-        self._budget = HandOverBudget(clock)
-        self._is_requesting_handover = False
         self._epoch_questions: set[bool] = set()
         self._is_stopped = False
         self._is_promoting = False
         self._changing = DeferredLock()
-        self._is_notifying = False
-        self._retry_seconds = NOTIFY_RETRY_SECONDS
-        self._retry_waiter: Deferred[None] | None = None
 
     @property
     def primary(self) -> Address:
@@ -154,7 +144,17 @@ class RoleManager:
     @property
     def is_promoting(self) -> bool:
         """Whether this daemon is requesting a hand-over from its primary, and needs it to continue."""
-        return self._is_requesting_handover
+        return self._candidate.is_requesting
+
+    @property
+    def is_handing_over(self) -> bool:
+        """Whether this primary refuses facts because another daemon may take over."""
+        return self._handover.is_active
+
+    @property
+    def unnotified(self) -> list[Address]:
+        """The daemons that have not acknowledged the current primary yet."""
+        return self._notifier.unnotified
 
     @property
     def problems(self) -> list[tuple[str, float]]:
@@ -169,7 +169,7 @@ class RoleManager:
         A primary refuses facts until the daemons that it knows had time to report another primary
         (`started`).
         """
-        record = self._record()
+        record = self._store.load()
         epoch = self._log.epoch
         if self._has_upstream and record is not None and record.role == PRIMARY:
             self._logger.warn(
@@ -184,22 +184,19 @@ class RoleManager:
             # Also in the same epoch: of two primaries the one with the higher uuid stayed primary.
             self._become_fenced(record)
         elif self._has_upstream or (record is not None and record.role == REPLICA and record.address):
-            self._become_replica(self._remembered_primary())
+            self._become_replica(self._store.primary)
         else:
             self._become_primary()
-        until, _, uuid = self._log.notes.get("handover", "0").partition(" ")
-        left = float(until) - self._clock.seconds()
-        if self.role == PRIMARY and 0 < left <= MAX_HANDOVER_SECONDS:
-            self._begin_handover(left, uuid)
+        self._handover.resume()
         unnotified = [Address.parse(text) for text in record.told] if record is not None else []
         if self.role == PRIMARY:
-            known = self._to_notify([*unnotified, *self._remembered_addresses(), *self._known_daemons()])
+            known = self._daemons.all(*unnotified)
             if known:
                 self._logger.info("asking {count} known daemons which one is primary", count=len(known))
             self._inquiry.start(known)
             self._update_write_barrier()
         self._inquiry_loop.start(INQUIRY_INTERVAL, now=False)
-        self._notify(self._to_notify(unnotified))
+        self._notifier.notify(self._daemons.others(unnotified))
 
     async def started(self) -> None:
         """Return once the daemons that this primary knows have responded, or had time to."""
@@ -213,35 +210,10 @@ class RoleManager:
             self._inquiry_loop.stop()
         self._tasks.cancel_all()
         self._verifier.stop()
-        self._stop_handover_timer()
+        self._handover.stop()
         if self.replica is not None:
             self.replica.stop()
             self.replica = None
-
-    def _remembered_primary(self) -> Address | None:
-        """The remembered address of the primary; None for the upstream in the settings."""
-        record = self._record()
-        known = record is not None and record.role != PRIMARY
-        return (Address.parse(record.address) or None) if record is not None and known else None
-
-    def _record(self) -> RoleRecord | None:
-        unfinished = self._unfinished_promotion()
-        if unfinished is not None:
-            return unfinished
-        text = self._log.notes.get("role")
-        return None if text is None else msgspec.json.decode(text, type=RoleRecord)
-
-    def _unfinished_promotion(self) -> RoleRecord | None:
-        """The promotion that a kill interrupted after its epoch began and before its record was saved."""
-        text = self._log.notes.get("promoting")
-        if text is None or not self._log.epoch_starts:
-            return None
-        promotion, epoch_start = msgspec.json.decode(text, type=PromotionRecord), self._log.epoch_starts[-1]
-        is_ours = (epoch_start.epoch, epoch_start.at_ms) == (promotion.noted.epoch, promotion.at_ms)
-        return promotion.noted if is_ours and self._log.epoch == epoch_start.epoch else None
-
-    async def _save_record(self, record: RoleRecord) -> None:
-        await self._log.note(role=msgspec.json.encode(record).decode(), promoting=None)
 
     def _become_primary(self) -> None:
         if self.replica is not None:
@@ -275,8 +247,7 @@ class RoleManager:
         if self.replica is not None:
             self.replica.stop()
             self.replica = None
-        self._stop_handover_timer()
-        self._budget.end()
+        self._handover.stop()
         self.role = FENCED
         self._primary = Address.parse(record.address)
         self.since = self._clock.seconds()
@@ -352,14 +323,14 @@ class RoleManager:
         try:
             old, followed = replica.primary, replica.upstream.where
             if not force:
-                await self._obtain_handover(old)
+                await self._candidate.catch_up(old)
             async with self._changing:
                 if self.replica is not replica and not force:
                     raise CannotPromote("moved", "another daemon became primary", retryable=True)
                 return await self._begin_as_primary([old, followed])
         finally:
             # Only now: the old primary ends the hand-over once this replica is no longer being promoted.
-            self._is_promoting = self._is_requesting_handover = False
+            self._is_promoting = self._candidate.is_requesting = False
 
     async def _promote_fenced(self, *, force: bool) -> EpochStart:
         if not force:
@@ -371,7 +342,7 @@ class RoleManager:
 
     async def _begin_as_primary(self, before: Sequence[Address]) -> EpochStart:
         # From here on no fact of the old history is accepted.
-        record, was_fenced = self._record(), self.role == FENCED
+        record, was_fenced = self._store.load(), self.role == FENCED
         if self.replica is not None:
             self.replica.stop()
         self.replica = None
@@ -380,22 +351,19 @@ class RoleManager:
                 self._logger.warn(
                     "ignoring the stored epoch {epoch}: an epoch must be from 1 to 2**53", epoch=record.epoch
                 )
-            epoch = self._seen_epoch + 1
-            others = self._to_notify(
-                [*before, *self.unnotified, *self._remembered_addresses(), *self._known_daemons()]
-            )
+            epoch = self._store.seen_epoch + 1
+            others = self._daemons.all(*before, *self.unnotified)
             unnotified = tuple(map(str, others))
-            knows = self._addresses_to_remember(others)
+            knows = self._daemons.to_remember(others)
             new_record = RoleRecord(PRIMARY, epoch, self._log.uuid, "", unnotified, knows)
             at_ms = int(self._clock.seconds() * 1000)
             # First: a kill between the two steps would leave an epoch without a primary.
-            promoting = msgspec.json.encode(PromotionRecord(at_ms, new_record)).decode()
-            await self._log.note(promoting=promoting, handover=None)
+            await self._store.save_promotion(new_record, at_ms)
             epoch_start = await self._log.next_epoch("promoted", epoch=epoch, at_ms=at_ms)
-            await self._save_record(new_record)
+            await self._store.save(new_record)
         except Exception:
             if not was_fenced:
-                self._become_replica(self._remembered_primary())
+                self._become_replica(self._store.primary)
             raise
         self._logger.info(
             "promoted: primary in epoch {epoch} from serial {serial}",
@@ -403,122 +371,34 @@ class RoleManager:
             serial=epoch_start.serial,
         )
         self._become_primary()
-        self._notify(others)
+        self._notifier.notify(others)
         return epoch_start
 
-    async def _obtain_handover(self, old: Address) -> None:
-        if not old:
-            raise CannotPromote(
-                "upstream_away",
-                "the primary's address is unknown; use force to promote without it",
-                retryable=True,
-            )
-        until = self._clock.seconds() + CATCH_UP_SECONDS
-        self._is_requesting_handover = True
+    async def _save_unnotified(self, claim: Claim, unnotified: Sequence[Address]) -> None:
+        record = self._store.load() or RoleRecord(PRIMARY, claim.epoch, claim.uuid)
         try:
-            while not await self._has_caught_up(old, until):
-                pass
-        except ReplicationError as error:
-            # The primary checks that this daemon no longer promotes.
-            self._is_requesting_handover = False
-            # End the hand-over: the primary may have received the request even if its response was lost.
-            with suppress(ReplicationError):
-                await self._request_handover(old, 0)
-            if isinstance(error, CannotPromote):
-                raise
-            raise CannotPromote(
-                "upstream_away", f"cannot reach the primary: {error}; use force to promote without it"
-            ) from error
+            await self._store.save(msgspec.structs.replace(record, told=tuple(map(str, unnotified))))
+        except StorageError as error:
+            # After a restart peers that were notified are notified again.
+            self._logger.warn("cannot save which peers were notified: {why}", why=str(error))
+        self._on_change()
 
-    async def _request_handover(self, old: Address, seconds: float) -> LogPosition:
-        request = HandOver(seconds=seconds, uuid=self._log.uuid, address=str(self._address()))
-        return await self._peers.hand_over(old, request)
-
-    async def _has_caught_up(self, old: Address, until: float) -> bool:
-        """Whether this log equals the old primary's, which refuses facts long enough for that to stay true.
-
-        If not, the hand-over request must be renewed.
-        """
-        requested_at = self._clock.seconds()
-        position = await self._request_handover(old, HANDOVER_SECONDS)
-        while self._log.position != position:
-            now = self._clock.seconds()
-            if now >= until:
-                why = f"the primary is at serial {position.serial}, this copy at {self._log.serial}"
-                raise CannotPromote("behind", why, retryable=True)
-            if now - requested_at >= RENEW_SECONDS:
-                return False
-            await deferLater(self._clock, 0.05)  # type: ignore[arg-type]
-        missing = [] if self._missing_files is None else await self._missing_files(self._log.serial)
-        if missing:
-            why = f"{len(missing)} files are missing from this copy; use force to leave them behind"
-            raise CannotPromote("files_missing", why, missing=missing)
-        now = self._clock.seconds()
-        if now >= until:
-            raise CannotPromote("behind", "checking the files took too long", retryable=True)
-        # The hand-over may have ended meanwhile, and the old primary accepted facts: compare again.
-        return await self._request_handover(old, HANDOVER_SECONDS) == self._log.position
-
-    async def _notify_all(self) -> None:
-        """Notify all peers of the current primary; retry until each has acknowledged it."""
-        while self.unnotified and (claim := self._current_claim()) is not None:
-            # A peer of which only half of the address was known may have connected and sent the other half.
-            self.unnotified = self._with_known_http(self.unnotified)
-            for address in list(self.unnotified):
-                try:
-                    await self._peers.claim(address, claim)
-                except ReplicationError as error:
-                    code = getattr(error, "code", "")
-                    if code == "other_history" or (code == "superseded" and self.role != PRIMARY):
-                        # The peer has another log by now, and cannot be primary of this one; or it knows a
-                        # later primary than this daemon does.
-                        self._remove_unnotified(address)
-                    self._logger.info(
-                        "cannot notify {address} of epoch {epoch} yet: {why}",
-                        address=str(address),
-                        epoch=claim.epoch,
-                        why=str(error),
-                    )
-                    if code == "superseded" and self.role == PRIMARY:
-                        text = f"two daemons are primary: {address} refuses this one: {error}"
-                        self._report_rival(str(address), f"{text}; run synrepl status there")
-                        self._inquiry.ask([address])
-                else:
-                    if claim == self._current_claim():
-                        self._remove_unnotified(address)
-            left = tuple(map(str, self.unnotified))
-            record = self._record() or RoleRecord(PRIMARY, claim.epoch, claim.uuid)
-            try:
-                await self._save_record(msgspec.structs.replace(record, told=left))
-            except StorageError as error:
-                # After a restart peers that were notified are notified again.
-                self._logger.warn("cannot save which peers were notified: {why}", why=str(error))
-            self._on_change()
-            if self.unnotified:
-                await self._wait_before_retry()
-
-    async def _wait_before_retry(self) -> None:
-        """Wait for the retry delay, or until there is a new claim to send."""
-        waiter = self._retry_waiter = Deferred()
-        timer = self._clock.callLater(self._retry_seconds, waiter.callback, None)
-        self._retry_seconds = min(self._retry_seconds * 1.5, MAX_NOTIFY_RETRY_SECONDS)
-        try:
-            await waiter
-        finally:
-            self._retry_waiter = None
-            if timer.active():
-                timer.cancel()
-
-    def _remove_unnotified(self, address: Address) -> None:
-        if address in self.unnotified:
-            self.unnotified.remove(address)
+    def _on_superseded(self, address: Address, why: str) -> bool:
+        """Handle a daemon that knows a later primary; return whether to notify it again."""
+        if self.role != PRIMARY:
+            return False
+        text = f"two daemons are primary: {address} refuses this one: {why}; run synrepl status there"
+        self._later_epochs.add(str(address), text)
+        self._warn_rate_limited("superseded", text)
+        self._inquiry.ask([address])
+        return True
 
     def _current_claim(self) -> Claim | None:
         """The claim of the primary that this daemon knows; None if its address is unknown."""
         if self.role == PRIMARY:
             epoch, uuid, address = self._log.epoch, self._log.uuid, str(self._address())
         elif (
-            (record := self._record()) is not None
+            (record := self._store.load()) is not None
             and record.role != PRIMARY
             and record.uuid
             and record.address
@@ -527,46 +407,6 @@ class RoleManager:
         else:
             return None
         return Claim(epoch=epoch, uuid=uuid, address=address, history=self._log.history, name=self._name)
-
-    def _to_notify(self, others: Sequence[Address], *, primary: Address | None = None) -> list[Address]:
-        """These addresses, without this daemon's and the primary's."""
-        known = [self._address(), *([primary] if primary is not None else [])]
-        fresh = dict.fromkeys(self._with_http(address, others) for address in others if address)
-        return [address for address in fresh if not any(address.is_same(one) for one in known)]
-
-    @staticmethod
-    def _with_http(address: Address, known: Sequence[Address]) -> Address:
-        """Add the HTTP part to an address, if that of the same daemon is known: claims are sent over HTTP."""
-        if address.http:
-            return address
-        same = (one for one in known if one.http and one.native == address.native)
-        return next(same, address)
-
-    def _with_known_http(self, others: Sequence[Address]) -> list[Address]:
-        """These addresses, each with the HTTP part that is known by now."""
-        known = [*others, *self._remembered_addresses(), *self._known_daemons()]
-        return list(dict.fromkeys(self._with_http(address, known) for address in others))
-
-    def _remembered_addresses(self) -> list[Address]:
-        record = self._record()
-        return [] if record is None else [Address.parse(text) for text in record.knows]
-
-    def _addresses_to_remember(self, others: Sequence[Address]) -> tuple[str, ...]:
-        """All addresses ever known, newest first, at most `MAX_KNOWN`."""
-        return tuple(map(str, self._to_notify([*others, *self._remembered_addresses()])))[:MAX_KNOWN]
-
-    def _notify(self, others: Sequence[Address]) -> None:
-        self.unnotified = list(others)
-        self._retry_seconds = NOTIFY_RETRY_SECONDS
-        if self._retry_waiter is not None and not self._retry_waiter.called:
-            # The claim that waits for its retry is outdated.
-            self._retry_waiter.callback(None)
-        if self.unnotified and not self._is_notifying:
-            self._is_notifying = True
-            self._tasks.start(self._notify_all(), "notifying of the new epoch").addBoth(self._on_notify_end)
-
-    def _on_notify_end(self, _: object) -> None:
-        self._is_notifying = False
 
     # -- requests and claims of peers ----------------------------------------------------------------------
 
@@ -577,85 +417,11 @@ class RoleManager:
         `trusted`, the replica itself must confirm that it is being promoted. Raises `CannotPromote` and
         `ClaimRefused`.
         """
-        return Deferred.fromCoroutine(self._hand_over(request, trusted=trusted))
+        return Deferred.fromCoroutine(self._handover.handle(request, trusted=trusted))
 
-    async def _hand_over(self, request: HandOver, *, trusted: bool) -> LogPosition:
-        self._check_hand_over(request)
-        if not trusted and (request.seconds > 0 or self.is_handing_over):
-            await self._verify_hand_over(request)
-            self._check_hand_over(request)
-        if request.seconds > 0:
-            if not trusted:
-                self._budget.extend(request.seconds)
-            self._begin_handover(request.seconds, request.uuid)
-            # Saved, as after a restart facts stay refused: the candidate may have started its epoch.
-            await self._log.note(handover=f"{self._clock.seconds() + request.seconds:.3f} {request.uuid}")
-        elif self.is_handing_over:
-            self._end_handover()
-            await self._log.note(handover=None)
-        await self._log.flush()
-        return self._log.position
-
-    def _check_hand_over(self, request: HandOver) -> None:
-        if self.role != PRIMARY:
-            raise CannotPromote("not_primary", f"this daemon is {self.role}")
-        if self.is_handing_over and self._handover_to and request.uuid and self._handover_to != request.uuid:
-            why = f"this daemon is already handing over to {printable(self._handover_to)}"
-            raise CannotPromote("handing_over", why, retryable=True)
-
-    async def _verify_hand_over(self, request: HandOver) -> None:
-        """Raise `ClaimRefused` unless a replica of this log confirms that it is being promoted.
-
-        To end the hand-over it must confirm that it is not being promoted.
-        """
-        address = parse_peer_address(request.address)
-        if not request.uuid or not address:
-            raise ClaimRefused("bad_request", "a hand-over needs the uuid and the address of the replica")
-        status = await self._verifier.describe(address, trusted=False)
-        where = printable(request.address)
-        if status.uuid != request.uuid:
-            why = f"{where} is the daemon {printable(status.uuid)}, not {printable(request.uuid)}"
-        elif status.role != REPLICA:
-            why = f"{where} is {printable(status.role)}, not a replica"
-        elif status.promoting != (request.seconds > 0):
-            why = f"{where} is {'still' if status.promoting else 'not'} being promoted"
-        elif self._is_leased(request.uuid) or await self._is_in_this_log(status.position):
-            return
-        else:
-            # A replica of a replica has no lease at this daemon.
-            raise ClaimRefused("unknown_replica", f"{where} has no copy of this log")
-        raise ClaimRefused("not_verified", why, retryable=True)
-
-    async def _is_in_this_log(self, position: LogPosition) -> bool:
-        """Whether a daemon at this position has a copy of this log."""
-        mine = self._log.position
-        digest = mine.digest if position.serial == mine.serial else await self._log.digest_at(position.serial)
-        return position.epoch <= mine.epoch and digest is not None and digest == position.digest
-
-    def _begin_handover(self, seconds: float, uuid: str) -> None:
-        self._handover_to = uuid
-        self._stop_handover_timer()
-        self._handover_timer = self._clock.callLater(seconds, self._end_handover)
+    def _on_handover_change(self) -> None:
         self._update_write_barrier()
         self._on_change()
-
-    def _stop_handover_timer(self) -> None:
-        if self._handover_timer is not None and self._handover_timer.active():
-            self._handover_timer.cancel()
-
-    def _end_handover(self) -> None:
-        self._stop_handover_timer()
-        self._budget.end()
-        if self.role == PRIMARY:
-            self._logger.warn("hand-over ended: no daemon took over; this primary accepts facts again")
-            self._update_write_barrier()
-            self._on_change()
-
-    @property
-    def is_handing_over(self) -> bool:
-        """Whether this primary refuses facts because another daemon may take over."""
-        timer = self._handover_timer
-        return self.role == PRIMARY and timer is not None and bool(timer.active())
 
     async def on_claim(self, claim: Claim, *, trusted: bool = False) -> None:
         """Handle a peer's claim that a daemon is primary.
@@ -686,7 +452,7 @@ class RoleManager:
         if not plausible_epoch(claim.epoch):
             raise ClaimRefused("epoch_too_far", "an epoch must be from 1 to 2**53")
         address = parse_peer_address(claim.address)
-        is_far = claim.epoch > self._seen_epoch + 1
+        is_far = claim.epoch > self._store.seen_epoch + 1
         is_known = self._is_leased(claim.uuid) or self._is_known(address)
         if is_far or not (trusted and is_known):
             claim = await self._verify_claim(claim, address, trusted=trusted, is_far=is_far)
@@ -705,19 +471,9 @@ class RoleManager:
         )
         return msgspec.structs.replace(claim, epoch=status.position.epoch)
 
-    @property
-    def _seen_epoch(self) -> int:
-        """The highest plausible epoch that this daemon has seen."""
-        record = self._record()
-        return max(self._log.epoch, 0 if record is None else plausible_epoch(record.epoch))
-
     def _is_known(self, address: Address) -> bool:
         """Whether this is the address of a daemon of this deployment, as far as this daemon knows."""
-        # Compare the part that would be connected to: in a forged address the other part may be genuine.
-        known = [*self._remembered_addresses(), *self.unnotified, self.primary, *self._known_daemons()]
-        if address.http:
-            return any(address.http == one.http for one in known)
-        return bool(address) and any(address.native == one.native for one in known)
+        return self._daemons.includes(address, *self.unnotified, self.primary)
 
     def _report_refused(self, uuid: str, error: ClaimRefused) -> None:
         self._count_refused(error.code)
@@ -733,50 +489,46 @@ class RoleManager:
             self._logger.warn("{text}", text=text)
 
     async def _apply_claim(self, claim: Claim) -> None:
-        before = self._record()
-        if before is not None and not plausible_epoch(before.epoch):
-            before = msgspec.structs.replace(before, epoch=0, uuid="")
-        mine = (self._log.epoch, self._log.uuid if self.role == PRIMARY else "")
-        if self.role != PRIMARY and before is not None and before.role != PRIMARY:
-            mine = max(mine, (before.epoch, before.uuid))
-        if claim.uuid == self._log.uuid:
-            return
-        if (claim.epoch, claim.uuid) < mine:
-            await self._contest_claim(claim)
-            if self.role != PRIMARY:
-                why = f"this daemon is {self.role}; its primary is {self.primary}, of epoch {mine[0]}"
-                raise ClaimRefused("superseded", why, retryable=True)
-            return
-        # The new primary may not reach the previous ones that this daemon knows: notify them too.
-        followed = [] if self.replica is None else [self.replica.upstream.where]
-        known = [*self.unnotified, self.primary, *followed, *self._remembered_addresses()]
-        others = self._to_notify(known, primary=Address.parse(claim.address))
-        unnotified = tuple(map(str, others))
-        knows = self._addresses_to_remember([*others, Address.parse(claim.address)])
-        record = RoleRecord(FENCED, claim.epoch, claim.uuid, claim.address, unnotified, knows)
-        if self.role == REPLICA:
-            where = Address.parse(claim.address)
-            if where and where != self.primary:
+        """Change the role as the claim requires. Raises `ClaimRefused` if a later primary is known."""
+        own = RoleState(self.role, self._log.epoch, self._log.uuid, self.primary, self._store.load())
+        match judge(claim, own):
+            case Verdict.OWN | Verdict.KNOWN:
+                pass
+            case Verdict.SUPERSEDED:
+                await self._contest_claim(claim)
+                if self.role != PRIMARY:
+                    epoch = self._store.seen_epoch
+                    why = f"this daemon is {self.role}; its primary is {self.primary}, of epoch {epoch}"
+                    raise ClaimRefused("superseded", why, retryable=True)
+            case Verdict.FOLLOW:
+                where, others = Address.parse(claim.address), self._previous_primaries(claim)
                 self._logger.info(
                     "the primary is {where} since epoch {epoch}", where=str(where), epoch=claim.epoch
                 )
-                await self._save_record(msgspec.structs.replace(record, role=REPLICA))
+                await self._store.save(self._record_of(claim, REPLICA, others))
                 self._become_replica(where)
-                self._notify(others)
-            return
-        if (
-            self.role == FENCED
-            and before is not None
-            and (before.epoch, before.uuid) >= (claim.epoch, claim.uuid)
-        ):
-            if not before.address and claim.address:
-                await self._save_record(record)
+                self._notifier.notify(others)
+            case Verdict.ADDRESS:
+                record = self._record_of(claim, FENCED, self._previous_primaries(claim))
+                await self._store.save(record)
                 self._become_fenced(record)
-            return
-        # Fence first: no fact may be accepted while the record is being saved.
-        self._become_fenced(record)
-        await self._save_record(record)
-        self._notify(others)
+            case Verdict.FENCE:
+                others = self._previous_primaries(claim)
+                record = self._record_of(claim, FENCED, others)
+                # Fence first: no fact may be accepted while the record is being saved.
+                self._become_fenced(record)
+                await self._store.save(record)
+                self._notifier.notify(others)
+
+    def _previous_primaries(self, claim: Claim) -> list[Address]:
+        """The daemons that may have been primary: the claimed one may not reach them."""
+        followed = [] if self.replica is None else [self.replica.upstream.where]
+        known = [*self.unnotified, self.primary, *followed, *self._daemons.remembered()]
+        return self._daemons.others(known, primary=Address.parse(claim.address))
+
+    def _record_of(self, claim: Claim, role: str, others: Sequence[Address]) -> RoleRecord:
+        knows = self._daemons.to_remember([*others, Address.parse(claim.address)])
+        return RoleRecord(role, claim.epoch, claim.uuid, claim.address, tuple(map(str, others)), knows)
 
     async def _contest_claim(self, claim: Claim) -> None:
         """Notify the claimant of the real primary, until it acknowledges that."""
@@ -796,9 +548,9 @@ class RoleManager:
         )
         # Saved first: the claimant treats a claim without an objection as accepted.
         others = [*self.unnotified, where]
-        record = self._record() or RoleRecord(PRIMARY, self._log.epoch, self._log.uuid)
-        await self._save_record(msgspec.structs.replace(record, told=tuple(map(str, others))))
-        self._notify(others)
+        record = self._store.load() or RoleRecord(PRIMARY, self._log.epoch, self._log.uuid)
+        await self._store.save(msgspec.structs.replace(record, told=tuple(map(str, others))))
+        self._notifier.notify(others)
 
     def on_higher_epoch(self, epoch: int, name: str, address: str, trusted: bool = False) -> None:
         """Handle a replica that knows a later epoch, and gives its own address.
@@ -816,11 +568,6 @@ class RoleManager:
         )
         with suppress(ClaimRefused):
             self._start_epoch_question(parse_peer_address(address), trusted=trusted)
-
-    def _report_rival(self, name: str, text: str) -> None:
-        """Report in the status and the log what a daemon says about another primary."""
-        self._later_epochs.add(name, text)
-        self._warn_rate_limited("superseded", text)
 
     def _start_epoch_question(self, address: Address, *, trusted: bool) -> None:
         """Ask a replica for the primary: one known replica and one unknown replica at a time."""
@@ -863,8 +610,7 @@ class RoleManager:
     def _inquire(self) -> None:
         """Ask the daemons that this primary knows which one is primary."""
         if self.role == PRIMARY:
-            addresses = [*self.unnotified, *self._remembered_addresses(), *self._known_daemons()]
-            self._inquiry.ask(self._to_notify(addresses))
+            self._inquiry.ask(self._daemons.all(*self.unnotified))
 
     async def _on_inquiry_response(self, address: Address, status: PeerStatus) -> None:
         """Handle the status of a known daemon: verify the primary that it names."""
@@ -909,7 +655,7 @@ class RoleManager:
         nor a stopped replica.
         """
         if self.role == FENCED:
-            record = self._record()
+            record = self._store.load()
             where = self.primary
             if not where and not self._has_upstream:
                 raise CannotPromote(
@@ -918,7 +664,7 @@ class RoleManager:
             # Facts accepted before the fencing may exist only in this copy.
             await self._log.flush()
             if record is not None:
-                await self._save_record(msgspec.structs.replace(record, role=REPLICA))
+                await self._store.save(msgspec.structs.replace(record, role=REPLICA))
             self._become_replica(where or None).resync()
             return True
         return self.replica.resync() if self.replica is not None else False

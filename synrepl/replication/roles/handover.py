@@ -1,0 +1,269 @@
+"""Hand-over: the primary refuses facts while a replica catches up and becomes primary."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+
+from synrepl.errors import ReplicationError
+from synrepl.ports.history import LogPosition
+from synrepl.ports.interfaces import IClock
+from synrepl.replication.addresses import Address
+from synrepl.replication.roles.errors import CannotPromote, ClaimRefused
+from synrepl.replication.roles.interfaces import PRIMARY, REPLICA, HandOver, IPeerClient, RoleLog
+from synrepl.replication.roles.verification import ClaimVerifier, parse_peer_address
+from synrepl.wire.text import printable
+
+__all__ = ["HANDOVER_SECONDS", "MAX_HANDOVER_SECONDS", "HandOverCandidate", "HandOverHandler"]
+
+HANDOVER_SECONDS: Final = 15.0
+"""How long a primary refuses writes for one hand-over request. The candidate renews the request; if the
+candidate dies, writes are refused for this long."""
+
+MAX_HANDOVER_SECONDS: Final = 30.0
+"""The longest hand-over that one request can ask for."""
+
+RENEW_SECONDS: Final = 5.0
+"""A candidate renews its hand-over request after this long. The rest of `HANDOVER_SECONDS` is for starting
+the epoch."""
+
+CATCH_UP_SECONDS: Final = 30.0
+"""How long a promotion waits for the last facts of the old primary."""
+
+MAX_SEALED_SECONDS: Final = 60.0
+"""The longest hand-over in total, however often it is extended."""
+
+REST_SHARE: Final = 3.0
+"""After a hand-over no other one begins for this many times its length: 15 seconds of each minute."""
+
+
+class HandOverBudget:
+    """Limits hand-overs for unauthenticated peers: writes are stopped for at most a quarter of the time."""
+
+    def __init__(self, clock: IClock) -> None:
+        self._clock = clock
+        self._began: float | None = None
+        self._not_before = 0.0
+
+    def extend(self, seconds: float) -> None:
+        """Begin a hand-over, or extend it by this long. Raises `CannotPromote` if that exceeds the budget."""
+        now = self._clock.seconds()
+        if self._began is None:
+            if now < self._not_before:
+                left = self._not_before - now
+                why = (
+                    "the last hand-over of this daemon ended without a takeover;"
+                    f" the next one may begin in {left:.0f} s: try again then"
+                )
+                raise CannotPromote("handed_over_lately", why, retryable=True)
+            self._began = now
+        elif now + seconds > self._began + MAX_SEALED_SECONDS:
+            why = f"a hand-over takes {MAX_SEALED_SECONDS:g} seconds at most"
+            raise CannotPromote("handed_over_lately", why, retryable=True)
+
+    def end(self) -> None:
+        """End the hand-over: writes are accepted again."""
+        if self._began is not None:
+            now = self._clock.seconds()
+            self._not_before = now + REST_SHARE * (now - self._began)
+            self._began = None
+
+
+class HandOverHandler:
+    """The primary's side: handles requests of replicas, and lets facts be refused while one runs.
+
+    `role` returns this daemon's role. `is_leased` tells whether the replica with a uuid is connected or has
+    a lease. `on_change` is called when a hand-over begins or ends.
+    """
+
+    _logger = Logger()
+
+    def __init__(
+        self,
+        log: RoleLog,
+        clock: IClock,
+        verifier: ClaimVerifier,
+        *,
+        role: Callable[[], str],
+        is_leased: Callable[[str], bool],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._log = log
+        self._clock = clock
+        self._verifier = verifier
+        self._role = role
+        self._is_leased = is_leased
+        self._on_change = on_change
+        self._budget = HandOverBudget(clock)
+        self._timer: Any = None
+        self._candidate = ""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this primary refuses facts because another daemon may take over."""
+        return self._role() == PRIMARY and self._timer is not None and bool(self._timer.active())
+
+    def resume(self) -> None:
+        """Continue the hand-over that ran when this daemon was stopped: its candidate may be primary now."""
+        until, _, uuid = self._log.notes.get("handover", "0").partition(" ")
+        left = float(until) - self._clock.seconds()
+        if self._role() == PRIMARY and 0 < left <= MAX_HANDOVER_SECONDS:
+            self._begin(left, uuid)
+
+    def stop(self) -> None:
+        """End the hand-over without accepting facts: another daemon is primary, or this one stops."""
+        self._stop_timer()
+        self._budget.end()
+
+    async def handle(self, request: HandOver, *, trusted: bool) -> LogPosition:
+        """Refuse facts for as long as the request asks; return this log's position once it is durable.
+
+        Unless the peer is `trusted`, the replica itself must confirm that it is being promoted. Raises
+        `CannotPromote` and `ClaimRefused`.
+        """
+        self._check(request)
+        if not trusted and (request.seconds > 0 or self.is_active):
+            await self._verify(request)
+            self._check(request)
+        if request.seconds > 0:
+            if not trusted:
+                self._budget.extend(request.seconds)
+            self._begin(request.seconds, request.uuid)
+            # Saved, as after a restart facts stay refused: the candidate may have started its epoch.
+            await self._log.note(handover=f"{self._clock.seconds() + request.seconds:.3f} {request.uuid}")
+        elif self.is_active:
+            self._end()
+            await self._log.note(handover=None)
+        await self._log.flush()
+        return self._log.position
+
+    def _check(self, request: HandOver) -> None:
+        if self._role() != PRIMARY:
+            raise CannotPromote("not_primary", f"this daemon is {self._role()}")
+        if self.is_active and self._candidate and request.uuid and self._candidate != request.uuid:
+            why = f"this daemon is already handing over to {printable(self._candidate)}"
+            raise CannotPromote("handing_over", why, retryable=True)
+
+    async def _verify(self, request: HandOver) -> None:
+        """Raise `ClaimRefused` unless a replica of this log confirms that it is being promoted.
+
+        To end the hand-over it must confirm that it is not being promoted.
+        """
+        address = parse_peer_address(request.address)
+        if not request.uuid or not address:
+            raise ClaimRefused("bad_request", "a hand-over needs the uuid and the address of the replica")
+        status = await self._verifier.describe(address, trusted=False)
+        where = printable(request.address)
+        if status.uuid != request.uuid:
+            why = f"{where} is the daemon {printable(status.uuid)}, not {printable(request.uuid)}"
+        elif status.role != REPLICA:
+            why = f"{where} is {printable(status.role)}, not a replica"
+        elif status.promoting != (request.seconds > 0):
+            why = f"{where} is {'still' if status.promoting else 'not'} being promoted"
+        elif self._is_leased(request.uuid) or await self._is_in_this_log(status.position):
+            return
+        else:
+            # A replica of a replica has no lease at this daemon.
+            raise ClaimRefused("unknown_replica", f"{where} has no copy of this log")
+        raise ClaimRefused("not_verified", why, retryable=True)
+
+    async def _is_in_this_log(self, position: LogPosition) -> bool:
+        """Whether a daemon at this position has a copy of this log."""
+        mine = self._log.position
+        digest = mine.digest if position.serial == mine.serial else await self._log.digest_at(position.serial)
+        return position.epoch <= mine.epoch and digest is not None and digest == position.digest
+
+    def _begin(self, seconds: float, candidate: str) -> None:
+        self._candidate = candidate
+        self._stop_timer()
+        self._timer = self._clock.callLater(seconds, self._end)
+        self._on_change()
+
+    def _end(self) -> None:
+        self.stop()
+        if self._role() == PRIMARY:
+            self._logger.warn("hand-over ended: no daemon took over; this primary accepts facts again")
+            self._on_change()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+
+
+class HandOverCandidate:
+    """The replica's side: requests a hand-over, and catches up with the primary while it refuses facts.
+
+    `missing_files` returns the files that this daemon lacks up to a serial.
+    """
+
+    def __init__(
+        self,
+        log: RoleLog,
+        clock: IClock,
+        peers: IPeerClient,
+        *,
+        address: Callable[[], Address],
+        missing_files: Callable[[int], Awaitable[Sequence[Any]]] | None,
+    ) -> None:
+        self.is_requesting = False
+        self._log = log
+        self._clock = clock
+        self._peers = peers
+        self._address = address
+        self._missing_files = missing_files
+
+    async def catch_up(self, primary: Address) -> None:
+        """Return once this log equals the primary's, which refuses facts. Raises `CannotPromote`."""
+        if not primary:
+            raise CannotPromote(
+                "upstream_away",
+                "the primary's address is unknown; use force to promote without it",
+                retryable=True,
+            )
+        until = self._clock.seconds() + CATCH_UP_SECONDS
+        self.is_requesting = True
+        try:
+            while not await self._has_caught_up(primary, until):
+                pass
+        except ReplicationError as error:
+            # The primary checks that this daemon no longer promotes.
+            self.is_requesting = False
+            # End the hand-over: the primary may have received the request even if its response was lost.
+            with suppress(ReplicationError):
+                await self._request(primary, 0)
+            if isinstance(error, CannotPromote):
+                raise
+            raise CannotPromote(
+                "upstream_away", f"cannot reach the primary: {error}; use force to promote without it"
+            ) from error
+
+    async def _request(self, primary: Address, seconds: float) -> LogPosition:
+        request = HandOver(seconds=seconds, uuid=self._log.uuid, address=str(self._address()))
+        return await self._peers.hand_over(primary, request)
+
+    async def _has_caught_up(self, primary: Address, until: float) -> bool:
+        """Whether this log equals the primary's, which refuses facts long enough for that to stay true.
+
+        If not, the hand-over request must be renewed.
+        """
+        requested_at = self._clock.seconds()
+        position = await self._request(primary, HANDOVER_SECONDS)
+        while self._log.position != position:
+            now = self._clock.seconds()
+            if now >= until:
+                why = f"the primary is at serial {position.serial}, this copy at {self._log.serial}"
+                raise CannotPromote("behind", why, retryable=True)
+            if now - requested_at >= RENEW_SECONDS:
+                return False
+            await deferLater(self._clock, 0.05)  # type: ignore[arg-type]
+        missing = [] if self._missing_files is None else await self._missing_files(self._log.serial)
+        if missing:
+            why = f"{len(missing)} files are missing from this copy; use force to leave them behind"
+            raise CannotPromote("files_missing", why, missing=missing)
+        now = self._clock.seconds()
+        if now >= until:
+            raise CannotPromote("behind", "checking the files took too long", retryable=True)
+        # The hand-over may have ended meanwhile, and the primary accepted facts: compare again.
+        return await self._request(primary, HANDOVER_SECONDS) == self._log.position

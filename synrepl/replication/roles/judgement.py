@@ -1,0 +1,58 @@
+"""Judgement of a claim to be primary: a pure function of the claim and of this daemon's own state."""
+
+from enum import Enum
+from typing import NamedTuple
+
+from synrepl.replication.addresses import Address
+from synrepl.replication.roles.interfaces import FENCED, PRIMARY, REPLICA, Claim
+from synrepl.replication.roles.record import RoleRecord
+from synrepl.replication.roles.verification import plausible_epoch
+
+__all__ = ["RoleState", "Verdict", "judge"]
+
+
+class Verdict(Enum):
+    """The effect of a claim."""
+
+    OWN = "the claim names this daemon: nothing changes"
+    SUPERSEDED = "a later primary is known: the claimant is notified of it"
+    KNOWN = "this daemon already follows, or is fenced by, that primary: nothing changes"
+    FOLLOW = "this replica follows the claimed primary"
+    ADDRESS = "this fenced daemon stores the primary's address, which it did not know"
+    FENCE = "this daemon is fenced"
+
+
+class RoleState(NamedTuple):
+    """What decides about a claim: the role, the log's epoch and uuid, the primary, and the saved record."""
+
+    role: str
+    epoch: int
+    uuid: str
+    primary: Address
+    record: RoleRecord | None
+
+
+def judge(claim: Claim, own: RoleState) -> Verdict:
+    """Return the effect of a verified claim.
+
+    Primaries are ordered by epoch, then by uuid; the highest one stays.
+    """
+    if claim.uuid == own.uuid:
+        return Verdict.OWN
+    claimed, known = (claim.epoch, claim.uuid), _known_primary(own)
+    if claimed < max((own.epoch, own.uuid if own.role == PRIMARY else ""), known):
+        return Verdict.SUPERSEDED
+    if own.role == REPLICA:
+        address = Address.parse(claim.address)
+        return Verdict.FOLLOW if address and address != own.primary else Verdict.KNOWN
+    if own.role == FENCED and own.record is not None and known >= claimed:
+        return Verdict.ADDRESS if claim.address and not own.record.address else Verdict.KNOWN
+    return Verdict.FENCE
+
+
+def _known_primary(own: RoleState) -> tuple[int, str]:
+    """The epoch and uuid of the other primary that the record names; the lowest values if it names none."""
+    record = own.record
+    if own.role == PRIMARY or record is None or record.role == PRIMARY or not plausible_epoch(record.epoch):
+        return 0, ""
+    return record.epoch, record.uuid

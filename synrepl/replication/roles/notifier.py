@@ -1,0 +1,112 @@
+"""Notification of other daemons: which daemon is primary, with retries until each has acknowledged it."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from synrepl.errors import ReplicationError
+from synrepl.ports.interfaces import IClock
+from synrepl.ports.tasks import Tasks
+from synrepl.replication.addresses import Address
+from synrepl.replication.roles.interfaces import Claim, IPeerClient
+
+__all__ = ["PrimaryNotifier"]
+
+NOTIFY_RETRY_SECONDS: Final = 5.0
+"""First delay before an unreachable daemon is notified of a new epoch again; it grows with each retry."""
+
+MAX_NOTIFY_RETRY_SECONDS: Final = 60.0
+
+
+class PrimaryNotifier:
+    """Sends the current claim to daemons until each has acknowledged it.
+
+    `claim` returns the claim of the primary that this daemon knows; None if its address is unknown.
+    `complete` adds parts of addresses that are known by now. `save` stores the claim and the addresses that
+    are left. `on_superseded` is called for a daemon that knows a later primary, and returns whether to
+    notify it again.
+    """
+
+    _logger = Logger()
+
+    def __init__(
+        self,
+        clock: IClock,
+        peers: IPeerClient,
+        tasks: Tasks,
+        *,
+        claim: Callable[[], Claim | None],
+        complete: Callable[[Sequence[Address]], list[Address]],
+        save: Callable[[Claim, Sequence[Address]], Awaitable[None]],
+        on_superseded: Callable[[Address, str], bool],
+    ) -> None:
+        self.unnotified: list[Address] = []
+        self._clock = clock
+        self._peers = peers
+        self._tasks = tasks
+        self._claim = claim
+        self._complete = complete
+        self._save = save
+        self._on_superseded = on_superseded
+        self._is_running = False
+        self._retry_seconds = NOTIFY_RETRY_SECONDS
+        self._retry_waiter: Deferred[None] | None = None
+
+    def notify(self, addresses: Sequence[Address]) -> None:
+        """Notify these daemons, and no others, of the current claim."""
+        self.unnotified = list(addresses)
+        self._retry_seconds = NOTIFY_RETRY_SECONDS
+        if self._retry_waiter is not None and not self._retry_waiter.called:
+            # The claim that waits for its retry is outdated.
+            self._retry_waiter.callback(None)
+        if self.unnotified and not self._is_running:
+            self._is_running = True
+            self._tasks.start(self._notify_all(), "notifying of the new epoch").addBoth(self._on_end)
+
+    def _on_end(self, _: object) -> None:
+        self._is_running = False
+
+    async def _notify_all(self) -> None:
+        while self.unnotified and (claim := self._claim()) is not None:
+            # A peer of which only half of the address was known may have connected and sent the other half.
+            self.unnotified = self._complete(self.unnotified)
+            for address in list(self.unnotified):
+                if await self._is_settled(address, claim) and address in self.unnotified:
+                    self.unnotified.remove(address)
+            await self._save(claim, self.unnotified)
+            if self.unnotified:
+                await self._wait_before_retry()
+
+    async def _is_settled(self, address: Address, claim: Claim) -> bool:
+        """Notify one daemon; return whether it need not be notified again."""
+        try:
+            await self._peers.claim(address, claim)
+        except ReplicationError as error:
+            code = getattr(error, "code", "")
+            # With another log it cannot be primary of this one.
+            is_settled = code == "other_history" or (
+                code == "superseded" and not self._on_superseded(address, str(error))
+            )
+            self._logger.info(
+                "cannot notify {address} of epoch {epoch}: {why}; {what_next}",
+                address=str(address),
+                epoch=claim.epoch,
+                why=str(error),
+                what_next="not repeated" if is_settled else "will be repeated",
+            )
+            return is_settled
+        return claim == self._claim()
+
+    async def _wait_before_retry(self) -> None:
+        """Wait for the retry delay, or until there is a new claim to send."""
+        waiter = self._retry_waiter = Deferred()
+        timer = self._clock.callLater(self._retry_seconds, waiter.callback, None)
+        self._retry_seconds = min(self._retry_seconds * 1.5, MAX_NOTIFY_RETRY_SECONDS)
+        try:
+            await waiter
+        finally:
+            self._retry_waiter = None
+            if timer.active():
+                timer.cancel()
