@@ -5,6 +5,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from synrepl.errors import StorageError
 from synrepl.ports.history import (
     BEGINNING,
     Appended,
@@ -24,6 +25,7 @@ __all__ = [
     "IAllocated",
     "ICaches",
     "IClock",
+    "ICopy",
     "IEngine",
     "ILog",
     "IPositionStore",
@@ -77,6 +79,8 @@ class Head(msgspec.Struct, frozen=True):
         """The position of the end of the log."""
         return LogPosition(self.epoch, self.serial, self.digest)
 
+
+SaveablePosition = dict[str, dict[str, int]]
 
 KeysOf = Callable[[str, bytes], "list[bytes] | None"]
 """Gives the keys of a fact from its stream and its rows (a JSON array): one key per row, in any order.
@@ -251,91 +255,168 @@ class IEngine(Protocol):
     def close(self) -> None: ...
 
 
-class ILog(Protocol):
-    """The log for callers in the reactor's thread.
+class ICopy(Protocol):
+    """An unfinished copy of another log, stored next to the log that it will replace."""
 
-    Durable streams go to an `IEngine` in group commits; ephemeral ones live in memory.
+    position: LogPosition
+    notes: dict[str, str]
+
+    async def note(self, **notes: str | None) -> None: ...
+
+    async def add(
+        self, facts: Sequence[Fact], upto: LogPosition, *, trimmed_upto: LogPosition | None
+    ) -> None: ...
+
+    async def restore(self, snapshot: LogSnapshot) -> None: ...
+
+    async def follow(
+        self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
+    ) -> None: ...
+
+    async def begin_epoch(self, epoch_start: EpochStart) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class ILog(Protocol):
+    """The log for callers in the reactor's thread; implemented by `synrepl.storage.Log`, which documents it.
+
+    `synrepl.replication` sees the log through this interface only. Durable streams go to an `IEngine` in
+    group commits; ephemeral ones live in memory.
     """
+
+    write_barrier: Callable[[str], StorageError] | None
+
+    # position, health and history
 
     @property
     def epoch(self) -> int: ...
 
     @property
-    def serial(self) -> int:
-        """The last committed serial."""
+    def serial(self) -> int: ...
 
     @property
     def digest(self) -> str: ...
 
     @property
-    def position(self) -> LogPosition:
-        """Epoch, serial and digest together."""
+    def position(self) -> LogPosition: ...
 
     @property
-    def trimmed_upto(self) -> LogPosition:
-        """The position up to which the log is trimmed: a reader before it misses facts."""
+    def trimmed_upto(self) -> LogPosition: ...
 
     @property
-    def epoch_starts(self) -> Sequence[EpochStart]:
-        """The starts of all epochs, in order."""
+    def epoch_starts(self) -> Sequence[EpochStart]: ...
 
     @property
-    def uuid(self) -> str:
-        """The uuid of this copy of the log."""
+    def receipts_upto(self) -> int: ...
 
     @property
-    def history(self) -> str:
-        """The uuid of the log, the same for all its copies."""
+    def uuid(self) -> str: ...
 
-    def positions(self, stream: str) -> dict[str, int]:
-        """The committed position of each writer of this stream."""
+    @property
+    def history(self) -> str: ...
 
-    def linear_position(self, stream: str) -> int:
-        """The highest committed token of the stream over all writers; 0 if there is none."""
+    @property
+    def boots(self) -> int: ...
+
+    @property
+    def healthy(self) -> tuple[bool, str]: ...
+
+    def failing_since(self) -> float: ...
+
+    def head_age(self) -> float: ...
+
+    def positions(self, stream: str) -> dict[str, int]: ...
+
+    def linear_position(self, stream: str) -> int: ...
+
+    def positions_by_stream(self) -> SaveablePosition: ...
+
+    # notes and leases
+
+    @property
+    def notes(self) -> Mapping[str, str]: ...
+
+    async def note(self, **notes: str | None) -> None: ...
+
+    @property
+    def leases(self) -> Mapping[str, Lease]: ...
+
+    async def keep_leases(self, changed: Sequence[Lease], dropped: Sequence[str] = ()) -> None: ...
+
+    # appending
 
     def append(
         self, stream: str, writer: str, facts: Sequence[bytes], *, key: str | None = None
-    ) -> Awaitable[Appended]:
-        """Append facts, each the canonical JSON array of its rows. Fires when they are durable.
+    ) -> Awaitable[Appended]: ...
 
-        They get the next tokens of the stream. Fails with `StorageError`, and nothing is stored then.
-        """
+    def append_assigned(
+        self, stream: str, facts: Sequence[tuple[str, int, bytes]]
+    ) -> Awaitable[Appended]: ...
 
-    def subscribe(self, watcher: Callable[[Sequence[Fact]], None]) -> None:
-        """Call `watcher` with each group of facts, in order, right after its commit."""
+    def reset_writer(self, stream: str, writer: str) -> None: ...
+
+    def forget(self, stream: str, upto: int) -> None: ...
+
+    async def rewind_stream(self, stream: str, upto: int) -> None: ...
+
+    async def next_epoch(
+        self, why: str, *, epoch: int | None = None, at_ms: int | None = None
+    ) -> EpochStart: ...
+
+    async def flush(self) -> None: ...
+
+    async def trim(self, upto: int, keys: KeysOf, limit: int) -> LogPosition: ...
+
+    # reading
 
     def read(
-        self,
-        *,
-        after: int,
-        upto: int,
-        limit: int,
-        filter: Filter = ALL,
-    ) -> Awaitable[tuple[list[Fact], int]]:
-        """Run `IEngine.read` in the reading thread."""
-
-    def digest_at(self, serial: int) -> Awaitable[str | None]:
-        """Run `IEngine.digest_at` in the reading thread; None beyond `serial`."""
-
-    def receipts_between(self, after: int, upto: int) -> Awaitable[list[AppendReceipt]]:
-        """Run `IEngine.receipts_between` in the reading thread."""
+        self, *, after: int, upto: int, limit: int, filter: Filter = ALL
+    ) -> Awaitable[tuple[list[Fact], int]]: ...
 
     def read_tokens(
         self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int
-    ) -> Awaitable[tuple[list[Fact], bool]]:
-        """Run `IEngine.read_tokens` in the reading thread; ephemeral streams are read from memory."""
+    ) -> Awaitable[tuple[list[Fact], bool]]: ...
 
-    def ephemeral_after(self, stream: str, after: int) -> list[Fact]:
-        """The facts of an ephemeral stream beyond token `after` that are in memory, in order of token."""
+    def digest_at(self, serial: int) -> Awaitable[str | None]: ...
 
-    def ephemeral_snapshot(self) -> list[Fact]:
-        """The ephemeral facts in memory, then one position marker per writer: a fact without rows."""
+    def receipts_between(self, after: int, upto: int) -> Awaitable[list[AppendReceipt]]: ...
 
-    def writer_resets(self, stream: str) -> int:
-        """How often writers of this ephemeral stream were reset since the log was opened."""
+    def size(self, after: int) -> Awaitable[int]: ...
 
-    def forget(self, stream: str, upto: int) -> None:
-        """Drop an ephemeral stream's facts up to this token: every reader has them."""
+    def snapshot(self) -> Awaitable[LogSnapshot]: ...
+
+    def ephemeral_after(self, stream: str, after: int) -> list[Fact]: ...
+
+    def ephemeral_snapshot(self) -> list[Fact]: ...
+
+    def writer_resets(self, stream: str) -> int: ...
+
+    # callbacks
+
+    def subscribe(self, watcher: Callable[[Sequence[Fact]], None]) -> None: ...
+
+    def on_epoch_started(self, callback: Callable[[], None]) -> None: ...
+
+    def on_replaced(self, callback: Callable[[], None]) -> None: ...
+
+    # a copy of another log
+
+    async def follow(
+        self,
+        facts: Sequence[Fact],
+        receipts: Sequence[AppendReceipt] = (),
+        *,
+        upto: LogPosition | None = None,
+    ) -> None: ...
+
+    async def begin_epoch(self, epoch_start: EpochStart) -> None: ...
+
+    async def open_staged_copy(self) -> Any: ...
+
+    async def drop_copy(self, copy: Any) -> None: ...
+
+    async def adopt_copy(self, copy: Any) -> None: ...
 
 
 class ICaches(Protocol):
@@ -360,9 +441,6 @@ class IAllocated(Protocol):
 
         Any exception counts as None.
         """
-
-
-SaveablePosition = dict[str, dict[str, int]]
 
 
 class IPositionStore(Protocol):

@@ -1,25 +1,25 @@
 """Ingester: appends the facts that followers receive to the log, each once."""
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError, StorageError
-from synrepl.ports.interfaces import Appended, IClock, SaveablePosition
+from synrepl.ports.interfaces import IClock, ILog, SaveablePosition
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.follower.follower import Follower, FollowerEvent
 from synrepl.replication.follower.updates import Updates
 from synrepl.streams import jsontext
-from synrepl.streams.facts import NO_ROWS, Fact
+from synrepl.streams.facts import NO_ROWS
 from synrepl.streams.table import StreamTable
 from synrepl.wire.commands import Replicate
 
-__all__ = ["IngestLog", "Ingester", "LogPositions"]
+__all__ = ["Ingester", "LogPositions"]
 
 CERTIFY_SECONDS: Final = 1.0
 """How often a writer's silence is recorded in the log: each record is a fact without rows."""
@@ -40,41 +40,13 @@ FACT_BYTES: Final = 200
 """The approximate memory of a pending fact in addition to its rows."""
 
 
-class IngestLog(Protocol):
-    """The part of the log that an ingester uses."""
-
-    def append_assigned(self, stream: str, facts: Sequence[tuple[str, int, bytes]]) -> Awaitable[Appended]:
-        """Append facts that have a writer and a token already; known ones are skipped."""
-
-    def reset_writer(self, stream: str, writer: str) -> None:
-        """The writer of an ephemeral stream restarted."""
-
-    def positions(self, stream: str) -> dict[str, int]:
-        """The committed position of each writer of this stream."""
-
-    def positions_by_stream(self) -> SaveablePosition:
-        """The positions of every stream that has facts."""
-
-    @property
-    def serial(self) -> int:
-        """The last committed serial."""
-
-    def read_tokens(
-        self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int
-    ) -> Awaitable[tuple[list[Fact], bool]]:
-        """Facts of one stream and writer, by token."""
-
-    async def rewind_stream(self, stream: str, upto: int) -> None:
-        """Start a new epoch: the source lost this stream's facts beyond `upto`."""
-
-
 class LogPositions:
     """A position store backed by the log: a follower continues from the log's durable positions.
 
     Streams and writers in `own` are left out: this process writes them and never receives them.
     """
 
-    def __init__(self, log: IngestLog, own: Collection[tuple[str, str]] = ()) -> None:
+    def __init__(self, log: ILog, own: Collection[tuple[str, str]] = ()) -> None:
         self._log = log
         self._own = frozenset(own)
 
@@ -109,7 +81,7 @@ class Ingester:
 
     def __init__(
         self,
-        log: IngestLog,
+        log: ILog,
         table: StreamTable,
         clock: IClock,
         *,

@@ -1,13 +1,12 @@
 """Retention: trims facts that newer facts replaced, a slice at a time."""
 
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError
-from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import IClock, ILog, KeysOf
 from synrepl.ports.tasks import Tasks
 from synrepl.streams import jsontext
@@ -22,12 +21,6 @@ PAUSE_SECONDS: Final = 0.02
 """Pause between slices, so that appends and reads come first."""
 
 
-class TrimmedLog(ILog, Protocol):
-    """The part of the log that retention uses."""
-
-    async def trim(self, upto: int, keys: KeysOf, limit: int) -> LogPosition: ...
-
-
 class Retention:
     """Trims facts that are older than `retain_seconds` and not held by a lease.
 
@@ -39,7 +32,7 @@ class Retention:
 
     def __init__(
         self,
-        log: TrimmedLog,
+        log: ILog,
         clock: IClock,
         *,
         retain_seconds: float,

@@ -15,7 +15,6 @@ __all__ = [
     "StatusIngest",
     "StatusReplication",
     "StatusFiles",
-    "StatusLog",
     "build_status",
 ]
 
@@ -38,23 +37,6 @@ SHOWN: Final = 200
 
 RECENT: Final = 20
 """The number of newest facts listed."""
-
-
-class StatusLog(ILog, Protocol):
-    """The part of the log that the status uses besides `ILog`."""
-
-    @property
-    def healthy(self) -> tuple[bool, str]:
-        """Whether the log works; if not, why."""
-
-    def failing_since(self) -> float:
-        """When the log last worked, if it is not healthy."""
-
-    def head_age(self) -> float:
-        """Seconds since the last commit, or since the start."""
-
-    def positions_by_stream(self) -> dict[str, dict[str, int]]:
-        """The positions of every stream that has facts."""
 
 
 class StatusIngest(Protocol):
@@ -134,7 +116,7 @@ NO_REPLICATION: Final[dict[str, Any]] = {
 
 def build_status(
     *,
-    log: StatusLog,
+    log: ILog,
     publisher: Publisher,
     table: StreamTable,
     ingest: StatusIngest | None,
@@ -220,7 +202,7 @@ def _recent(publisher: Publisher) -> list[dict[str, Any]]:
     ]
 
 
-def _errors(log: StatusLog) -> list[dict[str, Any]]:
+def _errors(log: ILog) -> list[dict[str, Any]]:
     """The log's problems. `since` is when the log last worked, in Unix seconds."""
     is_healthy, why = log.healthy
     return [] if is_healthy else [{"what": f"log: {why}", "since": round(log.failing_since(), 3)}]
@@ -246,7 +228,7 @@ def _followers(publisher: Publisher, now: float) -> list[dict[str, Any]]:
     return described
 
 
-def _streams(log: StatusLog, table: StreamTable, held: Filter) -> dict[str, Any]:
+def _streams(log: ILog, table: StreamTable, held: Filter) -> dict[str, Any]:
     """Every known stream, and every stream of the log, limited to those that a filtered copy holds."""
     positions = {
         name: {writer: token for writer, token in writers.items() if held.passes(name, writer)}

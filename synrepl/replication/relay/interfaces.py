@@ -1,45 +1,20 @@
 """Interfaces that a relay needs: the log, the publisher and the registry."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from synrepl.ports.access import Access, Keyring
-from synrepl.ports.history import LogSnapshot
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.command_forwarder import CommandReceiver
-from synrepl.replication.relay.leases import LeasedLog, Leases
+from synrepl.replication.relay.leases import Leases
 from synrepl.replication.ring import Ring
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
 from synrepl.wire.native import Refusal, Subscription
 
-__all__ = ["RelayFeed", "IReplicaRegistry", "ServedLog"]
-
-
-class ServedLog(ILog, LeasedLog, Protocol):
-    """The part of the log that is served."""
-
-    @property
-    def serial(self) -> int: ...
-
-    @property
-    def notes(self) -> Mapping[str, str]: ...
-
-    @property
-    def boots(self) -> int: ...
-
-    @property
-    def receipts_upto(self) -> int: ...
-
-    def head_age(self) -> float: ...
-
-    def on_epoch_started(self, callback: Callable[[], None]) -> None: ...
-
-    def on_replaced(self, callback: Callable[[], None]) -> None: ...
-
-    def snapshot(self) -> Awaitable[LogSnapshot]: ...
+__all__ = ["RelayFeed", "IReplicaRegistry"]
 
 
 class RelayFeed(Protocol):
@@ -59,7 +34,7 @@ class RelayFeed(Protocol):
 class IReplicaRegistry(Protocol):
     """The registry of replicas (`ReplicaRegistry`)."""
 
-    log: ServedLog
+    log: ILog
     feed: RelayFeed
     clock: IClock
     instance: str

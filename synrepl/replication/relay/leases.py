@@ -1,20 +1,20 @@
 """Leases: retain the part of the log that disconnected readers still need, within bounds of time and size."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import ceil
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 from twisted.logger import Logger
 
 from synrepl.ports.history import Lease
-from synrepl.ports.interfaces import IClock
+from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.tasks import Tasks
 from synrepl.wire.peer_names import MAX_NAME, is_address
 from synrepl.wire.text import printable
 
-__all__ = ["MAX_ANONYMOUS", "MAX_ENDED", "MAX_LEASES", "LeaseTerms", "LeasedLog", "Leases"]
+__all__ = ["MAX_ANONYMOUS", "MAX_ENDED", "MAX_LEASES", "LeaseTerms", "Leases"]
 
 MAX_ANONYMOUS: Final = 1_000
 """The most active leases of anonymous readers. The rest of `MAX_LEASES` is reserved for replicas."""
@@ -53,20 +53,6 @@ class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
         return self.registered_seconds if lease.registered else self.anonymous_seconds
 
 
-class LeasedLog(Protocol):
-    """The part of the log that leases use."""
-
-    @property
-    def serial(self) -> int: ...
-
-    @property
-    def leases(self) -> Mapping[str, Lease]: ...
-
-    async def keep_leases(self, changed: Sequence[Lease], dropped: Sequence[str] = ()) -> None: ...
-
-    def size(self, after: int) -> Any: ...
-
-
 class Leases:
     """The leases of a log: creates, advances, warns of and ends them.
 
@@ -78,7 +64,7 @@ class Leases:
     _logger = Logger()
 
     def __init__(
-        self, log: LeasedLog, clock: IClock, terms: LeaseTerms, *, present: Callable[[], Collection[str]]
+        self, log: ILog, clock: IClock, terms: LeaseTerms, *, present: Callable[[], Collection[str]]
     ) -> None:
         self.terms = terms
         self._log = log

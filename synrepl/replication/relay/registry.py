@@ -9,11 +9,11 @@ from twisted.logger import Logger
 from synrepl.errors import LocalProtocolError
 from synrepl.ports.access import Access, Keyring, Right
 from synrepl.ports.history import EpochStart, Lease
-from synrepl.ports.interfaces import IClock
+from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.command_forwarder import line_of
 from synrepl.replication.holdings import held
-from synrepl.replication.relay.interfaces import RelayFeed, ServedLog
+from synrepl.replication.relay.interfaces import RelayFeed
 from synrepl.replication.relay.leases import Leases, LeaseTerms
 from synrepl.replication.relay.refusals import refusal
 from synrepl.streams.facts import Fact
@@ -71,7 +71,7 @@ class ReplicaRegistry:
 
     def __init__(
         self,
-        log: ServedLog,
+        log: ILog,
         feed: RelayFeed,
         clock: IClock,
         *,

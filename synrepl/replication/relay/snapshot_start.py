@@ -3,7 +3,8 @@
 import msgspec
 
 from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
-from synrepl.replication.relay.interfaces import IReplicaRegistry, ServedLog
+from synrepl.ports.interfaces import ILog
+from synrepl.replication.relay.interfaces import IReplicaRegistry
 from synrepl.replication.relay.proof import nonce
 from synrepl.replication.wire_positions import log_position, wire_position
 from synrepl.wire.native import OWN_CAPABILITIES, JoinRequest, WelcomeBody
@@ -52,7 +53,7 @@ async def start_snapshot(
     )
 
 
-async def _can_resume(log: ServedLog, join: str, position: LogPosition) -> bool:
+async def _can_resume(log: ILog, join: str, position: LogPosition) -> bool:
     """Whether an interrupted copy can resume: it is of this log, and nothing was trimmed since."""
     history, _, rest = join.partition("/")
     trimmed_upto = rest.partition("/")[0]

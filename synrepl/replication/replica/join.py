@@ -8,7 +8,7 @@ import msgspec
 
 from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.ports.history import LogPosition, LogSnapshot
-from synrepl.ports.interfaces import IClock
+from synrepl.ports.interfaces import IClock, ICopy, ILog
 from synrepl.replication.replica.batcher import FactBatcher
 from synrepl.replication.replica.conversation import (
     Ephemeral,
@@ -21,7 +21,6 @@ from synrepl.replication.replica.conversation import (
     SnapshotMeta,
     UpstreamHeartbeat,
 )
-from synrepl.replication.replica.interfaces import ICopy, ReplicaLog
 from synrepl.replication.wire_positions import wire_position
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
@@ -75,7 +74,7 @@ class JoinAttempt:
 
     def __init__(
         self,
-        log: ReplicaLog,
+        log: ILog,
         conversation: IConversation,
         clock: IClock,
         query: Filter,

@@ -1,6 +1,6 @@
 """Replica: connects to the upstream, joins if needed, follows, and reconnects with backoff."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -9,7 +9,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from synrepl.errors import RemoteProtocolError, ReplicationError
-from synrepl.ports.interfaces import IClock
+from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder, command_of
@@ -29,7 +29,6 @@ from synrepl.replication.replica.conversation import (
     UpstreamHeartbeat,
 )
 from synrepl.replication.replica.forks import facts_after, last_common
-from synrepl.replication.replica.interfaces import IKeepLeftovers, ReplicaLog
 from synrepl.replication.replica.join import JoinAttempt, Progress
 from synrepl.replication.wire_positions import wire_position
 from synrepl.streams.facts import NO_ROWS, Fact
@@ -69,6 +68,9 @@ STATES: Final = {
 """The states of a replica. Joining precedes subscribing; every state but the last can change to one of the
 three before it. Operators see these words."""
 
+KeepLeftovers = Callable[[AsyncIterator[Sequence[Fact]]], Awaitable[Any]]
+"""Writes facts that only this copy has to a file; returns its path, or None without facts."""
+
 RESYNC: Final = "synrepl resync writes the facts that only this copy has to a file, and joins again"
 
 WAYS_OUT: Final = {
@@ -100,7 +102,7 @@ class Replica:
 
     def __init__(
         self,
-        log: ReplicaLog,
+        log: ILog,
         upstream: IUpstream,
         clock: IClock,
         *,
@@ -108,7 +110,7 @@ class Replica:
         ephemeral: Sequence[str] = (),
         query: Filter | None = None,
         resync_on_fork: bool = False,
-        keep_leftovers: IKeepLeftovers | None = None,
+        keep_leftovers: KeepLeftovers | None = None,
         jitter: Callable[[], float] = lambda: 1.0,
         on_primary_moved: Callable[[str], None] = lambda where: None,
         on_change: Callable[[], None] = lambda: None,

@@ -9,10 +9,10 @@ from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError
 from synrepl.ports.history import LogPosition
-from synrepl.ports.interfaces import IClock
+from synrepl.ports.interfaces import IClock, ILog
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.errors import CannotPromote, ClaimRefused
-from synrepl.replication.roles.interfaces import PRIMARY, REPLICA, HandOver, IPeerClient, RoleLog
+from synrepl.replication.roles.interfaces import PRIMARY, REPLICA, HandOver, IPeerClient
 from synrepl.replication.roles.verification import ClaimVerifier, parse_peer_address
 from synrepl.wire.text import printable
 
@@ -82,7 +82,7 @@ class HandOverHandler:
 
     def __init__(
         self,
-        log: RoleLog,
+        log: ILog,
         clock: IClock,
         verifier: ClaimVerifier,
         *,
@@ -200,7 +200,7 @@ class HandOverCandidate:
 
     def __init__(
         self,
-        log: RoleLog,
+        log: ILog,
         clock: IClock,
         peers: IPeerClient,
         *,

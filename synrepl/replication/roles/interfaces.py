@@ -1,11 +1,9 @@
 """Interfaces that roles need: the log, the replica and the other daemons."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 import msgspec
 
-from synrepl.errors import StorageError
 from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.replication.addresses import Address
 
@@ -19,7 +17,6 @@ __all__ = [
     "IHasAddress",
     "IPeerClient",
     "PeerStatus",
-    "RoleLog",
 ]
 
 PRIMARY: Final = "primary"
@@ -84,43 +81,6 @@ class IPeerClient(Protocol):
 
     async def digest(self, address: Address, serial: int, *, trusted: bool) -> str | None:
         """Request the digest at this serial; None if the daemon no longer has it."""
-
-
-class RoleLog(Protocol):
-    """The part of the log that roles use."""
-
-    write_barrier: Callable[[str], StorageError] | None
-
-    @property
-    def epoch(self) -> int: ...
-
-    @property
-    def serial(self) -> int: ...
-
-    @property
-    def position(self) -> LogPosition: ...
-
-    @property
-    def uuid(self) -> str: ...
-
-    @property
-    def history(self) -> str: ...
-
-    @property
-    def notes(self) -> Mapping[str, str]: ...
-
-    async def note(self, **notes: str | None) -> None: ...
-
-    @property
-    def epoch_starts(self) -> Sequence[EpochStart]: ...
-
-    def digest_at(self, serial: int) -> Awaitable[str | None]: ...
-
-    async def next_epoch(
-        self, why: str, *, epoch: int | None = None, at_ms: int | None = None
-    ) -> EpochStart: ...
-
-    async def flush(self) -> None: ...
 
 
 class IHasAddress(Protocol):

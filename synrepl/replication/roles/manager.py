@@ -11,7 +11,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import StorageError
 from synrepl.ports.history import EpochStart, LogPosition
-from synrepl.ports.interfaces import IClock
+from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.errors import CannotPromote, ClaimRefused, Fenced, HandingOver, ReadOnlyHere
@@ -26,7 +26,6 @@ from synrepl.replication.roles.interfaces import (
     IFollowingReplica,
     IPeerClient,
     PeerStatus,
-    RoleLog,
 )
 from synrepl.replication.roles.judgement import RoleState, Verdict, judge
 from synrepl.replication.roles.known_daemons import KnownDaemons
@@ -69,7 +68,7 @@ class RoleManager:
 
     def __init__(
         self,
-        log: RoleLog,
+        log: ILog,
         clock: IClock,
         *,
         name: str,

@@ -2,8 +2,9 @@
 
 import msgspec
 
+from synrepl.ports.interfaces import ILog
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles.interfaces import PRIMARY, RoleLog
+from synrepl.replication.roles.interfaces import PRIMARY
 from synrepl.replication.roles.verification import plausible_epoch
 
 __all__ = ["PromotionRecord", "RoleRecord", "RoleStore"]
@@ -33,7 +34,7 @@ class PromotionRecord(msgspec.Struct, frozen=True):
 class RoleStore:
     """The role record in the notes of a log."""
 
-    def __init__(self, log: RoleLog) -> None:
+    def __init__(self, log: ILog) -> None:
         self._log = log
 
     def load(self) -> RoleRecord | None:

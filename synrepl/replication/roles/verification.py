@@ -9,10 +9,10 @@ from twisted.internet.defer import TimeoutError as TimedOut
 
 from synrepl.errors import ReplicationError
 from synrepl.ports.history import EMPTY, EpochStart
-from synrepl.ports.interfaces import IClock
+from synrepl.ports.interfaces import IClock, ILog
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.errors import ClaimRefused
-from synrepl.replication.roles.interfaces import IPeerClient, PeerStatus, RoleLog
+from synrepl.replication.roles.interfaces import IPeerClient, PeerStatus
 from synrepl.wire.peer_names import MAX_ADDRESS
 from synrepl.wire.text import printable
 
@@ -85,7 +85,7 @@ class ClaimVerifier:
     """
 
     def __init__(
-        self, log: RoleLog, clock: IClock, peers: IPeerClient, *, is_known: Callable[[Address], bool]
+        self, log: ILog, clock: IClock, peers: IPeerClient, *, is_known: Callable[[Address], bool]
     ) -> None:
         self._log = log
         self._peers = peers

@@ -1,11 +1,13 @@
 """Leases of a log that is not there, on a clock of ours: what is kept of them, and when."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import cast
 
 import pytest
 from twisted.internet.task import Clock
 
 from synrepl.ports.history import Lease
+from synrepl.ports.interfaces import ILog
 from synrepl.replication.relay.leases import (
     ENDED_SLACK,
     MAX_ANONYMOUS,
@@ -47,9 +49,15 @@ def log() -> FakeLog:
     return FakeLog()
 
 
+def leases_of(
+    log: FakeLog, clock: Clock, terms: LeaseTerms, *, present: Callable[[], Collection[str]]
+) -> Leases:
+    return Leases(cast(ILog, log), clock, terms, present=present)
+
+
 @pytest.fixture
 def leases(log: FakeLog, clock: Clock) -> Leases:
-    made = Leases(log, clock, LeaseTerms(registered_seconds=300), present=lambda: ["r"])
+    made = leases_of(log, clock, LeaseTerms(registered_seconds=300), present=lambda: ["r"])
     made.make("r", "replica", registered=True, serial=99)
     clock.advance(1)
     assert 1 == len(log.kept)
@@ -112,7 +120,7 @@ def test_a_reader_that_has_a_lease_keeps_it(leases: Leases) -> None:
 
 def test_all_leases_together_are_bounded(log: FakeLog, clock: Clock) -> None:
     """Each takes memory, a place in every answer, and a share of each check."""
-    leases = Leases(FakeLog(*stored(MAX_LEASES)), clock, LeaseTerms(), present=list)
+    leases = leases_of(FakeLog(*stored(MAX_LEASES)), clock, LeaseTerms(), present=list)
 
     assert "leases drop" in leases.limit_reached("late", registered=True)
     leases.drop("n7")
@@ -122,7 +130,7 @@ def test_all_leases_together_are_bounded(log: FakeLog, clock: Clock) -> None:
 def test_leases_that_ended_are_forgotten_beyond_a_bound(clock: Clock) -> None:
     """Those that ended first; a replica that an operator dropped must go on being refused."""
     log = FakeLog(*stored(MAX_ENDED + ENDED_SLACK + 1, registered=False))
-    leases = Leases(log, clock, LeaseTerms(), present=list)
+    leases = leases_of(log, clock, LeaseTerms(), present=list)
     leases.make("r", "replica", registered=True, serial=99)
     leases.drop("replica")
     for lease in log.leases.values():
@@ -139,7 +147,7 @@ def test_leases_that_ended_are_forgotten_beyond_a_bound(clock: Clock) -> None:
 def test_a_check_asks_the_log_a_bounded_number_of_times(clock: Clock) -> None:
     """Each question takes the thread that commits."""
     log = FakeLog(*stored(1000))
-    leases = Leases(log, clock, LeaseTerms(), present=list)
+    leases = leases_of(log, clock, LeaseTerms(), present=list)
     clock.advance(5)
 
     assert 0 < len(log.sized) <= MAX_SIZE_QUERIES
@@ -203,7 +211,7 @@ def test_names_that_an_older_release_kept_are_safe_to_show(clock: Clock) -> None
     bad = Lease(uuid="u", name="a\x1b[2J", registered=True, serial=1, made_ms=0)
 
     assert ["a\\x1b[2J"] == [
-        one.name for one in Leases(FakeLog(bad), clock, LeaseTerms(), present=list).all()
+        one.name for one in leases_of(FakeLog(bad), clock, LeaseTerms(), present=list).all()
     ]
 
 
@@ -220,7 +228,7 @@ def test_the_slowest_reader_holds_the_log(leases: Leases) -> None:
 
 def test_nobody_holds_a_log_that_nobody_reads(clock: Clock) -> None:
     """Its retention alone decides then."""
-    assert Leases(FakeLog(), clock, LeaseTerms(), present=list).lowest() is None
+    assert leases_of(FakeLog(), clock, LeaseTerms(), present=list).lowest() is None
 
 
 def test_a_lease_never_moves_back(leases: Leases, log: FakeLog, clock: Clock) -> None:
@@ -233,7 +241,7 @@ def test_a_lease_never_moves_back(leases: Leases, log: FakeLog, clock: Clock) ->
 
 def test_time_runs_out_only_on_readers_that_are_away(clock: Clock) -> None:
     """A connected replica may hear nothing and say nothing for a week, on a homeserver without traffic."""
-    leases = Leases(FakeLog(), clock, LeaseTerms(registered_seconds=300), present=lambda: ["r"])
+    leases = leases_of(FakeLog(), clock, LeaseTerms(registered_seconds=300), present=lambda: ["r"])
     for uuid in ("r", "away"):
         leases.make(uuid, uuid, registered=True, serial=99)
 
@@ -249,7 +257,7 @@ def test_time_runs_out_only_on_readers_that_are_away(clock: Clock) -> None:
 
 def test_bytes_run_out_on_connected_readers_too(clock: Clock) -> None:
     """A reader that stopped reading would otherwise fill the disk."""
-    leases = Leases(FakeLog(), clock, LeaseTerms(bytes=500), present=lambda: ["r", "s"])
+    leases = leases_of(FakeLog(), clock, LeaseTerms(bytes=500), present=lambda: ["r", "s"])
     leases.make("r", "replica", registered=True, serial=49)
     leases.make("s", "second", registered=True, serial=51)
 
