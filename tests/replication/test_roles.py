@@ -367,6 +367,49 @@ def test_two_primaries_meet_through_a_replica_that_knows_one_of_them(winner: str
     assert ["primary", "fenced"] == roles(first, second)
 
 
+def test_a_resync_waits_for_the_fencing_that_is_being_saved() -> None:
+    """Replicas 303682: the record still named the fenced daemon itself, and after a restart it followed the
+    upstream of its settings, which followed it."""
+    world = World()
+    a, b, _ = world.chain()
+    world.wrote(a, 5)
+    a.kill()
+    world.promote(b, force=True)
+    world.start(a)
+    claimed = Claim(epoch=2, uuid=b.log.uuid, address="b -", history=a.log.history)
+    world.done(Deferred.fromCoroutine(a.roles._store.save(RoleRecord("primary", 1, a.log.uuid))))
+    fencing = Deferred.fromCoroutine(a.roles.on_claim(claimed, trusted=True))
+    for _ in range(500):
+        if "fenced" == a.roles.role:
+            break
+        world.pass_(0.01)
+    resync = Deferred.fromCoroutine(a.roles.resync())
+    world.done(fencing)
+    world.done(resync)
+
+    record = a.roles._store.load()
+    assert record is not None
+    assert ("replica", 2, "b -") == (record.role, record.epoch, record.address)
+
+
+def test_a_daemon_that_lost_its_notification_is_notified_again() -> None:
+    """It had acknowledged the epoch, and follows a daemon that is no primary."""
+    world = World()
+    a, b, c = world.chain()
+    world.wrote(a, 5)
+    world.promote(b)
+    world.pass_(5)
+    assert "fenced" == a.roles.role
+    lost = RoleRecord("replica", 1, a.log.uuid, "x -")
+    world.done(Deferred.fromCoroutine(a.roles._store.save(lost)))
+    restarted(world, a)
+    b.roles.unnotified.clear()
+    world.pass_(INQUIRY_INTERVAL + 10)
+
+    assert ["replica", "primary", "replica"] == roles(a, b, c)
+    assert "b -" == str(a.roles.primary)
+
+
 def test_a_primary_that_is_superseded_says_so() -> None:
     """As long as it cannot ask the other primary."""
     world = World()

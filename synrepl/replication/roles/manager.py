@@ -625,9 +625,17 @@ class RoleManager:
             named = address if status.role == PRIMARY else parse_peer_address(status.primary)
             await self._verify_rival(address, status, trusted=self._is_known(named))
         except ClaimRefused as error:
-            # A replica of a former primary, which was not notified yet, names that one.
             if knows_later or error.code == "digest_differs":
                 self._report_refused(status.uuid, error)
+                return
+        if (
+            self.role == PRIMARY
+            and self._address()
+            and status.position.epoch < ours
+            and not named.is_same(self._address())
+        ):
+            # The daemon lost the notification of this epoch, as with its disk, or follows one that did.
+            self._notifier.add(address)
 
     def _on_inquiry_end(self) -> None:
         if self.role == PRIMARY:
@@ -653,17 +661,22 @@ class RoleManager:
         A fenced daemon becomes a replica of the primary that it knows. False if the daemon is neither fenced
         nor a stopped replica.
         """
-        if self.role == FENCED:
-            record = self._store.load()
-            where = self.primary
-            if not where and not self._has_upstream:
-                raise CannotPromote(
-                    "primary_unknown", "the primary's address is unknown; restart with --upstream"
-                )
-            # Facts accepted before the fencing may exist only in this copy.
-            await self._log.flush()
-            if record is not None:
-                await self._store.save(msgspec.structs.replace(record, role=REPLICA))
-            self._become_replica(where or None).resync()
-            return True
+        # A fencing under way must be saved first: the record names the primary to follow.
+        async with self._changing:
+            if self.role == FENCED:
+                await self._follow_again()
+                return True
         return self.replica.resync() if self.replica is not None else False
+
+    async def _follow_again(self) -> None:
+        """Make this fenced daemon a replica of the primary that it knows. Raises `CannotPromote`."""
+        where = self.primary
+        if not where and not self._has_upstream:
+            raise CannotPromote(
+                "primary_unknown", "the primary's address is unknown; restart with --upstream"
+            )
+        # Facts accepted before the fencing may exist only in this copy.
+        await self._log.flush()
+        if (record := self._store.load()) is not None:
+            await self._store.save(msgspec.structs.replace(record, role=REPLICA))
+        self._become_replica(where or None).resync()

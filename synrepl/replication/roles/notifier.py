@@ -65,6 +65,11 @@ class PrimaryNotifier:
             self._is_running = True
             self._tasks.start(self._notify_all(), "notifying of the new epoch").addBoth(self._on_end)
 
+    def add(self, address: Address) -> None:
+        """Notify this daemon as well."""
+        if address not in self.unnotified:
+            self.notify([*self.unnotified, address])
+
     def _on_end(self, _: object) -> None:
         self._is_running = False
 
