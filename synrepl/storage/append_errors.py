@@ -4,7 +4,7 @@ from typing import Final
 
 from synrepl.errors import StorageError
 
-__all__ = ["FROM_TABLE", "GivenElsewhere", "KeyReused", "InvalidValue", "LogLost"]
+__all__ = ["FROM_TABLE", "GivenElsewhere", "InvalidValue", "KeyReused", "LogLost", "append_error"]
 
 FROM_TABLE: Final = "its facts come from the homeserver's table"
 """Why the log takes no appends to a stream whose facts are rows of a table."""
@@ -47,3 +47,8 @@ class LogLost(StorageError):
 
     Another process has written to it, or it was deleted or replaced.
     """
+
+
+def append_error(stream: str, why: str, *, hint: str = "", retryable: bool = False) -> StorageError:
+    """Make the error of a refused append."""
+    return StorageError(op="append", why=why, hint=hint, stream=stream, retryable=retryable)

@@ -2,23 +2,91 @@
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from heapq import heappop, heappush
 
 import msgspec
 
+from synrepl.ports.interfaces import Appended
+from synrepl.storage.append_errors import KeyReused
 from synrepl.storage.paging import take_tokens
 from synrepl.streams.facts import NO_ROWS, Fact
 
-__all__ = ["EphemeralStream", "KeyOf"]
+__all__ = ["EphemeralStore", "EphemeralStream", "KeyOf"]
 
 KeyOf = Callable[[str, bytes], Hashable | None]
 """Gives the key of one row (the JSON of its array) of a stream; None if it has none."""
+
+RECEIPTS = 10_000
+"""How many receipts of appends with an idempotency key are kept."""
 
 FACT_BYTES = 300
 """The approximate size of a fact besides its rows: the object and its index entries, in bytes."""
 
 _rows = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class EphemeralStore:
+    """All ephemeral streams of a log, and the receipts of their appends.
+
+    They are empty after each `restart`.
+    """
+
+    def __init__(self, names: Collection[str], *, key_of: "KeyOf | None", max_bytes: int) -> None:
+        self.streams: dict[str, EphemeralStream] = {}
+        self._names = frozenset(names)
+        self._key_of = key_of
+        self._max_bytes = max_bytes
+        self._receipts: OrderedDict[str, tuple[str, Appended]] = OrderedDict()
+
+    def restart(self, boots: int) -> None:
+        """Start all streams empty; `boots` is their epoch."""
+        self.streams = {
+            name: EphemeralStream(name, epoch=boots, key_of=self._key_of, max_bytes=self._max_bytes)
+            for name in self._names
+        }
+
+    def append(
+        self, stream: str, writer: str, facts: Sequence[bytes], at_ms: int, *, key: str | None, checksum: str
+    ) -> tuple[Appended, list[Fact]]:
+        """Append facts. Gives the response, and the new facts: none for a repeated request.
+
+        Raises `KeyReused` if the key belongs to a request with another checksum.
+        """
+        if key is not None and (known := self._receipts.get(key)) is not None:
+            if known[0] != checksum:
+                raise KeyReused(key=key, stream=stream)
+            return known[1], []
+        ephemeral = self.streams[stream]
+        added = ephemeral.append(writer, facts, at_ms)
+        appended = Appended(ephemeral.epoch, None, [fact.token for fact in added])
+        if key is not None:
+            self._receipts[key] = (checksum, appended)
+            if len(self._receipts) > RECEIPTS:
+                self._receipts.popitem(last=False)
+        return appended, added
+
+    def append_assigned(
+        self, stream: str, facts: Sequence[tuple[str, int, bytes]], at_ms: int
+    ) -> tuple[Appended, list[Fact]]:
+        """Append facts that have a writer and a token. Gives the response and the new facts."""
+        ephemeral = self.streams[stream]
+        added = [fact for item in facts if (fact := ephemeral.append_assigned(*item, at_ms)) is not None]
+        return Appended(ephemeral.epoch, None, [fact.token for fact in added]), added
+
+    def snapshot(self) -> list[Fact]:
+        """The facts in memory, then one position marker per writer: a fact without rows.
+
+        The token of a marker is lower than before when the writer was reset.
+        """
+        found: list[Fact] = []
+        for name, stream in sorted(self.streams.items()):
+            found += stream.after(0)
+            found += [
+                Fact(0, stream.epoch, name, writer, token, token, NO_ROWS, 0, "")
+                for writer, token in sorted(stream.positions.items())
+            ]
+        return found
 
 
 class EphemeralStream:

@@ -159,9 +159,7 @@ class FakeDaemon:
         self.publisher.stop()
         for thread in self._threads:
             Deferred.fromCoroutine(thread.stop())
-        for timer in self.log._timers.values():
-            if timer.active():
-                timer.cancel()
+        self._abandoned = self.log.abandon()
         for address in self.addresses:
             for link in self._network.links_of(address):
                 link.cut()

@@ -283,14 +283,7 @@ class FakeNode:
         if hasattr(self, "publisher"):
             self.publisher.stop()
         if hasattr(self, "log"):
-            log = self.log
-            for timer in log._timers.values():
-                if timer.active():
-                    timer.cancel()
-            self._abandoned.append((list(log._queue), list(log._idle)))
-            log._is_open = False
-            log._queue.clear()
-            log._idle.clear()
+            self._abandoned.append(self.log.abandon())
         self.engine.crash()
 
     def links(self) -> list[MemoryLink]:

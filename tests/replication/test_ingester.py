@@ -161,7 +161,7 @@ class TestStoring:
     def test_a_busy_log_is_tried_again(self) -> None:
         """It refuses at once, and says so."""
         story = Story()
-        story.log._max_pending_bytes = 10
+        story.log._committer._max_pending_bytes = 10
         story.take(2)
         story.take(2, stream="push_rules")
         story.take(2, stream="pushers", rows=[b'["@a:hs","app","key",false]'])

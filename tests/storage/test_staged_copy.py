@@ -8,7 +8,7 @@ from synrepl.errors import StorageError
 from synrepl.ports.history import BEGINNING, Appended, AppendReceipt, EpochStart, LogPosition
 from synrepl.storage.log import Log
 from synrepl.storage.memory import MemoryEngine
-from synrepl.storage.replica_staging import HistoryMismatch
+from synrepl.storage.staged_copy import HistoryMismatch
 from synrepl.streams.facts import Fact
 from tests.storage.builders import DISK_FULL, LogCase, facts_after, rows
 

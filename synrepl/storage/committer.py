@@ -1,0 +1,405 @@
+"""Committer: the one writer of a log. It commits queued appends in groups, and excludes all other writes."""
+
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from twisted.internet.defer import Deferred, fail
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from synrepl.errors import StorageError
+from synrepl.ports.interfaces import Appended, Head, IClock, IEngine, IThread
+from synrepl.ports.tasks import Tasks
+from synrepl.storage.append_errors import InvalidValue, KeyReused, LogLost, append_error
+from synrepl.storage.group_commit import AppendRequest, CommitGroup, LogHead, build_group
+from synrepl.streams.facts import Fact
+
+__all__ = ["Committer", "detached"]
+
+T = TypeVar("T")
+
+RETRY_SECONDS = 1.0
+"""Delay before the outcome of an uncertain commit is looked up again, when no append triggers the lookup."""
+
+
+class Committer:
+    """Commits requests in groups, one commit at a time.
+
+    Requests that arrive during a commit go together into the next group, up to `max_batch_bytes`. Above
+    `max_pending_bytes` of unanswered requests, further ones fail at once. A group gets its serials, tokens
+    and digests when it is built; `head` advances only after the commit, and `on_commit` gets the new facts.
+
+    A commit can fail with an unknown outcome. Until the engine tells which one it was, no group is built.
+    """
+
+    def __init__(
+        self,
+        engine: IEngine,
+        thread: IThread,
+        clock: IClock,
+        head: LogHead,
+        *,
+        unordered: Collection[str],
+        any_writer: Collection[str],
+        max_pending_bytes: int,
+        max_batch_bytes: int,
+        on_commit: Callable[[Sequence[Fact]], None],
+        logger: Logger,
+    ) -> None:
+        self.is_open = False
+        self.problem = ""
+        """Why the last commit failed; empty if it succeeded."""
+        self.committed_at = 0.0
+        self.pending_bytes = 0
+        self.lost: LogLost | None = None
+        """Why this process may not write to the log until a restart; None if it may."""
+        self._engine = engine
+        self._thread = thread
+        self._clock = clock
+        self._head = head
+        self._unordered = frozenset(unordered)
+        self._any_writer = frozenset(any_writer)
+        self._max_pending_bytes = max_pending_bytes
+        self._max_batch_bytes = max_batch_bytes
+        self._on_commit = on_commit
+        self._logger = logger
+        self._tasks = Tasks(logger, "log")
+        self._queue: deque[AppendRequest] = deque()
+        self._keyed: dict[str, AppendRequest] = {}
+        self._is_writing = False
+        self._idle: list[Deferred[None]] = []
+        self._uncertain_commit: CommitGroup | None = None
+        # After a failed exclusive write of unknown outcome: the digest it would have reached, and how to
+        # apply it.
+        self._uncertain_write: tuple[str, Callable[[], None]] | None = None
+        self._timer: Any = None
+
+    def open(self) -> None:
+        """Accept requests: the engine is open."""
+        self.is_open = True
+        self.committed_at = self._clock.seconds()
+
+    async def close(self) -> None:
+        """Refuse new requests, and commit the queued ones."""
+        self.is_open = False
+        if self._queue:
+            self._start_writing()
+        while self._is_writing:
+            await self._when_idle()
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+
+    def abandon(self) -> object:
+        """Stop as a killed process does, for simulations. Returns what was waiting, which must stay alive:
+        freed coroutines would run their cleanup.
+        """
+        self.is_open = False
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        waiting = self._queue, self._idle
+        self._queue, self._idle = deque(), []
+        return waiting
+
+    def reset(self) -> None:
+        """Forget the outcome of earlier commits: the engine was opened again, or its log replaced."""
+        self._uncertain_commit = None
+        self.problem = ""
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    def coalesce(self, request: AppendRequest) -> "Deferred[Appended] | None":
+        """The response to a queued request with the same key; None if there is no such request."""
+        first = None if request.key is None else self._keyed.get(request.key)
+        if first is None or request.key is None:
+            return None
+        if first.checksum != request.checksum:
+            return fail(KeyReused(key=request.key, stream=request.stream))
+        shared: Deferred[Appended] = Deferred()
+        first.coalesced.append(shared)
+        return shared
+
+    def enqueue(self, request: AppendRequest, *, delay: bool = False) -> "Deferred[Appended]":
+        """Queue a request for the next group, unless too much is pending.
+
+        With `delay` the group is built in the next iteration of the reactor, with what arrives until then.
+        """
+        if self.pending_bytes and self.pending_bytes + request.size > self._max_pending_bytes:
+            return fail(
+                append_error(request.stream, "the log is busy", hint="try again later", retryable=True)
+            )
+        if request.key is not None:
+            self._keyed[request.key] = request
+        self.pending_bytes += request.size
+        self._queue.append(request)
+        if not delay:
+            self._start_writing()
+        elif not self._is_writing:
+            self._start_later(0)
+        return request.response
+
+    # -- exclusive writes ----------------------------------------------------------------------------------
+
+    async def flush(self) -> None:
+        """Wait until every earlier write has succeeded or failed."""
+        await self._exclude()
+        self._include()
+
+    def exclusive(self, work: Callable[[], Coroutine[Any, Any, T]]) -> "Deferred[T]":
+        """Run this while no other write runs: appends wait.
+
+        Once started it runs to its end even if the caller is cancelled, so that the log knows its position.
+        """
+
+        async def run() -> T:
+            await self._exclude()
+            try:
+                if result.called:
+                    raise StorageError(op="write", why="the caller was cancelled", retryable=True)
+                if self.lost is not None:
+                    raise self.lost
+                if self._uncertain_write is not None:
+                    head = await self._thread.run(self._engine.head)
+                    (digest, apply), self._uncertain_write = self._uncertain_write, None
+                    if head.digest == digest != self._head.digest:
+                        apply()
+                return await work()
+            finally:
+                self._include()
+
+        result = Deferred[T]()
+        return detached(run(), result)
+
+    def doubt(self, digest: str, apply: Callable[[], None]) -> None:
+        """Look up before the next exclusive write whether the current one reached this digest.
+
+        If so, `apply` advances the head.
+        """
+        self._uncertain_write = digest, apply
+
+    async def _exclude(self) -> None:
+        if self._queue:
+            self._start_writing()
+        while self._is_writing:
+            await self._when_idle()
+        if not self.is_open:
+            raise append_error("", "the log is not open", retryable=True)
+        self._is_writing = True
+
+    def _include(self) -> None:
+        self._is_writing = False
+        self._resolve_idle()
+        if self._queue or self._uncertain_commit is not None:
+            self._start_writing()
+
+    def _when_idle(self) -> "Deferred[None]":
+        idle: Deferred[None] = Deferred()
+        self._idle.append(idle)
+        return idle
+
+    def _resolve_idle(self) -> None:
+        idle, self._idle = self._idle, []
+        for waiter in idle:
+            waiter.callback(None)
+
+    # -- one coroutine, while the queue has requests or a commit is uncertain --------------------------------
+
+    def _start_writing(self) -> None:
+        if not self._is_writing:
+            self._is_writing = True
+            self._tasks.start(self._write(), "writing")
+
+    def _start_later(self, seconds: float) -> None:
+        if not self.is_open:
+            return
+        due = self._timer
+        if due is not None and due.active():
+            if due.getTime() <= self._clock.seconds() + seconds:
+                return
+            due.cancel()
+        self._timer = self._clock.callLater(seconds, self._start_writing)
+
+    async def _write(self) -> None:
+        try:
+            while self._queue or self._uncertain_commit is not None:
+                if (
+                    self._uncertain_commit is not None
+                    and (error := await self._resolve_uncertain_commit()) is not None
+                ):
+                    self._fail_queue(error)
+                    break
+                if self._queue:
+                    await self._write_group(self._next_batch())
+        finally:
+            self._is_writing = False
+            self._resolve_idle()
+
+    def _next_batch(self) -> list[AppendRequest]:
+        """Take the next requests off the queue: at least one, up to `max_batch_bytes`."""
+        batch: list[AppendRequest] = []
+        room = self._max_batch_bytes
+        while self._queue and (not batch or self._queue[0].size <= room):
+            request = self._queue.popleft()
+            room -= request.size
+            batch.append(request)
+        return batch
+
+    async def _write_group(self, requests: list[AppendRequest]) -> None:
+        at_ms = int(self._clock.seconds() * 1000)
+        try:
+            group, error, is_known = await self._thread.run(partial(self._commit_group, requests, at_ms))
+        except Exception as unexpected:
+            # The thread itself failed: nothing was attempted.
+            group, error, is_known = None, _as_storage_error(unexpected), True
+        if error is not None:
+            if not isinstance(error, InvalidValue):
+                self.problem = str(error)
+            if isinstance(error, LogLost):
+                self.set_lost(error)
+                # Its outcome no longer matters: the database belongs to another process.
+                is_known = True
+            if group is not None and not is_known:
+                self._uncertain_commit = group
+                error = StorageError(
+                    op="append",
+                    why=f"{error.why}; it may have been stored",
+                    hint=error.hint or "retry with the same idempotency key",
+                    retryable=True,
+                )
+                self._start_later(RETRY_SECONDS)
+            self._logger.error("{count} appends failed: {error}", count=len(requests), error=str(error))
+            for request in requests:
+                self._resolve(request, error)
+            return
+        assert group is not None
+        self._apply_group(group)
+        for request, appended in zip(requests, group.results, strict=True):
+            self._resolve(request, appended)
+
+    def _commit_group(
+        self, requests: list[AppendRequest], at_ms: int
+    ) -> tuple[CommitGroup | None, StorageError | None, bool]:
+        """Build a group and commit it, in the writing thread. Gives the group, the error, and whether the
+        outcome is certain.
+
+        Reading `_head` from this thread is safe: it changes only between groups.
+        """
+        group = None
+        try:
+            group = build_group(
+                self._head,
+                requests,
+                at_ms,
+                self._engine.receipt,
+                rows_at_token=self._engine.rows_at_token,
+                unordered=self._unordered,
+                any_writer=self._any_writer,
+            )
+            if group.facts:
+                self._engine.commit(group.facts, group.receipts)
+        except Exception as error:
+            failure = _as_storage_error(error)
+            if group is None or not failure.tried:
+                return None, failure, True
+            try:
+                now = self._engine.head()
+            except Exception:
+                return group, failure, False
+            if now.digest == group.after:
+                return group, None, True
+            return group, failure, now.digest == group.before
+        return group, None, True
+
+    async def _resolve_uncertain_commit(self) -> StorageError | None:
+        """Look up the outcome of the uncertain commit. Gives the error if the engine cannot say."""
+        group = self._uncertain_commit
+        assert group is not None
+        try:
+            head: Head = await self._thread.run(self._engine.head)
+        except Exception as error:
+            failure = _as_storage_error(error)
+            if isinstance(failure, LogLost):
+                self.set_lost(failure)
+                self._uncertain_commit = None
+                return failure
+            self.problem = f"the log's position is unknown: {failure}"
+            self._start_later(RETRY_SECONDS)
+            return failure
+        self._uncertain_commit = None
+        if head.digest == group.after:
+            self._logger.info("{count} facts were stored after all", count=len(group.facts))
+            self._apply_group(group)
+        elif head.digest != group.before:
+            lost = LogLost(
+                op="append",
+                why=f"another process writes to this log: it is at serial {head.serial}, this process left it"
+                f" at {self._head.serial}",
+                hint="find out which other program uses the database and stop it, then restart this daemon",
+                retryable=True,
+                tried=False,
+            )
+            self.set_lost(lost)
+            return lost
+        return None
+
+    def set_lost(self, lost: LogLost) -> None:
+        """Refuse all further appends until a restart."""
+        if self.lost is None:
+            self.lost = lost
+            self._logger.critical("the log takes no more appends: {why}", why=str(lost))
+        self.problem = str(self.lost)
+
+    def _fail_queue(self, failure: StorageError) -> None:
+        """Fail the queued requests: no serials can be given while the log's position is unknown."""
+        error = StorageError(
+            op="append",
+            why=self.problem,
+            hint="try again later" if failure.retryable else "",
+            retryable=failure.retryable,
+            tried=False,
+        )
+        waiting, self._queue = self._queue, deque()
+        for request in waiting:
+            self._resolve(request, error)
+
+    def _apply_group(self, group: CommitGroup) -> None:
+        """Advance the head over this committed group."""
+        if group.facts:
+            self.problem = ""
+            self.committed_at = self._clock.seconds()
+            self._head.advance(group.facts)
+            if group.receipts:
+                self._head.receipts_upto = self._head.serial
+            self._on_commit(group.facts)
+
+    def _resolve(self, request: AppendRequest, response: Appended | StorageError | None) -> None:
+        self.pending_bytes -= request.size
+        if request.key is not None:
+            del self._keyed[request.key]
+            if response is None:
+                response = KeyReused(key=request.key, stream=request.stream)
+        for waiter in (request.response, *request.coalesced):
+            if isinstance(response, Appended):
+                waiter.callback(response)
+            elif response is not None:
+                waiter.errback(response)
+
+
+def detached(work: Coroutine[Any, Any, T], result: "Deferred[T]") -> "Deferred[T]":
+    """Start this work and give `result`, which it fires; cancelling `result` does not stop the work."""
+
+    def ended(outcome: T | Failure) -> None:
+        if not result.called:
+            result.callback(outcome)
+
+    Deferred.fromCoroutine(work).addBoth(ended)
+    return result
+
+
+def _as_storage_error(error: Exception) -> StorageError:
+    if isinstance(error, StorageError):
+        return error
+    unexpected = StorageError(op="append", why=f"unexpected {type(error).__name__}: {error}")
+    unexpected.__cause__ = error
+    return unexpected

@@ -1,0 +1,147 @@
+"""Staged copy: a copy of another log under construction, and the facts of a followed log."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from synrepl.errors import StorageError
+from synrepl.ports.history import AppendReceipt, EpochStart, Lease, LogPosition, LogSnapshot
+from synrepl.ports.interfaces import IEngine, IThread
+from synrepl.streams.digest import verify
+from synrepl.streams.facts import Fact
+
+__all__ = ["HistoryMismatch", "StagedCopy", "commit_followed", "position_after"]
+
+
+class HistoryMismatch(StorageError):
+    """A fact's digest does not follow from the fact before it. The fact was not stored."""
+
+    def __init__(self, serial: int) -> None:
+        super().__init__(
+            op="follow",
+            why=f"the digest of serial {serial} does not follow from the facts before it",
+            hint="it was changed in transit, or belongs to another history",
+        )
+        self.serial = serial
+
+
+class StagedCopy:
+    """A copy of another log under construction, stored next to the log that it will replace.
+
+    First come the facts of a snapshot (`add`), then the rest of the snapshot (`restore`), then what was
+    committed meanwhile (`follow`, `begin_epoch`). The copy survives a kill at any point and continues from
+    its `position`.
+    """
+
+    def __init__(self, engine: IEngine, thread: IThread) -> None:
+        self.position: LogPosition
+        self.notes: dict[str, str] = {}
+        self._engine = engine
+        self._thread = thread
+
+    async def open(self) -> None:
+        """Open the engine, and load the copy's position and notes."""
+        head = await self._thread.run(self._engine.open)
+        self.position = head.position
+        self.notes = await self._thread.run(self._engine.notes)
+
+    async def note(self, **notes: str | None) -> None:
+        """Store these notes with the copy; None deletes a note."""
+        await self._thread.run(partial(self._engine.note, notes))
+        self.notes.update((name, text) for name, text in notes.items() if text is not None)
+
+    async def add(
+        self, facts: Sequence[Fact], upto: LogPosition, *, trimmed_upto: LogPosition | None
+    ) -> None:
+        """Add facts of the snapshot. They complete it up to the position `upto`.
+
+        Beyond `trimmed_upto` no fact is missing, and each must follow from the one before it. Facts may be
+        missing anywhere if it is None. Raises `HistoryMismatch` where a fact does not follow.
+        """
+        await self._thread.run(partial(_add, self._engine, self.position, facts, upto, trimmed_upto))
+        self.position = upto
+
+    async def restore(self, snapshot: LogSnapshot) -> None:
+        """Store everything of the snapshot besides its facts."""
+        self.position = (await self._thread.run(partial(self._engine.restore, snapshot))).position
+
+    async def follow(
+        self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
+    ) -> None:
+        """Append facts as `Log.follow` does, to the copy."""
+        await self._thread.run(partial(commit_followed, self._engine, self.position, facts, receipts, upto))
+        if upto is not None:
+            self.position = upto
+        elif facts:
+            self.position = _position_of(facts[-1])
+
+    async def begin_epoch(self, epoch_start: EpochStart) -> None:
+        """Begin an epoch at the end of the copy."""
+        self.position = (await self._thread.run(partial(self._engine.begin_epoch, epoch_start))).position
+
+    async def finish(self, notes: Mapping[str, str], leases: Sequence[Lease]) -> None:
+        """Store these notes and leases, and close the copy."""
+        await self.note(**notes)
+        await self._thread.run(partial(self._engine.keep_leases, leases))
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the engine; the staged copy stays."""
+        await self._thread.run(self._engine.close)
+
+
+def _add(
+    engine: IEngine,
+    position: LogPosition,
+    facts: Sequence[Fact],
+    upto: LogPosition,
+    trimmed_upto: LogPosition | None,
+) -> None:
+    """Verify and commit facts of a snapshot, in the writing thread."""
+    if trimmed_upto is not None:
+        dense = [fact for fact in facts if fact.serial > trimmed_upto.serial]
+        before = position if position.serial > trimmed_upto.serial else trimmed_upto
+        wrong = verify(dense, before.digest)
+        if wrong is not None:
+            raise HistoryMismatch(wrong)
+        if facts and len(dense) == len(facts) == upto.serial - position.serial:
+            # Nothing is missing: this is an ordinary commit, which needs no second verification.
+            engine.commit(facts, ())
+            return
+    engine.commit(facts, (), upto=upto)
+
+
+def commit_followed(
+    engine: IEngine,
+    position: LogPosition,
+    facts: Sequence[Fact],
+    receipts: Sequence[AppendReceipt],
+    upto: LogPosition | None,
+) -> None:
+    """Verify and commit facts of the followed log, in the writing thread.
+
+    Raises `HistoryMismatch` if a fact does not continue the log.
+    """
+    if upto is None:
+        wrong = verify(facts, position.digest)
+        if wrong is not None:
+            raise HistoryMismatch(wrong)
+        upto_digest = facts[-1].digest if facts else position.digest
+    else:
+        upto_digest = upto.digest
+    try:
+        engine.commit(facts, receipts, upto=upto)
+    except StorageError as error:
+        if not error.tried:
+            raise
+        # The outcome is unknown. The head tells whether the commit succeeded.
+        if engine.head().digest != upto_digest:
+            raise
+
+
+def position_after(facts: Sequence[Fact], upto: LogPosition | None, position: LogPosition) -> LogPosition:
+    """The position of a log after these facts, from `position`."""
+    return upto or (_position_of(facts[-1]) if facts else position)
+
+
+def _position_of(fact: Fact) -> LogPosition:
+    return LogPosition(fact.epoch, fact.serial, fact.digest)
