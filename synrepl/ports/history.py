@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from synrepl.streams.digest import EMPTY
+from synrepl.wire.position import LogPosition
 
 __all__ = [
     "BEGINNING",
@@ -18,14 +19,6 @@ __all__ = [
     "EpochStart",
     "Appended",
 ]
-
-
-class LogPosition(msgspec.Struct, frozen=True):
-    """A position in a history. Logs with the same epoch, serial and digest have the same facts before it."""
-
-    epoch: int
-    serial: int
-    digest: str
 
 
 BEGINNING: Final = LogPosition(epoch=1, serial=0, digest=EMPTY)

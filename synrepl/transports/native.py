@@ -21,21 +21,13 @@ from synrepl.replication.command_forwarder import Numbered
 from synrepl.replication.relay.proof import PRIMARY, REPLICA, nonce, proof, proves
 from synrepl.replication.relay.snapshot_codec import SnapshotReader, read_meta
 from synrepl.replication.replica.conversation import (
-    DownstreamCommand,
     Ephemeral,
     Event,
     Facts,
-    JoinFinished,
-    JoinStarted,
-    KnownPeers,
     RefusedByUpstream,
     SnapshotFacts,
     SnapshotMeta,
-    SubscriptionStarted,
-    TakenUpTo,
-    UpstreamHeartbeat,
 )
-from synrepl.replication.wire_positions import log_position
 from synrepl.streams.ndjson import decode_facts
 from synrepl.transports.credentials import Credentials
 from synrepl.wire import native
@@ -43,7 +35,6 @@ from synrepl.wire.blocks import BlockReader, Payload
 from synrepl.wire.commands import Error, Ping, Server
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.grammar import CLIENT, Command
-from synrepl.wire.native import WirePosition, decode_body, encode_body
 from synrepl.wire.session import KEEPALIVE, MAX_TEXT, Close, Deliver, Keepalive, Send, Session
 from synrepl.wire.text import printable
 
@@ -153,53 +144,35 @@ class UpstreamConnection(Protocol):
     def _command(self, command: Any) -> None:
         match command:
             case native.Heartbeat():
-                position = LogPosition(command.epoch, command.serial, command.digest)
+                position = command.position
                 fields = (position.epoch, position.serial, position.digest, command.head, command.at_ms)
                 if command.check != native.heartbeat_check(*fields):
                     raise RemoteProtocolError("corrupted HEARTBEAT: its check does not match")
-                self._enqueue(0, UpstreamHeartbeat(position, command.head, command.at_ms))
             case native.Refused():
-                self._enqueue(
-                    0, RefusedByUpstream(_printable_refusal(decode_body(native.Refusal, command.body)))
-                )
-            case native.Joining():
-                start = decode_body(native.JoiningBody, command.body)
-                self._enqueue(
-                    0,
-                    JoinStarted(
-                        start.join,
-                        start.history,
-                        log_position(start.position),
-                        log_position(start.trimmed_upto),
-                        start.resumed,
-                    ),
-                )
-            case native.Joined():
-                self._enqueue(
-                    0, JoinFinished(log_position(decode_body(native.JoinedBody, command.body).position))
-                )
-            case native.Subscribed():
-                self._enqueue(0, SubscriptionStarted(log_position(decode_body(WirePosition, command.body))))
-            case native.Challenge():
-                self._enqueue(0, decode_body(native.ChallengeBody, command.body))
+                self._enqueue(0, RefusedByUpstream(_printable_refusal(command.body)))
+                return
             case native.Welcome():
-                self._enqueue(0, _checked_welcome(decode_body(native.WelcomeBody, command.body)))
-            case native.DigestsAre():
-                self._enqueue(0, decode_body(native.DigestsBody, command.body))
+                _check_welcome(command.body)
             case native.Peers():
-                addresses = decode_body(_Peers, b'{"addresses":%b}' % command.body).addresses
-                _check_printable(*addresses)
-                self._enqueue(0, KnownPeers(addresses))
-            case native.Taken():
-                self._enqueue(0, TakenUpTo(command.origin, command.number, command.since))
-            case native.Down():
-                self._enqueue(0, DownstreamCommand(command.line.encode()))
+                _check_printable(*command.body)
             case Error():
                 self._finish(NotConnected(f"ERROR from the upstream: {command.text}"))
+                return
             case Ping() | Server():
+                return
+            case (
+                native.Joining()
+                | native.Joined()
+                | native.Subscribed()
+                | native.Challenge()
+                | native.DigestsAre()
+                | native.Taken()
+                | native.Down()
+            ):
                 pass
             case _:
                 raise RemoteProtocolError(f"{type(command).__name__} is not valid for a replica")
+        self._enqueue(0, command)
 
     def _arm(self) -> None:
         delay = max(0.0, min(self.session.deadline() - self._clock.seconds(), self._timeout_seconds))
@@ -292,14 +265,14 @@ class UpstreamConnection(Protocol):
             address=address,
             capabilities=native.OWN_CAPABILITIES,
         )
-        self.send(native.Hello(body=encode_body(greeting)))
-        challenge: native.ChallengeBody = await self._expect(native.ChallengeBody)
+        self.send(native.Hello(body=greeting))
+        challenge: native.ChallengeBody = (await self._expect(native.Challenge)).body
         if challenge.proof and secret is None:
             raise NotConnected("the upstream requires a secret: set secret_file")
         nonces = (challenge.nonce, own_nonce)
         own_proof = "" if secret is None else proof(secret, REPLICA, nonces, uuid, name)
-        self.send(native.Auth(body=encode_body(native.Proof(own_proof))))
-        self.welcome = await self._expect(native.WelcomeBody)
+        self.send(native.Auth(body=native.Proof(own_proof)))
+        self.welcome = (await self._expect(native.Welcome)).body
         if secret is not None and not proves(self.welcome.proof, secret, PRIMARY, nonces, uuid, name):
             raise NotConnected(
                 "the upstream could not prove that it knows the secret: check secret_file on both"
@@ -313,11 +286,11 @@ class UpstreamConnection(Protocol):
 
     def join(self, request: native.JoinRequest) -> None:
         """Request a snapshot."""
-        self.send(native.Join(body=encode_body(request)))
+        self.send(native.Join(body=request))
 
     def subscribe(self, request: native.Subscription) -> None:
         """Request the facts after a position."""
-        self.send(native.Subscribe(body=encode_body(request)))
+        self.send(native.Subscribe(body=request))
 
     def acknowledge(self, position: LogPosition, at_ms: int) -> None:
         """Report that everything up to this position is stored durably."""
@@ -341,8 +314,8 @@ class UpstreamConnection(Protocol):
 
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
         """Fetch the upstream's digests at these serials."""
-        self.send(native.Digests(body=msgspec.json.encode(list(serials))))
-        response: native.DigestsBody = await self._expect(native.DigestsBody)
+        self.send(native.Digests(body=list(serials)))
+        response: native.DigestsBody = (await self._expect(native.DigestsAre)).body
         try:
             return {int(serial): digest for serial, digest in response.digests.items()}
         except ValueError as error:
@@ -449,10 +422,6 @@ class _Factory(Factory):
         return connection
 
 
-class _Peers(msgspec.Struct):
-    addresses: list[str]
-
-
 def _event(payload: Payload) -> Event:
     match payload.kind:
         case "facts":
@@ -476,8 +445,8 @@ def _printable_refusal(refused: native.Refusal) -> native.Refusal:
     )
 
 
-def _checked_welcome(welcome: native.WelcomeBody) -> native.WelcomeBody:
-    """Return a welcome whose names and addresses are printable. Raises `RemoteProtocolError` for others."""
+def _check_welcome(welcome: native.WelcomeBody) -> None:
+    """Raise `RemoteProtocolError` unless the names and addresses of a welcome are printable."""
     _check_printable(
         welcome.uuid,
         welcome.history,
@@ -487,7 +456,6 @@ def _checked_welcome(welcome: native.WelcomeBody) -> native.WelcomeBody:
         welcome.address,
         welcome.primary,
     )
-    return welcome
 
 
 def _check_printable(*texts: str) -> None:

@@ -24,7 +24,7 @@ from synrepl.wire.grammar import (
     token_or,
     word,
 )
-from synrepl.wire.native import native_commands
+from synrepl.wire.native import NATIVE_COMMANDS
 
 __all__ = [
     "CancelTask",
@@ -274,4 +274,4 @@ def declared_commands() -> Iterator[type[Command]]:
     for value in globals().values():
         if isinstance(value, type) and issubclass(value, Command) and value is not Command:
             yield value
-    yield from native_commands()
+    yield from NATIVE_COMMANDS

@@ -16,6 +16,7 @@ from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.wire.dialect import Dialect, Release, Span, span
 from synrepl.wire.kinds import (
     MIN_INTEGER,
+    Body,
     Either,
     FieldKind,
     Integer,
@@ -42,6 +43,7 @@ __all__ = [
     "either",
     "integer",
     "json_array",
+    "json_body",
     "json_rest",
     "json_value",
     "middle_text",
@@ -130,6 +132,11 @@ def json_rest(*, since: str = "", until: str = "", default: Any = _REQUIRED) -> 
     return _field(RawJson(), since, until, default)
 
 
+def json_body(shape: Any, *, since: str = "", until: str = "", default: Any = _REQUIRED) -> Any:
+    """JSON to the end of the line, decoded as this type."""
+    return _field(Body(shape), since, until, default)
+
+
 def json_value(*, since: str = "", until: str = "", default: Any = _REQUIRED) -> Any:
     """JSON to the end of the line, decoded."""
     return _field(JsonValue(), since, until, default)
@@ -160,7 +167,18 @@ T = typing.TypeVar("T")
 @typing.dataclass_transform(
     kw_only_default=True,
     frozen_default=True,
-    field_specifiers=(word, integer, token_or, either, rest, middle_text, json_rest, json_value, json_array),
+    field_specifiers=(
+        word,
+        integer,
+        token_or,
+        either,
+        rest,
+        middle_text,
+        json_rest,
+        json_body,
+        json_value,
+        json_array,
+    ),
 )
 def command(
     name: str, *, sent_by: Side, since: str = "", until: str = "", channel: str = ""
@@ -182,7 +200,9 @@ def command(
         members: list[Any] = [(f.name, types[f.name]) for f in fields if f.default is _REQUIRED]
         members += [(f.name, types[f.name], f.default) for f in fields if f.default is not _REQUIRED]
         kept = ("__doc__", "__repr__", "EXAMPLES")
-        namespace = {key: value for key, value in vars(declared).items() if key in kept}
+        namespace = {
+            key: value for key, value in vars(declared).items() if key in kept or isinstance(value, property)
+        }
         namespace |= {
             "NAME": name,
             "SENT_BY": sent_by,

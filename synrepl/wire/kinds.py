@@ -3,12 +3,16 @@
 import typing
 from typing import Any, Final
 
+import msgspec
+
 from synrepl.wire import jsontext
 from synrepl.wire.dialect import Dialect
+from synrepl.wire.text import printable
 
 __all__ = [
     "MAX_INTEGER",
     "MIN_INTEGER",
+    "Body",
     "Either",
     "Integer",
     "JsonArray",
@@ -201,6 +205,25 @@ class RawJson(FieldKind):
         if b"\n" in value:
             raise ValueError("must not contain a line break")
         return typing.cast("bytes", value)
+
+
+class Body(FieldKind):
+    """JSON to the end of the line, decoded as a type and checked."""
+
+    takes_rest = True
+    grammar = "<{name}: JSON>"
+
+    def __init__(self, shape: Any) -> None:
+        self._decoder = msgspec.json.Decoder(shape)
+
+    def parse(self, data: bytes) -> Any:
+        try:
+            return self._decoder.decode(data)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ValueError(f"is invalid: {printable(str(error))}") from error
+
+    def format(self, value: Any, dialect: Dialect) -> bytes:
+        return msgspec.json.encode(value, order="deterministic")
 
 
 class JsonValue(FieldKind):

@@ -25,17 +25,15 @@ command. Large data follows a `Block` line, which announces its exact length in 
 Instead of any answer the primary may send REFUSED with a reason, and then close the connection.
 """
 
-from typing import Annotated, Any, Final, TypeVar
+from typing import Final
 from zlib import crc32
 
 import msgspec
 
-from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.filter import ALL, Filter
-from synrepl.wire.grammar import CLIENT, SERVER, Command, command, integer, json_rest, rest, word
-from synrepl.wire.kinds import MAX_INTEGER, MIN_INTEGER
-from synrepl.wire.text import printable
+from synrepl.wire.grammar import CLIENT, SERVER, Command, command, integer, json_body, rest, word
+from synrepl.wire.position import Int64, LogPosition, Natural64
 
 __all__ = [
     "NATIVE_COMMANDS",
@@ -54,7 +52,6 @@ __all__ = [
     "Greeting",
     "Heartbeat",
     "Hello",
-    "Int64",
     "Join",
     "Joined",
     "Joining",
@@ -62,12 +59,10 @@ __all__ = [
     "JoiningBody",
     "JoinRequest",
     "ChallengeBody",
-    "Natural64",
     "Peers",
     "Proof",
     "Refusal",
     "Refused",
-    "WirePosition",
     "Subscribe",
     "Subscribed",
     "Subscription",
@@ -75,10 +70,7 @@ __all__ = [
     "Up",
     "Welcome",
     "WelcomeBody",
-    "decode_body",
-    "encode_body",
     "heartbeat_check",
-    "native_commands",
 ]
 
 VERSION: Final = 1
@@ -95,24 +87,9 @@ OWN_CAPABILITIES: Final = (*CAPABILITIES, COMMANDS)
 """Capabilities of this daemon. They are always announced, as the default (`CAPABILITIES`) cannot change."""
 
 SINCE: Final = "999.0"
-M = TypeVar("M", bound=msgspec.Struct)
-
-Int64 = Annotated[int, msgspec.Meta(ge=MIN_INTEGER, le=MAX_INTEGER)]
-"""An integer that fits a database column. JSON integers are unbounded."""
-
-Natural64 = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)]
-"""An epoch, a serial or a count: such an integer of at least 0."""
 
 
 # -- bodies ------------------------------------------------------------------------------------------------
-
-
-class WirePosition(msgspec.Struct, frozen=True):
-    """A position in a history."""
-
-    epoch: Natural64
-    serial: Natural64
-    digest: str
 
 
 class Greeting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -153,7 +130,7 @@ class WelcomeBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     instance: str
     server_name: str
     role: str
-    position: WirePosition
+    position: LogPosition
     trimmed_upto: Natural64
     filter: Filter = ALL
     address: str = ""
@@ -167,7 +144,7 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     filter: Filter = ALL
     join: str = ""
-    position: WirePosition | None = None
+    position: LogPosition | None = None
     has_meta: bool = False
 
 
@@ -176,8 +153,8 @@ class JoiningBody(msgspec.Struct, frozen=True, kw_only=True):
 
     join: str
     history: str
-    position: WirePosition
-    trimmed_upto: WirePosition
+    position: LogPosition
+    trimmed_upto: LogPosition
     after: Natural64
     resumed: bool
 
@@ -185,7 +162,7 @@ class JoiningBody(msgspec.Struct, frozen=True, kw_only=True):
 class JoinedBody(msgspec.Struct, frozen=True):
     """JOINED: the snapshot is complete up to `position` and can be adopted."""
 
-    position: WirePosition
+    position: LogPosition
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -198,10 +175,10 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """
 
     history: str
-    position: WirePosition
+    position: LogPosition
     filter: Filter = ALL
     clock: dict[str, dict[str, Int64]] = {}
-    epoch_start: WirePosition | None = None
+    epoch_start: LogPosition | None = None
     began_ms: Int64 = 0
     lost_stream: str = ""
     lost_upto: Natural64 = 0
@@ -231,7 +208,7 @@ class DigestsBody(msgspec.Struct, frozen=True):
 class Hello(Command, frozen=True):
     """The replica's identity: `uuid`, `name`, `nonce`, `registered`, `address`."""
 
-    body: bytes = json_rest()
+    body: Greeting = json_body(Greeting)
 
     EXAMPLES = {NATIVE: 'HELLO {"uuid":"u","name":"replica1","nonce":"n"}'}
 
@@ -240,7 +217,7 @@ class Hello(Command, frozen=True):
 class Challenge(Command, frozen=True):
     """The primary's nonce, and whether it requires a proof of the secret."""
 
-    body: bytes = json_rest()
+    body: ChallengeBody = json_body(ChallengeBody)
 
     EXAMPLES = {NATIVE: 'CHALLENGE {"nonce":"n","proof":true,"version":1}'}
 
@@ -249,7 +226,7 @@ class Challenge(Command, frozen=True):
 class Auth(Command, frozen=True):
     """An HMAC-SHA256 over both nonces, the uuid and the name. The secret itself is never sent."""
 
-    body: bytes = json_rest()
+    body: Proof = json_body(Proof)
 
     EXAMPLES = {NATIVE: 'AUTH {"proof":"0a1b"}'}
 
@@ -261,16 +238,21 @@ class Auth(Command, frozen=True):
 class Welcome(Command, frozen=True):
     """The primary's identity with its own proof, its history and its position."""
 
-    body: bytes = json_rest()
+    body: WelcomeBody = json_body(WelcomeBody)
 
-    EXAMPLES = {NATIVE: 'WELCOME {"proof":"0a1b","history":"h","uuid":"u"}'}
+    EXAMPLES = {
+        NATIVE: (
+            'WELCOME {"proof":"0a1b","history":"h","uuid":"u","instance":"primary","server_name":"example.org",'
+            '"role":"primary","position":{"epoch":1,"serial":9,"digest":"e"},"trimmed_upto":0}'
+        )
+    }
 
 
 @command("JOIN", sent_by=CLIENT, since=SINCE)
 class Join(Command, frozen=True):
     """A request for a snapshot, or for the rest of an interrupted one."""
 
-    body: bytes = json_rest()
+    body: JoinRequest = json_body(JoinRequest)
 
     EXAMPLES = {NATIVE: "JOIN {}"}
 
@@ -279,16 +261,21 @@ class Join(Command, frozen=True):
 class Joining(Command, frozen=True):
     """A snapshot of this position follows."""
 
-    body: bytes = json_rest()
+    body: JoiningBody = json_body(JoiningBody)
 
-    EXAMPLES = {NATIVE: 'JOINING {"join":"j","history":"h","after":0,"resumed":false}'}
+    EXAMPLES = {
+        NATIVE: (
+            'JOINING {"join":"j","history":"h","position":{"epoch":1,"serial":7,"digest":"d"},'
+            '"trimmed_upto":{"epoch":1,"serial":0,"digest":"z"},"after":0,"resumed":false}'
+        )
+    }
 
 
 @command("JOINED", sent_by=SERVER, since=SINCE)
 class Joined(Command, frozen=True):
     """The snapshot is complete up to this position."""
 
-    body: bytes = json_rest()
+    body: JoinedBody = json_body(JoinedBody)
 
     EXAMPLES = {NATIVE: 'JOINED {"position":{"epoch":1,"serial":7,"digest":"d"}}'}
 
@@ -297,7 +284,7 @@ class Joined(Command, frozen=True):
 class Subscribe(Command, frozen=True):
     """The replica's position, and the streams and writers that it wants after it."""
 
-    body: bytes = json_rest()
+    body: Subscription = json_body(Subscription)
 
     EXAMPLES = {NATIVE: 'SUBSCRIBE {"history":"h","position":{"epoch":1,"serial":7,"digest":"d"}}'}
 
@@ -306,7 +293,7 @@ class Subscribe(Command, frozen=True):
 class Subscribed(Command, frozen=True):
     """The subscription is accepted: missing facts follow, then new ones. Has the primary's position."""
 
-    body: bytes = json_rest()
+    body: LogPosition = json_body(LogPosition)
 
     EXAMPLES = {NATIVE: 'SUBSCRIBED {"epoch":1,"serial":9,"digest":"e"}'}
 
@@ -343,6 +330,11 @@ class Heartbeat(Command, frozen=True):
     check: str = word()
 
     EXAMPLES = {NATIVE: "HEARTBEAT 1 812 9f86d081 900 1490197665618 0a1b2c3d"}
+
+    @property
+    def position(self) -> LogPosition:
+        """The position up to which all wanted facts were sent."""
+        return LogPosition(self.epoch, self.serial, self.digest)
 
 
 @command("ACK", sent_by=CLIENT, since=SINCE)
@@ -399,7 +391,7 @@ class Down(Command, frozen=True):
 class Digests(Command, frozen=True):
     """A request for the digests at these serials, to find where two histories diverge."""
 
-    body: bytes = json_rest()
+    body: list[Natural64] = json_body(list[Natural64])
 
     EXAMPLES = {NATIVE: "DIGESTS [1,512]"}
 
@@ -408,7 +400,7 @@ class Digests(Command, frozen=True):
 class DigestsAre(Command, frozen=True):
     """The digests at the requested serials, as far as they are known."""
 
-    body: bytes = json_rest()
+    body: DigestsBody = json_body(DigestsBody)
 
     EXAMPLES = {NATIVE: 'DIGESTS_ARE {"digests":{"1":"d","512":null}}'}
 
@@ -417,7 +409,7 @@ class DigestsAre(Command, frozen=True):
 class Peers(Command, frozen=True):
     """The addresses of the other replicas, which a new primary must notify."""
 
-    body: bytes = json_rest()
+    body: list[str] = json_body(list[str])
 
     EXAMPLES = {NATIVE: 'PEERS ["tcp:host:9092 http://host:9093"]'}
 
@@ -426,56 +418,19 @@ class Peers(Command, frozen=True):
 class Refused(Command, frozen=True):
     """A request is refused: a code, a message, and whether to retry."""
 
-    body: bytes = json_rest()
+    body: Refusal = json_body(Refusal)
 
     EXAMPLES = {NATIVE: 'REFUSED {"code":"trimmed","message":"...","retryable":false}'}
 
 
-def native_commands() -> list[type[Command]]:
-    """The native commands, in the order of the conversation."""
-    return [
-        Hello,
-        Challenge,
-        Auth,
-        Welcome,
-        Join,
-        Joining,
-        Joined,
-        Subscribe,
-        Subscribed,
-        Block,
-        Heartbeat,
-        Ack,
-        Up,
-        Taken,
-        Down,
-        Digests,
-        DigestsAre,
-        Peers,
-        Refused,
-    ]
-
-
-NATIVE_COMMANDS: Final = frozenset(native_commands())
-"""The native commands as a set."""
+NATIVE_COMMANDS: Final[tuple[type[Command], ...]] = tuple(
+    made
+    for made in list(vars().values())
+    if isinstance(made, type) and issubclass(made, Command) and made is not Command
+)
+"""The native commands, in the order of the conversation."""
 
 
 def heartbeat_check(epoch: int, serial: int, digest: str, head: int, at_ms: int) -> str:
     """Return the `check` of a HEARTBEAT. Without it a corrupted position would make a replica skip facts."""
     return f"{crc32(f'{epoch} {serial} {digest} {head} {at_ms}'.encode()):08x}"
-
-
-def encode_body(message: Any) -> bytes:
-    """Encode a message as the body of a command. Raises LocalProtocolError."""
-    try:
-        return msgspec.json.encode(message, order="deterministic")
-    except (TypeError, ValueError) as error:
-        raise LocalProtocolError(f"cannot encode {type(message).__name__}: {error}") from error
-
-
-def decode_body(shape: type[M], body: bytes) -> M:
-    """Decode the body of a command. Raises RemoteProtocolError with a message for the peer."""
-    try:
-        return msgspec.json.decode(body, type=shape)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RemoteProtocolError(f"cannot parse {shape.__name__}: {printable(str(error))}") from error

@@ -22,7 +22,7 @@ from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.transports.http.upstream import HttpUpstream
 from synrepl.wire.commands import FederationAck, RemoteServerUp
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import Subscription, WirePosition
+from synrepl.wire.native import Subscription
 from tests.http.builders import Answer, SiteCase, receipt, typing
 
 HERE = Address(http="http://hs.example:9093")
@@ -524,7 +524,7 @@ class AcknowledgingTests(CopiesCase):
         client = RecordingClient(self.site)
         conversation = self.wait(HttpUpstream(self.clock, where=HERE, client=client).connect("u-1", "paris"))
         self.addCleanup(conversation.close)
-        place = WirePosition(1, 6, self.wait(self.log.digest_at(6)))
+        place = LogPosition(1, 6, self.wait(self.log.digest_at(6)))
         conversation.subscribe(Subscription(history=self.log.history, position=place))
         client.flush()
 

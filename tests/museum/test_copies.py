@@ -11,7 +11,7 @@ from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 from synrepl.testing.replicas import FakeNode
 from synrepl.transports.native import MAX_QUEUED_BYTES, UpstreamConnection
-from synrepl.wire.native import WirePosition
+from synrepl.wire.position import LogPosition
 from tests.replication.relay.test_refusals import PINNED, known, trim
 from tests.replication.relay.test_sending import MOST
 from tests.replication.worlds import World
@@ -36,7 +36,7 @@ def test_a_lease_that_was_created_again_hides_no_gap() -> None:
     a.leases.add(PINNED, "raw")
     trim(world, a, 15)
     raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, WirePosition(1, 10, digest))
+    raw.subscribe(world, welcome, LogPosition(1, 10, digest))
 
     assert "trimmed" == raw.refusal()["code"]
     assert [] == raw.blocks("facts")
@@ -90,7 +90,7 @@ def test_a_useless_position_pins_no_facts() -> None:
     pinned = a.leases.lowest()
 
     raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, WirePosition(1, 5, "d" * 64))
+    raw.subscribe(world, welcome, LogPosition(1, 5, "d" * 64))
 
     assert (5, "fork") == (pinned, raw.refusal()["code"])
     assert a.leases.lowest() is None

@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Self
 
+import msgspec
 import pytest
 
 from synrepl.replication.relay.leases import MAX_ANONYMOUS
@@ -17,14 +18,8 @@ from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import encode_fact
 from synrepl.transports.http.append_body import MAX_WRITERS
 from synrepl.wire.blocks import MAX_BLOCK, encode_block
-from synrepl.wire.native import (
-    ChallengeBody,
-    JoiningBody,
-    WelcomeBody,
-    WirePosition,
-    encode_body,
-    heartbeat_check,
-)
+from synrepl.wire.native import ChallengeBody, JoiningBody, WelcomeBody, heartbeat_check
+from synrepl.wire.position import LogPosition
 from tests.processes.loading import MIB, Asker, RawReader, Refused, made_rows, memory, report
 from tests.service.processes import Daemon
 
@@ -149,7 +144,7 @@ class HostileUpstream:
         self.attacks = 0
         self.is_over = threading.Event()
         self._attack = attack
-        self._place = WirePosition(1, serial, "d" * 64)
+        self._place = LogPosition(1, serial, "d" * 64)
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -203,7 +198,7 @@ class HostileUpstream:
             position=position,
             trimmed_upto=0,
         )
-        trimmed_upto = WirePosition(1, 0, EMPTY)
+        trimmed_upto = LogPosition(1, 0, EMPTY)
         joining = JoiningBody(
             join="j", history="h", position=position, trimmed_upto=trimmed_upto, after=0, resumed=False
         )
@@ -216,7 +211,7 @@ class HostileUpstream:
             for text in heard:
                 if (answer := answers.get(text.split()[0])) is not None:
                     word, said = answer
-                    connection.sendall(word + encode_body(said) + b"\n")
+                    connection.sendall(word + msgspec.json.encode(said) + b"\n")
                     if word == b"JOINING ":
                         return
         raise EOFError

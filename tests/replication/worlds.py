@@ -14,16 +14,8 @@ from synrepl.replication.relay.proof import REPLICA, nonce, proof
 from synrepl.testing.network import Network
 from synrepl.testing.replicas import FakeNode
 from synrepl.wire.blocks import BlockReader, Payload
-from synrepl.wire.native import (
-    ChallengeBody,
-    Greeting,
-    Proof,
-    Subscription,
-    WelcomeBody,
-    WirePosition,
-    decode_body,
-    encode_body,
-)
+from synrepl.wire.native import ChallengeBody, Greeting, Proof, Subscription, WelcomeBody
+from synrepl.wire.position import LogPosition
 
 __all__ = ["RawReplica", "World"]
 
@@ -136,7 +128,7 @@ class RawReplica(Protocol):
 
     def tell(self, word: str, message: Any) -> None:
         """A word and what belongs to it."""
-        self.transport.write(word.encode() + b" " + encode_body(message) + b"\n")
+        self.transport.write(word.encode() + b" " + msgspec.json.encode(message) + b"\n")
 
     def lines(self, word: str) -> list[bytes]:
         """What was said with this word."""
@@ -169,17 +161,17 @@ class RawReplica(Protocol):
         mine = nonce()
         self.tell("HELLO", Greeting(uuid=uuid, name=name, nonce=mine))
         world.pass_(0.05)
-        known = decode_body(ChallengeBody, self.lines("CHALLENGE")[-1])
+        known = msgspec.json.decode(self.lines("CHALLENGE")[-1], type=ChallengeBody)
         if shown is None:
             nonces = (known.nonce, mine)
             shown = "" if secret is None else proof(secret, REPLICA, nonces, uuid, name)
         self.tell("AUTH", Proof(shown))
         world.pass_(0.05)
         said = self.lines("WELCOME")
-        return decode_body(WelcomeBody, said[-1]) if said else None
+        return msgspec.json.decode(said[-1], type=WelcomeBody) if said else None
 
     def subscribe(
-        self, world: World, welcome: WelcomeBody, position: WirePosition | None = None, **other: Any
+        self, world: World, welcome: WelcomeBody, position: LogPosition | None = None, **other: Any
     ) -> None:
         """Ask for what comes after a place."""
         asked: dict[str, Any] = {"history": welcome.history, "position": position or welcome.position} | other

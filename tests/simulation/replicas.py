@@ -32,7 +32,7 @@ from synrepl.testing.network import MemoryLink, Network
 from synrepl.testing.replica_truth import Content, Histories, content
 from synrepl.testing.replicas import FakeNode
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import Subscription, WirePosition
+from synrepl.wire.native import Subscription
 from tests.simulation.seeded import STEP_SECONDS, SeededRun
 
 __all__ = ["AIMS", "ReplicaSimulation", "copied"]
@@ -552,7 +552,7 @@ class ReplicaSimulation(SeededRun):
 
     def _make_up_subscription(self, node: FakeNode) -> None:
         epoch, _, address = self._made_up(node)
-        asked = Subscription(history=node.log.history, position=WirePosition(epoch, 0, ""))
+        asked = Subscription(history=node.log.history, position=LogPosition(epoch, 0, ""))
         self.seen["made-up subscription"] += 1
         self._note(f"{node.name} hears a made-up subscription of epoch {epoch} from {address!r}")
         self._do(node.relays.admission("stranger", "stranger", asked, LOCAL, address=address))

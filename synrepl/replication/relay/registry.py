@@ -19,8 +19,9 @@ from synrepl.replication.relay.refusals import refusal
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
-from synrepl.wire.native import Refusal, Subscription, WirePosition
+from synrepl.wire.native import Refusal, Subscription
 from synrepl.wire.peer_names import identity_error
+from synrepl.wire.position import LogPosition
 from synrepl.wire.text import printable
 
 if TYPE_CHECKING:
@@ -428,5 +429,5 @@ def _missing_rights(access: Access, query: Filter) -> str:
     return access.lacks(Right.REPLICATE) or access.hides(query.streams)
 
 
-def _start_position(epoch_start: EpochStart) -> WirePosition:
-    return WirePosition(epoch_start.epoch, epoch_start.serial, epoch_start.digest)
+def _start_position(epoch_start: EpochStart) -> LogPosition:
+    return LogPosition(epoch_start.epoch, epoch_start.serial, epoch_start.digest)

@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-import msgspec
 from twisted.internet.defer import CancelledError, Deferred
 
 from synrepl.errors import RemoteProtocolError
@@ -17,7 +16,6 @@ from synrepl.replication.relay.proof import PRIMARY, REPLICA, nonce, proof, prov
 from synrepl.replication.relay.refusals import refusal
 from synrepl.replication.relay.snapshot_codec import meta_block, snapshot_block
 from synrepl.replication.relay.snapshot_start import make_welcome, start_snapshot
-from synrepl.replication.wire_positions import log_position, wire_position
 from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import encode_fact
 from synrepl.wire.blocks import encode_block
@@ -43,7 +41,6 @@ from synrepl.wire.native import (
     Joining,
     JoiningBody,
     JoinRequest,
-    Natural64,
     Peers,
     Proof,
     Refusal,
@@ -54,8 +51,6 @@ from synrepl.wire.native import (
     Taken,
     Up,
     Welcome,
-    decode_body,
-    encode_body,
     heartbeat_check,
 )
 from synrepl.wire.peer_names import identity_error
@@ -214,24 +209,23 @@ class Relay:
             return
         match command:
             case Hello():
-                self._on_hello(decode_body(Greeting, command.body))
+                self._on_hello(command.body)
             case Auth():
-                self._on_auth(decode_body(Proof, command.body))
+                self._on_auth(command.body)
                 if self.is_known:
                     self.connection.authenticated()
             case Join():
-                self._start_work(self._join(decode_body(JoinRequest, command.body)), "ready", "joined")
+                self._start_work(self._join(command.body), "ready", "joined")
             case Subscribe():
-                self._start_work(self._subscribe(decode_body(Subscription, command.body)), "ready", "joined")
+                self._start_work(self._subscribe(command.body), "ready", "joined")
             case Ack():
                 self._on_ack(command)
             case Up():
                 self._on_forwarded(command)
             case Digests():
                 self._must_be("ready", "joined")
-                serials = decode_body(AskedSerials, b'{"serials":%b}' % command.body).serials
                 self._is_sending_digests = True
-                self._registry.tasks.start(self._guarded(self._send_digests(serials)), "sending digests")
+                self._registry.tasks.start(self._guarded(self._send_digests(command.body)), "sending digests")
             case Name() | Ping() | Error():
                 pass  # handled by the session
             case _:
@@ -283,7 +277,7 @@ class Relay:
         challenge = ChallengeBody(
             nonce=self._nonce, proof=self._certificate_access is None and self._registry.keys.is_required
         )
-        self.connection.send(Challenge(body=encode_body(challenge)))
+        self.connection.send(Challenge(body=challenge))
 
     @property
     def has_lost_key(self) -> bool:
@@ -325,12 +319,12 @@ class Relay:
         self.state = "ready"
         own_proof = proof(secret, PRIMARY, nonces, greeting.uuid, greeting.name) if secret is not None else ""
         welcome = make_welcome(self._registry, proof=own_proof)
-        self.connection.send(Welcome(body=encode_body(welcome)))
+        self.connection.send(Welcome(body=welcome))
 
     def _refuse(self, refused: Refusal) -> None:
         self.state, self.why = "refused", f"{refused.code}: {refused.message}"
         self._logger.info("{name} is refused: {why}", name=self.name, why=self.why)
-        self.connection.send(Refused(body=encode_body(refused)))
+        self.connection.send(Refused(body=refused))
         self.connection.close()
 
     def _must_be(self, *states: str) -> None:
@@ -367,7 +361,7 @@ class Relay:
                 found[str(serial)] = await self._log.digest_at(serial)
                 if self._is_gone:
                     return
-            self.connection.send(DigestsAre(body=encode_body(DigestsBody(found))))
+            self.connection.send(DigestsAre(body=DigestsBody(found)))
         finally:
             self._is_sending_digests = False
             self._resume_processing()
@@ -400,12 +394,12 @@ class Relay:
         joining = JoiningBody(
             join=start.join,
             history=log.history,
-            position=wire_position(start.of),
-            trimmed_upto=wire_position(start.trimmed_upto),
+            position=start.of,
+            trimmed_upto=start.trimmed_upto,
             after=start.at.serial,
             resumed=start.resumed,
         )
-        self.connection.send(Joining(body=encode_body(joining)))
+        self.connection.send(Joining(body=joining))
         self._start_heartbeats()
         self.sent = start.at
         if start.snapshot is not None:
@@ -421,7 +415,7 @@ class Relay:
             return
         self.state = "joined"
         registry.leases.advance(self.uuid, self.sent.serial)
-        self.connection.send(Joined(body=encode_body(JoinedBody(wire_position(self.sent)))))
+        self.connection.send(Joined(body=JoinedBody(self.sent)))
 
     async def _send_snapshot_facts(self, snapshot: LogSnapshot) -> bool:
         """Send the facts of a snapshot. False if some were trimmed meanwhile."""
@@ -477,10 +471,10 @@ class Relay:
             address=greeting.address,
         )
         self._set_filter(request.filter)
-        self.sent = log_position(request.position)
+        self.sent = request.position
         self.acknowledged = request.position.serial
         self._sent_epoch = request.position.epoch
-        self.connection.send(Subscribed(body=encode_body(wire_position(log.position))))
+        self.connection.send(Subscribed(body=log.position))
         self._start_heartbeats()
         self._send_heartbeat()
         for relay in registry.connected:
@@ -632,7 +626,7 @@ class Relay:
             peers = self._registry.peers(excluding=self.uuid)
             if peers != self._sent_peers:
                 self._sent_peers = peers
-                self.connection.send(Peers(body=encode_body(peers)))
+                self.connection.send(Peers(body=peers))
 
     def send_down(self, line: bytes) -> bool:
         """Send a command for all processes. False if there is no room for it.
@@ -670,7 +664,3 @@ class Relay:
                 epoch=sent.epoch, serial=sent.serial, digest=sent.digest, head=head, at_ms=at_ms, check=check
             )
         )
-
-
-class AskedSerials(msgspec.Struct):
-    serials: list[Natural64]

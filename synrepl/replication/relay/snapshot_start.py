@@ -6,7 +6,6 @@ from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
 from synrepl.ports.interfaces import ILog
 from synrepl.replication.relay.interfaces import IReplicaRegistry
 from synrepl.replication.relay.proof import nonce
-from synrepl.replication.wire_positions import log_position, wire_position
 from synrepl.wire.native import OWN_CAPABILITIES, JoinRequest, WelcomeBody
 
 __all__ = ["SnapshotStart", "make_welcome", "start_snapshot"]
@@ -33,7 +32,7 @@ async def start_snapshot(
     log = registry.log
     lease, trimmed_upto = registry.leases[uuid], log.trimmed_upto
     is_leased = lease is not None and lease.ended_ms is None
-    position = None if request.position is None else log_position(request.position)
+    position = None if request.position is None else request.position
     resumed = position is not None and is_leased and await _can_resume(log, request.join, position)
     # Before the snapshot is taken, so that none of its facts can be trimmed.
     serial = lease.serial if resumed and lease is not None else trimmed_upto.serial
@@ -74,7 +73,7 @@ def make_welcome(registry: IReplicaRegistry, *, proof: str) -> WelcomeBody:
         instance=registry.instance,
         server_name=registry.server_name,
         role=registry.role(),
-        position=wire_position(log.position),
+        position=log.position,
         trimmed_upto=log.trimmed_upto.serial,
         filter=registry.filter(),
         address=registry.address(),

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition
-from synrepl.replication.replica.conversation import Facts, SnapshotMeta, UpstreamHeartbeat
+from synrepl.replication.replica.conversation import Facts, SnapshotMeta
 from synrepl.streams.facts import Fact
+from synrepl.wire.native import Heartbeat
 
 __all__ = ["FactBatcher", "BatchTarget"]
 
@@ -32,7 +33,7 @@ class FactBatcher:
     """
 
     def __init__(self, target: BatchTarget, *, is_filtered: bool) -> None:
-        self.heartbeat: UpstreamHeartbeat | None = None
+        self.heartbeat: Heartbeat | None = None
         self._target = target
         self._is_filtered = is_filtered
         self._facts: list[Fact] = []
@@ -44,7 +45,7 @@ class FactBatcher:
         """How many facts are waiting for `flush`."""
         return len(self._facts)
 
-    async def add(self, event: Facts | SnapshotMeta | UpstreamHeartbeat) -> None:
+    async def add(self, event: Facts | SnapshotMeta | Heartbeat) -> None:
         """Add one event. An epoch start is committed at once, after the facts before it."""
         match event:
             case Facts(facts):
@@ -62,7 +63,7 @@ class FactBatcher:
                     await self.flush()
                     if epoch_start.epoch > self._target.position.epoch:
                         await self._target.begin_epoch(epoch_start)
-            case UpstreamHeartbeat(position):
+            case Heartbeat(position=position):
                 self.heartbeat = event
                 if self._is_filtered and position.serial > self._target.position.serial:
                     self._upto = position

@@ -10,26 +10,31 @@ from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition, LogSna
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import Numbered
 from synrepl.streams.facts import Fact
-from synrepl.wire.native import JoinRequest, Refusal, Subscription, WelcomeBody
+from synrepl.wire.native import (
+    Down,
+    Heartbeat,
+    Joined,
+    Joining,
+    JoinRequest,
+    Peers,
+    Refusal,
+    Subscribed,
+    Subscription,
+    Taken,
+    WelcomeBody,
+)
 from synrepl.wire.peer_names import is_address
 from synrepl.wire.text import printable
 
 __all__ = [
-    "UpstreamHeartbeat",
     "Ephemeral",
     "Event",
     "Facts",
     "IConversation",
     "IUpstream",
-    "JoinStarted",
-    "JoinFinished",
     "SnapshotFacts",
     "SnapshotMeta",
-    "KnownPeers",
     "RefusedByUpstream",
-    "SubscriptionStarted",
-    "TakenUpTo",
-    "DownstreamCommand",
 ]
 
 
@@ -50,19 +55,6 @@ class RefusedByUpstream(ReplicationError):
         super().__init__(f"{refusal.code}: {refusal.message}")
         self.refusal = refusal
         self.retryable = refusal.retryable
-
-
-class JoinStarted(msgspec.Struct, frozen=True):
-    """A copy begins: a snapshot at `position` of the log with this `history` follows.
-
-    The log was trimmed up to `trimmed_upto`. If `resumed`, the staged part of the copy is continued.
-    """
-
-    join: str
-    history: str
-    position: LogPosition
-    trimmed_upto: LogPosition
-    resumed: bool
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -91,59 +83,20 @@ class Ephemeral(msgspec.Struct, frozen=True):
     is_all: bool = False
 
 
-class JoinFinished(msgspec.Struct, frozen=True):
-    """The copy is complete at this position."""
-
-    position: LogPosition
-
-
-class SubscriptionStarted(msgspec.Struct, frozen=True):
-    """Missing facts follow, then new ones; the upstream is at this position."""
-
-    position: LogPosition
-
-
-class UpstreamHeartbeat(msgspec.Struct, frozen=True):
-    """All requested facts up to `position` were sent; the head of the upstream's log is the serial `head`."""
-
-    position: LogPosition
-    head: int
-    at_ms: int
-
-
-class KnownPeers(msgspec.Struct, frozen=True):
-    """The addresses of the upstream's other replicas."""
-
-    addresses: Sequence[str]
-
-
-class TakenUpTo(msgspec.Struct, frozen=True):
-    """The upstream has accepted an origin's commands up to `number`; it knows those from `since` on."""
-
-    origin: str
-    number: int
-    since: int
-
-
-class DownstreamCommand(msgspec.Struct, frozen=True):
-    """A command for all processes, as a line."""
-
-    line: bytes
-
-
 Event = (
-    JoinStarted
+    Joining
     | Facts
     | SnapshotFacts
     | SnapshotMeta
+    | Joined
+    | Subscribed
+    | Heartbeat
     | Ephemeral
-    | JoinFinished
-    | SubscriptionStarted
-    | UpstreamHeartbeat
-    | KnownPeers
-    | TakenUpTo
-    | DownstreamCommand
+    | Peers
+    | Taken
+    | Down
 )
+"""What an upstream sends: native commands and the contents of blocks. HTTP is translated into these."""
 
 
 class IConversation(Protocol):
@@ -154,14 +107,13 @@ class IConversation(Protocol):
     def join(self, request: JoinRequest) -> None:
         """Request a copy.
 
-        The response is `JoinStarted`, facts, `SnapshotFacts`, facts and `SnapshotMeta`, and `JoinFinished`.
+        The response is `Joining`, facts, `SnapshotFacts`, facts and `SnapshotMeta`, and `Joined`.
         """
 
     def subscribe(self, request: Subscription) -> None:
         """Request the facts after a position.
 
-        The response is `SubscriptionStarted`, then facts, `SnapshotMeta`, `UpstreamHeartbeat` and
-        `Ephemeral`.
+        The response is `Subscribed`, then facts, `SnapshotMeta`, `Heartbeat` and `Ephemeral`.
         """
 
     async def next(self) -> Event:
@@ -177,7 +129,7 @@ class IConversation(Protocol):
         """Acknowledge that all facts up to this position are durable."""
 
     def forward(self, origin: str, commands: Sequence[Numbered]) -> None:
-        """Forward commands of followers, if the welcome allows it: `TakenUpTo` follows."""
+        """Forward commands of followers, if the welcome allows it: `Taken` follows."""
 
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
         """Return the upstream's digests at these serials, as far as it has them.

@@ -14,17 +14,19 @@ from synrepl.replication.replica.conversation import (
     Ephemeral,
     Facts,
     IConversation,
-    JoinFinished,
-    JoinStarted,
-    KnownPeers,
     SnapshotFacts,
     SnapshotMeta,
-    UpstreamHeartbeat,
 )
-from synrepl.replication.wire_positions import wire_position
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import JoinRequest
+from synrepl.wire.native import (
+    Heartbeat,
+    Joined,
+    JoinedBody,
+    Joining,
+    JoinRequest,
+    Peers,
+)
 
 __all__ = ["JoinAttempt", "Progress", "UntrueCopy"]
 
@@ -133,31 +135,32 @@ class JoinAttempt:
             request = JoinRequest(
                 filter=self._query,
                 join=record.join,
-                position=wire_position(at),
+                position=at,
                 has_meta=record.has_meta,
             )
         self._conversation.join(request)
         start = await self._conversation.next()
-        while isinstance(start, UpstreamHeartbeat):
+        while isinstance(start, Heartbeat):
             start = await self._conversation.next()
-        if not isinstance(start, JoinStarted):
+        if not isinstance(start, Joining):
             raise RemoteProtocolError(f"unexpected {type(start).__name__} at the start of a copy")
-        if not start.resumed or record is None:
+        begins = start.body
+        if not begins.resumed or record is None:
             await self._log.drop_copy(self._copy)
             self._copy = await self._log.open_staged_copy()
             record = JoinRecord(
-                start.join,
-                start.history,
+                begins.join,
+                begins.history,
                 self._query,
-                start.trimmed_upto,
-                start.position.serial,
+                begins.trimmed_upto,
+                begins.position.serial,
                 False,
             )
             await self._save_record(record)
-        self._trimmed_upto = start.trimmed_upto if self._query.is_open else None
-        self._announced = start.position.serial
+        self._trimmed_upto = begins.trimmed_upto if self._query.is_open else None
+        self._announced = begins.position.serial
         at_serial = self._copy.position.serial
-        total = max(start.position.serial, at_serial)
+        total = max(begins.position.serial, at_serial)
         self._progress = Progress(at_serial, total, self._clock.seconds(), at_serial)
         return record
 
@@ -185,7 +188,7 @@ class JoinAttempt:
         while True:
             event = await self._conversation.next()
             match event:
-                case JoinFinished(position):
+                case Joined(body=JoinedBody(position)):
                     await batcher.flush()
                     if self._copy.position != position:
                         raise RemoteProtocolError(
@@ -193,13 +196,13 @@ class JoinAttempt:
                             f" {self._copy.position.serial}"
                         )
                     return
-                case Facts() | SnapshotMeta() | UpstreamHeartbeat():
+                case Facts() | SnapshotMeta() | Heartbeat():
                     await batcher.add(event)
                     if batcher.pending >= COMMIT_FACTS:
                         await batcher.flush()
                     self._progress.done = self._copy.position.serial
                     self._on_progress("meanwhile", self._progress)
-                case Ephemeral() | KnownPeers():
+                case Ephemeral() | Peers():
                     pass
                 case _:
                     raise RemoteProtocolError(f"unexpected {type(event).__name__} within a copy")
@@ -247,7 +250,7 @@ class JoinAttempt:
                         await self._stage(batch)
                 case SnapshotFacts(snapshot):
                     return snapshot
-                case UpstreamHeartbeat() | Ephemeral():
+                case Heartbeat() | Ephemeral():
                     pass
                 case _:
                     raise RemoteProtocolError(f"unexpected {type(event).__name__} within a snapshot")

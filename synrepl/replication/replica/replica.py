@@ -16,26 +16,31 @@ from synrepl.replication.command_forwarder import CommandForwarder, command_of
 from synrepl.replication.holdings import held
 from synrepl.replication.replica.batcher import FactBatcher
 from synrepl.replication.replica.conversation import (
-    DownstreamCommand,
     Ephemeral,
     Facts,
     IConversation,
     IUpstream,
-    KnownPeers,
     RefusedByUpstream,
     SnapshotMeta,
-    SubscriptionStarted,
-    TakenUpTo,
-    UpstreamHeartbeat,
 )
 from synrepl.replication.replica.forks import facts_after, last_common
 from synrepl.replication.replica.join import JoinAttempt, Progress
-from synrepl.replication.wire_positions import wire_position
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.grammar import Command
-from synrepl.wire.native import COMMANDS, Refusal, Subscription, WelcomeBody, WirePosition, encode_body
+from synrepl.wire.native import (
+    COMMANDS,
+    Down,
+    Heartbeat,
+    Peers,
+    Refusal,
+    Subscribed,
+    Subscription,
+    Taken,
+    WelcomeBody,
+)
 from synrepl.wire.peer_names import MAX_ADDRESS, is_address
+from synrepl.wire.position import LogPosition
 from synrepl.wire.text import printable
 
 __all__ = ["RESYNC", "STATES", "WAYS_OUT", "Replica"]
@@ -145,7 +150,7 @@ class Replica:
         self._attempt = 0
         self._fresh_at = clock.seconds()
         self._contact_at: float | None = None
-        self._heartbeat: UpstreamHeartbeat | None = None
+        self._heartbeat: Heartbeat | None = None
         self._conversation: IConversation | None = None
 
     # -- start and stop ------------------------------------------------------------------------------------
@@ -273,12 +278,12 @@ class Replica:
         conversation.subscribe(
             Subscription(
                 history=log.history,
-                position=wire_position(position),
+                position=position,
                 filter=self.query,
-                clock=clock if len(encode_body(clock)) <= MAX_CLOCK_BYTES else {},
+                clock=clock if len(msgspec.json.encode(clock)) <= MAX_CLOCK_BYTES else {},
                 epoch_start=None
                 if epoch_start is None
-                else WirePosition(epoch_start.epoch, epoch_start.serial, epoch_start.digest),
+                else LogPosition(epoch_start.epoch, epoch_start.serial, epoch_start.digest),
                 began_ms=0 if epoch_start is None else epoch_start.at_ms,
                 lost_stream="" if epoch_start is None else epoch_start.stream,
                 lost_upto=0 if epoch_start is None else epoch_start.token,
@@ -290,20 +295,20 @@ class Replica:
             self._contact_at = self._clock.seconds()
             while True:
                 match event:
-                    case Facts() | SnapshotMeta() | UpstreamHeartbeat():
+                    case Facts() | SnapshotMeta() | Heartbeat():
                         await batcher.add(event)
                         if batcher.pending >= FLUSH_FACTS:
                             await batcher.flush()
                     case Ephemeral(facts, is_all):
                         self._add_ephemeral(facts, is_all=is_all)
-                    case KnownPeers(addresses):
+                    case Peers(addresses):
                         self._tasks.start(self._save_peers(addresses), "saving peers")
-                    case TakenUpTo(origin, number, since):
+                    case Taken(origin, number, since):
                         if self._commands is not None:
                             self._commands.acknowledged(origin, number, since)
-                    case DownstreamCommand(line):
-                        self._on_command(command_of(line))
-                    case SubscriptionStarted(at):
+                    case Down(line):
+                        self._on_command(command_of(line.encode()))
+                    case Subscribed(at):
                         self._attempt = 0
                         self._is_resync_requested = False
                         self.refusal = None
@@ -329,7 +334,7 @@ class Replica:
                 log.position, self._heartbeat.at_ms if self._heartbeat is not None else 0
             )
 
-    def _check_progress(self, heartbeat: UpstreamHeartbeat | None) -> None:
+    def _check_progress(self, heartbeat: Heartbeat | None) -> None:
         """Update the state after all received facts are durable."""
         position = self._log.position
         if heartbeat is not None and heartbeat is not self._heartbeat:

@@ -9,7 +9,7 @@ from synrepl.replication.publisher import Publisher
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.append_body import read_json
 from synrepl.transports.http.query import integer, seconds, word
-from synrepl.wire.native import Natural64
+from synrepl.wire.position import Natural64
 
 __all__ = ["MAX_FORWARDED_BYTES", "CommandRoutes", "ForwardedCommands", "AcceptedForwards"]
 

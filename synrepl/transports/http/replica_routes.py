@@ -8,10 +8,10 @@ from synrepl.ports.history import LogSnapshot
 from synrepl.replication.relay import ReplicaRegistry
 from synrepl.replication.relay.snapshot_codec import snapshot_lines
 from synrepl.replication.relay.snapshot_start import make_welcome, start_snapshot
-from synrepl.replication.wire_positions import wire_position
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.append_body import read_json
-from synrepl.wire.native import JoinRequest, Refusal, Subscription, WelcomeBody, WirePosition
+from synrepl.wire.native import JoinRequest, Refusal, Subscription, WelcomeBody
+from synrepl.wire.position import LogPosition
 
 __all__ = ["AckBody", "JoinAnswer", "JoinBody", "ReplicaRoutes", "SubscribeBody", "refusal_error"]
 
@@ -49,8 +49,8 @@ class JoinAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     join: str
     history: str
-    position: WirePosition
-    trimmed_upto: WirePosition
+    position: LogPosition
+    trimmed_upto: LogPosition
     after: int
     resumed: bool
     snapshot: str | None
@@ -100,7 +100,7 @@ class ReplicaRoutes:
         position = self._registry.log.position
         return msgspec.json.encode(
             {
-                "position": wire_position(position),
+                "position": position,
                 "peers": registry.peers(excluding=uuid),
             }
         )
@@ -125,8 +125,8 @@ class ReplicaRoutes:
             JoinAnswer(
                 join=begins.join,
                 history=registry.log.history,
-                position=wire_position(begins.of),
-                trimmed_upto=wire_position(begins.trimmed_upto),
+                position=begins.of,
+                trimmed_upto=begins.trimmed_upto,
                 after=begins.at.serial,
                 resumed=begins.resumed,
                 snapshot=None if snapshot is None else b"".join(snapshot_lines(snapshot)).decode(),

@@ -16,21 +16,13 @@ from synrepl.replication.command_forwarder import Numbered
 from synrepl.replication.relay import REFUSALS
 from synrepl.replication.relay.snapshot_codec import read_meta, read_snapshot
 from synrepl.replication.replica import (
-    DownstreamCommand,
     Ephemeral,
     Event,
     Facts,
-    JoinFinished,
-    JoinStarted,
-    KnownPeers,
     RefusedByUpstream,
     SnapshotFacts,
     SnapshotMeta,
-    SubscriptionStarted,
-    TakenUpTo,
-    UpstreamHeartbeat,
 )
-from synrepl.replication.wire_positions import log_position
 from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import decode_facts
@@ -42,7 +34,21 @@ from synrepl.transports.http.command_routes import MAX_FORWARDED_BYTES, Accepted
 from synrepl.transports.http.http_client import HttpClient, decode_json, public_url
 from synrepl.transports.http.replica_routes import AckBody, JoinAnswer, JoinBody, SubscribeBody
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import JoinRequest, Refusal, Subscription, WelcomeBody, WirePosition
+from synrepl.wire.native import (
+    Down,
+    Heartbeat,
+    Joined,
+    JoinedBody,
+    Joining,
+    JoiningBody,
+    JoinRequest,
+    Peers,
+    Refusal,
+    Subscribed,
+    Subscription,
+    Taken,
+    WelcomeBody,
+)
 
 __all__ = ["HttpConversation", "HttpUpstream"]
 
@@ -238,11 +244,22 @@ class HttpConversation:
         body = JoinBody(name=self._name, join=request, registered=self._registered, address=self._address())
         path = f"/v1/replicas/{self._uuid}/join"
         response: JoinAnswer = await self._request("POST", path, body, JoinAnswer, max_bytes=MAX_JOIN_BYTES)
-        position, trimmed_upto = log_position(response.position), log_position(response.trimmed_upto)
-        self._enqueue(JoinStarted(response.join, response.history, position, trimmed_upto, response.resumed))
+        position, trimmed_upto = response.position, response.trimmed_upto
+        self._enqueue(
+            Joining(
+                body=JoiningBody(
+                    join=response.join,
+                    history=response.history,
+                    position=position,
+                    trimmed_upto=trimmed_upto,
+                    after=response.after,
+                    resumed=response.resumed,
+                )
+            )
+        )
         if response.snapshot is None:
             # The replica has all of the snapshot; the subscription brings newer facts.
-            self._enqueue(JoinFinished(position))
+            self._enqueue(Joined(body=JoinedBody(position)))
             return
         if response.after < position.serial:
             await self._changelog.follow(
@@ -258,7 +275,7 @@ class HttpConversation:
                 **_filter_parameters(request.filter),
             )
         self._enqueue(SnapshotFacts(read_snapshot(response.snapshot.encode())))
-        self._enqueue(JoinFinished(position))
+        self._enqueue(Joined(body=JoinedBody(position)))
 
     async def _subscribe(self, request: Subscription) -> None:
         body = SubscribeBody(
@@ -268,8 +285,8 @@ class HttpConversation:
             "POST", f"/v1/replicas/{self._uuid}", body, _SubscribeAnswer
         )
         self._head = response.position.serial
-        self._enqueue(SubscriptionStarted(log_position(response.position)))
-        self._enqueue(KnownPeers(response.peers))
+        self._enqueue(Subscribed(body=response.position))
+        self._enqueue(Peers(body=response.peers))
         self._acknowledged = request.position.serial
         self._ack_timer = self._reactor.callLater(ACK_SECONDS, self._acknowledge_tick)
         await self._changelog.follow(
@@ -304,7 +321,7 @@ class HttpConversation:
                     current = decode_json(list[msgspec.Raw], content, self._url)
                     self._enqueue(Ephemeral(decode_facts(b"\n".join(map(bytes, current))), is_all=True))
                 case "command":
-                    self._enqueue(DownstreamCommand(decode_json(str, content, self._url).encode()))
+                    self._enqueue(Down(line=decode_json(str, content, self._url)))
                 case "ephemeral":
                     self._enqueue(Ephemeral(decode_facts(content)))
                 case _:
@@ -328,7 +345,14 @@ class HttpConversation:
         self._head = max(self._head, beat.serial, beat.head)
         if beat.digest is not None:
             self._enqueue(
-                UpstreamHeartbeat(LogPosition(beat.epoch, beat.serial, beat.digest), self._head, beat.now_ms)
+                Heartbeat(
+                    epoch=beat.epoch,
+                    serial=beat.serial,
+                    digest=beat.digest,
+                    head=self._head,
+                    at_ms=beat.now_ms,
+                    check="",
+                )
             )
 
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
@@ -364,7 +388,7 @@ class HttpConversation:
             self._logger.debug("cannot acknowledge: {why}", why=str(error))
         else:
             self._head = max(self._head, response.serial)
-            self._enqueue(KnownPeers(response.peers))
+            self._enqueue(Peers(body=response.peers))
 
     # -- followers' commands -------------------------------------------------------------------------------
 
@@ -386,7 +410,7 @@ class HttpConversation:
             request = ForwardedCommands(origin, some)
             # A failure ends the connection; the next one forwards these commands again.
             accepted = await self._request("POST", "/v1/commands", request, AcceptedForwards)
-            self._enqueue(TakenUpTo(origin, accepted.number, accepted.since))
+            self._enqueue(Taken(origin=origin, number=accepted.number, since=accepted.since))
         self._is_forwarding = False
 
     def close(self) -> None:
@@ -422,7 +446,7 @@ _checksums: Final = msgspec.json.Decoder(_Checksum)
 
 
 class _SubscribeAnswer(msgspec.Struct):
-    position: WirePosition
+    position: LogPosition
     peers: list[str]
 
 

@@ -1,5 +1,6 @@
 """Who may be served: both ends know the secret, and neither says it."""
 
+import msgspec
 import pytest
 from twisted.logger import capturedLogs, formatEvent
 
@@ -7,7 +8,7 @@ from synrepl.replication.relay.proof import PRIMARY, REPLICA, proof, proves
 from synrepl.testing.replicas import FakeNode
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import NATIVE
-from synrepl.wire.native import ChallengeBody, Greeting, Proof, decode_body
+from synrepl.wire.native import ChallengeBody, Greeting, Proof
 from tests.replication.worlds import World
 
 NONCES = ("theirs", "ours")
@@ -71,7 +72,11 @@ def test_an_overheard_proof_is_of_no_use() -> None:
     second.tell("HELLO", Greeting(uuid="u", name="n", nonce=nonce))
     world.pass_(0.05)
     shown = proof(
-        "right", REPLICA, (decode_body(ChallengeBody, second.lines("CHALLENGE")[0]).nonce, nonce), "u", "n"
+        "right",
+        REPLICA,
+        (msgspec.json.decode(second.lines("CHALLENGE")[0], type=ChallengeBody).nonce, nonce),
+        "u",
+        "n",
     )
     third = world.raw("a")
     third.tell("HELLO", Greeting(uuid="u", name="n", nonce=nonce))

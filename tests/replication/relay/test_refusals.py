@@ -9,7 +9,8 @@ from synrepl.replication.relay.leases import MAX_LEASES
 from synrepl.replication.retention import keys_of
 from synrepl.testing.replicas import FakeNode
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import Greeting, JoinRequest, Proof, Subscription, WelcomeBody, WirePosition
+from synrepl.wire.native import Greeting, JoinRequest, Proof, Subscription, WelcomeBody
+from synrepl.wire.position import LogPosition
 from tests.replication.worlds import RawReplica, World
 
 PINNED = "raw-uuid"
@@ -50,7 +51,7 @@ def test_trimmed(serial: int) -> None:
     world.wrote(a, 20)
     trim(world, a, 15)
     raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, WirePosition(1, serial, "d"))
+    raw.subscribe(world, welcome, LogPosition(1, serial, "d"))
 
     check(world, a, raw, "trimmed")
     assert [] == raw.lines("SUBSCRIBED")
@@ -63,7 +64,7 @@ def test_ahead(serial: int) -> None:
     a = world.node("a")
     world.wrote(a, 5)
     raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, WirePosition(1, serial, "d"))
+    raw.subscribe(world, welcome, LogPosition(1, serial, "d"))
 
     check(world, a, raw, "ahead")
 
@@ -85,7 +86,7 @@ def test_other_epoch() -> None:
     a = world.node("a")
     world.wrote(a, 5)
     raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, WirePosition(2, 5, welcome.position.digest))
+    raw.subscribe(world, welcome, LogPosition(2, 5, welcome.position.digest))
 
     check(world, a, raw, "other_epoch")
     assert "primary" == a.roles.role
@@ -98,7 +99,7 @@ def test_fork() -> None:
     a = world.node("a")
     world.wrote(a, 5)
     raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, WirePosition(1, 5, "d" * 64))
+    raw.subscribe(world, welcome, LogPosition(1, 5, "d" * 64))
 
     check(world, a, raw, "fork")
 
@@ -113,7 +114,7 @@ def test_fork_that_trimming_hides() -> None:
     world.wrote(b, 20)
     trim(world, b, 18)
     raw, welcome = known(world, b)
-    raw.subscribe(world, welcome, WirePosition(1, 7, "d" * 64))
+    raw.subscribe(world, welcome, LogPosition(1, 7, "d" * 64))
 
     check(world, b, raw, "fork")
 
@@ -124,7 +125,7 @@ def test_fork_within_an_epoch() -> None:
     a = world.node("a")
     world.wrote(a, 5)
     raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, epoch_start=WirePosition(1, 3, "c" * 64))
+    raw.subscribe(world, welcome, epoch_start=LogPosition(1, 3, "c" * 64))
 
     check(world, a, raw, "fork")
 
@@ -280,7 +281,7 @@ def test_a_useless_lease_ends_with_the_refusal() -> None:
     world.wrote(a, 5)
     assert 5 == a.leases.lowest()
     raw, welcome = known(world, a)
-    raw.subscribe(world, welcome, WirePosition(1, 5, "d" * 64))
+    raw.subscribe(world, welcome, LogPosition(1, 5, "d" * 64))
 
     check(world, a, raw, "fork")
     assert a.leases.lowest() is None
@@ -312,7 +313,7 @@ def test_bad_name(word: str, greeting: dict[str, str]) -> None:
     said = {"uuid": PINNED, "name": "raw"} | greeting
     raw.tell("HELLO", Greeting(uuid=said["uuid"], name=said["name"], nonce="n"))
     raw.tell("AUTH", Proof())
-    position = WirePosition(1, 0, a.log.digest)
+    position = LogPosition(1, 0, a.log.digest)
     asked = JoinRequest() if word == "JOIN" else Subscription(history=a.log.history, position=position)
     raw.tell(word, asked)
 

@@ -6,8 +6,9 @@ from typing import Any
 from synrepl.ports.history import BEGINNING, AppendReceipt, EpochStart, LogPosition
 from synrepl.ports.interfaces import Appended
 from synrepl.replication.replica.batcher import FactBatcher
-from synrepl.replication.replica.conversation import Facts, SnapshotMeta, UpstreamHeartbeat
+from synrepl.replication.replica.conversation import Facts, SnapshotMeta
 from synrepl.streams.facts import Fact
+from synrepl.wire.native import Heartbeat
 
 
 class Kept:
@@ -49,7 +50,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     raise AssertionError("it waits")
 
 
-def taken(*events: Facts | SnapshotMeta | UpstreamHeartbeat | None, is_filtered: bool = False) -> list[Any]:
+def taken(*events: Facts | SnapshotMeta | Heartbeat | None, is_filtered: bool = False) -> list[Any]:
     """What is kept when these come; None is a flush."""
     kept = Kept()
     batcher = FactBatcher(kept, is_filtered=is_filtered)
@@ -81,7 +82,7 @@ def test_an_epoch_begins_after_what_came_before_it() -> None:
 
 def test_of_a_filtered_feed_nothing_is_kept_before_a_place_is_told() -> None:
     """Up to there that is all; what comes beyond it waits for the next."""
-    beat = UpstreamHeartbeat(LogPosition(1, 5, "d"), 9, 0)
+    beat = Heartbeat(epoch=1, serial=5, digest="d", head=9, at_ms=0, check="")
     meta = SnapshotMeta([], [receipt("k", 2, 1)])
 
     found = taken(meta, facts(2, 4), None, beat, facts(7), None, None, is_filtered=True)

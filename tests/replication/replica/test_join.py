@@ -1,5 +1,6 @@
 """JOIN: cut anywhere, gone on with, begun anew; and never half a copy."""
 
+import msgspec
 import pytest
 
 from synrepl.ports.history import LogSnapshot
@@ -13,7 +14,8 @@ from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 from synrepl.testing.replicas import FakeNode
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import JoinedBody, JoinRequest, WirePosition, decode_body
+from synrepl.wire.native import JoinedBody, JoinRequest
+from synrepl.wire.position import LogPosition
 from tests.replication.worlds import World
 
 FACTS = 40
@@ -42,7 +44,9 @@ class Counting:
             self.count += data.count(word)
         self.facts += data.count(b'"prev_token"')
         self.joins += [
-            decode_body(JoinRequest, line[5:]) for line in data.split(b"\n") if line.startswith(b"JOIN ")
+            msgspec.json.decode(line[5:], type=JoinRequest)
+            for line in data.split(b"\n")
+            if line.startswith(b"JOIN ")
         ]
         if self.at is not None and self.count >= self.at:
             self.at = None
@@ -351,7 +355,7 @@ def test_a_snapshot_without_an_end_is_not_staged(
 def test_a_copy_that_ends_elsewhere_is_not_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The primary says where it ends, and there it must."""
     monkeypatch.setattr(
-        relay_module, "JoinedBody", lambda position: JoinedBody(WirePosition(1, 99, position.digest))
+        relay_module, "JoinedBody", lambda position: JoinedBody(LogPosition(1, 99, position.digest))
     )
     world, _, b, _ = built()
     world.start(b)

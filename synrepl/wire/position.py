@@ -1,0 +1,23 @@
+"""Position in a log: epoch, serial and digest together."""
+
+from typing import Annotated
+
+import msgspec
+
+from synrepl.wire.kinds import MAX_INTEGER, MIN_INTEGER
+
+__all__ = ["Int64", "LogPosition", "Natural64"]
+
+Int64 = Annotated[int, msgspec.Meta(ge=MIN_INTEGER, le=MAX_INTEGER)]
+"""An integer that fits a database column. JSON integers are unbounded."""
+
+Natural64 = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)]
+"""An epoch, a serial or a count: such an integer of at least 0."""
+
+
+class LogPosition(msgspec.Struct, frozen=True):
+    """A position in a history. Logs with the same epoch, serial and digest have the same facts before it."""
+
+    epoch: Natural64
+    serial: Natural64
+    digest: str
