@@ -20,8 +20,9 @@ _ROOM = "dr_cache_fake"
 class Changes:
     """Collects the invalidations of one transaction, without repetitions, in the order of first mention.
 
-    For workers of Synapse 1.163; earlier releases have fewer aliases. The methods raise `LocalProtocolError`
-    for a key that is not a tuple of strings, or that does not fit an alias.
+    For workers of Synapse 1.163; earlier releases have fewer aliases (docs/reference/peers.md#caches). The
+    methods raise `LocalProtocolError` for a key that is not a tuple of strings, or that does not fit an
+    alias.
 
     >>> changes = Changes()
     >>> changes.invalidate("get_user_by_id", ("@ada:hs",))

@@ -8,7 +8,8 @@ from synrepl.streams import jsontext
 
 __all__ = ["PACKED", "pack", "unpack"]
 
-# A row of these caches is a list of packed keys. A row of any other cache is one key, argument by argument.
+# A row of these caches is a list of packed keys (docs/reference/peers.md#caches). A row of any other cache is
+# one key, argument by argument.
 PACKED: Final = ("_get_e2e_cross_signing_signatures_for_device", "_get_server_keys_json")
 
 _read: Final = msgspec.json.Decoder(tuple[str, ...])

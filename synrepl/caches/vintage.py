@@ -1,4 +1,7 @@
-"""Vintages: the meaning of cache names on the wire in one release of Synapse."""
+"""Vintages: the meaning of cache names on the wire in one release of Synapse.
+
+See docs/reference/peers.md#caches.
+"""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

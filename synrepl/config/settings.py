@@ -328,7 +328,8 @@ class Settings:
     def without_own_name(self) -> Mapping[str, str]:
         """Return the instance map without the name of this daemon, which a shared map contains too.
 
-        `master` and `main` stay: they name Synapse's main process, even if this daemon has the default name.
+        `master` and `main` stay: they name Synapse's main process (docs/reference/peers.md#http-catchup),
+        even if this daemon has the default name.
         """
         own = {self.instance_name} - {"master", "main"}
         return MappingProxyType({name: url for name, url in self.instance_map.items() if name not in own})

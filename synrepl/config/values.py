@@ -234,7 +234,10 @@ def maybe_positive(value: Any) -> float | None:
 
 
 def instance_map(value: Any) -> Mapping[str, str]:
-    """Parse a table of instance names to HTTP addresses: URLs, or tables as in Synapse's configuration."""
+    """Parse a table of instance names to HTTP addresses: URLs, or tables as in Synapse's configuration.
+
+    The rows that a stream missed are fetched from these addresses (docs/reference/peers.md#http-catchup).
+    """
     if not isinstance(value, Mapping):
         raise ConfigError(f"must be a table of instance names and HTTP addresses, not {value!r}")
     return MappingProxyType({word(name): _instance_url(name, where) for name, where in value.items()})

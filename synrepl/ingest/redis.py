@@ -18,7 +18,10 @@ __all__ = ["RedisSource"]
 
 
 class RedisSource(Source):
-    """Makes the daemon one of Synapse's processes. `write_policy` names the streams that it publishes."""
+    """Makes the daemon one of Synapse's processes (docs/reference/peers.md#redis-receiver).
+
+    `write_policy` names the streams that it publishes.
+    """
 
     _logger = Logger()
 
@@ -35,7 +38,8 @@ class RedisSource(Source):
         super().__init__(follower, reactor)
         assert settings.redis is not None
         self.peer = BrokerPeer(clock=reactor, follower=follower, publisher=publisher, writes=write_policy.own)
-        # USER_IP carries access tokens, so its channel is not subscribed to.
+        # USER_IP carries access tokens, so its channel is not subscribed to
+        # (docs/reference/peers.md#redis-channels).
         self.link = RedisLink(
             reactor,
             settings.redis,

@@ -1,7 +1,7 @@
 """BrokerPeer: this process as a peer on a shared Redis channel, like every process of current Synapse.
 
 There is no server: each process receives all commands of the others, publishes the streams that it writes,
-and answers REPLICATE with their positions.
+and answers REPLICATE with their positions (docs/reference/peers.md#redis-channels, #redis-position).
 """
 
 import random

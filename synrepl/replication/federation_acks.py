@@ -20,8 +20,9 @@ __all__ = [
 
 RECONNECT_SECONDS: Final = 300.0
 """How long the ack of a lost connection still counts. A sender that reconnects requests the facts after its
-last ack, so those must be kept. Synapse's own workers reconnect within 30 s; a restart takes a minute or two.
-A renamed or retired sender stops counting after this time.
+last ack, so those must be kept. Synapse's own workers reconnect within 30 s
+(docs/reference/peers.md#tcp-reconnecting); a restart takes a minute or two. A renamed or retired sender stops
+counting after this time.
 """
 
 REMINDED_SECONDS: Final = RECONNECT_SECONDS + REMIND_SECONDS

@@ -77,10 +77,10 @@ class _Worker:
 class SyncingUsers:
     """Tracks the users syncing on each worker and notifies watchers when a user starts or stops.
 
-    A worker is an instance id if the release has one; otherwise the connection counts as the worker and ends
-    with it. An instance's users end with CLEAR_USER_SYNC, or after `EXPIRY_SECONDS` without activity of the
-    instance and its last connection. The cost of a command does not depend on the number of users, workers or
-    connections.
+    A worker is an instance id if the release has one (docs/reference/peers.md#tcp-commands). Otherwise the
+    connection counts as the worker, and its users end with it. An instance's users end with CLEAR_USER_SYNC,
+    or after `EXPIRY_SECONDS` without activity of the instance and its last connection. The cost of a command
+    does not depend on the number of users, workers or connections.
     """
 
     def __init__(self, clock: IClock) -> None:

@@ -2,8 +2,8 @@
 
 Before 1.13 a follower requests each stream by name and token. The server pushes the missed facts, then
 POSITION. From 1.13 on a follower receives every row from the moment it connects; REPLICATE only requests
-positions, and the follower fetches missed facts over HTTP. From 1.22 on POSITION also says where it continues
-from.
+positions, and the follower fetches missed facts over HTTP (docs/reference/peers.md#tcp-replicate). From 1.22
+on POSITION also says where it continues from.
 """
 
 from typing import Any, Final, Protocol

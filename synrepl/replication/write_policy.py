@@ -74,7 +74,8 @@ class WritePolicy:
         tables: Collection[str] = (),
     ) -> None:
         self._table = table
-        # A worker's own streams are in its table too, but Synapse does not know them.
+        # A worker's own streams are in its table too, but Synapse does not know them: their POSITIONs would
+        # disconnect its processes (docs/reference/peers.md#redis-unknown).
         synapse = {stream.name for stream in StreamTable.default().known_to(NEWEST)}
         self._shared = frozenset(stream.name for stream in table if stream.name in synapse)
         self._tables = frozenset(tables)

@@ -1,8 +1,8 @@
 """Batches: rows that share a token, reassembled on the receiving side.
 
 On the wire the rows of one fact have the tokens ``batch``, ``batch``, N. The N may never come: real masters
-skip a row that is too long for the wire. Unfinished batches must not grow without bound, nor be joined to the
-next fact after a reconnect.
+skip a row that is too long for the wire (docs/reference/peers.md#tcp-batches). Unfinished batches must not
+grow without bound, nor be joined to the next fact after a reconnect.
 """
 
 from typing import Generic, TypeVar

@@ -1,7 +1,7 @@
 """JSON text of rows, byte for byte as Synapse writes it.
 
-Synapse writes rows with Python's json module: escaped to ASCII, and since 1.19 without spaces. The log keeps
-the form without spaces, called canonical.
+Synapse writes rows with Python's json module: escaped to ASCII, and since 1.19 without spaces
+(docs/reference/peers.md#json). The log keeps the form without spaces, called canonical.
 """
 
 from collections.abc import Iterable

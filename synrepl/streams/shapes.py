@@ -1,8 +1,9 @@
 """Row shapes: how one kind of row looked in each release, and conversion between shapes.
 
-A row is a JSON array without names, so its shape is the order of its fields in some release. Received rows
-of any known shape are upgraded to the newest one (`Shapes.read`). Sent rows are projected from the newest
-shape to the fields that a release knows (`RowKind.project`). All other code sees the newest shape only.
+A row is a JSON array without names, so its shape is the order of its fields in some release
+(docs/reference/peers.md#row-shapes). Received rows of any known shape are upgraded to the newest one
+(`Shapes.read`). Sent rows are projected from the newest shape to the fields that a release knows
+(`RowKind.project`). All other code sees the newest shape only.
 
 Newer releases dropped some fields that older followers need. If such a field is `kept` and its value is not
 the default, the row carries it after the fields of the newest shape. That longer shape is read like any
@@ -31,7 +32,10 @@ _NO_DEFAULT: Any = object()
 
 
 class BoolSpelling(msgspec.Struct, frozen=True):
-    """Marks a boolean that some masters write differently: the type to accept, and how to convert it."""
+    """Marks a boolean that some masters write differently (docs/reference/peers.md#json).
+
+    `accepts` is the type to accept, `read` converts it.
+    """
 
     accepts: Any
     read: Callable[[Any], bool]

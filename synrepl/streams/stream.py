@@ -174,10 +174,10 @@ class Stream(Generic[R]):
       None: no row replaces another.
     * `monotonic`: tokens never go back. If False, they start again when the writer restarts.
     * `ephemeral`: facts are kept in memory, not in the log.
-    * `ordered`: facts arrive in the order of their tokens.
+    * `ordered`: facts arrive in the order of their tokens. For exceptions see docs/reference/peers.md#tokens
     * `descends`: a burst of facts arrives in descending order of tokens. Implies that it is not `ordered`.
     * `any_writer`: any writer may send facts of the others under its own name. Current Synapse does not
-      filter the rows of such a stream by writer.
+      filter the rows of such a stream by writer (docs/reference/peers.md#redis-repeated).
     * `tombstone`: a function that tells whether a row deletes its key. None: no row does.
     * `since`, `until`: the releases that have the stream, as ``"1.67"``; the attribute is `span`.
     * `gone`: fields that newer releases dropped.

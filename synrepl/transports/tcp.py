@@ -478,7 +478,8 @@ class FollowerFactory(ReconnectingClientFactory):
     """Keeps one follower connected; retries with backoff until `stop`.
 
     The backoff resets when the first POSITION is applied, not when the socket opens: a peer that accepts and
-    then drops connections must not be flooded.
+    then drops connections must not be flooded, as workers of 1.66 do
+    (docs/reference/peers.md#tcp-reconnecting).
     """
 
     initialDelay = 0.2

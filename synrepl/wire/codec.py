@@ -14,7 +14,7 @@ from synrepl.wire.rdata_runs import RunReader
 __all__ = ["MAX_LENGTH", "MAX_MESSAGE", "Codec", "codec_of"]
 
 MAX_LENGTH = 16_384
-"""Bytes in a line without its end. Peers of every release reject longer ones."""
+"""Bytes in a line without its end. Peers reject longer ones (docs/reference/peers.md#tcp-limits)."""
 
 MAX_MESSAGE: Final = 64 * 1024 * 1024
 """Bytes in a message on a broker. Other members have no bound; Redis has 512 MB."""

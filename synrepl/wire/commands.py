@@ -1,6 +1,7 @@
 """All commands in the history of the wire, each declared once.
 
-Spans are releases of Synapse, found in its source (tags v0.21.0 to v1.163.2).
+Spans are releases of Synapse, found in its source (tags v0.21.0 to v1.163.2;
+docs/reference/peers.md#tcp-releases).
 """
 
 from collections.abc import Iterator
@@ -79,6 +80,7 @@ class Rdata(Command, frozen=True):
     }
 
 
+# docs/reference/peers.md#tcp-position
 @command("POSITION", sent_by=SERVER | BROKER)
 class Position(Command, frozen=True):
     """The writer has sent all its rows up to `token`, and has none between `prev_token` and `token`.
@@ -125,6 +127,7 @@ class Name(Command, frozen=True):
     EXAMPLES = {LEGACY: "NAME synapse.app.appservice", CURRENT: "NAME worker 1"}
 
 
+# docs/reference/peers.md#tcp-replicate
 @command("REPLICATE", sent_by=CLIENT | BROKER)
 class Replicate(Command, frozen=True):
     """A request to follow. Legacy: one stream, from `token` on (None: from now). Current: all streams.
@@ -140,6 +143,7 @@ class Replicate(Command, frozen=True):
     EXAMPLES = {LEGACY: "REPLICATE events 53", MIDDLE: "REPLICATE", CURRENT: "REPLICATE "}
 
 
+# This and the other commands of followers: docs/reference/peers.md#tcp-commands
 @command("USER_SYNC", sent_by=CLIENT | BROKER)
 class UserSync(Command, frozen=True):
     """A user started or stopped syncing on a worker.

@@ -1,4 +1,4 @@
-"""JSON text, byte for byte as peers write it."""
+"""JSON text, byte for byte as peers write it (docs/reference/peers.md#json)."""
 
 import json
 from typing import Any, Final

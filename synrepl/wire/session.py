@@ -2,10 +2,11 @@
 
 A session receives lines and the time, and returns actions: bytes to send, commands to deliver, close. The
 driver (TCP, Redis, a test, the simulator) performs them in order. No input from a peer makes a session raise:
-it returns one ERROR line and the close.
+it returns one ERROR line and the close. Errors of real peers: docs/reference/peers.md#tcp-errors
 
 A shared channel (side BROKER) has no peer to greet, to PING or to close on. A message is a line without its
-end. Invalid messages are logged and skipped, as Synapse's own processes do.
+end. Invalid messages are logged and skipped, as Synapse's own processes do
+(docs/reference/peers.md#redis-unknown).
 """
 
 import math
@@ -42,7 +43,8 @@ AUTO: Final = None
 MAX_TEXT: Final = 1_000
 """Characters of an ERROR that are sent, or shown."""
 
-# The dialects to detect, in order; the first that can parse a command wins.
+# The dialects to detect, in order; the first that can parse a command wins
+# (docs/reference/peers.md#tcp-dialect).
 _GUESSES: Final = (LEGACY, CURRENT, NEWEST, NATIVE)
 
 
@@ -74,14 +76,14 @@ Action = Send | Deliver | Close | Warn
 
 
 class Keepalive(msgspec.Struct, frozen=True):
-    """Timeouts of a session, in seconds. The defaults are those of every release.
+    """Timeouts of a session, in seconds. The defaults of PING are those of every release.
 
     * `ping_seconds`: send PING after sending nothing for this long
     * `timeout_seconds`: a peer that has ever sent PING times out after this much silence
     * `handshake_seconds`: a server closes a connection without a request after this long, unless the peer
       sends PING. A replica must finish HELLO and AUTH within it.
 
-    A peer that sent a request and never sends PING does not time out.
+    A peer that sent a request and never sends PING does not time out (docs/reference/peers.md#tcp-keepalive).
     """
 
     ping_seconds: float = 5.0

@@ -1,6 +1,7 @@
 """The streams of a Synapse database, with their sequences and tables.
 
-The names are those of releases up to 1.163. The examination skips what an older database lacks.
+The names are those of releases up to 1.163 (docs/reference/peers.md#ids). The examination skips what an older
+database lacks.
 """
 
 from typing import Final

@@ -19,5 +19,5 @@ class Backfilled:
     relates_to: Annotated[str | None, Since("0.99.5", default=None)]
 
 
-# Real masters send the tokens of one burst in descending order.
+# Real masters send the tokens of one burst in descending order (docs/reference/peers.md#tokens).
 BACKFILL = Stream("backfill", Backfilled, key="event_id", descends=True)

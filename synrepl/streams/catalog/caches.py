@@ -24,5 +24,5 @@ def _key(row: CacheInvalidation) -> tuple[Hashable, ...]:
     return (row.cache_func, jsontext.dumps(row.keys).decode("ascii"))
 
 
-# Real masters send rows ahead of their position, and then again.
+# Real masters send rows ahead of their position, and then again (docs/reference/peers.md#tokens).
 CACHES = Stream("caches", CacheInvalidation, key=_key, ordered=False)

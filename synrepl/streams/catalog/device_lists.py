@@ -15,7 +15,8 @@ class DeviceList:
     """
 
     user_id: str
-    # The exact release of both is unknown: after 1.66, and not after 1.163.
+    # The exact release of both is unknown: after 1.66, and not after 1.163
+    # (docs/reference/peers.md#row-shapes).
     is_signature: Annotated[Bool, Since("1.67", default=False)]
     hosts_calculated: Annotated[Bool, Since("1.67", default=False)]
 

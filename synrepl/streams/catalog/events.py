@@ -33,7 +33,7 @@ class State:
     event_id: str | None
 
 
-# The exact release is unknown: after 1.66, and not after 1.163.
+# The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
 @row(tag="state-all", since="1.67")
 class StateAll:
     """Much of a room's current state changed: read all of it again."""

@@ -15,5 +15,6 @@ class Federation:
     data: dict[str, Any]
 
 
-# A queue in the master's memory: after a restart tokens begin at zero again. No row replaces another.
+# A queue in the master's memory: after a restart tokens begin at zero again (docs/reference/peers.md#tokens).
+# No row replaces another.
 FEDERATION = Stream("federation", Federation, key=None, monotonic=False, ephemeral=True)

@@ -13,7 +13,7 @@ class PresenceFederation:
     user_id: str
 
 
-# A queue in the writer's memory: after a restart tokens begin at zero again.
+# A queue in the writer's memory: after a restart tokens begin at zero again (docs/reference/peers.md#tokens).
 PRESENCE_FEDERATION = Stream(
     "presence_federation",
     PresenceFederation,

@@ -22,5 +22,5 @@ def _key(row: ProfileUpdate) -> tuple[Hashable, ...]:
     return (row.user_id, row.action, jsontext.dumps(row.affected_fields).decode("ascii"))
 
 
-# The exact release is unknown: after 1.66, and not after 1.163.
+# The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
 PROFILE_UPDATES = Stream("profile_updates", ProfileUpdate, key=_key, any_writer=True, since="1.67")

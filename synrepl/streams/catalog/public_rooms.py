@@ -16,7 +16,8 @@ class PublicRoom:
     """A room was added to the directory, or removed from it."""
 
     room_id: str
-    # Masters on SQLite write numbers; the words are those of the client-server API.
+    # Masters on SQLite write numbers (docs/reference/peers.md#json); the words are those of the
+    # client-server API.
     visibility: Annotated[
         bool, BoolSpelling(accepts=bool | Literal[0, 1, "public", "private"], read=_is_public)
     ]

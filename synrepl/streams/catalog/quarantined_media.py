@@ -14,7 +14,7 @@ class QuarantinedMedia:
     quarantined: Bool
 
 
-# The exact release is unknown: after 1.66, and not after 1.163.
+# The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
 QUARANTINED_MEDIA = Stream(
     "quarantined_media", QuarantinedMedia, key=("origin", "media_id"), any_writer=True, since="1.67"
 )

@@ -15,7 +15,7 @@ class Receipt:
     receipt_type: str
     user_id: str
     event_id: str
-    # The exact release is unknown: after 1.66, and not after 1.163.
+    # The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
     thread_id: Annotated[str | None, Since("1.67", default=None)]
     data: dict[str, Any]
 

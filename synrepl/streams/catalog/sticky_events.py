@@ -13,7 +13,7 @@ class StickyEvent:
     event_id: str
 
 
-# The exact release is unknown: after 1.66, and not after 1.163.
+# The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
 STICKY_EVENTS = Stream(
     "sticky_events", StickyEvent, key=("room_id", "event_id"), any_writer=True, since="1.67"
 )

@@ -14,7 +14,7 @@ class ThreadSubscription:
     event_id: str
 
 
-# The exact release is unknown: after 1.66, and not after 1.163.
+# The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
 THREAD_SUBSCRIPTIONS = Stream(
     "thread_subscriptions",
     ThreadSubscription,

@@ -13,5 +13,6 @@ class Typing:
     user_ids: list[str]
 
 
-# Typing is not stored: after a restart of the writer tokens begin at zero again.
+# Typing is not stored: after a restart of the writer tokens begin at zero again
+# (docs/reference/peers.md#tokens).
 TYPING = Stream("typing", Typing, key="room_id", monotonic=False, ephemeral=True)

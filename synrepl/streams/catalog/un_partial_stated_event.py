@@ -13,7 +13,7 @@ class UnPartialStatedEvent:
     rejection_status_changed: Bool
 
 
-# The exact release is unknown: after 1.66, and not after 1.163.
+# The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
 UN_PARTIAL_STATED_EVENT = Stream(
     "un_partial_stated_event", UnPartialStatedEvent, key="event_id", since="1.67"
 )

@@ -12,5 +12,5 @@ class UnPartialStatedRoom:
     room_id: str
 
 
-# The exact release is unknown: after 1.66, and not after 1.163.
+# The exact release is unknown: after 1.66, and not after 1.163 (docs/reference/peers.md#row-shapes).
 UN_PARTIAL_STATED_ROOM = Stream("un_partial_stated_room", UnPartialStatedRoom, key="room_id", since="1.67")

@@ -51,6 +51,7 @@ class RedisState(msgspec.Struct, frozen=True, kw_only=True):
 class RedisLink:
     """Keeps a member subscribed and able to publish; reconnects each of its two connections by itself.
 
+    Synapse has the same two connections and channels (docs/reference/peers.md#redis-channels).
     The channels are `server_name` and, for each other suffix in `hears`, ``server_name/suffix``. `endpoint`
     replaces the default client endpoint to a host and port (to a path and 0 for a UNIX socket); nothing is
     added to it, not even TLS. `chance` is the source of jitter.
