@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from synrepl.caches.packed import PACKED, pack
+from synrepl.caches.vintage import PACKED, pack
 from synrepl.errors import LocalProtocolError
 from synrepl.streams.catalog import CacheInvalidation
 

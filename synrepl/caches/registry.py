@@ -9,8 +9,7 @@ from synrepl.caches.cache import Cache
 from synrepl.caches.cached import CachedCoroutine, CachedFunction, CacheSettings
 from synrepl.caches.computation import IWaiter
 from synrepl.caches.counters import CacheInfo, NameCounts
-from synrepl.caches.invalidation import Invalidation
-from synrepl.caches.vintage import Vintage
+from synrepl.caches.vintage import Invalidation, Vintage
 from synrepl.caches.vintages.release_1_163 import NEWEST
 from synrepl.errors import ConfigError
 

@@ -6,14 +6,35 @@ See docs/reference/peers.md#caches.
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from synrepl.caches.invalidation import Invalidation
 from synrepl.errors import ConfigError
+from synrepl.streams import jsontext
 
-__all__ = ["Drop", "Unreadable", "Vintage"]
+__all__ = ["Drop", "Invalidation", "PACKED", "Unreadable", "Vintage", "pack", "unpack"]
+
+PACKED: Final = ("_get_e2e_cross_signing_signatures_for_device", "_get_server_keys_json")
+"""Caches whose rows are lists of packed keys: keys of several arguments, each sent as one string. The row of
+any other cache is one key, argument by argument.
+"""
+
+_packed: Final = msgspec.json.Decoder(tuple[str, ...])
+
+
+class Invalidation(msgspec.Struct, frozen=True):
+    """A request to drop one entry of a cache, or all of them if `key` is None.
+
+    The empty key is an ordinary key: that of a cache without arguments.
+
+    >>> Invalidation("get_user_by_id", ("@ada:hs",)).key
+    ('@ada:hs',)
+    """
+
+    cache: str
+    key: tuple[str, ...] | None
+
 
 Drop = tuple[str, tuple[str, ...] | None]
 
@@ -234,3 +255,16 @@ def _examples(name: str, yields: Iterable[Iterable[Drop | Unreadable]]) -> tuple
                 raise ConfigError(f"{name} cannot read its sample {drop.key!r}; pass readable samples=")
             found[Invalidation(*drop)] = None
     return tuple(found)
+
+
+def pack(key: tuple[str, ...]) -> str:
+    """Pack a key into one string, with the spaces of real writers."""
+    return jsontext.dumps(key, spaced=True).decode("ascii")
+
+
+def unpack(text: str) -> tuple[str, ...]:
+    """Unpack a key. Raises ValueError if the text is not a list of strings."""
+    try:
+        return _packed.decode(text)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise ValueError(f"{text!r} is not a list of strings: {error}") from error

@@ -1,13 +1,25 @@
-"""JSON lines on standard output, written in batches."""
+"""Output of commands: JSON lines, the log level, and the output and shutdown of synrepl tail."""
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from twisted.logger import (
+    FilteringLogObserver,
+    ILogObserver,
+    LogLevel,
+    LogLevelFilterPredicate,
+    globalLogBeginner,
+    textFileLogObserver,
+)
+
+from synrepl.errors import StorageError
+from synrepl.ports.interfaces import SaveablePosition
+from synrepl.storage.position_files import FilePositions
 from synrepl.wire import jsontext
 
-__all__ = ["JsonLines", "OutputClosed"]
+__all__ = ["JsonLines", "OutputClosed", "PrintedPositions", "TailOutput", "quiet"]
 
 
 class OutputClosed(Exception):
@@ -47,3 +59,98 @@ class JsonLines:
             # Python flushes standard output again at exit; /dev/null keeps that from failing.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise OutputClosed from None
+
+
+class TailOutput:
+    """Printer of lines that also runs and stops the reactor.
+
+    Lines are written at most once per reactor iteration. The output ends on `end`, when standard output is
+    closed, or after `exit_after` facts; None means no limit. `error` is the line the command fails with.
+    """
+
+    def __init__(self, reactor: Any, lines: JsonLines, *, exit_after: int | None) -> None:
+        self.reactor = reactor
+        self.error = ""
+        self.is_ending = False
+        self._lines = lines
+        self._left = exit_after
+        self._is_closed = False
+
+    def write_event(self, kind: str, **fields: Any) -> None:
+        """Print a line of this type."""
+        self.write({"type": kind, **fields})
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Print a line."""
+        if not self._lines:
+            self.reactor.callLater(0, self.flush)
+        self._lines.add(line)
+
+    def write_fact(self, line: Mapping[str, Any]) -> bool:
+        """Print a fact. Return False if the limit was reached: the fact is not printed and not consumed."""
+        if self._left is not None:
+            if self._left <= 0:
+                return False
+            self._left -= 1
+            if not self._left:
+                self.end()
+        self.write(line)
+        return True
+
+    def flush(self) -> bool:
+        """Write all lines to standard output. Return False if standard output is closed."""
+        if self._is_closed:
+            return False
+        try:
+            self._lines.flush()
+        except OutputClosed:
+            self._is_closed = True
+            self.end()
+            return False
+        return True
+
+    def end(self, error: str = "") -> None:
+        """Finish; with `error`, the command fails with that line."""
+        self.error = self.error or error
+        if not self.is_ending:
+            self.is_ending = True
+            self.reactor.callWhenRunning(self._stop)
+
+    def run(self, start: Callable[[], None], stop: Callable[[], Any]) -> None:
+        """Run the reactor. Call `start` first, and `stop` when the reactor ends, by a signal or by itself."""
+        self.reactor.callWhenRunning(start)
+        self.reactor.addSystemEventTrigger("before", "shutdown", stop)
+        self.reactor.run()
+        self.flush()
+
+    def _stop(self) -> None:
+        if self.reactor.running and not self.reactor._stopped:
+            self.reactor.stop()
+
+
+class PrintedPositions:
+    """An `IPositionStore` that saves positions of printed facts only."""
+
+    def __init__(self, file: FilePositions, output: TailOutput) -> None:
+        self._file = file
+        self._output = output
+
+    def load(self) -> SaveablePosition:
+        """Return the positions in the file."""
+        return self._file.load()
+
+    def save(self, positions: SaveablePosition) -> None:
+        """Print the waiting lines, then save the positions."""
+        if self._output.flush():
+            try:
+                self._file.save(positions)
+            except StorageError as error:
+                self._output.end(str(error))
+
+
+def quiet() -> None:
+    """Log critical events to standard error, and drop all others."""
+    observer: ILogObserver = FilteringLogObserver(
+        textFileLogObserver(sys.stderr), [LogLevelFilterPredicate(LogLevel.critical)]
+    )
+    globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False, discardBuffer=True)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from synrepl.cli.errors import EXIT_CODES, CliError, confirm, connect, secret_option, url_option
-from synrepl.cli.long_request import post_and_watch
+from synrepl.cli.progress import post_and_watch
 from synrepl.http_client import BlockingClient, ConnectError, HttpError
 
 __all__ = ["WHAT_TO_DO", "promote"]

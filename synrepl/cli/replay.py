@@ -12,8 +12,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from synrepl.cli.append import BATCH, FactPoster
 from synrepl.cli.errors import EXIT_CODES, CliError, connect, dialect_option, secret_option, url_option
-from synrepl.cli.fact_poster import BATCH, FactPoster
 from synrepl.cli.progress import Advance
 from synrepl.cli.recordings import RecordedFacts, Recording, encode_rows, read
 from synrepl.http_client import HttpError

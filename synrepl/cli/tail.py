@@ -75,9 +75,8 @@ def tail(
     file = FilePositions(state) if state is not None else None
     from twisted.internet import reactor
 
-    from synrepl.cli.log_level import quiet
+    from synrepl.cli.output import TailOutput, quiet
     from synrepl.cli.tail_changelog import tail_changelog
-    from synrepl.cli.tail_common import TailOutput
     from synrepl.cli.tail_lines import tail_lines
 
     quiet()

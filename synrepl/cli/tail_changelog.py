@@ -10,7 +10,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.web._newclient import ParseError
 
-from synrepl.cli.tail_common import TailOutput
+from synrepl.cli.output import TailOutput
 from synrepl.cli.tail_failures import advice_for
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError, StorageError
 from synrepl.ports.tasks import Tasks

@@ -9,7 +9,7 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.python.failure import Failure
 
-from synrepl.cli.tail_common import TailOutput
+from synrepl.cli.output import TailOutput
 from synrepl.replication.follower.follower import Follower, FollowerEvent
 from synrepl.wire.commands import Position
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from twisted.internet.defer import Deferred
 
-from synrepl.cli.tail_common import PrintedPositions, TailOutput
+from synrepl.cli.output import PrintedPositions, TailOutput
 from synrepl.cli.tail_failures import TargetCheck, speaks_http
 from synrepl.replication.follower.follower import Follower, FollowerEvent, untyped
 from synrepl.replication.follower.strategy import following

@@ -5,9 +5,8 @@ overrides the default. An invalid setting raises a one-line `ConfigError` that n
 value.
 """
 
-from synrepl.config.setting import Setting
-from synrepl.config.settings import Settings, render_table, settings
-from synrepl.config.suggestion import suggest
+from synrepl.config.settings import Setting, Settings, render_table, settings
 from synrepl.config.validation import is_loopback
+from synrepl.config.values import suggest
 
 __all__ = ["Setting", "Settings", "is_loopback", "render_table", "settings", "suggest"]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from synrepl import http_client
-from synrepl.config.suggestion import suggest
+from synrepl.config.values import suggest
 from synrepl.errors import ConfigError
 from synrepl.ports.access import ALL_RIGHTS, Key, Right
 

@@ -1,7 +1,7 @@
 """The settings of a daemon, each declared once."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -10,9 +10,8 @@ import msgspec
 
 from synrepl.config import values
 from synrepl.config.files import read_file, read_keys, read_secret
-from synrepl.config.setting import Setting, setting
-from synrepl.config.suggestion import suggest
 from synrepl.config.validation import validate
+from synrepl.config.values import suggest
 from synrepl.errors import ConfigError
 from synrepl.ports.access import Key, Keyring
 from synrepl.transports.credentials import Credentials
@@ -23,7 +22,46 @@ if TYPE_CHECKING:
     from synrepl.storage.tables.layout import TableStream
     from synrepl.transports.redis.address import RedisAddress
 
-__all__ = ["Settings", "render_table", "settings"]
+__all__ = ["Setting", "Settings", "render_table", "setting", "settings"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A setting of `Settings`. `parse` accepts the text of a flag and the value of a file."""
+
+    name: str
+    default: Any
+    help: str
+    parse: Callable[[Any], Any]
+    metavar: str
+    kind: str  # "value", "switch", "list" (a repeatable flag) or "file" (a file key without a flag)
+
+    @property
+    def flag(self) -> str:
+        """The name on the command line, without leading dashes."""
+        return self.name.replace("_", "-")
+
+    @property
+    def default_text(self) -> str:
+        """The default as shown in help."""
+        if self.default in (None, {}, ()):
+            return "none"
+        if isinstance(self.default, tuple):
+            return " ".join(self.default)
+        if isinstance(self.default, bool):
+            return "on" if self.default else "off"
+        return str(self.default)
+
+
+def setting(
+    default: Any, help: str, *, parse: Callable[[Any], Any], metavar: str = "TEXT", kind: str = "value"
+) -> Any:
+    """Declare a field of `Settings`. The default is written as in the file."""
+    return dataclasses.field(
+        metadata={
+            "setting": {"default": default, "help": help, "parse": parse, "metavar": metavar, "kind": kind}
+        }
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,10 +18,9 @@ from synrepl.daemon.ingest import IngestServices
 from synrepl.daemon.replication import ReplicationServices
 from synrepl.daemon.write_forwarder import LazyWriteForwarder
 from synrepl.errors import ConfigError, ReplicationError, StorageError
-from synrepl.ports.metrics import Metrics
+from synrepl.ports.metrics import CommitMetrics, Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
-from synrepl.replication.commit_metrics import CommitMetrics
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay import ReplicaRegistry
 from synrepl.replication.roles import PRIMARY, REPLICA

@@ -1,4 +1,4 @@
-"""Positions in the history of a log, and the data that a copy needs besides facts."""
+"""Positions in the history of a log, their form on the wire, and data that a replica needs besides facts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -9,15 +9,15 @@ from synrepl.streams.digest import EMPTY
 from synrepl.wire.position import LogPosition
 
 __all__ = [
+    "AppendReceipt",
+    "Appended",
     "BEGINNING",
     "EMPTY",
-    "LogRange",
+    "EpochStart",
     "Lease",
     "LogPosition",
-    "AppendReceipt",
+    "LogRange",
     "LogSnapshot",
-    "EpochStart",
-    "Appended",
 ]
 
 

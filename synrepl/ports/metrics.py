@@ -1,6 +1,6 @@
-"""All metrics that synrepl exports."""
+"""All metrics that synrepl exports, and the counting of committed facts."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -8,6 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from synrepl.streams import jsontext
+from synrepl.streams.facts import Fact
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
 
@@ -15,12 +17,16 @@ if TYPE_CHECKING:
     # Not imported at run time: a daemon has no caches, and need not load their code.
     from synrepl.caches import CacheInfo, CacheRegistry
 
-__all__ = ["OTHERS", "POSITION_WRITERS", "Metrics"]
+__all__ = ["CommitMetrics", "Metrics", "OTHERS", "POSITION_WRITERS"]
 
 POSITION_WRITERS: Final = 100
 """The number of writers of one stream that get their own series."""
+MAX_CACHES: Final = 500
+"""The number of cache names that get their own counter: peers choose the names."""
+MAX_NAME: Final = 100
+"""The length of such a name, in characters."""
 OTHERS: Final = "(others)"
-"""The label of all further writers."""
+"""The label of all further writers and caches."""
 
 
 class Metrics:
@@ -171,3 +177,32 @@ class CacheNumbers(Collector):
         if self.watched is not None:
             unknown.add_metric([], sum(self.watched.unknown.values()))
         yield unknown
+
+
+class CommitMetrics:
+    """Counts bytes by stream and cache invalidations by cache. Pass `committed` to the log."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._caches: set[str] = set()
+
+    def committed(self, facts: Sequence[Fact]) -> None:
+        """Count facts that were committed."""
+        sizes: dict[str, int] = {}
+        for fact in facts:
+            sizes[fact.stream] = sizes.get(fact.stream, 0) + len(fact.rows)
+            if fact.stream == "caches":
+                for row in jsontext.split(fact.rows):
+                    self._metrics.invalidations.labels(self._cache(row)).inc()
+        for stream, size in sizes.items():
+            self._metrics.stream_bytes.labels(stream).inc(size)
+
+    def _cache(self, row: bytes) -> str:
+        """The cache named by a canonical row, whose first element it is."""
+        name = row[2 : row.index(b'"', 2)].decode("ascii", "replace")
+        if name in self._caches:
+            return name
+        if len(self._caches) >= MAX_CACHES or len(name) > MAX_NAME:
+            return OTHERS
+        self._caches.add(name)
+        return name

@@ -29,7 +29,7 @@ from synrepl.wire.commands import (
 )
 from synrepl.wire.dialect import LEGACY, NEWEST
 from synrepl.wire.grammar import CLIENT, SERVER, Command
-from synrepl.wire.peer_names import is_name
+from synrepl.wire.text import is_name
 
 if TYPE_CHECKING:
     from synrepl.replication.follower_commands import FollowerCommands

@@ -13,11 +13,15 @@ import msgspec
 from synrepl.errors import StorageError
 from synrepl.ports.history import AppendReceipt, LogPosition
 from synrepl.ports.interfaces import Head
-from synrepl.storage.consistency import CHECKED_AT_OPEN, find_inconsistency
-from synrepl.storage.continuity import advance, check_ascend, check_follow
-from synrepl.storage.log_bounds import LogBounds
+from synrepl.storage.continuity import (
+    CHECKED_AT_OPEN,
+    advance,
+    check_ascend,
+    check_follow,
+    find_inconsistency,
+)
 from synrepl.storage.paging import take_tokens
-from synrepl.storage.sql_base import COLUMNS, DAMAGED, Row, facts_of, row_of
+from synrepl.storage.sql_base import COLUMNS, DAMAGED, LogBounds, Row, facts_of, row_of
 from synrepl.storage.sql_history import SQLHistory
 from synrepl.storage.sql_notes import SQLNotes
 from synrepl.storage.sql_reading import SQLReading

@@ -1,12 +1,25 @@
-"""Files that only their owner can read: they contain a homeserver's data."""
+"""Durable files that only their owner can read (they contain a homeserver's data), and errors of the disk."""
 
+import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from twisted.logger import Logger
 
-__all__ = ["create_private", "make_private", "replace_private", "sync_directory"]
+from synrepl.errors import StorageError
+from synrepl.ports.files import DiskFull
+
+__all__ = [
+    "create_private",
+    "make_directory",
+    "make_private",
+    "map_errors",
+    "replace_private",
+    "sync_directory",
+]
 
 _log = Logger(namespace="synrepl.storage")
 
@@ -54,3 +67,33 @@ def make_private(path: Path) -> None:
             path=str(path),
             mode=found.st_mode & 0o7777,
         )
+
+
+FULL: Final = {errno.ENOSPC, errno.EDQUOT}
+RETRYABLE: Final = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.EINTR, errno.EAGAIN}
+
+
+@contextmanager
+def map_errors(op: str) -> Iterator[None]:
+    """Raise the system's errors as `StorageError`, and a full disk as `DiskFull`."""
+    try:
+        yield
+    except OSError as error:
+        why = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        if error.errno in FULL:
+            raise DiskFull(op=op, why=why, hint="free some space", retryable=True) from error
+        raise StorageError(
+            op=op,
+            why=why,
+            hint="check the system's log" if error.errno == errno.EIO else "",
+            retryable=error.errno in RETRYABLE,
+        ) from error
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory and its missing parents, durably."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
+    sync_directory(path.parent)

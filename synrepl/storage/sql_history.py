@@ -10,7 +10,7 @@ from synrepl.ports.history import EpochStart, LogSnapshot
 from synrepl.ports.interfaces import Head
 from synrepl.storage.continuity import check_epoch_start
 from synrepl.storage.discarded import DiscardedRanges
-from synrepl.storage.log_bounds import load_bounds
+from synrepl.storage.sql_base import load_bounds
 from synrepl.storage.sql_receipts import RECEIPT_COLUMNS, SQLReceipts, row_of_receipt
 
 __all__ = ["SQLHistory"]

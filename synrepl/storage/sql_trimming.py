@@ -15,8 +15,7 @@ import msgspec
 
 from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import KeysOf
-from synrepl.storage.log_bounds import LogBounds
-from synrepl.storage.sql_base import COLUMNS, SQLBase, facts_of, in_batches, placeholders
+from synrepl.storage.sql_base import COLUMNS, LogBounds, SQLBase, facts_of, in_batches, placeholders
 from synrepl.streams.facts import NO_ROWS, Fact
 
 __all__ = ["SQLTrimming"]

@@ -28,8 +28,8 @@ from synrepl.storage import file_swap
 from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.engine import DAMAGED, Row, SQLEngine
 from synrepl.storage.lock import DatabaseFile
-from synrepl.storage.log_bounds import load_bounds
 from synrepl.storage.schema import MIGRATIONS, migrate
+from synrepl.storage.sql_base import load_bounds
 from synrepl.storage.state_file import StateFile, Summary
 from synrepl.streams.facts import Fact
 

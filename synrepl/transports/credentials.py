@@ -1,7 +1,10 @@
-"""Credentials for requests to other daemons: a secret, and TLS files."""
+"""Credentials: what a daemon sends to its peers, and the identity of a peer by its connection."""
 
+from functools import lru_cache
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
+from twisted.internet.address import UNIXAddress
 from twisted.web.iweb import IPolicyForHTTPS
 from zope.interface import implementer
 
@@ -10,7 +13,8 @@ if TYPE_CHECKING:
 
     from synrepl.transports.tls import ClientTls, TlsFiles
 
-__all__ = ["Credentials"]
+
+__all__ = ["Credentials", "certified_name", "is_local"]
 
 
 @implementer(IPolicyForHTTPS)
@@ -64,3 +68,28 @@ class Credentials:
 
         tls: Any = self._last.get(hostname.encode())
         return tls.explain(error) if tls is not None else tls_trouble(error)
+
+
+def is_local(address: Any) -> bool:
+    """Whether this address is on this machine: loopback, or a UNIX socket."""
+    return isinstance(address, UNIXAddress) or _is_loopback(str(getattr(address, "host", "")))
+
+
+@lru_cache(maxsize=1_024)
+def _is_loopback(host: str) -> bool:
+    try:
+        parsed = ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
+
+
+def certified_name(transport: Any) -> str | None:
+    """The common name of the peer's verified certificate; None without one."""
+    get = getattr(transport, "getPeerCertificate", None)
+    certificate = None if get is None else get()
+    if certificate is None:
+        return None
+    from synrepl.transports.tls import common_name
+
+    return common_name(certificate)

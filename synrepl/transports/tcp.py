@@ -19,12 +19,11 @@ from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import FollowerSession, Publisher
 from synrepl.replication.serve_strategy import serving
-from synrepl.transports.peers import certified_name, is_local
-from synrepl.wire.codec import MAX_LENGTH
+from synrepl.transports.credentials import certified_name, is_local
+from synrepl.wire.codec import MAX_LENGTH, LineBuffer
 from synrepl.wire.commands import Error, Name, Ping
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import CLIENT, SERVER, Command
-from synrepl.wire.lines import LineBuffer
 from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.session import KEEPALIVE, Action, Close, Deliver, Keepalive, Send, Session
 from synrepl.wire.text import printable

@@ -1,4 +1,4 @@
-"""Codecs: parse and format all commands as one release writes them, and check who may send them."""
+"""Codecs: parse and format commands as one release writes them, and check their senders; a line buffer."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -11,7 +11,7 @@ from synrepl.wire.grammar import BROKER, Command, CommandForm, Side, exists
 from synrepl.wire.kinds import show
 from synrepl.wire.rdata_runs import RunReader
 
-__all__ = ["MAX_LENGTH", "MAX_MESSAGE", "Codec", "codec_of"]
+__all__ = ["Codec", "LineBuffer", "MAX_LENGTH", "MAX_MESSAGE", "codec_of"]
 
 MAX_LENGTH = 16_384
 """Bytes in a line without its end. Peers reject longer ones (docs/reference/peers.md#tcp-limits)."""
@@ -95,3 +95,30 @@ class Codec:
                 f"{command.NAME} is {len(line)} bytes long; a line has at most {self.max_length}"
             )
         return line
+
+
+class LineBuffer:
+    """Splits received bytes into lines at every LF, at any chunk boundaries.
+
+    Buffers at most one unfinished line of at most `MAX_LENGTH` bytes.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> tuple[list[bytes], bool]:
+        """Return the lines that are now complete, and whether a line that is too long follows.
+
+        After such a line the rest of the input is dropped.
+        """
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()
+        # Find the long line only if there is one: a chunk has tens of kilobytes.
+        if lines and max(map(len, lines)) > MAX_LENGTH:
+            first = next(position for position, line in enumerate(lines) if len(line) > MAX_LENGTH)
+            self._rest = b""
+            return lines[:first], True
+        if len(self._rest) > MAX_LENGTH:
+            self._rest = b""
+            return lines, True
+        return lines, False

@@ -242,8 +242,8 @@ class Welcome(Command, frozen=True):
 
     EXAMPLES = {
         NATIVE: (
-            'WELCOME {"proof":"0a1b","history":"h","uuid":"u","instance":"primary","server_name":"example.org",'
-            '"role":"primary","position":{"epoch":1,"serial":9,"digest":"e"},"trimmed_upto":0}'
+            'WELCOME {"proof":"0a1b","history":"h","uuid":"u","instance":"primary",'
+            '"server_name":"example.org","role":"primary","position":{"epoch":1,"serial":9,"digest":"e"},"trimmed_upto":0}'
         )
     }
 

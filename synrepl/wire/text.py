@@ -1,11 +1,28 @@
-"""Sanitizing of text from peers, for terminals and logs."""
+"""Text from peers: sanitizing for terminals and logs, validation of names, uuids and addresses."""
 
 from typing import Any, Final
 
-__all__ = ["printable", "printable_values"]
+__all__ = [
+    "MAX_ADDRESS",
+    "MAX_NAME",
+    "MAX_UUID",
+    "identity_error",
+    "is_address",
+    "is_name",
+    "is_uuid",
+    "printable",
+    "printable_values",
+]
 
 SHOWN: Final = 200
 """Characters of a peer's text that are shown by default."""
+
+MAX_NAME: Final = 255
+MAX_UUID: Final = 100
+MAX_ADDRESS: Final = 1_000
+"""The lengths that names, uuids and addresses may have, in characters."""
+
+_UUID: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
 
 
 def printable(text: str, *, limit: int = SHOWN) -> str:
@@ -33,3 +50,29 @@ def printable_values(value: Any) -> Any:
 
 def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def is_name(name: str) -> bool:
+    """Whether this is a valid name of a reader, a replica or a writer."""
+    return 0 < len(name) <= MAX_NAME and name.isprintable() and " " not in name
+
+
+def is_uuid(uuid: str) -> bool:
+    """Whether this is a valid uuid of a replica."""
+    return 0 < len(uuid) <= MAX_UUID and set(uuid) <= _UUID
+
+
+def is_address(address: str) -> bool:
+    """Whether this is a valid address of a daemon. An empty one means that the address is unknown."""
+    return len(address) <= MAX_ADDRESS and address.isprintable()
+
+
+def identity_error(uuid: str, name: str, address: str = "") -> str:
+    """Explain why this identity is invalid; empty if it is valid. An empty name means the uuid."""
+    if not is_uuid(uuid):
+        return f"a uuid is one word of 1 to {MAX_UUID} letters, digits and -_.:"
+    if name and not is_name(name):
+        return f"a name is one word of up to {MAX_NAME} printable characters"
+    if not is_address(address):
+        return f"an address has up to {MAX_ADDRESS} printable characters"
+    return ""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from synrepl.caches import LEGACY, NEWEST, CacheRegistry, Vintage
-from synrepl.caches.packed import PACKED
+from synrepl.caches.vintage import PACKED
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import NEWEST as NEWEST_DIALECT
 from tests.caches import tables

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synrepl.caches import NEWEST, Changes, Invalidation
-from synrepl.caches.packed import PACKED, pack
+from synrepl.caches.vintage import PACKED, pack
 from synrepl.errors import LocalProtocolError
 from synrepl.streams.catalog import CacheInvalidation
 

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
+from synrepl.cli.append import FactPoster
 from synrepl.cli.errors import CliError, connect
-from synrepl.cli.fact_poster import FactPoster
-from synrepl.cli.output import JsonLines
-from synrepl.cli.tail_common import TailOutput
+from synrepl.cli.output import JsonLines, TailOutput
 from synrepl.http_client import ConnectError, HttpError
 
 

@@ -2,7 +2,7 @@
 
 from twisted.internet.defer import Deferred
 
-from synrepl.ports.coroutines import _drive, step_eagerly
+from synrepl.ports.tasks import _drive, step_eagerly
 
 
 def test_what_need_not_wait_is_done_at_once() -> None:

@@ -13,8 +13,8 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
 from synrepl.errors import ConfigError
+from synrepl.transports.credentials import certified_name, is_local
 from synrepl.transports.endpoints import client_endpoint, server_endpoint
-from synrepl.transports.peers import certified_name, is_local
 from synrepl.transports.tls_endpoints import TlsServerEndpoint
 from tests.certificates import Authority
 

@@ -3,7 +3,7 @@
 import pytest
 
 from synrepl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from synrepl.wire.codec import MAX_LENGTH, Codec
+from synrepl.wire.codec import MAX_LENGTH, Codec, LineBuffer
 from synrepl.wire.commands import (
     CancelTask,
     InvalidateCache,
@@ -20,7 +20,6 @@ from synrepl.wire.commands import (
 )
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
 from synrepl.wire.grammar import BOTH, BROKER, CLIENT, SERVER, Command
-from synrepl.wire.lines import LineBuffer
 from synrepl.wire.rdata_runs import RdataRun, RunReader
 from tests.captures import Said, said
 

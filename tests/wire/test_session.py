@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synrepl.errors import LocalProtocolError
-from synrepl.wire.codec import MAX_LENGTH
+from synrepl.wire.codec import MAX_LENGTH, LineBuffer
 from synrepl.wire.commands import Error, Name, Ping, Position, Rdata, Replicate, Server, UserSync
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
 from synrepl.wire.grammar import BROKER, CLIENT, SERVER, Command, Side
-from synrepl.wire.lines import LineBuffer
 from synrepl.wire.session import (
     AUTO,
     MAX_TEXT,

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from synrepl.caches.packed import PACKED, pack, unpack
-from synrepl.caches.vintage import Drop, Unreadable, Vintage
+from synrepl.caches.vintage import PACKED, Drop, Unreadable, Vintage, pack, unpack
 from synrepl.streams.catalog import Backfilled, Event, State, StateAll
 
 __all__ = ["NEWEST"]

@@ -11,8 +11,8 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 
 from synrepl.errors import GapError, ReplicationError, RowError
-from synrepl.ports.coroutines import resume, step_eagerly
 from synrepl.ports.interfaces import ICaches
+from synrepl.ports.tasks import resume, step_eagerly
 from synrepl.replication.follower.apply_queue import ApplyQueue
 from synrepl.replication.follower.catchup import ICatchUp, NowhereToFetch
 from synrepl.replication.follower.dedup import RecentFacts

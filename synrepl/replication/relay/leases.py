@@ -11,8 +11,7 @@ from twisted.logger import Logger
 from synrepl.ports.history import Lease
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.tasks import Tasks
-from synrepl.wire.peer_names import MAX_NAME, is_address
-from synrepl.wire.text import printable
+from synrepl.wire.text import MAX_NAME, is_address, printable
 
 __all__ = ["MAX_ANONYMOUS", "MAX_ENDED", "MAX_LEASES", "LeaseTerms", "Leases"]
 

@@ -20,9 +20,8 @@ from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
 from synrepl.wire.native import Refusal, Subscription
-from synrepl.wire.peer_names import identity_error
 from synrepl.wire.position import LogPosition
-from synrepl.wire.text import printable
+from synrepl.wire.text import identity_error, printable
 
 if TYPE_CHECKING:
     from synrepl.replication.relay.relay import Relay, RelayConnection

@@ -53,9 +53,8 @@ from synrepl.wire.native import (
     Welcome,
     heartbeat_check,
 )
-from synrepl.wire.peer_names import identity_error
 from synrepl.wire.rdata_runs import RdataRun
-from synrepl.wire.text import printable
+from synrepl.wire.text import identity_error, printable
 
 __all__ = ["Relay", "RelayConnection"]
 

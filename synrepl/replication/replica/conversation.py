@@ -23,8 +23,7 @@ from synrepl.wire.native import (
     Taken,
     WelcomeBody,
 )
-from synrepl.wire.peer_names import is_address
-from synrepl.wire.text import printable
+from synrepl.wire.text import is_address, printable
 
 __all__ = [
     "Ephemeral",

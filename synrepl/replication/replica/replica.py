@@ -39,9 +39,8 @@ from synrepl.wire.native import (
     Taken,
     WelcomeBody,
 )
-from synrepl.wire.peer_names import MAX_ADDRESS, is_address
 from synrepl.wire.position import LogPosition
-from synrepl.wire.text import printable
+from synrepl.wire.text import MAX_ADDRESS, is_address, printable
 
 __all__ = ["RESYNC", "STATES", "WAYS_OUT", "Replica"]
 

@@ -13,8 +13,7 @@ from synrepl.ports.interfaces import IClock, ILog
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.errors import ClaimRefused
 from synrepl.replication.roles.interfaces import IPeerClient, PeerStatus
-from synrepl.wire.peer_names import MAX_ADDRESS
-from synrepl.wire.text import printable
+from synrepl.wire.text import MAX_ADDRESS, printable
 
 __all__ = ["MAX_EPOCH", "ClaimVerifier", "common_serial", "parse_peer_address", "plausible_epoch"]
 

@@ -8,11 +8,10 @@ import msgspec
 
 from synrepl.errors import StorageError
 from synrepl.storage.databases import Database
-from synrepl.storage.doctor.catalog import Catalog, read_catalog
 from synrepl.storage.doctor.complaints import Complaint, Diagnosis
 from synrepl.storage.doctor.holds import Hold, holds, read_positions
 from synrepl.storage.doctor.log_check import check_log, repair_positions
-from synrepl.storage.doctor.synapse import MARKS, STREAMS
+from synrepl.storage.doctor.synapse import MARKS, STREAMS, Catalog, read_catalog
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.layout import IdStream, IdTable
 from synrepl.storage.ids.startup import IdProblem, IdProblems, examine, repair

@@ -7,7 +7,7 @@ import msgspec
 
 from synrepl.errors import StorageError
 from synrepl.storage.databases import Database
-from synrepl.storage.doctor.catalog import read_catalog
+from synrepl.storage.doctor.synapse import read_catalog
 from synrepl.storage.ids.writer_session import STUCK_SECONDS
 from synrepl.storage.ids.writers import WriterState, read_writers
 

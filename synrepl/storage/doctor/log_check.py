@@ -9,9 +9,9 @@ from synrepl.storage.discarded import DiscardedRanges
 from synrepl.storage.doctor.complaints import Complaint
 from synrepl.storage.engine import COLUMNS
 from synrepl.storage.ids.database import Flavor
-from synrepl.storage.log_bounds import load_bounds
 from synrepl.storage.schema import MIGRATIONS
 from synrepl.storage.sql import execute
+from synrepl.storage.sql_base import load_bounds
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 

@@ -1,4 +1,4 @@
-"""Verification of stored files: a file is served only after its checksum was found right."""
+"""Verification of stored files: of one before it is served, and of all in turn to find damage on disk."""
 
 import errno
 import hashlib
@@ -8,9 +8,9 @@ from typing import Final, NoReturn
 
 from synrepl.errors import StorageError
 from synrepl.ports.files import Damaged
-from synrepl.storage.files.durability import map_errors
+from synrepl.storage.private_files import map_errors
 
-__all__ = ["FileCheck", "StoredFile"]
+__all__ = ["FileCheck", "Scrub", "StoredFile"]
 
 BLOCK: Final = 1024 * 1024
 
@@ -119,3 +119,56 @@ class FileCheck:
         self.close()
         why = f"{self._sha256} is damaged: {why}"
         raise Damaged(op="check a file", why=why, hint="it was moved to quarantine")
+
+
+LEAST: Final = 4_096
+"""The number of bytes that a file counts for at least."""
+
+
+class Scrub:
+    """An `IScrub`: verifies all files, slowly, in the order of their checksums.
+
+    `after` gives the next checksums after one, `check` starts verifying a file.
+    """
+
+    def __init__(
+        self, position: str, after: Callable[[str], list[str]], check: Callable[[str], FileCheck | None]
+    ) -> None:
+        self.position = position
+        self._after = after
+        self._check = check
+        self._ahead: list[str] = []
+        self._checking: FileCheck | None = None
+
+    def step(self, count: int) -> tuple[list[str], bool]:
+        """Verify about `count` more bytes. Gives the damaged files, and whether the round is complete."""
+        bad: list[str] = []
+        while count > 0:
+            if not self._ahead:
+                self._ahead = self._after(self.position)[::-1]
+                if not self._ahead:
+                    self.position = ""
+                    return bad, True
+            sha256 = self._ahead[-1]
+            if self._checking is None:
+                self._checking = self._check(sha256)
+            if self._checking is not None:
+                size = min(count, 1024 * 1024)
+                count -= max(LEAST, min(size, self._checking.size))
+                try:
+                    good = self._checking.step(size)
+                except Damaged:
+                    bad.append(sha256)
+                else:
+                    if good is None:
+                        continue
+                    good.close()
+            self._checking = None
+            self.position = self._ahead.pop()
+        return bad, False
+
+    def close(self) -> None:
+        """Close the file that is being verified."""
+        if self._checking is not None:
+            self._checking.close()
+            self._checking = None

@@ -8,7 +8,7 @@ from typing import Final
 
 from synrepl.errors import StorageError
 from synrepl.ports.files import ChecksumMismatch
-from synrepl.storage.files.durability import map_errors
+from synrepl.storage.private_files import map_errors
 
 __all__ = ["Spool"]
 

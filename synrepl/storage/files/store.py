@@ -15,11 +15,9 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Final
 
-from synrepl.storage.files.durability import make_directory, map_errors
-from synrepl.storage.files.file_check import FileCheck, StoredFile
-from synrepl.storage.files.scrub import Scrub
+from synrepl.storage.files.file_check import FileCheck, Scrub, StoredFile
 from synrepl.storage.files.spool import Spool
-from synrepl.storage.private_files import sync_directory
+from synrepl.storage.private_files import make_directory, map_errors, sync_directory
 
 __all__ = ["FileStore"]
 

@@ -1,7 +1,6 @@
 """Ids for streams in a database: their reservation, completion and positions."""
 
-from synrepl.storage.ids.allocated import AllocatedIds
-from synrepl.storage.ids.generator import MultiWriterIdGenerator, StreamIdGenerator
+from synrepl.storage.ids.generator import AllocatedIds, MultiWriterIdGenerator, StreamIdGenerator
 from synrepl.storage.ids.layout import IdStream, IdTable
 from synrepl.storage.ids.reservation import NotAWriter, Reservation, Unfinished
 from synrepl.storage.ids.transactions import ITransaction, Transaction, transact

@@ -21,7 +21,7 @@ from synrepl.storage.ids.startup import IdPosition, IdProblem, IdProblems, exami
 from synrepl.storage.ids.tracker import Tracker
 from synrepl.storage.ids.transactions import ICursor, IPool, ITransaction, transact
 
-__all__ = ["CHANNEL", "ISession", "MultiWriterIdGenerator", "StreamIdGenerator"]
+__all__ = ["AllocatedIds", "CHANNEL", "ISession", "MultiWriterIdGenerator", "StreamIdGenerator"]
 
 T = TypeVar("T")
 
@@ -488,3 +488,21 @@ def _call_site(above: int = 0) -> tuple[CodeType, int]:
     """The caller's caller, as a cheap reference that is formatted on demand."""
     frame = sys._getframe(2 + above)
     return frame.f_code, frame.f_lineno
+
+
+class AllocatedIds:
+    """Tells a follower which tokens exist (`Follower(allocated=...)`), from the generators of this process.
+
+    `generators` are by the streams' names on the wire. For streams that the daemon reads from tables there is
+    no other source: the daemon sees an id only when its fact is complete, other processes know it before.
+    """
+
+    def __init__(self, generators: Mapping[str, MultiWriterIdGenerator]) -> None:
+        self._generators = dict(generators)
+
+    async def highest(self, stream: str) -> int | None:
+        """The highest allocated id, without sign; None for a stream without a generator."""
+        generator = self._generators.get(stream)
+        if generator is None:
+            return None
+        return await transact(generator.pool, generator.database.allocated)

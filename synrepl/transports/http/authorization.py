@@ -4,9 +4,9 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from synrepl.ports.access import LOCAL, REMOTE, Access, Keyring, Right, access_of
+from synrepl.transports.credentials import certified_name, is_local
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.origin_check import check_origin, check_rebinding
-from synrepl.transports.peers import certified_name, is_local
 from synrepl.wire.text import printable
 
 __all__ = ["AccessCheck", "check_right", "check_streams"]

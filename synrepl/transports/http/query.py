@@ -4,7 +4,7 @@ import re
 from typing import Any, Final, NoReturn
 
 from synrepl.transports.http.api_error import ApiError
-from synrepl.wire.peer_names import MAX_NAME, is_name
+from synrepl.wire.text import MAX_NAME, is_name
 
 __all__ = [
     "MAX_TOKEN",
