@@ -8,8 +8,8 @@ from synrepl.cli.append import append
 from synrepl.cli.caches import caches
 from synrepl.cli.doctor import doctor
 from synrepl.cli.errors import EXIT_CODES, CliError
+from synrepl.cli.jobs import pipeline
 from synrepl.cli.leases import leases
-from synrepl.cli.pipeline import pipeline
 from synrepl.cli.promote import promote
 from synrepl.cli.replay import replay
 from synrepl.cli.replicas import replicas
