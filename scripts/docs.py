@@ -46,9 +46,9 @@ This page has every stream with the fields of its rows, in order, and the releas
 
 A row is a JSON array; in a stream with several kinds of rows it is `[tag, [fields]]`. The daemon reads
 a row in the shape of any release, and stores the newest shape. A field that the row lacks gets the
-value in the last column. "Before" a release: later releases, and the newest shape, do not have the
-field. "Kept": the value is stored after the fields of the newest shape, in the log, in the changelog
-and in archives. Only followers of releases that have the field receive it; the pages of `rows` omit it.
+value in the last column. A field "before 1.7" is gone since 1.7, and the newest shape lacks it. The
+value of a "kept" field is stored after the fields of the newest shape, in the log, in the changelog and
+in archives. Only followers of releases that have the field receive it; the pages of `rows` omit it.
 
 * **Kept** streams are in the log on disk. **Ephemeral** ones are in memory, and their tokens start
   again with the daemon.

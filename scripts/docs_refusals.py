@@ -347,9 +347,9 @@ def told(code: str) -> str:
     with Stage() as stage:
         lines = [_plain(line, str(stage.folder)) for line in case.provoke(stage)]
     shown = "\n".join(lines)
-    again = "the same may work later" if kind.retryable else "the same will not work later"
+    retry = "Retryable" if kind.retryable else "Not retryable"
     means = kind.means[0].upper() + kind.means[1:]
-    return f"### `{code}`\n\n{means}; {again}. {case.how}\n\n```text\n{shown}\n```\n\n{case.then}\n"
+    return f"### `{code}`\n\n{means}. {retry}. {case.how}\n\n```text\n{shown}\n```\n\n{case.then}\n"
 
 
 def _plain(line: str, folder: str) -> str:

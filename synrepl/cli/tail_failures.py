@@ -34,7 +34,7 @@ class PermanentFailure(NamedTuple):
 
 
 PERMANENT: Final = (
-    PermanentFailure(re.compile(r"Wrong remote: "), "check TARGET and --server-name"),
+    PermanentFailure(re.compile(r"wrong server_name: "), "check TARGET and --server-name"),
     PermanentFailure(re.compile(r"port must be 0-65535"), "check the port of TARGET"),
     PermanentFailure(re.compile(r"it does not speak HTTP ")),
     PermanentFailure(re.compile(r"unknown stream "), "check --stream"),

@@ -132,7 +132,7 @@ def _check_upstream(built: ValidSettings) -> None:
 
 
 def _check_name(built: ValidSettings) -> None:
-    """Refuse the name of another writer on Redis: readers would drop facts of both."""
+    """Refuse to publish on Redis under the name of another writer: readers would drop facts of both."""
     if not built.redis_writes:
         return
     if built.redis is None:
@@ -141,8 +141,8 @@ def _check_name(built: ValidSettings) -> None:
     for name in {one.writer or built.instance_name for one in built.redis_writes}:
         if name in other_writers:
             raise ConfigError(
-                f"--instance-name {name} is the name of another writer on Redis: give this daemon a name of"
-                " its own, such as synrepl1"
+                f"--redis-writes: {name} is the name of another writer on Redis; set an --instance-name that"
+                " no other process has, such as synrepl1"
             )
 
 

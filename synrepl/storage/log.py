@@ -41,11 +41,12 @@ class Log:
     head advances only after a commit. Above `max_pending_bytes` of unanswered appends further appends fail at
     once; a group has up to `max_batch_bytes`.
 
-    Facts of the `assigned` streams already have tokens (`append_assigned`); `append` refuses these streams. A
-    mapping gives the reason of the refusal for each stream; without a mapping it is the homeserver's table.
-    Facts of all other streams get their tokens in `append`. `append_refusal(stream, writer)` gives the reason
-    for which the writer cannot append at the moment, or "". Facts of `unordered` streams may arrive with
-    lower tokens after higher ones. In the streams `any_writer` each writer may repeat facts of the others.
+    * `assigned`: streams whose facts already have tokens (`append_assigned`); `append` refuses these streams.
+      A mapping has the reason for each stream; without one, the reason is the homeserver's table. The facts
+      of all other streams get their tokens in `append`.
+    * `append_refusal(stream, writer)` returns the reason why this writer cannot append now; "" if it can.
+    * `unordered`: streams whose facts may arrive with lower tokens after higher ones.
+    * `any_writer`: streams in which each writer may repeat facts of the others.
 
     A log belongs to one homeserver: the `server_name` of the first start that had a name.
 
@@ -111,8 +112,8 @@ class Log:
     async def start(self) -> None:
         """Open the engine and load the head.
 
-        Raises `StorageError` when the engine cannot be opened or the log belongs to another homeserver. Both
-        threads are stopped then.
+        Raises `StorageError` if the engine cannot be opened or the log belongs to another homeserver; both
+        threads are stopped before.
         """
         try:
             head = await self._load(self._engine.open)
@@ -261,8 +262,10 @@ class Log:
 
     @property
     def healthy(self) -> tuple[bool, str]:
-        """Whether the log works, and the reason if it does not: the log is closed or belongs to another
-        process, the last commit failed, or a read fails.
+        """Whether the log works, and the reason if not.
+
+        It does not work if it is closed, if it belongs to another process, or if its last commit or a read
+        failed.
         """
         if not self._committer.is_open:
             return False, "the log is not open"
@@ -367,7 +370,7 @@ class Log:
     ) -> "Deferred[Appended]":
         """Append facts, each the canonical JSON array of its rows. Fires when they are durable.
 
-        Fails with `StorageError`. Nothing was stored then, unless the message says that it may have been.
+        Fails with `StorageError`. Nothing is stored in that case, unless the message says that it may be.
         With an idempotency `key` a retry is safe and gets the first response. Fails with `KeyReused` if the
         key belongs to another request.
         """
@@ -403,13 +406,11 @@ class Log:
     def append_assigned(self, stream: str, facts: Sequence[tuple[str, int, bytes]]) -> "Deferred[Appended]":
         """Append facts that already have a writer and a token. Fires when they are durable.
 
-        `facts` are ``(writer, token, canonical rows)``.
-
-        The facts of each writer come in order of token, and those up to its position are skipped. In an
-        unordered stream a fact is skipped only if the log has the same rows under its token: a late fact is
-        stored and leaves the position where it is. A fact without rows (``[]``) certifies that the writer
-        wrote nothing since its last fact. In a stream told by all, a fact that another writer already
-        reported is stored without its rows.
+        `facts` are ``(writer, token, canonical rows)``, those of each writer in order of token. Facts up to
+        the writer's position are skipped. In an unordered stream a fact is skipped only if the log has the
+        same rows under its token; a late fact is stored, and the position stays. A fact without rows (``[]``)
+        states that the writer wrote nothing since its last fact. In an `any_writer` stream, a fact that
+        another writer already sent is stored without its rows.
 
         Facts that arrive in one iteration of the reactor are committed together.
         """
@@ -443,8 +444,7 @@ class Log:
         self._notify([self._ephemeral.streams[stream].reset_writer(writer, self._now_ms())])
 
     async def rewind_stream(self, stream: str, upto: int) -> None:
-        """Start a new epoch in which the stream's facts beyond token `upto` are discarded: its source lost
-        them.
+        """Discard the stream's facts beyond token `upto`, which their source has lost, and start a new epoch.
 
         Followers beyond `upto` have a diverged history: the caller must close their connections.
         """

@@ -185,7 +185,7 @@ class SQLBase(ABC):
             raise self._set_lost(
                 op,
                 f"another process writes to this log: it is at serial {serial},"
-                f" this process left it at {known_serial}",
+                f" this process wrote up to {known_serial}",
                 "find out which other program uses the database and stop it, then restart this daemon",
             )
         self._committed, self._attempted = found, None

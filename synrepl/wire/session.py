@@ -318,7 +318,7 @@ class Session:
             self.peer_name = printable(command.server_name)
             if self._expected_server is not None and command.server_name != self._expected_server:
                 raise RemoteProtocolError(
-                    f"Wrong remote: this is {self.peer_name}, expected {self._expected_server}"
+                    f"wrong server_name: the server is {self.peer_name}, expected {self._expected_server}"
                 )
         elif not self._is_introduced and not self._must_authenticate:
             self._is_introduced = True

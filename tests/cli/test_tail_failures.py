@@ -17,7 +17,7 @@ from tests.service.processes import Daemon
 @pytest.mark.parametrize(
     "reason",
     [
-        "Wrong remote: this is example.org, expected other.org",
+        "wrong server_name: the server is example.org, expected other.org",
         "connect_ex(): port must be 0-65535.",
         "cannot connect to http://h:1: it does not speak HTTP (b'SERVER hs'); the line protocol is ...",
         "TLS: certificate verify failed",

@@ -126,7 +126,7 @@ def test_a_daemon_that_finds_anothers_facts_in_its_log_writes_no_more(tmp_path: 
         for _ in range(2):
             code, body = refused(lambda: post(daemon, 3))
             assert code == 503
-            assert "another process writes to this log: it is at serial 3, this process left it at 2" in body
+            assert "another process writes to this log: it is at serial 3, this process wrote up to 2" in body
             assert "stop it, then restart this daemon" in body
         assert "another process writes to this log" in wait_until_unready(daemon)
         check_no_traceback(daemon)

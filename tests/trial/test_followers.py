@@ -91,5 +91,6 @@ class FollowerTests(World):
 
         self.assertEqual([], self.applied)
         self.assertIn(
-            "Wrong remote: this is hs.example, expected other.example", {event.text for event in self.events}
+            "wrong server_name: the server is hs.example, expected other.example",
+            {event.text for event in self.events},
         )

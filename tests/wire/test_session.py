@@ -83,7 +83,9 @@ class TestGreeting:
         """Facts of another homeserver must never be applied."""
         session = client(expected="hs")
 
-        assert "Wrong remote: this is other, expected hs" == error_text(session.receive([b"SERVER other"]))
+        assert "wrong server_name: the server is other, expected hs" == error_text(
+            session.receive([b"SERVER other"])
+        )
         assert session.closed
 
     def test_a_client_without_an_expected_server_accepts_any(self) -> None:

@@ -1,4 +1,4 @@
-"""Table readers: read whole facts out of tables, in order, up to the position at which all are complete."""
+"""Table readers: read whole facts from tables, in order of their ids, up to the last complete one."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,9 +16,9 @@ __all__ = ["TablePage", "TableReader"]
 
 
 class TablePage(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts in order of their ids, ``(writer, token, rows)``, complete up to and including `upto`.
+    """A page of facts, ``(writer, token, rows)``, in order of their ids and complete up to `upto`.
 
-    `limit` is the linear position; more facts follow if it is beyond `upto`. `writers` are all known writers.
+    `limit` is the linear position; more pages follow if it is beyond `upto`. `writers` are all known writers.
     """
 
     facts: list[tuple[str, int, list[bytes | list[object]]]]
@@ -37,14 +37,14 @@ class TableReader:
         self._tables = [(table, _maker(table)) for table in stream.tables]
 
     def examine(self, cursor: ICursor, seen: int) -> IdProblems:
-        """Find problems with the stream's ids, given that the log has them up to `seen`."""
+        """Find problems with the stream's ids. The log has all facts up to id `seen`."""
         return examine(cursor, self.ids, seen=seen)
 
     def page(self, cursor: ICursor, *, after: int, rows: int) -> TablePage:
-        """The complete facts after this id: about `rows` rows, and only whole facts.
+        """Return the complete facts after id `after`: about `rows` rows, and no part of a fact.
 
-        Positions are read before rows, so that complete facts are visible: a position is stored only after
-        the rows up to it are committed.
+        Positions are read before rows. A position is stored after the rows up to it are committed, so all of
+        these rows are visible.
         """
         if not self.ids.positions(cursor) and self.ids.highest_row(cursor) > 1:
             raise StorageError(
@@ -57,7 +57,7 @@ class TableReader:
             )
         start = initial_position(cursor, self.ids, instance=None)
         only = self.stream.only
-        # The positions of the chosen writers suffice; those of others do not matter.
+        # If `only` some writers are read, the positions of the others do not matter.
         complete = min(start.positions.get(writer, 0) for writer in only) if only else start.persisted_upto
         limit = max(after, complete)
         upto = self._end(cursor, after, limit, rows)
@@ -75,9 +75,9 @@ class TableReader:
         )
 
     def missed(self, cursor: ICursor, *, writer: str, after: int, upto: int, rows: int) -> TablePage:
-        """Facts of one writer with ``after < id <= upto``, about `rows` rows of them.
+        """Return facts of one writer with ``after < id <= upto``: about `rows` rows.
 
-        The caller knows that the writer has completed all of them; other positions are not checked.
+        The caller knows that the writer has completed all facts up to `upto`; no position is checked.
         """
         end = self._end(cursor, after, upto, rows)
         found: dict[int, list[bytes | list[object]]] = {}
@@ -89,7 +89,7 @@ class TableReader:
         return TablePage(facts=facts, upto=end, limit=upto, writers=[writer])
 
     def _end(self, cursor: ICursor, after: int, limit: int, rows: int) -> int:
-        """The end of the page: no table gives more than `rows` rows, but there is at least one fact."""
+        """Return the last id of the page: at most `rows` rows of each table, but at least one fact."""
         ends = [limit]
         for table in self.stream.tables:
             order = "DESC" if self.stream.ids.negative else "ASC"
@@ -142,7 +142,7 @@ class TableReader:
 
 
 def _maker(table: SourceTable) -> Callable[[Iterator[Any]], list[Any]]:
-    """A function that makes a row's JSON from the values of its columns, in order."""
+    """Return a function that makes a row's JSON items from the values of its columns, in order."""
 
     def fill(template: Template, values: Iterator[Any]) -> Any:
         match template:

@@ -167,7 +167,7 @@ class TestGreeting:
                     master.says("SERVER other")
 
         assert 5 <= len(story.masters) <= 12
-        assert "ERROR Wrong remote: this is other, expected hs" in story.masters[-2].heard
+        assert "ERROR wrong server_name: the server is other, expected hs" in story.masters[-2].heard
 
     def test_no_delay_between_attempts_is_negative_or_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A reactor raises for a negative delay, and then nothing connects this follower again."""
