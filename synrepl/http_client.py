@@ -89,7 +89,7 @@ class BlockingClient:
     def get_json(self, path: str, *, reader: str | None = None) -> Any:
         """GET a JSON response. Raises `ConnectError` and `HttpError`.
 
-        Under the name `reader`, the daemon retains what follows the facts of this request.
+        `reader` names a lease: the daemon retains the facts after those of this response.
         """
         extra_headers = {} if reader is None else {"Synrepl-Reader": reader}
         return self._json(self._request("GET", path, None, extra_headers))
@@ -206,5 +206,5 @@ def read_secret(path: str | os.PathLike[str]) -> str:
     except UnicodeDecodeError:
         secret = ""
     if not secret or not secret.isprintable() or not secret.isascii():
-        raise ConfigError(f"the secret file {path} does not hold one line of plain characters")
+        raise ConfigError(f"the secret file {path} must contain one line of printable ASCII")
     return secret

@@ -27,8 +27,8 @@ class Arguments:
         for parameter in parameters:
             if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
                 raise ConfigError(
-                    f"{self.name} cannot be cached: {parameter} may be any number of arguments,"
-                    " and all keys of a cache have one length"
+                    f"{self.name} cannot be cached: {parameter} takes any number of arguments,"
+                    " but all keys of a cache have the same length"
                 )
         self._signature = signature.replace(parameters=parameters)
         self.names = tuple(parameter.name for parameter in parameters)

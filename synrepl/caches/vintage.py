@@ -143,7 +143,7 @@ class Vintage:
 
         def add(function: B) -> B:
             if stream == "caches":
-                raise ConfigError("rows of caches imply nothing: declare an alias")
+                raise ConfigError("rows of the stream caches cannot imply invalidations: declare an alias")
             self._declare("implied", stream)
             examples = _examples(stream, (function(row) for row in samples))
             reaches = frozenset(example.cache for example in examples) if samples else None

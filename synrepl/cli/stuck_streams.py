@@ -38,7 +38,7 @@ class StuckStream(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a hold does not pass by itself."""
+        """Whether a hold lasts until an operator intervenes."""
         return any(is_stuck for is_stuck, _ in self.lines())
 
     def lines(self) -> Iterator[tuple[bool, str]]:

@@ -127,9 +127,7 @@ def _endpoint(target: str) -> str:
     try:
         check_client(target)
     except ConfigError as error:
-        raise click.UsageError(
-            f"TARGET is host:port or an HTTP URL, or it {str(error).removeprefix('is ')}"
-        ) from error
+        raise click.UsageError(f"TARGET is not host:port or a URL; otherwise it {error}") from error
     return target
 
 

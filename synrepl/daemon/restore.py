@@ -37,7 +37,7 @@ async def restore_snapshot(
     `ConfigError` or `StorageError` if the snapshot cannot be restored; the log then stays empty.
     """
     if log.serial or log.notes.get("joined") is not None:
-        _log.info("no restore: the log is at serial {serial}", serial=log.serial)
+        _log.info("the snapshot was not restored: the log is not empty (serial {serial})", serial=log.serial)
         return
     thread = ReactorThread(reactor, "reading a snapshot")
     try:
@@ -117,7 +117,7 @@ def _checked(store: Store, server_name: str) -> SnapshotManifest:
     if snapshot is None:
         raise ConfigError(f"{store} has no snapshot; synrepl pipeline compact makes one")
     if snapshot.server_name != server_name:
-        raise ConfigError(f"{store} is a snapshot of {snapshot.server_name}, this is {server_name}")
+        raise ConfigError(f"{store} is a snapshot of {snapshot.server_name}, not of {server_name}")
     for part in snapshot.files:
         if store.sha256(part.path) != part.sha256:
             raise StorageError(

@@ -227,7 +227,7 @@ class Daemon(Service):
         return Address(native=next(iter(natives), ""), http=http)
 
     def _role_changed(self) -> None:
-        """Ingest runs only while this daemon is the primary."""
+        """Start ingest on a new primary, and stop it on any other daemon."""
         if self.publisher is not None and self.replication is not None and self.write_forwarder is not None:
             is_replica = self.replication.roles.role == REPLICA
             forward = self.write_forwarder.append if is_replica else None

@@ -142,7 +142,7 @@ class ISpool(Protocol):
         """The number of bytes received and hashed."""
 
     def rehash(self, count: int) -> bool:
-        """Hash up to `count` of the bytes left by an earlier process. Gives whether all are hashed.
+        """Hash up to `count` of the bytes left by an earlier process. Returns whether all are hashed.
 
         Until then nothing can be appended.
         """
@@ -151,7 +151,7 @@ class ISpool(Protocol):
         """Append bytes. Raises `DiskFull` or another `StorageError`."""
 
     def commit(self, sha256: str, size: int | None = None) -> bool:
-        """Store the file durably if its checksum and size are right. Gives whether it is new.
+        """Store the file durably if its checksum and size are right. Returns whether it is new.
 
         Otherwise raises `ChecksumMismatch` and stores nothing. Either way the spool is finished.
         """
@@ -184,7 +184,7 @@ class IChecking(Protocol):
     """The verification of a file before it is served. Blocking."""
 
     def step(self, count: int) -> IStoredFile | None:
-        """Verify up to `count` more bytes. Gives the open file once all are right, None until then.
+        """Verify up to `count` more bytes. Returns the open file once all are right, None until then.
 
         Raises `Damaged` if they are not; the file is in quarantine then, and missing.
         """
@@ -201,8 +201,10 @@ class IScrub(Protocol):
         """The checksum of the last verified file; empty at the start of a round."""
 
     def step(self, count: int) -> tuple[list[str], bool]:
-        """Verify about `count` more bytes. Gives the damaged files, now in quarantine, and whether the round
-        is complete."""
+        """Verify about `count` more bytes.
+
+        Returns the damaged files, now in quarantine, and whether the round is complete.
+        """
 
     def close(self) -> None:
         """Close the current file; the scrub can be continued."""
@@ -224,12 +226,12 @@ class IFileStore(Protocol):
         """The number of damaged files in quarantine."""
 
     def sweep(self, keep: Callable[[str], bool]) -> int:
-        """Delete unfinished uploads, and partial downloads that are not to be kept. Gives how many."""
+        """Delete unfinished uploads, and partial downloads that are not to be kept. Returns how many."""
 
     def count(self) -> list[str] | None:
         """Count the next part of the files, and give their checksums; None when all are counted."""
 
-    def count_anew(self) -> None:
+    def restart_count(self) -> None:
         """Restart the count."""
 
     def has(self, sha256: str) -> bool:
@@ -257,7 +259,7 @@ class IFileQueue(Protocol):
     """
 
     def open(self) -> LogProgress:
-        """Open the queue. Gives the position up to which the log was read."""
+        """Open the queue. Returns the position up to which the log was read."""
 
     def note(
         self,
@@ -268,8 +270,10 @@ class IFileQueue(Protocol):
         has: Callable[[str], bool],
         fetches: bool,
     ) -> None:
-        """Apply rows in the order of the log, up to `seen`, in one transaction. Files that they name and the
-        store does not have are missing then; with `fetches` they are queued."""
+        """Apply rows in the order of the log, up to `seen`, in one transaction.
+
+        A named file that the store lacks becomes missing, and with `fetches` it is queued.
+        """
 
     def reset(self) -> None:
         """Delete all names: the log was replaced."""
@@ -293,10 +297,10 @@ class IFileQueue(Protocol):
         """Take the file out of flight, with unknown outcome."""
 
     def demand(self, sha256: str, now_ms: int) -> bool:
-        """Fetch the file soon, if it is missing and has a name. Gives whether it is."""
+        """Fetch the file soon, if it is missing and has a name. Returns whether it is."""
 
     def mark_lost(self, sha256: str, now_ms: int, *, fetches: bool) -> str | None:
-        """Record that a stored file is gone. Gives one of its names; None if it has none."""
+        """Record that a stored file is gone. Returns one of its names; None if it has none."""
 
     def is_named(self, sha256: str) -> bool:
         """Whether the file has a name."""

@@ -83,7 +83,7 @@ class Head(msgspec.Struct, frozen=True):
 SaveablePosition = dict[str, dict[str, int]]
 
 KeysOf = Callable[[str, bytes], "list[bytes] | None"]
-"""Gives the keys of a fact from its stream and its rows (a JSON array): one key per row, in any order.
+"""Returns the keys of a fact from its stream and its rows (a JSON array): one key per row, in any order.
 None if the stream's rows have no keys, so that no row replaces another."""
 
 
@@ -137,7 +137,7 @@ class IEngine(Protocol):
         were trimmed.
 
         Stops after the fact with which `limit` rows are reached (JSON bytes / 200, at least one per fact, is
-        near enough). Gives the facts and the last serial examined.
+        near enough). Returns the facts and the last serial examined.
         """
 
     def read_text(
@@ -171,7 +171,7 @@ class IEngine(Protocol):
         """Facts of one stream with ``after < token <= upto`` and serials up to `serial`.
 
         In order of (token, serial); of one writer, or of all if `writer` is None. Facts that share a token
-        are never separated. Gives the facts and whether there are more.
+        are never separated. Returns the facts and whether there are more.
         """
 
     def rows_at_token(self, stream: str, token: int) -> list[tuple[str, bytes]]:
@@ -211,7 +211,7 @@ class IEngine(Protocol):
 
     def trim(self, upto: int, keys: KeysOf, limit: int) -> LogPosition:
         """Trim the next slice of the log: at most `limit` facts after `trimmed_upto`, none beyond `upto`.
-        Gives the new `trimmed_upto`, which is at `upto` when the work is done.
+        Returns the new `trimmed_upto`, which is at `upto` when the work is done.
 
         In a stream whose rows have keys a fact is deleted once later facts up to there have all its keys; in
         a stream without keys every fact is deleted. Each slice is one transaction.

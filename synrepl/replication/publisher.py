@@ -375,11 +375,11 @@ class Publisher:
         return max(0, self.log.serial - reader.serial)
 
     def lag_seconds(self, reader: Reader) -> float:
-        """Seconds since this reader was up to date, to a second; 0.0 if it is."""
+        """Seconds since this reader was up to date, rounded; 0.0 if it is."""
         return self.lag_seconds_at(reader.serial)
 
     def lag_seconds_at(self, serial: int) -> float:
-        """Seconds since this serial was the log's head, to a second; 0.0 if it still is."""
+        """Seconds since this serial was the log's head, rounded; 0.0 if it still is."""
         if serial >= self.log.serial:
             return 0.0
         position = bisect.bisect_right(self._head_samples, serial, key=lambda sample: sample[0])

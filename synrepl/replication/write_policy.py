@@ -85,8 +85,8 @@ class WritePolicy:
             for name in names:
                 if name not in self._shared:
                     raise ConfigError(
-                        f"redis_writes: Synapse does not know the stream {name}, so it cannot go on its"
-                        " channel"
+                        f"redis_writes: Synapse does not know the stream {name}, so it cannot be"
+                        " published on Synapse's channel"
                     )
                 own.add((name, write.writer or instance))
         self.own = frozenset(own)

@@ -30,7 +30,7 @@ class DivergedFacts:
         await self._thread.stop()
 
     async def keep(self, pages: AsyncIterator[Sequence[Fact]]) -> Path | None:
-        """Write all these facts durably. Gives the path, or None if there was no fact."""
+        """Write all these facts durably. Returns the path, or None if there was no fact."""
         fresh = self._stem.with_name(f"{self._stem.name}.only-here.new")
         file: BinaryIO | None = None
         first: Fact | None = None

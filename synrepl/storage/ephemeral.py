@@ -15,7 +15,7 @@ from synrepl.streams.facts import NO_ROWS, Fact
 __all__ = ["EphemeralStore", "EphemeralStream", "KeyOf"]
 
 KeyOf = Callable[[str, bytes], Hashable | None]
-"""Gives the key of one row (the JSON of its array) of a stream; None if it has none."""
+"""Returns the key of one row (the JSON of its array) of a stream; None if it has none."""
 
 RECEIPTS = 10_000
 """How many receipts of appends with an idempotency key are kept."""
@@ -137,7 +137,7 @@ class EphemeralStream:
         return made
 
     def reset_writer(self, writer: str, at_ms: int) -> Fact:
-        """Drop the facts of a writer that was reset. Gives the fact that tells readers, at token 0."""
+        """Drop the facts of a writer that was reset. Returns the fact at token 0 that tells readers."""
         for number in [number for number, fact in self._facts.items() if fact.writer == writer]:
             self._drop(number)
         self._by_token = [position for position in self._by_token if position[1] in self._facts]

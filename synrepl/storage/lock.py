@@ -38,7 +38,7 @@ class FileLock:
                 holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
                 raise StorageError(
                     op="open",
-                    why=f"process {holder} has {self._path}",
+                    why=f"process {holder} uses {self._path}",
                     hint="stop it, or choose another database",
                 )
             with _map_errors(self._path, "the disk may be full", retryable=True):
@@ -186,7 +186,7 @@ class DatabaseFile:
 def _in_use(path: Path, by: str) -> StorageError:
     return StorageError(
         op="open",
-        why=f"{by} has {path} open, perhaps by another path",
+        why=f"{by} has opened {path}, perhaps by another path",
         hint="stop it, or choose another database",
     )
 

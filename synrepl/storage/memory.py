@@ -70,7 +70,7 @@ class MemoryEngine:
     def open(self) -> Head:
         """Open the log. Raises `StorageError` if it is open already."""
         if self._is_open:
-            raise StorageError(op="open", why="this log is open already", hint="one log at a time")
+            raise StorageError(op="open", why="this log is open already", hint="close it first")
         self._is_open = True
         self._boots += 1
         for name in ("uuid", "history"):
@@ -78,7 +78,7 @@ class MemoryEngine:
         return self.head()
 
     def check(self) -> None:
-        """Check nothing: memory does not move."""
+        """Do nothing: no other process can change this log."""
         self._check("check")
 
     def head(self) -> Head:
@@ -347,7 +347,7 @@ class MemoryEngine:
         self._check("adopt_staged")
         staged = self.staged
         if staged is None or staged._is_open:
-            raise StorageError(op="adopt_staged", why="nothing is staged, or it is still open")
+            raise StorageError(op="adopt_staged", why="no log is staged, or the staged log is not closed")
         boots, commits = max(self._boots, staged._boots) + 1, self.commits
         vars(self).update(vars(staged))
         self.staged = None

@@ -29,7 +29,7 @@ def take_rows(facts: Iterable[Fact], limit: int) -> tuple[list[Fact], bool]:
 def take_tokens(facts: Iterable[Fact], limit: int) -> tuple[list[Fact], bool]:
     """Like `take_rows` for facts in order of token, but facts that share a token stay together.
 
-    Gives the facts and whether there are more.
+    Returns the facts and whether there are more.
     """
     page: list[Fact] = []
     for fact in facts:

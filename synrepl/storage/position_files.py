@@ -95,8 +95,8 @@ class FilePositions:
     def _invalid(self, why: str) -> StorageError:
         return StorageError(
             op="reading positions",
-            why=f"{self._path} is not what was saved there: {why}",
-            hint="choose another file, or remove it to start anew",
+            why=f"{self._path} is damaged, or not a file of positions: {why}",
+            hint="choose another file, or remove it to start again without positions",
         )
 
     def _write(self, saved: _SavedPositions) -> None:

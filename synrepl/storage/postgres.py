@@ -166,7 +166,7 @@ class PostgresEngine(SQLEngine):
             owner = "the lost connection" if is_own else _holder_name(holder)
             raise StorageError(
                 op=op,
-                why=f"{owner} has the log in {self.name} (server process {backend or 'unknown'})",
+                why=f"{owner} uses the log in {self.name} (server process {backend or 'unknown'})",
                 hint="the server will notice its end" if is_own else "stop it, or choose another database",
                 retryable=is_own,
                 tried=False,
@@ -297,7 +297,7 @@ class PostgresEngine(SQLEngine):
     def _was_replaced(self, boots: int, before: int | None) -> bool:
         """Whether the staged log is in place although its transaction failed. If not, the log is unchanged.
 
-        If that cannot be determined, nothing works until the next start, which finds one or the other.
+        If that cannot be determined, every call fails until the next start, which finds one log or the other.
         """
         # Neither count of boots is right until this is known.
         self._boots = None

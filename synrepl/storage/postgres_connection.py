@@ -159,7 +159,7 @@ def _parse(url: str) -> dict[str, Any]:
     except _psycopg().Error:
         # The original error may contain a password.
         raise StorageError(
-            op="open", why="the database is no PostgreSQL URL", hint="use postgresql://user@host/database"
+            op="open", why="the database is not a PostgreSQL URL", hint="use postgresql://user@host/database"
         ) from None
 
 

@@ -171,7 +171,7 @@ class SQLBase(ABC):
         return self._write_connection(op)
 
     def _set_lost(self, op: str, why: str, hint: str) -> LogLost:
-        """Refuse all further writes. Gives the error to raise."""
+        """Refuse all further writes. Returns the error to raise."""
         # Retryable, since a restart of the daemon helps. Not `tried`: an uncertain commit no longer matters
         # in a log that belongs to another process.
         lost = LogLost(op=op, why=f"{self.name}: {why}", hint=hint, retryable=True, tried=False)

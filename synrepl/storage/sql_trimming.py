@@ -34,7 +34,7 @@ class SQLTrimming(SQLBase):
     """The trimming part of an engine."""
 
     def trim(self, upto: int, keys: KeysOf, limit: int) -> LogPosition:
-        """Trim a slice of the log. Gives the new `trimmed_upto`.
+        """Trim a slice of the log. Returns the new `trimmed_upto`.
 
         That is the last position up to `upto` whose digest is known. In a log that was filled with gaps it
         may be before `upto`, and may not move. Discarded facts replace nothing and are deleted.

@@ -101,8 +101,8 @@ class StateFile:
             op="open",
             why=f"{database} holds {found.describe()}, but {self.path} says that the log had reached"
             f" {recorded.describe()}{less}",
-            hint=f"restore what is missing, {database} or {database}-wal; if this database was put here on"
-            f" purpose, as a copy that was restored, remove {self.path}",
+            hint=f"restore the missing file, {database} or {database}-wal; if you restored an older copy on"
+            f" purpose, remove {self.path}",
             tried=False,
         )
 
@@ -117,7 +117,7 @@ class StateFile:
     def _invalid(self, why: str) -> StorageError:
         return StorageError(
             op="open",
-            why=f"{self.path} is no valid state file: {why}",
+            why=f"{self.path} is not a valid state file: {why}",
             hint="delete it if nothing else is wrong with the log",
             tried=False,
         )

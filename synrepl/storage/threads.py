@@ -85,7 +85,7 @@ class DelayedThread:
         self._is_stopped = False
 
     def run(self, work: Callable[[], T]) -> "Deferred[T]":
-        """Run `work` one delay after all earlier work."""
+        """Run `work` after all earlier work and a further delay."""
         if self._is_stopped:
             return fail(_stopped())
         done: Deferred[T] = Deferred()

@@ -86,20 +86,22 @@ class VClock:
     def from_json(cls, value: Any) -> "VClock":
         """Parse the result of `to_json`. Raises ValueError with a readable message."""
         if not isinstance(value, dict):
-            raise ValueError(f"positions are an object of streams, not {type(value).__name__}")
+            raise ValueError(f"positions must be an object of streams, not {type(value).__name__}")
         for stream, writers in value.items():
             if not isinstance(stream, str) or not stream:
                 raise ValueError(f"{stream!r} is not the name of a stream")
             if not isinstance(writers, dict):
                 raise ValueError(
-                    f"positions of {stream} are an object of writers, not {type(writers).__name__}"
+                    f"positions of {stream} must be an object of writers, not {type(writers).__name__}"
                 )
             for writer, token in writers.items():
                 if not isinstance(writer, str) or not writer:
                     raise ValueError(f"{writer!r} is not the name of a writer of {stream}")
                 # bool is a subclass of int, but true is not a token.
                 if not isinstance(token, int) or isinstance(token, bool):
-                    raise ValueError(f"the position of {writer} in {stream} is a whole number, not {token!r}")
+                    raise ValueError(
+                        f"the position of {writer} in {stream} must be a whole number, not {token!r}"
+                    )
                 if not -(2**63) <= token < 2**63:
                     raise ValueError(f"the position of {writer} in {stream} does not fit 64 bits")
         return cls(value)

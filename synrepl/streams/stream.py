@@ -143,7 +143,7 @@ def _row(declared: type[T], tag: str, since: str, flat_until: str) -> type[T]:
 def _field(declared: type[Any], name: str, annotation: Any) -> ShapeField:
     of = f"field {name} of row {declared.__name__}"
     if hasattr(declared, name):
-        raise ConfigError(f"{of} has a default; a row on the wire always has all its fields")
+        raise ConfigError(f"{of} must not have a default: a row on the wire always has all its fields")
     kind, marks = annotation, []
     if typing.get_origin(annotation) is Annotated:
         kind, *marks = typing.get_args(annotation)

@@ -400,7 +400,7 @@ def test_mistakes_raise_at_the_declaration() -> None:
         mine.alias("a")(nothing)
     with pytest.raises(ConfigError, match="vintage NEWEST is sealed"):
         NEWEST.alias("a")(nothing)
-    with pytest.raises(ConfigError, match="rows of caches imply nothing"):
+    with pytest.raises(ConfigError, match="rows of the stream caches cannot imply"):
         mine.implied("caches")(nothing)
 
     def numbers(key: str) -> Iterator[Drop]:

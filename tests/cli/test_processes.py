@@ -120,9 +120,9 @@ def test_two_tails_do_not_share_a_state(tmp_path: Path) -> None:
         with tail(tmp_path, daemon, "--state", "s") as second:
             assert second.wait() == 1
 
-    assert ["Error: open failed: process", "has s.lock"] == [
+    assert ["Error: open failed: process", "uses s.lock"] == [
         second.lines[0][:27],
-        second.lines[0].split(" (")[0][-10:],
+        second.lines[0].split(" (")[0][-11:],
     ]
 
 

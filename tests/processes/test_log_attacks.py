@@ -84,13 +84,13 @@ def test_a_symbolic_link_is_no_second_log(tmp_path: Path) -> None:
 
         told = cannot_open(tmp_path / "other", "link.db")
         assert (
-            f"process {daemon.pid} has {tmp_path}/synrepl.db.lock (stop it, or choose another database)"
+            f"process {daemon.pid} uses {tmp_path}/synrepl.db.lock (stop it, or choose another database)"
             in told
         )
         # Somebody who removes the lock file does not get any further.
         (tmp_path / "synrepl.db.lock").unlink()
         told = cannot_open(tmp_path / "other", "link.db")
-        assert f"another process has {tmp_path}/synrepl.db open, perhaps by another path" in told
+        assert f"another process has opened {tmp_path}/synrepl.db, perhaps by another path" in told
 
         assert post(daemon, 3)["first_serial"] == 3
         assert reasons(daemon) == []
@@ -173,7 +173,7 @@ def test_a_write_ahead_log_that_is_removed_after_a_kill_is_missed(tmp_path: Path
     told = cannot_open(tmp_path)
 
     assert "but synrepl.db.state says that the log had reached" in told
-    assert "restore what is missing, synrepl.db or synrepl.db-wal" in told
+    assert "restore the missing file, synrepl.db or synrepl.db-wal" in told
     kept.rename(tmp_path / "synrepl.db-wal")
     with Daemon(tmp_path) as daemon:
         whole(daemon, 300)
@@ -249,7 +249,7 @@ def test_an_older_copy_in_the_place_of_the_log_is_refused_until_it_is_meant(tmp_
 
     assert "synrepl.db holds serial 2 in epoch 1 after 1 starts" in told
     assert "synrepl.db.state says that the log had reached serial 10 in epoch 1 after 1 starts" in told
-    assert "a copy that was restored, remove synrepl.db.state" in told
+    assert "an older copy on purpose, remove synrepl.db.state" in told
     (tmp_path / "synrepl.db.state").unlink()
     with Daemon(tmp_path) as daemon:
         whole(daemon, 2)

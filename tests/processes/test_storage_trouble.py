@@ -74,7 +74,7 @@ def test_a_daemon_that_is_there_does_not_suffer_from_a_second_one(tmp_path: Path
 
         told = cannot_start(tmp_path, *TWISTD)
 
-        assert f"process {daemon.pid} has synrepl.db.lock" in told
+        assert f"process {daemon.pid} uses synrepl.db.lock" in told
         assert asker.post("to_device", [made_rows("to_device", 2)])["first_serial"] == 2
         assert verify(changelog(daemon.url), EMPTY) is None
 

@@ -45,7 +45,7 @@ def test_garbage_is_no_fresh_start(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.write_bytes(data)
 
-    with pytest.raises(StorageError, match=r"not what was saved there.*remove it to start anew"):
+    with pytest.raises(StorageError, match=r"not a file of positions.*remove it to start again"):
         FilePositions(path).load()
 
 
@@ -108,7 +108,7 @@ def test_two_followers_do_not_share_a_file(tmp_path: Path) -> None:
     first, second = FilePositions(tmp_path / "state"), FilePositions(tmp_path / "state")
     first.open()
 
-    with pytest.raises(StorageError, match=f"process {os.getpid()} has"):
+    with pytest.raises(StorageError, match=f"process {os.getpid()} uses"):
         second.open()
 
     first.close()

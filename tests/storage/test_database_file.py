@@ -93,7 +93,7 @@ class LockTests(FileCase):
 
         with self.elsewhere(link) as told:
             self.assertEqual(1, len(told))
-            self.assertIn(f"process {os.getpid()} has {self.path}.lock", told[0])
+            self.assertIn(f"process {os.getpid()} uses {self.path}.lock", told[0])
         engine.close()
 
         self.assertEqual(10, self.opened(link).head().serial)
@@ -106,7 +106,7 @@ class LockTests(FileCase):
         self.beside(".lock").unlink()
 
         with self.elsewhere(self.path) as told:
-            self.assertIn(f"another process has {self.path} open, perhaps by another path", told[0])
+            self.assertIn(f"another process has opened {self.path}, perhaps by another path", told[0])
 
     def test_a_file_with_two_names_is_refused(self) -> None:
         """Each name would have a -wal of its own, so that each process sees a part of the facts."""
@@ -189,7 +189,7 @@ class LockTests(FileCase):
         with self.assertRaises(StorageError) as caught, second.reading("test"):
             pass
 
-        self.assertIn(f"this process ({os.getpid()}) has {path} open", str(caught.exception))
+        self.assertIn(f"this process ({os.getpid()}) has opened {path}", str(caught.exception))
 
     def test_somebody_who_writes_to_the_log_ends_our_writing_for_good(self) -> None:
         """Going on would tell two histories; which of them is right, only a person can say."""
@@ -360,7 +360,7 @@ class StateTests(FileCase):
         told = str(self.refused())
 
         self.assertIn(f"{self.path} holds nothing, but {self.path}.state says that the log had reached", told)
-        self.assertIn(f"restore what is missing, {self.path} or {self.path}-wal", told)
+        self.assertIn(f"restore the missing file, {self.path} or {self.path}-wal", told)
         self.assertIn(f"remove {self.path}.state", told)
         self.beside(".away").rename(self.beside("-wal"))
         self.assertEqual(10, self.opened().head().serial)
@@ -451,7 +451,7 @@ class StateTests(FileCase):
         self.filled().close()
         for text in ("", "[]", '{"version": 2, "log": {}}', "\xff"):
             self.beside(".state").write_text(text, encoding="latin-1")
-            self.assertIn(f"{self.path}.state is no valid state file", str(self.refused()))
+            self.assertIn(f"{self.path}.state is not a valid state file", str(self.refused()))
 
     def test_a_disk_that_is_full_does_not_fail_reads(self) -> None:
         """It is written again later."""

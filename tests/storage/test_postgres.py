@@ -91,7 +91,7 @@ class StartTests(PostgresCase):
         error = self.error(self.again().open)
 
         self.assertIn(
-            f"process {os.getpid()} on {os.uname().nodename} has the log in postgresql://", str(error)
+            f"process {os.getpid()} on {os.uname().nodename} uses the log in postgresql://", str(error)
         )
         self.assertIn("stop it, or choose another database", error.hint)
         self.assertFalse(error.retryable)
@@ -121,7 +121,7 @@ class StartTests(PostgresCase):
             try:
                 return f"boot {engine.open().boots}"
             except StorageError as error:
-                return "refused" if "has the log" in str(error) else str(error)
+                return "refused" if "uses the log" in str(error) else str(error)
 
         with ThreadPoolExecutor(6) as threads:
             told = sorted(threads.map(start, engines))
@@ -325,7 +325,7 @@ class LostConnectionTests(PostgresCase):
 
         engine.commit(facts[1:], [])
         self.assertEqual((facts, 2), engine.read(after=0, upto=9, limit=9))
-        self.assertIn("has the log", str(self.error(self.again().open)))
+        self.assertIn("uses the log", str(self.error(self.again().open)))
 
     def test_one_that_ends_in_a_commit_keeps_nothing_and_is_got_over(self) -> None:
         """The append fails, and says what is so: nothing was kept."""
@@ -515,7 +515,7 @@ class LostConnectionTests(PostgresCase):
         facts = facts_after(None, ("events", "w1", 0, 1))
 
         error = self.error(lambda: engine.commit(facts, []))
-        self.assertIn("the lost connection has the log", str(error))
+        self.assertIn("the lost connection uses the log", str(error))
         self.assertEqual((True, False), (error.retryable, error.tried))
         believed.close()
 

@@ -586,7 +586,7 @@ def test_bad_declarations_are_rejected_at_once() -> None:
         @row
         class Empty: ...
 
-    with pytest.raises(ConfigError, match="has a default"):
+    with pytest.raises(ConfigError, match="must not have a default"):
 
         @row
         class Lazy:

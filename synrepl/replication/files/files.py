@@ -171,7 +171,7 @@ class Files:
             self.release(file)
 
     async def open(self, sha256: str) -> IStoredFile | None:
-        """Return the file, verified a short while ago at most; None if it is missing.
+        """Return the file, which was verified recently; None if it is missing.
 
         The caller closes it with `release`.
         """
@@ -264,7 +264,7 @@ class Files:
         }
 
     def problems(self) -> list[tuple[str, float]]:
-        """Problems, each with its start (Unix time in seconds). A file that is merely on its way is none."""
+        """Problems, each with its start (Unix seconds). A file that is being fetched is not a problem."""
         found = [(f"files: {text}", since) for text, since in self._context.troubles.values()]
         summary, rule = self._summary, self._context.rule
         late_ms = self._context.now_ms() - PATIENCE_MS

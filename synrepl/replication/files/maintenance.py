@@ -99,7 +99,7 @@ class FileMaintenance:
 
     async def _count(self) -> None:
         context = self._context
-        await context.run(context.store.count_anew)
+        await context.run(context.store.restart_count)
         while (stored := await context.run(context.store.count)) is not None:
             if stored:
                 await context.run(partial(context.queue.mark_stored, stored, context.now_ms()))

@@ -76,7 +76,7 @@ class SnapshotMeta(msgspec.Struct, frozen=True):
 
 
 class Ephemeral(msgspec.Struct, frozen=True):
-    """Ephemeral facts; with `is_all` every held one, then the positions of their writers."""
+    """Ephemeral facts. With `is_all` they are all facts held, then the positions of their writers."""
 
     facts: Sequence[Fact]
     is_all: bool = False

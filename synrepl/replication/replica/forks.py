@@ -16,8 +16,8 @@ PAGE_ROWS: Final = 1_000
 async def last_common(log: ILog, conversation: IConversation) -> int:
     """Return the last serial at which this log and the upstream's are equal; 0 if there is none.
 
-    Where trimmed facts hide it, the lowest serial known to differ counts as the first: too many facts count
-    as different rather than too few.
+    Facts that cannot be compared, since they were trimmed, count as different: the result may be too low, but
+    never too high.
     """
     # All facts up to `low` are equal or unknown; the fact at `high` differs.
     low, high = 0, min(log.serial, conversation.welcome.position.serial) + 1

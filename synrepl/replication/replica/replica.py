@@ -170,7 +170,7 @@ class Replica:
     def resync(self) -> bool:
         """Write the facts that only this copy has to a file, and join again, on an operator's request.
 
-        False if the replica is not stopped; it then does so if the upstream refuses it before serving it.
+        Returns False if the replica is not stopped. If its next connection is refused, it resyncs by itself.
         """
         if self.state != "stopped":
             self._is_resync_requested = self.state not in ("catching up", "live")

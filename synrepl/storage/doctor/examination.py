@@ -85,7 +85,7 @@ class Doctor:
         return msgspec.structs.replace(diagnosis, complaints=_ordered([*complaints, *failed]))
 
     def _repair(self, stream: IdStream, cursor: Any) -> list[tuple[str, str]]:
-        """Repair this stream's ids. Gives the stream and kind of each repair."""
+        """Repair this stream's ids. Returns the stream and kind of each repair."""
         ids = IdDatabase(stream, self._database.flavor)
         ids.lock_start(cursor)
         examined = _examine_ids(cursor, ids)

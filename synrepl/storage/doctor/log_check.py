@@ -29,7 +29,7 @@ Ask = Callable[..., Any]
 def check_log(
     cursor: Any, flavor: Flavor, *, whole: bool, progress: Callable[[int, int], None]
 ) -> tuple[int, list[Complaint]]:
-    """Check a log. Gives the number of facts checked, and complaints.
+    """Check a log. Returns the number of facts checked, and complaints.
 
     `progress` is called with the number of newly checked facts and the total.
     """
@@ -80,7 +80,7 @@ def check_log(
 
 
 def repair_positions(cursor: Any, flavor: Flavor) -> list[tuple[str, str]]:
-    """Raise every position that is behind its facts. Gives a (stream, kind of complaint) for each.
+    """Raise every position that is behind its facts. Returns a (stream, kind of complaint) for each.
 
     Discarded facts do not count. A running daemon does no harm: the positions that it stores are higher.
     """

@@ -79,7 +79,7 @@ class FileCheck:
         self.size = self._stat.st_size
 
     def step(self, count: int) -> StoredFile | None:
-        """Verify up to `count` more bytes. Gives the open file once all are right."""
+        """Verify up to `count` more bytes. Returns the open file once all are right."""
         if self._descriptor is None:
             raise StorageError(op="check a file", why="it is closed")
         if not self._is_known:
@@ -141,7 +141,7 @@ class Scrub:
         self._checking: FileCheck | None = None
 
     def step(self, count: int) -> tuple[list[str], bool]:
-        """Verify about `count` more bytes. Gives the damaged files, and whether the round is complete."""
+        """Verify about `count` more bytes. Returns the damaged files, and whether the round is complete."""
         bad: list[str] = []
         while count > 0:
             if not self._ahead:

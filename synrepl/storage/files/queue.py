@@ -32,7 +32,7 @@ class FileQueue:
         self._in_flight: set[str] = set()
 
     def open(self) -> LogProgress:
-        """Open the queue. Gives the position up to which the log was read."""
+        """Open the queue. Returns the position up to which the log was read."""
         return LogProgress.read(self.recall("seen"))
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class FileQueue:
         self._in_flight.discard(sha256)
 
     def demand(self, sha256: str, now_ms: int) -> bool:
-        """Fetch the file soon, if it is missing and has a name. Gives whether it is."""
+        """Fetch the file soon, if it is missing and has a name. Returns whether it is."""
         if not self._exists():
             return False
         with self._tables.writing("demand a file") as database:
@@ -180,7 +180,7 @@ class FileQueue:
         return True
 
     def mark_lost(self, sha256: str, now_ms: int, *, fetches: bool) -> str | None:
-        """Record that a stored file is gone. Gives one of its names; None if it has none."""
+        """Record that a stored file is gone. Returns one of its names; None if it has none."""
         if not self._exists():
             return None
         with self._tables.writing("note a loss") as database:

@@ -39,7 +39,7 @@ class Spool:
         return self._length
 
     def rehash(self, count: int) -> bool:
-        """Hash up to `count` of the bytes left by an earlier process. Gives whether all are hashed."""
+        """Hash up to `count` of the bytes left by an earlier process. Returns whether all are hashed."""
         self._check()
         with map_errors("receive"):
             while self._unread > 0 and count > 0:
@@ -64,7 +64,7 @@ class Spool:
                 rest = rest[written:]
 
     def commit(self, sha256: str, size: int | None = None) -> bool:
-        """Store the file if its checksum and size are right. Gives whether it is new."""
+        """Store the file if its checksum and size are right. Returns whether it is new."""
         self._check()
         found = self._hash.hexdigest()
         if self._unread or found != sha256:

@@ -68,7 +68,7 @@ class FileStore:
         return sum(size for _, size in list(self._counted.values()))
 
     def sweep(self, keep: Callable[[str], bool]) -> int:
-        """Delete unfinished uploads, and partial downloads that are not to be kept. Gives how many."""
+        """Delete unfinished uploads, and partial downloads that are not to be kept. Returns how many."""
         removed = 0
         with map_errors("sweep"):
             for path in _list(self._incoming):
@@ -97,7 +97,7 @@ class FileStore:
         self._counted[prefix] = len(sizes), sum(sizes.values())
         return list(sizes)
 
-    def count_anew(self) -> None:
+    def restart_count(self) -> None:
         """Restart the count."""
         self._counted.clear()
 
@@ -232,7 +232,7 @@ class FileStore:
 def _check(sha256: str) -> None:
     # Checked, since it becomes part of a path.
     if not _checksum.fullmatch(sha256):
-        raise ValueError(f"{sha256!r} is no checksum")
+        raise ValueError(f"{sha256!r} is not a checksum")
 
 
 def _identity(stat: os.stat_result) -> _Identity:

@@ -70,7 +70,7 @@ class IdDatabase:
     # -- the sequence --------------------------------------------------------------------------------------
 
     def allocate(self, cursor: ICursor, count: int, above: int) -> tuple[list[int], int]:
-        """Reserve the next `count` ids beyond `above`, in order. Gives them and the transaction's id.
+        """Reserve the next `count` ids beyond `above`, in order. Returns them and the transaction's id.
 
         On SQLite a rollback undoes the allocation: see `has_ended`. A PostgreSQL sequence does not reuse ids
         after a rollback; after a crash it may reuse those of uncommitted transactions.

@@ -21,7 +21,7 @@ class INames(Protocol):
     """Writers' names in one database. Used in one thread, inside a transaction of the session."""
 
     def acquire(self, cursor: ICursor, name: str) -> str:
-        """Acquire the name for the life of this session. Gives its holder if it is taken, or ""."""
+        """Acquire the name for the life of this session. Returns its holder if it is taken, or ""."""
 
     def is_free(self, cursor: ICursor, name: str) -> bool:
         """Whether no process holds the name; then none can acquire it before this transaction ends."""

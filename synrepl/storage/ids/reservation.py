@@ -12,7 +12,7 @@ __all__ = ["NotAWriter", "Reservation", "Unfinished"]
 
 
 class NotAWriter(StorageError):
-    """This instance is none of the stream's writers, so it gets no ids."""
+    """This instance is not a writer of the stream, so it gets no ids."""
 
     def __init__(self, *, stream: str, instance: str, writers: Sequence[str]) -> None:
         super().__init__(

@@ -58,7 +58,7 @@ class Tracker:
     # -- events --------------------------------------------------------------------------------------------
 
     def begin_reservation(self) -> int:
-        """Start a reservation. Gives its floor, to be passed to `end_reservation` or `cancel_reservation`.
+        """Start a reservation. Returns its floor, to be passed to `end_reservation` or `cancel_reservation`.
 
         Until then the own position stays below the new ids.
         """

@@ -113,8 +113,8 @@ class WriterSession:
         if not await self._wait_until(self._has_predecessor_ended, until):
             raise StorageError(
                 op="start",
-                why=f"transactions from the time of the last {self.instance} are still running, any of which"
-                " may be its own",
+                why=f"transactions that began before the previous {self.instance} ended are still running,"
+                " and may be its own",
                 hint="wait, or end the oldest ones in pg_stat_activity",
                 retryable=True,
             )
@@ -226,8 +226,9 @@ class WriterSession:
         return not self.refusal
 
     def _acquire_names(self, cursor: ICursor) -> str:
-        """Acquire the writer's name and those of the streams without writers. Gives the holder of a name that
-        is taken, or "".
+        """Acquire the writer's name and those of the streams without writers.
+
+        Returns the holder of a name that is taken, or "".
         """
         self._refused_stream = ""
         refusal = self._names.acquire(cursor, self.instance)

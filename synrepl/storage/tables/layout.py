@@ -62,7 +62,7 @@ def table_streams(config: Any, *, default_writer: str) -> list[TableStream]:
     `catch_up`.
     """
     if not isinstance(config, list):
-        raise ConfigError(f"is a list of streams and their tables, not {config!r}")
+        raise ConfigError(f"must be a list of streams and their tables, not {config!r}")
     found = [_stream(one, default_writer) for one in config]
     names = [one.stream for one in found]
     for name in names:
@@ -82,10 +82,10 @@ def _stream(config: Any, default_writer: str) -> TableStream:
     tables = tuple(_table(name, one) for one in several)
     writers = config.get("writers", [])
     if not isinstance(writers, list) or not all(isinstance(writer, str) for writer in writers):
-        raise ConfigError(f"of {name}: `writers` is a list of instance names, not {writers!r}")
+        raise ConfigError(f"of {name}: `writers` must be a list of instance names, not {writers!r}")
     start = config.get("start", "latest")
     if start not in ("latest", "earliest"):
-        raise ConfigError(f"of {name}: `start` is latest or earliest, not {start!r}")
+        raise ConfigError(f"of {name}: `start` must be latest or earliest, not {start!r}")
     negative, catch_up = (_flag(name, config, key) for key in ("negative", "catch_up"))
     try:
         ids = IdStream(
@@ -110,7 +110,7 @@ def _stream(config: Any, default_writer: str) -> TableStream:
 def _flag(stream: str, config: Mapping[str, Any], key: str) -> bool:
     value = config.get(key, False)
     if not isinstance(value, bool):
-        raise ConfigError(f"of {stream}: `{key}` is true or false, not {value!r}")
+        raise ConfigError(f"of {stream}: `{key}` must be true or false, not {value!r}")
     return value
 
 
@@ -125,7 +125,7 @@ def _table(stream: str, config: Any) -> SourceTable:
             writer_column=config.get("writer_column", "instance_name"),
         )
         if not isinstance(config["row"], list) or not config["row"]:
-            raise ConfigError(f"`row` is a list of columns, not {config['row']!r}")
+            raise ConfigError(f"`row` must be a list of columns, not {config['row']!r}")
         for column in columns_of(config["row"]):
             identifier(column)
     except ConfigError as error:
@@ -157,4 +157,6 @@ def columns_of(template: Template) -> Iterator[str]:
 def _check_keys(stream: str, config: Mapping[str, Any], known: set[str]) -> None:
     for key in config:
         if key not in known:
-            raise ConfigError(f"of {stream} has no setting {key}; there are {', '.join(sorted(known))}")
+            raise ConfigError(
+                f"of {stream} has no setting {key}; the settings are {', '.join(sorted(known))}"
+            )

@@ -58,7 +58,7 @@ class _Followed:
 class TableSource:
     """Follows the tables of `streams` in one database, in `thread`, with a connection from `connect`.
 
-    It polls when it is woken (`wake`) and every `poll_seconds`, and retries for ever if the database is
+    It polls when it is woken (`wake`) and every `poll_seconds`, and retries forever if the database is
     unreachable. `on_writer_status` is called with the writers' status. `on_lost` is called with the name of a
     stream whose source lost facts, after the log has begun a new epoch.
     """

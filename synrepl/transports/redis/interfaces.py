@@ -23,7 +23,7 @@ class IRedisMember(Protocol):
         """All subscriptions are confirmed: from now on no published message is missed."""
 
     def subscriber_down(self, why: str) -> None:
-        """The subscriber's connection was lost: messages are missed until `hearing`."""
+        """The subscriber's connection was lost: messages are missed until `subscriber_up`."""
 
     def publisher_up(self) -> None:
         """The publisher's connection is established."""
