@@ -131,7 +131,7 @@ def test_a_homeservers_database_is_not_mended(tmp_path: Path) -> None:
         (["--database", "postgresql://nobody@127.0.0.1:1/x"], 1, "Connection refused"),
         (["--database", "mysql://me:secret@host/x"], 2, "a database is sqlite:PATH or postgresql://"),
         (["--database", "sqlite:"], 2, "a database is sqlite:PATH"),
-        (["--database", "postgresql://[/x"], 2, "no PostgreSQL URL"),
+        (["--database", "postgresql://[/x"], 2, "is not a PostgreSQL URL"),
         ([], 2, "Missing option '--database'"),
         (["--database", "sqlite:x", "--config", "/no/such.yaml"], 2, "/no/such.yaml"),
     ],

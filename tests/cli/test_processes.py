@@ -133,7 +133,7 @@ def test_a_torn_state_is_an_error(tmp_path: Path) -> None:
     answer = run(tmp_path, "tail", "localhost:1", "--state", "s")
 
     assert answer.returncode == 1
-    assert "not what was saved there" in answer.stderr
+    assert "not a file of positions" in answer.stderr
     assert len(answer.stderr.splitlines()) == 1
 
 
