@@ -314,7 +314,10 @@ def _sentence(text: str) -> str:
 
 def _commands(group: click.Group) -> Iterator[tuple[str, click.Command]]:
     """Every command, and those of groups by both names."""
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         if isinstance(command, click.Group):
             yield from ((f"{name} {inner}", one) for inner, one in _commands(command))
         else:

@@ -22,7 +22,7 @@ Each has its details as attributes, and a text derived from them. A worker that 
 gap in receipts of master: have 54, want 57: no HTTP address True
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 __all__ = [
     "ConfigError",
@@ -188,3 +188,11 @@ class NeverAllocated(ReplicationError):
 
 class ConfigError(ReplicationError):
     """A setting or an argument is invalid; the text says which one, and what is valid."""
+
+
+def suggest(given: str, known: Sequence[str]) -> str:
+    """Return ``; did you mean ...?`` if a known name is near, otherwise an empty text."""
+    import difflib  # Imported late: large and rarely needed.
+
+    near = difflib.get_close_matches(given, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""

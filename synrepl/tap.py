@@ -15,8 +15,8 @@ from twisted.python import usage
 from twisted.python.logfile import BaseLogFile
 from zope.interface import implementer
 
-from synrepl.config import Settings, settings, suggest
-from synrepl.errors import ConfigError
+from synrepl.config import Settings, settings
+from synrepl.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
     from synrepl.daemon.service import Daemon

@@ -8,8 +8,8 @@ from typing import Any, Final, TypeVar
 import click
 
 from synrepl import http_client
-from synrepl.config import suggest
-from synrepl.errors import ConfigError
+from synrepl.cli.lazy_group import EXIT_CODES
+from synrepl.errors import ConfigError, suggest
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.text import printable, printable_values
 
@@ -23,8 +23,6 @@ __all__ = [
     "secret_option",
     "url_option",
 ]
-
-EXIT_CODES: Final = "Exit codes: 0 success, 1 failure (explained in one line), 2 wrong usage."
 
 MAX_LINE: Final = 2_000
 """Maximum length of an error in characters. An error may quote a daemon."""

@@ -7,6 +7,5 @@ value.
 
 from synrepl.config.settings import Setting, Settings, render_table, settings
 from synrepl.config.validation import is_loopback
-from synrepl.config.values import suggest
 
-__all__ = ["Setting", "Settings", "is_loopback", "render_table", "settings", "suggest"]
+__all__ = ["Setting", "Settings", "is_loopback", "render_table", "settings"]

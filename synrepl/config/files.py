@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from synrepl import http_client
-from synrepl.config.values import suggest
-from synrepl.errors import ConfigError
+from synrepl.errors import ConfigError, suggest
 from synrepl.ports.access import ALL_RIGHTS, Key, Right
 
 __all__ = ["read_file", "read_keys", "read_secret"]

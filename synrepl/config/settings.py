@@ -11,8 +11,7 @@ import msgspec
 from synrepl.config import values
 from synrepl.config.files import read_file, read_keys, read_secret
 from synrepl.config.validation import validate
-from synrepl.config.values import suggest
-from synrepl.errors import ConfigError
+from synrepl.errors import ConfigError, suggest
 from synrepl.ports.access import Key, Keyring
 from synrepl.transports.credentials import Credentials
 from synrepl.wire.dialect import Dialect

@@ -4,13 +4,13 @@ An invalid value raises a `ConfigError` whose text follows the name of the setti
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from synrepl.errors import ConfigError
+from synrepl.errors import ConfigError, suggest
 from synrepl.transports.endpoints import check_client, check_server
 from synrepl.wire.dialect import Dialect
 
@@ -38,7 +38,6 @@ __all__ = [
     "redis",
     "redis_writes",
     "size",
-    "suggest",
     "switch",
     "tables",
     "text",
@@ -304,11 +303,3 @@ def redis_writes(value: Any) -> "tuple[StreamWrite, ...]":
 def maybe_database(value: Any) -> str | None:
     """Parse an optional database."""
     return None if value is None else database(value)
-
-
-def suggest(given: str, known: Sequence[str]) -> str:
-    """Return ``; did you mean ...?`` if a known name is near, otherwise an empty text."""
-    import difflib  # Imported late: large and rarely needed.
-
-    near = difflib.get_close_matches(given, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""

@@ -1,13 +1,18 @@
 """The command line where no daemon is needed: usage, exit codes, one line for each mistake."""
 
+import subprocess
+import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from synrepl.cli import main
+from synrepl.cli.jobs import pipeline
+from synrepl.cli.lazy_group import LazyGroup
 
-COMMANDS = sorted(main.commands)
+COMMANDS = sorted(main.places)
 NOBODY = "http://127.0.0.1:1"
 
 
@@ -78,3 +83,22 @@ def test_a_bad_row_is_told_by_its_line_before_anything_is_sent() -> None:
     assert result.exit_code == 1
     assert "line 3: not a JSON array" in result.stderr
     assert "nothing was stored" in result.stderr
+
+
+def test_help_imports_no_command() -> None:
+    """It must be there at once, and a command must not wait for the others' imports."""
+    run = "main(['-h'], standalone_mode=False)"
+    code = f"import sys; from synrepl.cli import main; {run}; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert "synrepl.cli.tail" not in modules.split()
+    assert "twisted.internet.defer" not in modules.split()
+
+
+@pytest.mark.parametrize("group", [main, pipeline], ids=["synrepl", "pipeline"])
+def test_each_command_is_where_the_table_says(group: LazyGroup) -> None:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        assert name == command.name
