@@ -9,20 +9,19 @@ from twisted.logger import Logger
 
 from synrepl.config import Settings
 from synrepl.errors import StorageError
+from synrepl.files import FileQueue, Files, FileStore
 from synrepl.ports.access import Keyring
 from synrepl.ports.history import LogPosition
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder
-from synrepl.replication.files import Files
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay import LeaseTerms, ReplicaRegistry
 from synrepl.replication.retention import Retention, keys_of
 from synrepl.replication.roles import PRIMARY, REPLICA, Claim, HandOver, PeerStatus, ReadOnlyHere, RoleManager
 from synrepl.storage import DivergedFacts, Log, ReactorThread
-from synrepl.storage.files import FileQueue, FileStore
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.endpoints import client_endpoint

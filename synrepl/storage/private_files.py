@@ -10,9 +10,9 @@ from typing import BinaryIO, Final
 from twisted.logger import Logger
 
 from synrepl.errors import StorageError
-from synrepl.ports.files import DiskFull
 
 __all__ = [
+    "DiskFull",
     "create_private",
     "make_directory",
     "make_private",
@@ -22,6 +22,10 @@ __all__ = [
 ]
 
 _log = Logger(namespace="synrepl.storage")
+
+
+class DiskFull(StorageError):
+    """The disk is full; nothing of these bytes was stored."""
 
 
 def create_private(path: Path) -> BinaryIO:

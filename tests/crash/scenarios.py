@@ -19,12 +19,12 @@ from twisted.internet.task import Clock
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from synrepl.ports.files import LogProgress, NamedFile
+from synrepl.files import FileQueue, FileStore
+from synrepl.files.records import LogProgress, NamedFile
 from synrepl.ports.history import Lease
 from synrepl.replication.retention import keys_of
 from synrepl.storage import ImmediateThread, Log, SQLiteEngine
 from synrepl.storage.engine import SQLEngine
-from synrepl.storage.files import FileQueue, FileStore
 from synrepl.storage.ids import MultiWriterIdGenerator, transact
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.position_files import FilePositions

@@ -10,12 +10,11 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import NotConnected
-from synrepl.ports.files import IFetchFile
-from synrepl.replication.files import Files
+from synrepl.files import FileQueue, Files, FileStore
+from synrepl.files.fetcher import IFetchFile
 from synrepl.storage import ImmediateThread
-from synrepl.storage.files import FileQueue, FileStore
+from tests.files.builders import checksum
 from tests.http.builders import SiteCase
-from tests.storage.files.builders import checksum
 
 DATA = b"0123456789" * 100
 SHA = checksum(DATA)

@@ -12,13 +12,13 @@ from twisted.internet.error import ConnectionLost
 from twisted.python.failure import Failure
 
 from synrepl.errors import NotConnected
-from synrepl.ports.files import ISpool
+from synrepl.files.file_check import StoredFile
+from synrepl.files.spool import Spool
 from synrepl.replication.holdings import Holdings
-from synrepl.storage.files.file_check import StoredFile
 from synrepl.transports.http import uploads
 from synrepl.transports.http.client_errors import ApiResponseError
+from tests.files.builders import checksum
 from tests.http.files_builders import DATA, PLACE, SHA, FilesSiteCase, Upstream
-from tests.storage.files.builders import checksum
 
 
 class PutTests(FilesSiteCase):
@@ -91,7 +91,7 @@ class PutTests(FilesSiteCase):
         keep = self.files.keep
         free: Deferred[None] = Deferred()
 
-        async def slow(spool: ISpool, sha256: str) -> bool:
+        async def slow(spool: Spool, sha256: str) -> bool:
             await free
             return await keep(spool, sha256)
 
@@ -187,7 +187,7 @@ class PutTests(FilesSiteCase):
         append = self.files.append
         free: Deferred[None] = Deferred()
 
-        async def slow(spool: ISpool, data: bytes) -> None:
+        async def slow(spool: Spool, data: bytes) -> None:
             await free
             await append(spool, data)
 

@@ -13,11 +13,11 @@ from twisted.web.http_headers import Headers
 from twisted.web.resource import Resource
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
-from synrepl.ports.files import IStoredFile
+from synrepl.files.file_check import StoredFile
 from synrepl.transports.http.client import ApiResponseError
 from synrepl.transports.http.files_client import MAX_BUFFERED_BYTES, HttpFiles
+from tests.files.builders import checksum
 from tests.http.files_builders import DATA, SHA, FilesSiteCase
-from tests.storage.files.builders import checksum
 
 URL = "http://ada:pass@hs.example:9093"
 
@@ -271,7 +271,7 @@ class ReplicaOfOursTests(FilesSiteCase):
         ranges: list[Any] = []
         real = self.files.read
 
-        async def read(file: IStoredFile, offset: int, count: int) -> bytes:
+        async def read(file: StoredFile, offset: int, count: int) -> bytes:
             ranges.append((offset, count))
             return await real(file, offset, count)
 

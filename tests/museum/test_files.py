@@ -3,10 +3,10 @@
 import json
 from typing import Any
 
+from tests.files.builders import checksum
+from tests.files.story import FilesCase
 from tests.http.builders import receipt
 from tests.http.test_write_forwarder import RelayCase
-from tests.replication.files_builders import FilesCase
-from tests.storage.files.builders import checksum
 
 
 class PoisonTests(FilesCase):

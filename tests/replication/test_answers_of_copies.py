@@ -11,10 +11,9 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synrepl.daemon.write_forwarder import LazyWriteForwarder
+from synrepl.files import FileQueue, Files, FileStore
 from synrepl.ports.access import LOCAL
-from synrepl.replication.files import Files
 from synrepl.storage import ImmediateThread
-from synrepl.storage.files import FileQueue, FileStore
 from synrepl.testing.raw_peer import raw_client
 from synrepl.testing.replicas import FakeNode
 from synrepl.transports.credentials import Credentials
@@ -22,9 +21,9 @@ from synrepl.transports.http.server import make_site
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect
 from synrepl.wire.filter import ALL, Filter
+from tests.files.builders import checksum
 from tests.http.builders import CATCH_UP, Answer, Talk
 from tests.replication.worlds import World
-from tests.storage.files.builders import checksum
 
 MANUAL = Path(__file__).resolve().parents[2] / "docs" / "howto" / "replicas.md"
 

@@ -13,10 +13,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from synrepl.errors import StorageError
+from synrepl.files.tables import Tables
 from synrepl.ports.history import EpochStart
 from synrepl.storage import SQLiteEngine, file_swap
 from synrepl.storage.append_errors import LogLost
-from synrepl.storage.files.tables import Tables
 from synrepl.storage.state_file import StateFile
 from tests.storage.builders import facts_after
 from tests.storage.engines import OverSQLite

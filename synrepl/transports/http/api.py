@@ -40,7 +40,7 @@ from synrepl.transports.http.row_routes import RowRoutes
 from synrepl.wire.dialect import Dialect
 
 if TYPE_CHECKING:
-    from synrepl.replication.files import Files
+    from synrepl.files import Files
     from synrepl.replication.relay import ReplicaRegistry
     from synrepl.replication.roles import RoleManager
     from synrepl.replication.status import StatusIngest, StatusReplication

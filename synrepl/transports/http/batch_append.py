@@ -22,7 +22,7 @@ from synrepl.transports.http.authorization import check_streams
 from synrepl.transports.http.query import is_checksum
 
 if TYPE_CHECKING:
-    from synrepl.replication.files import Files
+    from synrepl.files import Files
 
 __all__ = ["append_all"]
 

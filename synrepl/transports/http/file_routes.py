@@ -5,8 +5,8 @@ from typing import Any, Final
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError
-from synrepl.ports.files import IStoredFile
-from synrepl.replication.files import Files
+from synrepl.files import Files
+from synrepl.files.file_check import StoredFile
 from synrepl.streams import jsontext
 from synrepl.transports.http.api_error import UPSTREAM_UNREACHABLE, ApiError, unreachable_error
 from synrepl.transports.http.byte_ranges import Unsatisfiable, matches, read_range
@@ -82,7 +82,7 @@ class FileRoutes:
             raise ApiError(400, "bad_checksum", "a checksum has 64 hexadecimal digits, in lower case")
         return self._files
 
-    async def _open(self, files: Files, sha256: str, wait: float) -> IStoredFile:
+    async def _open(self, files: Files, sha256: str, wait: float) -> StoredFile:
         file = await files.open(sha256)
         if file is not None:
             return file
@@ -96,7 +96,7 @@ class FileRoutes:
             why = "it has not been uploaded"
         raise ApiError(503, "file_not_here", f"{sha256} is not stored yet: {why}", retry_after=RETRY_SECONDS)
 
-    async def _send(self, request: Any, files: Files, file: IStoredFile, sha256: str) -> bytes | None:
+    async def _send(self, request: Any, files: Files, file: StoredFile, sha256: str) -> bytes | None:
         request.setHeader(b"etag", _tag(sha256))
         request.setHeader(b"accept-ranges", b"bytes")
         if matches(header(request, "if-none-match"), sha256):
@@ -123,7 +123,7 @@ class FileRoutes:
             await self._write(request, files, file, start, count)
         return None
 
-    async def _write(self, request: Any, files: Files, file: IStoredFile, start: int, count: int) -> None:
+    async def _write(self, request: Any, files: Files, file: StoredFile, start: int, count: int) -> None:
         async with streaming(request, self._logger) as valve:
             while count > 0:
                 data = await files.read(file, start, min(BLOCK, count))

@@ -15,7 +15,7 @@ from synrepl.transports.http.authorization import AccessCheck
 
 if TYPE_CHECKING:
     # Imported for types only: a daemon without files should not load these modules.
-    from synrepl.replication.files import Files
+    from synrepl.files import Files
     from synrepl.transports.http.uploads import Upload
 
 __all__ = ["ApiRequest", "ApiSite"]

@@ -14,7 +14,7 @@ from synrepl.transports.http.request import ApiSite
 from synrepl.wire.dialect import Dialect
 
 if TYPE_CHECKING:
-    from synrepl.replication.files import Files
+    from synrepl.files import Files
     from synrepl.replication.relay import ReplicaRegistry
     from synrepl.replication.roles import RoleManager
     from synrepl.replication.status import StatusIngest, StatusReplication

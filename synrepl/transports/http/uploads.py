@@ -8,9 +8,11 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError
-from synrepl.ports.files import ChecksumMismatch, DiskFull, ISpool
+from synrepl.files import Files
+from synrepl.files.records import ChecksumMismatch
+from synrepl.files.spool import Spool
 from synrepl.ports.tasks import Tasks
-from synrepl.replication.files import Files
+from synrepl.storage.private_files import DiskFull
 from synrepl.transports.http.api_error import INTERNAL, ApiError, as_api_error
 
 __all__ = ["Upload", "upload_error", "is_upload"]
@@ -45,7 +47,7 @@ class Upload:
         self._is_paused = False
         self._is_closed = False
         self._is_writing = False
-        self._spool: ISpool | None = None
+        self._spool: Spool | None = None
         self._idle: Deferred[None] | None = None
         self.error: ReplicationError | None = None
 

@@ -1,19 +1,41 @@
 """Fetcher of missing files: a few at a time, none delayed by another."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from twisted.internet.defer import CancelledError, Deferred
 
 from synrepl.errors import ReplicationError
-from synrepl.ports.files import IFetchFile, ISpool, WantedFile
-from synrepl.replication.files.context import STEP, FilesContext, Wakeup
+from synrepl.files.context import STEP, FilesContext, Wakeup
+from synrepl.files.records import WantedFile
+from synrepl.files.spool import Spool
 
-__all__ = ["FileFetcher"]
+__all__ = ["FileFetcher", "IFetchFile"]
 
 UNRECORDED_SECONDS: Final = 10.0
 """The delay before a retry when the failure itself cannot be recorded."""
+
+
+class IFetchFile(Protocol):
+    """The source of a replica's files."""
+
+    async def fetch(self, sha256: str, offset: int, on_chunk: Callable[[bytes], Awaitable[None]]) -> None:
+        """Call `on_chunk` with the bytes from `offset` to the end, waiting for each call.
+
+        Raises a `ReplicationError` if the download fails or is cut short; the bytes given until then are
+        good. The caller verifies the checksum.
+        """
+
+    async def send(
+        self, sha256: str, size: int, read: Callable[[int, int], Awaitable[bytes]], hops: int
+    ) -> None:
+        """Upload a file: `read` gives a number of its `size` bytes from an offset on. `hops` counts the
+        daemons that it passes through.
+
+        Returns when the other side has stored it. Raises a `ReplicationError` if it has not, or if that is
+        unknown.
+        """
 
 
 class FileFetcher:
@@ -119,7 +141,7 @@ class FileFetcher:
     async def _receive(self, sha256: str) -> None:
         context = self._context
         assert self._source is not None
-        spool: ISpool = await context.acquire(partial(context.store.resume, sha256), _close)
+        spool: Spool = await context.acquire(partial(context.store.resume, sha256), _close)
         try:
             while not await context.run(partial(spool.rehash, STEP)):
                 pass
@@ -132,5 +154,5 @@ class FileFetcher:
             context.run_later(spool.close)
 
 
-def _close(spool: ISpool) -> None:
+def _close(spool: Spool) -> None:
     spool.close()

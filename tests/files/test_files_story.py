@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from twisted.internet.defer import ensureDeferred
 from twisted.logger import Logger
 
-from synrepl.replication.files import Files
+from synrepl.files import FileQueue, Files
 from synrepl.storage import DelayedThread
-from synrepl.storage.files import FileQueue
-from tests.replication.files_builders import FilesCase
-from tests.storage.files.builders import checksum
+from tests.files.builders import checksum
+from tests.files.story import FilesCase
 
 CONTENTS = {checksum(data): data for data in (b"", b"x", b"0123456789", b"abcdefghijklmnop" * 4)}
 NAMES = ["one", "two", "three", "four"]

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from synrepl.ports.files import IScrub
-from synrepl.replication.files.context import STEP, FilesContext, Wakeup
+from synrepl.files.context import STEP, FilesContext, Wakeup
+from synrepl.files.file_check import Scrub
 
 __all__ = ["FileMaintenance"]
 
@@ -42,7 +42,7 @@ class FileMaintenance:
         self._round_seconds = round_seconds
         self._wakeup = Wakeup(context.clock)
         self._is_counted = False
-        self._scrub: IScrub | None = None
+        self._scrub: Scrub | None = None
         self._slices = 0
         self._next_round = 0.0
         self._next_deletion = 0.0

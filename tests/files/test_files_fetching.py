@@ -3,9 +3,9 @@
 from twisted.internet.defer import Deferred, ensureDeferred
 
 from synrepl.errors import StorageError
-from synrepl.replication.files import Files
-from tests.replication.files_builders import FilesCase
-from tests.storage.files.builders import checksum
+from synrepl.files import Files
+from tests.files.builders import checksum
+from tests.files.story import FilesCase
 
 DATA = b"0123456789" * 3
 A, B, C = (checksum(name.encode()) for name in "abc")

@@ -7,8 +7,9 @@ from typing import Any
 from unittest import mock
 
 from synrepl.errors import StorageError
-from synrepl.ports.files import ChecksumMismatch, Damaged, DiskFull
-from tests.storage.files.builders import DiskCase, checksum
+from synrepl.files.records import ChecksumMismatch, Damaged
+from synrepl.storage.private_files import DiskFull
+from tests.files.builders import DiskCase, checksum
 
 DATA = b"some bytes" * 1_000
 OTHER = b"others"

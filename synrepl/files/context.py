@@ -7,7 +7,8 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError
-from synrepl.ports.files import IFileQueue, IFileStore
+from synrepl.files.queue import FileQueue
+from synrepl.files.store import FileStore
 from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.tasks import Tasks
 
@@ -60,7 +61,7 @@ class FilesContext:
     """
 
     def __init__(
-        self, store: IFileStore, queue: IFileQueue, thread: IThread, clock: IClock, rule: Rule, logger: Logger
+        self, store: FileStore, queue: FileQueue, thread: IThread, clock: IClock, rule: Rule, logger: Logger
     ) -> None:
         self.store = store
         self.queue = queue

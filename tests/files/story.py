@@ -8,13 +8,12 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.logger import LogEvent, Logger
 
 from synrepl.errors import NotConnected
-from synrepl.replication.files import Files
+from synrepl.files import FileQueue, Files
 from synrepl.storage import ImmediateThread
-from synrepl.storage.files import FileQueue
 from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import ALL, Filter
-from tests.storage.files.builders import DiskCase, checksum
+from tests.files.builders import DiskCase, checksum
 
 
 class FakeLog:

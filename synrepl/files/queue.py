@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-from synrepl.ports.files import FailingFile, LogProgress, MissingFile, NamedFile, QueueSummary, WantedFile
-from synrepl.storage.files.tables import Tables
+from synrepl.files.records import FailingFile, LogProgress, MissingFile, NamedFile, QueueSummary, WantedFile
+from synrepl.files.tables import Tables
 
 __all__ = ["FileQueue"]
 
@@ -22,7 +22,10 @@ _SELECT_NAMED: Final = "SELECT name, sha256, size, serial FROM names"
 
 
 class FileQueue:
-    """An `IFileQueue` in the file ``queue.db`` of `directory`, created when first needed.
+    """The names of files, the missing files, and the order of their downloads. Durable and blocking; one
+    thread at a time. All times are in milliseconds.
+
+    It is the file ``queue.db`` of `directory`, created when first needed.
 
     Downloads in flight are known only in memory: after a kill they are due again.
     """

@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from synrepl.ports.files import LogProgress, MissingFile, NamedFile, QueueSummary, WantedFile
-from synrepl.storage.files import FileQueue
-from tests.storage.files.builders import NOW, DiskCase, checksum
+from synrepl.files import FileQueue
+from synrepl.files.records import LogProgress, MissingFile, NamedFile, QueueSummary, WantedFile
+from tests.files.builders import NOW, DiskCase, checksum
 
 A, B, C = (checksum(name.encode()) for name in "abc")
 MS = NOW * 1000

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from synrepl.errors import StorageError
-from synrepl.ports.files import ChecksumMismatch
+from synrepl.files.records import ChecksumMismatch
 from synrepl.storage.private_files import map_errors
 
 __all__ = ["Spool"]
@@ -18,7 +18,9 @@ Store = Callable[[Path, str, int], bool]
 
 
 class Spool:
-    """An `ISpool` in the file at `path`, which is created if it is missing. `store` takes the complete file.
+    """Incoming bytes, on disk but not stored yet. Blocking; one thread at a time.
+
+    They are in the file at `path`, which is created if it is missing. `store` takes the complete file.
 
     Bytes left by an earlier process count once they are hashed (`rehash`).
     """

@@ -8,13 +8,17 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError, StorageError
-from synrepl.ports.files import IFetchFile, IFileQueue, IFileStore, ISpool, IStoredFile, QueueSummary
+from synrepl.files.context import FilesContext, Rule, Wakeup
+from synrepl.files.fetcher import FileFetcher, IFetchFile
+from synrepl.files.file_check import StoredFile
+from synrepl.files.maintenance import FileMaintenance
+from synrepl.files.name_index import NameIndex
+from synrepl.files.queue import FileQueue
+from synrepl.files.records import QueueSummary
+from synrepl.files.spool import Spool
+from synrepl.files.store import FileStore
+from synrepl.files.verified_reads import VerifiedReads
 from synrepl.ports.interfaces import IClock, ILog, IThread
-from synrepl.replication.files.context import FilesContext, Rule, Wakeup
-from synrepl.replication.files.fetcher import FileFetcher
-from synrepl.replication.files.maintenance import FileMaintenance
-from synrepl.replication.files.name_index import NameIndex
-from synrepl.replication.files.verified_reads import VerifiedReads
 
 __all__ = ["Files"]
 
@@ -36,8 +40,8 @@ class Files:
     def __init__(
         self,
         log: ILog,
-        store: IFileStore,
-        queue: IFileQueue,
+        store: FileStore,
+        queue: FileQueue,
         thread: IThread,
         clock: IClock,
         *,
@@ -170,34 +174,34 @@ class Files:
         finally:
             self.release(file)
 
-    async def open(self, sha256: str) -> IStoredFile | None:
+    async def open(self, sha256: str) -> StoredFile | None:
         """Return the file, which was verified recently; None if it is missing.
 
         The caller closes it with `release`.
         """
         return await self._verified_reads.open(sha256)
 
-    async def read(self, file: IStoredFile, offset: int, count: int) -> bytes:
+    async def read(self, file: StoredFile, offset: int, count: int) -> bytes:
         """Read `count` bytes of an open file; fewer only at its end."""
         return await self._context.run(partial(file.read, offset, count))
 
-    def release(self, file: IStoredFile) -> None:
+    def release(self, file: StoredFile) -> None:
         """Close an open file."""
         self._context.run_later(file.close)
 
     # -- uploading -----------------------------------------------------------------------------------------
 
-    async def receive(self) -> ISpool:
+    async def receive(self) -> Spool:
         """Start an upload; `append` its bytes, then `keep` or `discard` it. Raises the error of `refusal`."""
         if (refused := self._refusal()) is not None:
             raise refused
         return await self._context.acquire(self._context.store.receive, _abort)
 
-    async def append(self, spool: ISpool, data: bytes) -> None:
+    async def append(self, spool: Spool, data: bytes) -> None:
         """Add bytes to an upload. Raises `DiskFull`, or another `StorageError`."""
         await self._context.run(partial(spool.append, data))
 
-    async def keep(self, spool: ISpool, sha256: str) -> bool:
+    async def keep(self, spool: Spool, sha256: str) -> bool:
         """Store an upload durably if this is its checksum; return whether it is new.
 
         Raises `ChecksumMismatch`.
@@ -213,7 +217,7 @@ class Files:
         self._on_arrival(sha256)
         return is_new
 
-    def discard(self, spool: ISpool) -> None:
+    def discard(self, spool: Spool) -> None:
         """Discard an upload."""
         self._context.run_later(spool.abort)
 
@@ -351,5 +355,5 @@ def _give_up(waiter: "Deferred[bool]") -> None:
         waiter.callback(False)
 
 
-def _abort(spool: ISpool) -> None:
+def _abort(spool: Spool) -> None:
     spool.abort()

@@ -15,8 +15,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Final
 
-from synrepl.storage.files.file_check import FileCheck, Scrub, StoredFile
-from synrepl.storage.files.spool import Spool
+from synrepl.files.file_check import FileCheck, Scrub, StoredFile
+from synrepl.files.spool import Spool
 from synrepl.storage.private_files import make_directory, map_errors, sync_directory
 
 __all__ = ["FileStore"]
@@ -32,7 +32,8 @@ _Identity = tuple[int, int, int]
 
 
 class FileStore:
-    """An `IFileStore` in `directory`, which is created for the first file.
+    """Files by their checksum, in `directory`, which is created for the first file. Blocking; one thread at a
+    time.
 
     `seconds` is a clock. A verified file is trusted for `remember_seconds`.
     """

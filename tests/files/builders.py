@@ -8,7 +8,7 @@ from pathlib import Path
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from synrepl.storage.files import FileStore
+from synrepl.files import FileStore
 
 NOW = 1_700_000_000
 """When every test begins, in seconds."""

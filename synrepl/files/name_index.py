@@ -6,9 +6,9 @@ from typing import Final
 
 from twisted.internet.defer import Deferred
 
-from synrepl.ports.files import LogProgress, NamedFile
+from synrepl.files.context import FilesContext, Wakeup
+from synrepl.files.records import LogProgress, NamedFile
 from synrepl.ports.interfaces import ILog
-from synrepl.replication.files.context import FilesContext, Wakeup
 from synrepl.streams import jsontext
 from synrepl.streams.catalog.files import FILES
 from synrepl.streams.facts import Fact

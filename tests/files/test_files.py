@@ -3,9 +3,9 @@
 from twisted.internet.defer import ensureDeferred
 
 from synrepl.errors import StorageError
-from synrepl.ports.files import ChecksumMismatch
-from tests.replication.files_builders import FilesCase
-from tests.storage.files.builders import checksum
+from synrepl.files.records import ChecksumMismatch
+from tests.files.builders import checksum
+from tests.files.story import FilesCase
 
 A, B, C = (checksum(name.encode()) for name in "abc")
 

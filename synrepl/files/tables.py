@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from synrepl.errors import StorageError
-from synrepl.ports.files import DiskFull
 from synrepl.storage.lock import DatabaseFile
-from synrepl.storage.private_files import make_directory
+from synrepl.storage.private_files import DiskFull, make_directory
 from synrepl.storage.sqlite import HINTS, RETRYABLE
 
 __all__ = ["Tables"]

@@ -6,8 +6,9 @@ from functools import partial
 from twisted.internet.defer import CancelledError, Deferred
 
 from synrepl.errors import StorageError
-from synrepl.ports.files import Damaged, IChecking, IStoredFile
-from synrepl.replication.files.context import STEP, FilesContext
+from synrepl.files.context import STEP, FilesContext
+from synrepl.files.file_check import FileCheck, StoredFile
+from synrepl.files.records import Damaged
 
 __all__ = ["VerifiedReads"]
 
@@ -21,11 +22,11 @@ class VerifiedReads:
     def __init__(self, context: FilesContext, on_damage: Callable[[str, str], None]) -> None:
         self._context = context
         self._on_damage = on_damage
-        self._waiting: dict[str, list[Deferred[IStoredFile | None]]] = {}
+        self._waiting: dict[str, list[Deferred[StoredFile | None]]] = {}
 
-    async def open(self, sha256: str) -> IStoredFile | None:
+    async def open(self, sha256: str) -> StoredFile | None:
         """Return the verified file; None if it is missing."""
-        waiter: Deferred[IStoredFile | None] = Deferred()
+        waiter: Deferred[StoredFile | None] = Deferred()
         waiting = self._waiting.get(sha256)
         if waiting is not None:
             waiting.append(waiter)
@@ -35,7 +36,7 @@ class VerifiedReads:
         return await waiter
 
     async def _check(self, sha256: str) -> None:
-        found: IStoredFile | None = None
+        found: StoredFile | None = None
         failure: Exception | None = None
         try:
             found = await self._verify(sha256)
@@ -55,7 +56,7 @@ class VerifiedReads:
         if found is not None:
             found.close()
 
-    async def _verify(self, sha256: str) -> IStoredFile | None:
+    async def _verify(self, sha256: str) -> StoredFile | None:
         context = self._context
         checking = await context.acquire(partial(context.store.check, sha256), _close)
         if checking is None:
@@ -69,6 +70,6 @@ class VerifiedReads:
             context.run_later(checking.close)
 
 
-def _close(one: IChecking | IStoredFile | None) -> None:
+def _close(one: FileCheck | StoredFile | None) -> None:
     if one is not None:
         one.close()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final, NoReturn
 
 from synrepl.errors import StorageError
-from synrepl.ports.files import Damaged
+from synrepl.files.records import Damaged
 from synrepl.storage.private_files import map_errors
 
 __all__ = ["FileCheck", "Scrub", "StoredFile"]
@@ -16,7 +16,7 @@ BLOCK: Final = 1024 * 1024
 
 
 class StoredFile:
-    """An `IStoredFile`: a verified file with an open descriptor, which this object closes."""
+    """A verified file with an open descriptor, which this object closes. Blocking."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._descriptor: int | None = descriptor
@@ -53,7 +53,7 @@ class StoredFile:
 
 
 class FileCheck:
-    """An `IChecking` of the file at `descriptor`.
+    """The verification of the file at `descriptor` before it is served. Blocking.
 
     With `is_known` the file was verified recently and is not read again. `good` or `bad` is called with its
     status.
@@ -126,7 +126,7 @@ LEAST: Final = 4_096
 
 
 class Scrub:
-    """An `IScrub`: verifies all files, slowly, in the order of their checksums.
+    """The slow verification of all files, in the order of their checksums. Blocking.
 
     `after` gives the next checksums after one, `check` starts verifying a file.
     """
