@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     )
     from synrepl.ports.caches import Caches
     from synrepl.ports.metrics import Metrics
-    from synrepl.replication.follower.follower import Follower, FollowerEvent
+    from synrepl.replication.follower.follower import Follower
+    from synrepl.replication.follower.follower_event import FollowerEvent
     from synrepl.replication.follower.updates import Updates
     from synrepl.replication.publisher import Publisher
     from synrepl.services import connect, serve
@@ -51,7 +52,7 @@ _HOMES = {
     "Changes": "synrepl.caches",
     "ConfigError": "synrepl.errors",
     "Dialect": "synrepl.wire.dialect",
-    "FollowerEvent": "synrepl.replication.follower.follower",
+    "FollowerEvent": "synrepl.replication.follower.follower_event",
     "Follower": "synrepl.replication.follower.follower",
     "GapError": "synrepl.errors",
     "IdStream": "synrepl.storage.ids",

@@ -10,7 +10,6 @@ from twisted.internet.interfaces import IListeningPort, IStreamClientEndpoint, I
 
 from synrepl.errors import ConfigError
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.follower.catchup import NoCatchUp
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.publisher import Publisher
 from synrepl.transports.endpoints import client_endpoint, server_endpoint
@@ -135,16 +134,12 @@ def connect(
     >>> service = connect(MemoryReactorClock(), "tcp:master:9092", follower, http="http://master:9093")
     >>> service.startService()  # or service.setServiceParent(application)
     """
-    if follower.clock_is_missing:
-        follower.clock = reactor
     metrics = metrics or Metrics(CollectorRegistry())
     on_redis = isinstance(endpoint, str) and endpoint.startswith(SCHEMES)
+    catch_up = None
     if http is not None or on_redis:
         catch_up = HttpCatchUp(reactor, http, secret=secret, instance_map=instance_map or {})
-        if isinstance(follower.catch_up, NoCatchUp):
-            follower.catch_up = catch_up
-        if follower.allocated is None and http is not None:
-            follower.allocated = catch_up
+    follower.engine.complete(reactor, catch_up, catch_up if http is not None else None)
     if on_redis:
         if server_name is None:
             raise ConfigError("server_name is required on Redis: it is the name of the channel")

@@ -10,7 +10,8 @@ from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.python.failure import Failure
 
 from synrepl.cli.output import TailOutput
-from synrepl.replication.follower.follower import Follower, FollowerEvent
+from synrepl.replication.follower.follower import Follower
+from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.wire.commands import Position
 
 __all__ = ["PERMANENT", "PermanentFailure", "TargetCheck", "advice_for", "speaks_http"]

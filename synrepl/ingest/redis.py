@@ -9,7 +9,8 @@ from synrepl.config import Settings
 from synrepl.ingest.source import PATIENCE_SECONDS, Problem, Source
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker import BrokerPeer
-from synrepl.replication.follower.follower import Follower, FollowerEvent
+from synrepl.replication.follower.follower import Follower
+from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.write_policy import WritePolicy
 from synrepl.transports.redis import RedisLink
@@ -97,7 +98,7 @@ class RedisSource(Source):
     def lag_seconds(self) -> float:
         """Seconds since this source was last caught up. A quiet channel that works counts as caught up."""
         if self.peer.is_subscriber_up:
-            self.follower.mark_alive()
+            self.follower.engine.mark_alive()
             if not self.peer.writers:
                 return 0.0  # no other process publishes on the channel
         return super().lag_seconds()

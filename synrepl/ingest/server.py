@@ -8,7 +8,8 @@ from synrepl.config import Settings
 from synrepl.ingest.server_commands import ServerCommands
 from synrepl.ingest.source import PATIENCE_SECONDS, Problem, Source
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.follower.follower import Follower, FollowerEvent
+from synrepl.replication.follower.follower import Follower
+from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.replication.publisher import Publisher
 from synrepl.transports.endpoints import client_endpoint
 from synrepl.transports.tcp import FollowerFactory

@@ -6,7 +6,8 @@ from typing import Any, Final
 from synrepl.errors import LocalProtocolError, NotConnected
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.follower.follower import Follower, FollowerEvent
+from synrepl.replication.follower.follower import Follower
+from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.replication.presence import SyncingUser
 from synrepl.replication.publisher import Publisher
 from synrepl.wire.commands import ClearUserSync, LockReleased, RemoteServerUp, UserSync

@@ -178,7 +178,7 @@ class BrokerPeer:
             self._last_error = why
             self._logger.warn("cannot connect to the channel, retrying: {why}", why=why)
         if self._follower is not None:
-            self._follower.unreachable(why)
+            self._follower.engine.unreachable(why)
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
         """Handle messages from the channel, our own echoes included."""
@@ -198,7 +198,7 @@ class BrokerPeer:
                 if self._publisher is not None:
                     self._publisher.on_channel_command(command)
         if accepted and self._follower is not None and self._is_joined:
-            self._follower.received(accepted)
+            self._follower.engine.received(accepted)
 
     def pause(self) -> None:
         """The transport's buffer is full."""
@@ -287,7 +287,7 @@ class BrokerPeer:
             positions = self._follower.positions()
             self._unanswered = {(stream, writer) for stream in positions for writer in positions[stream]}
             self._unanswered -= self._writes
-            self._follower.connected(self, self._dialect, SHARED)
+            self._follower.engine.connected(self, self._dialect, SHARED)
             self._query_again(REQUERY_SECONDS)
         else:
             self.send(Replicate())
@@ -312,7 +312,7 @@ class BrokerPeer:
         if self._is_joined:
             self._is_joined = False
             if self._follower is not None:
-                self._follower.disconnected(why)
+                self._follower.engine.disconnected(why)
 
     # -- publishing ----------------------------------------------------------------------------------------
 

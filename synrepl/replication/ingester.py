@@ -12,7 +12,8 @@ from twisted.logger import Logger
 from synrepl.errors import ReplicationError, StorageError
 from synrepl.ports.interfaces import IClock, ILog, SaveablePosition
 from synrepl.ports.tasks import Tasks
-from synrepl.replication.follower.follower import Follower, FollowerEvent
+from synrepl.replication.follower.follower import Follower
+from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.replication.follower.updates import Updates
 from synrepl.streams import jsontext
 from synrepl.streams.facts import NO_ROWS

@@ -14,7 +14,8 @@ from synrepl.errors import NotConnected, ReplicationError
 from synrepl.ports.interfaces import Appended, ICaches, IClock, SaveablePosition
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.catchup import ICatchUp, MissedFacts
-from synrepl.replication.follower.follower import Follower, FollowerEvent
+from synrepl.replication.follower.follower import Follower
+from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.replication.follower.updates import Updates
 from synrepl.replication.publisher import Publisher
 from synrepl.storage.log import Log
@@ -217,7 +218,7 @@ class DirectCatchUp:
 
 def kill_follower(follower: Follower) -> None:
     """Kill a follower as SIGKILL does: its positions are those of the last save."""
-    follower._store = None
+    follower.engine.saver.store = None
     follower.stop()
 
 

@@ -14,7 +14,8 @@ from synrepl.errors import NotConnected
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker import BrokerPeer
 from synrepl.replication.follower.catchup import ICatchUp, MissedFacts, NowhereToFetch
-from synrepl.replication.follower.follower import Follower, FollowerEvent
+from synrepl.replication.follower.follower import Follower
+from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.replication.ingester import Ingester, LogPositions
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.write_policy import StreamWrite, WritePolicy

@@ -167,7 +167,7 @@ class ReplicationProtocol(LineOnlyReceiver):
     def stopProducing(self) -> None:
         self.transport.loseConnection()
 
-    # -- called by the owner (`reader.ReaderConnection`, `follower.FollowerConnection`) ----------------------
+    # -- called by the owner (`reader.ReaderConnection`, `engine.FollowerConnection`) ----------------------
 
     @property
     def is_local(self) -> bool:
@@ -458,10 +458,10 @@ class _ClientSide:
         self._protocol = protocol
 
     def dialect_known(self, dialect: Dialect) -> None:
-        self._follower.connected(self._protocol, dialect)
+        self._follower.engine.connected(self._protocol, dialect)
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
-        self._follower.received(commands)
+        self._follower.engine.received(commands)
 
     def pause(self) -> None:
         """Do nothing: a follower sends too little to need backpressure."""
@@ -470,7 +470,7 @@ class _ClientSide:
         """Do nothing: see `pause`."""
 
     def lost(self, why: str) -> None:
-        self._follower.disconnected(why)
+        self._follower.engine.disconnected(why)
 
 
 class FollowerFactory(ReconnectingClientFactory):
@@ -553,7 +553,7 @@ class FollowerFactory(ReconnectingClientFactory):
         self._limited_logger.stop()
 
     def clientConnectionFailed(self, connector: Any, reason: Failure) -> None:
-        self._follower.unreachable(reason.getErrorMessage())
+        self._follower.engine.unreachable(reason.getErrorMessage())
         super().clientConnectionFailed(connector, reason)
 
     def retry(self, connector: Any = None) -> None:

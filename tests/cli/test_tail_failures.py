@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 
 from synrepl.cli.tail_failures import SILENT_SECONDS, STREAMS_SECONDS, TargetCheck, advice_for
-from synrepl.replication.follower.follower import FollowerEvent
+from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.wire.commands import Position
 from tests.cli.test_processes import run
 from tests.service.processes import Daemon

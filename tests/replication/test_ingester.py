@@ -10,7 +10,8 @@ from twisted.logger import Logger
 from synrepl.errors import StorageError
 from synrepl.replication import ingester as ingester_module
 from synrepl.replication.follower.catchup import MissedFacts
-from synrepl.replication.follower.follower import Follower, FollowerEvent
+from synrepl.replication.follower.follower import Follower
+from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.replication.follower.strategy import SHARED
 from synrepl.replication.follower.updates import Updates
 from synrepl.replication.ingester import Ingester, LogPositions
@@ -86,7 +87,7 @@ class Story:
         return [self.ingester.submit(Updates(stream, writer, token, list(rows))) for token in tokens]
 
     def happens(self, kind: str, *, stream: str = "to_device", writer: str = "w1", token: int = 0) -> None:
-        self.follower._emit(FollowerEvent(kind=kind, stream=stream, writer=writer, token=token))  # type: ignore[arg-type]
+        self.follower.engine._emit(FollowerEvent(kind=kind, stream=stream, writer=writer, token=token))  # type: ignore[arg-type]
 
     def wait(self, seconds: float = 0.1) -> None:
         self.clock.pump([0.01] * round(seconds * 100))
@@ -259,8 +260,8 @@ class TestCertificates:
             canonical=True,
         )
         story.ingester.attach(follower)
-        follower.connected(Line(), NEWEST, SHARED)
-        follower.received([Position(stream="to_device", instance="w1", prev_token=5, token=5)])
+        follower.engine.connected(Line(), NEWEST, SHARED)
+        follower.engine.received([Position(stream="to_device", instance="w1", prev_token=5, token=5)])
         story.wait(2)
 
         assert asked == shelf.asked

@@ -79,9 +79,11 @@ class Told(Story):
         super().__init__(dialect, "push_rules", positions=positions, caches=self.caches, **options)
         if has_subscriber:
             self.follower.on(TABLE[stream])(self.subscribe)
-        followed = self.follower._appliers[stream]
-        recorded = RecordedTokens(self.transcript, followed.known)
-        followed.known = followed.applied.tokens = recorded
+        followed = self.follower.engine.executors[stream]
+        applied = followed.machine.positions
+        recorded = RecordedTokens(self.transcript, applied.tokens)
+        applied.tokens = applied._tokens = recorded
+        applied.advance = recorded.__setitem__
         for token in waits:
             waiter = self.follower.wait_for(stream, {"master": token}, 1000)
             waiter.addCallback(partial(self.woken, token))
@@ -509,7 +511,7 @@ class TestSettingUp:
         """They pay nothing for it."""
         told = Told()
 
-        assert not told.follower._appliers["push_rules"].applied.has_caches
+        assert not told.follower.engine.executors["push_rules"].machine.has_caches
 
     def test_streams_that_nobody_knows_are_not_followed(self) -> None:
         """A cache may name a stream that this worker's table does not have."""
@@ -517,7 +519,7 @@ class TestSettingUp:
 
         follower = Follower(instance="worker", caches=caches)
 
-        assert list(follower._appliers) == ["caches"]
+        assert list(follower.engine.executors) == ["caches"]
 
     def test_caches_declared_late_begin_empty(self) -> None:
         """They have heard nothing of what came before."""

@@ -13,7 +13,8 @@ from twisted.internet.task import deferLater
 from synrepl.caches import LEGACY, Drop
 from synrepl.ports.caches import Caches
 from synrepl.ports.interfaces import IClock
-from synrepl.replication.follower.follower import Follower, FollowerEvent
+from synrepl.replication.follower.follower import Follower
+from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.streams import jsontext
 from synrepl.streams.catalog import Receipt, Typing
 from synrepl.streams.facts import Fact

@@ -180,7 +180,8 @@ class Simulation(SeededRun):
         def remember(worker: FakeWorker, updates: Updates[Any]) -> None:
             stream = self.daemon.table[updates.stream]
             if stream.ordered and stream.monotonic:
-                position = worker.follower._appliers[updates.stream].positions().get(updates.writer)
+                machine = worker.follower.engine.executors[updates.stream].machine
+                position = machine.positions.reported.get(updates.writer)
                 if position == updates.token:
                     self._failures.append(f"G4: {worker.name} stood at {updates} before it was applied")
             worker.applied.append(updates)
@@ -338,7 +339,7 @@ class Simulation(SeededRun):
                 if life.reader.stale:
                     self._fail(f"G4: {life.reader.stale[0]}")
                 self._check_life(slot, life, kept)
-            if slot.worker.follower._waiters:
+            if slot.worker.follower.engine.waiters:
                 self._fail(f"{slot.name} still holds somebody whose time is long over")
             if slot.starts_anew:
                 continue

@@ -13,7 +13,8 @@ from twisted.logger import Logger
 from twisted.trial.unittest import TestCase
 
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.follower.follower import Follower, FollowerEvent
+from synrepl.replication.follower.follower import Follower
+from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.replication.follower.updates import Updates
 from synrepl.replication.publisher import Publisher
 from synrepl.services import PublisherService, connect, serve
@@ -88,7 +89,7 @@ class World(TestCase):
         service = connect(self.clock, description, follower, http=self.url, **options)
         service.startService()
         self.addCleanup(service.stopService)
-        self.addCleanup(lambda: ensureDeferred(follower.catch_up.stop()))  # type: ignore[attr-defined]
+        self.addCleanup(lambda: ensureDeferred(follower.engine.catch_up.stop()))  # type: ignore[attr-defined]
         return follower
 
     async def append(self, *users: str) -> None:

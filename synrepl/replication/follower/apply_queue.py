@@ -51,10 +51,6 @@ class ApplyQueue:
             self._commands.append(command)
             self._bytes += len(command.row)
 
-    def put_first(self, position: Position) -> None:
-        """Put a position at the head of the queue."""
-        self._commands.appendleft(position)
-
     def pop(self) -> Rdata | Position | None:
         """Remove and return the head of the queue; None if it is empty."""
         if not self._commands:

@@ -5,7 +5,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-__all__ = ["Subscriber", "Updates"]
+__all__ = ["RawFact", "Subscriber", "Updates"]
 
 R = TypeVar("R")
 
@@ -29,3 +29,6 @@ class Updates(msgspec.Struct, Generic[R], frozen=True):
 
 
 Subscriber = Callable[[Updates[Any]], Awaitable[None] | None]
+
+RawFact = tuple[str, int, list[bytes]]
+"""A fact as it arrived: writer, token, and rows as JSON texts."""

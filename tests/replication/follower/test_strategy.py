@@ -14,7 +14,8 @@ from synrepl.errors import NotConnected
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.apply_queue import MAX_WAITING_BYTES
 from synrepl.replication.follower.catchup import MissedFacts
-from synrepl.replication.follower.follower import Follower, FollowerEvent
+from synrepl.replication.follower.follower import Follower
+from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.replication.follower.updates import Updates
 from synrepl.streams.catalog import RECEIPTS, Receipt
 from synrepl.streams.table import StreamTable
@@ -430,7 +431,7 @@ class TestPositions:
         for n in range(3, 3 + count):
             story.master.says(f'RDATA to_device master {n} ["{big}"]')
         story.wait(3)
-        queued = story.follower._appliers["to_device"]._queue.bytes
+        queued = story.follower.engine.executors["to_device"].machine.intake.queue.bytes
 
         story.shelve("to_device", range(2, 3 + count))
         waiting, story.shelf.waiting = story.shelf.waiting, None
@@ -762,7 +763,7 @@ class TestFacts:
     def test_a_batch_without_end_is_refused(self) -> None:
         """A peer must not fill our memory with rows of a fact that never ends."""
         story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
-        story.follower._batches.max_rows = 100
+        story.follower.engine.batches.max_rows = 100
 
         story.hears(*['RDATA to_device master batch ["@a:hs"]'] * 101)
 
@@ -895,7 +896,7 @@ class TestSubscribers:
         story.hears(*rows(3, 3))
 
         assert fired == [None]
-        assert not story.follower._waiters
+        assert not story.follower.engine.waiters
 
     def test_a_waiter_that_gives_up_is_forgotten(self) -> None:
         """Time-outs must not leave anything behind."""
@@ -905,7 +906,7 @@ class TestSubscribers:
 
         waiter.cancel()
 
-        assert not story.follower._waiters
+        assert not story.follower.engine.waiters
 
     def test_commands_of_the_server_reach_who_subscribed(self) -> None:
         """REMOTE_SERVER_UP makes a federation sender try again."""

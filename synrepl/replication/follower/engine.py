@@ -1,0 +1,471 @@
+"""FollowerEngine: the part of a follower behind its public methods; transports feed it."""
+
+import math
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, Protocol
+
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from synrepl.errors import (
+    ConfigError,
+    GapError,
+    NeverAllocated,
+    NotConnected,
+    ReplicationError,
+    RowError,
+)
+from synrepl.ports.interfaces import IAllocated, ICaches, IClock, IPositionStore
+from synrepl.ports.metrics import Metrics
+from synrepl.ports.tasks import Tasks
+from synrepl.replication.allocation import Allocation
+from synrepl.replication.follower.catchup import ICatchUp, MissedFacts, NoCatchUp
+from synrepl.replication.follower.decoders import decoder, untyped
+from synrepl.replication.follower.events import Connected, Report, Reported
+from synrepl.replication.follower.executor import StreamExecutor
+from synrepl.replication.follower.follower_event import FollowerEvent
+from synrepl.replication.follower.modes import ApplyPolicy, StreamHistory
+from synrepl.replication.follower.position_saver import PositionSaver
+from synrepl.replication.follower.positions import AppliedPositions
+from synrepl.replication.follower.strategy import FollowStrategy, following
+from synrepl.replication.follower.stream import StreamMachine
+from synrepl.replication.follower.updates import Subscriber
+from synrepl.replication.follower.waiters import Waiters
+from synrepl.streams.batches import Batches
+from synrepl.streams.stream import Stream
+from synrepl.streams.table import StreamTable
+from synrepl.wire.commands import Error, Position, Rdata, Server
+from synrepl.wire.dialect import Dialect
+from synrepl.wire.grammar import Command
+from synrepl.wire.rdata_runs import RdataRun
+
+__all__ = ["FollowerConnection", "FollowerEngine"]
+
+MAX_UNKNOWN: Final = 1_000
+"""Names of unknown streams that are remembered; the peer chooses them."""
+
+MAX_LOST_GAPS: Final = 100
+"""Lost gaps that are remembered for the status."""
+
+
+class FollowerConnection(Protocol):
+    """A follower's connection to its server."""
+
+    def send(self, command: Command) -> None:
+        """Send one command."""
+
+    def fail(self, why: str) -> None:
+        """Send ERROR, then close."""
+
+    def established(self) -> None:
+        """The first POSITION was applied: reset the reconnect backoff."""
+
+    def pause_reading(self) -> None:
+        """Stop reading from the server."""
+
+    def resume_reading(self) -> None:
+        """Read from the server again."""
+
+
+class FollowerEngine:
+    """Follows all streams of one follower: connects their executors to a connection and to the subscribers.
+
+    A transport calls `connected`, `received`, `disconnected` and `unreachable`. The arguments are those of
+    `follower.Follower`.
+    """
+
+    _logger = Logger()
+
+    def __init__(
+        self,
+        *,
+        clock: IClock | None,
+        streams: StreamTable,
+        store: IPositionStore | None,
+        catch_up: ICatchUp | None,
+        earliest: bool,
+        metrics: Metrics | None,
+        raw: bool,
+        canonical: bool,
+        external_position: Callable[[str, str], int] | None,
+        caches: ICaches | None,
+        allocated: IAllocated | None,
+    ) -> None:
+        if (raw or canonical) and caches is not None:
+            raise ConfigError("caches need typed rows: leave out `raw` and `canonical`, or the caches")
+        if external_position is not None and caches is not None:
+            raise ValueError(
+                "a follower has `external_position` or `caches`: caches would miss external facts"
+            )
+        self.table = streams
+        self.is_connected = False
+        self.lost_gaps: list[tuple[float, GapError]] = []
+        self.catch_up = catch_up or NoCatchUp()
+        self.executors: dict[str, StreamExecutor] = {}
+        self.waiters = Waiters()
+        self.batches: Batches[bytes] = Batches()
+        self.saver = PositionSaver(store, metrics, self.positions)
+        self.connections = 0
+        self._tasks = Tasks(self._logger)
+        self.allocation = Allocation(self.waiters, self._tasks.start, self.report_failure)
+        self.allocation.source = allocated
+        self._clock = clock
+        self._last_received: float | None = None
+        self._current_at = -math.inf
+        self._earliest = earliest
+        self._metrics = metrics
+        self._raw = raw
+        self._canonical = canonical
+        self._external_position = external_position
+        self._caches = caches
+        self._subscribers: list[Subscriber] = []
+        self._command_subscribers: dict[type[Command], list[Callable[[Any], None]]] = {}
+        self._event_listeners: list[Callable[[FollowerEvent], None]] = []
+        self._has_new_writer = False
+        self._connection: FollowerConnection | None = None
+        self._strategy: FollowStrategy | None = None
+        self._dialect: Dialect | None = None
+        self._established = False
+        self._paused_streams: set[str] = set()
+        self._unknown: set[str] = set()
+        self.follow_caches()
+
+    @property
+    def clock(self) -> IClock:
+        """The clock of this follower. Raises `NotConnected` if it has none yet."""
+        if self._clock is None:
+            raise NotConnected("a follower without a clock gets one from `connect`")
+        return self._clock
+
+    def _seconds(self) -> float:
+        return self.clock.seconds()
+
+    def complete(
+        self, clock: IClock, catch_up: ICatchUp | None = None, allocated: IAllocated | None = None
+    ) -> None:
+        """Set what the follower was made without; what it has is kept."""
+        if self._clock is None:
+            self._clock = clock
+        if catch_up is not None and isinstance(self.catch_up, NoCatchUp):
+            self.catch_up = catch_up
+        if self.allocation.source is None:
+            self.allocation.source = allocated
+
+    # -- subscriptions -------------------------------------------------------------------------------------
+
+    def subscribe(self, stream: Stream[Any], subscriber: Subscriber) -> None:
+        """Call `subscriber` with each fact of a stream."""
+        self.executor(stream).subscribe(subscriber)
+        self.follow_caches()
+
+    def subscribe_to_all(self, subscriber: Subscriber) -> None:
+        """Call `subscriber` with each fact of every stream."""
+        self._subscribers.append(subscriber)
+        for stream in self.table:
+            self.executor(stream).subscribe(subscriber)
+        self.follow_caches()
+
+    def subscribe_to_command(self, command: type[Command], subscriber: Callable[[Any], None]) -> None:
+        """Call `subscriber` with each command of a type."""
+        self._command_subscribers.setdefault(command, []).append(subscriber)
+
+    def listen(self, listener: Callable[[FollowerEvent], None]) -> None:
+        """Call `listener` with each event."""
+        self._event_listeners.append(listener)
+
+    def executor(self, stream: Stream[Any], *, asks: bool = True) -> StreamExecutor:
+        """The executor of a stream, which is followed from now on. `asks`: the server is asked for it."""
+        found = self.executors.get(stream.name)
+        if found is not None:
+            return found
+        if stream.name not in self.table:
+            self.table = self.table | {stream}
+        made = self.executors[stream.name] = self._make_executor(stream)
+        if self._connection is not None:
+            assert self._strategy is not None
+            assert self._dialect is not None
+            made.connected(self._connected_event(stream))
+            if asks and self._dialect.release in stream.span:
+                for command in self._strategy.requests(
+                    [stream.name], everything=False, token=self._resume_token, earliest=self._earliest
+                ):
+                    self._connection.send(command)
+        return made
+
+    def _make_executor(self, stream: Stream[Any]) -> StreamExecutor:
+        name, external = stream.name, self._external_position
+        policy = ApplyPolicy(
+            ordered=stream.ordered,
+            monotonic=stream.monotonic,
+            earliest=self._earliest,
+            descends=stream.descends,
+            is_kept=self._canonical and stream.monotonic and not stream.ephemeral,
+            resumes=self._canonical and bool(self.saver.saved),
+            external_position=(lambda writer: external(name, writer)) if external is not None else None,
+        )
+        history = StreamHistory(policy, AppliedPositions(self.saver.saved.get(name, {})))
+        machine = StreamMachine(name, history, self.batches, seconds=self._seconds)
+        has_caches = self._caches is not None and name in self._caches.streams
+        return StreamExecutor(machine, self, self._caches if has_caches else None)
+
+    def _connected_event(self, stream: Stream[Any]) -> Connected:
+        assert self._strategy is not None
+        assert self._dialect is not None
+        decode_many = decoder(stream, self._dialect, raw=self._raw, canonical=self._canonical)
+        return Connected(self._strategy, decode_many)
+
+    def follow_caches(self) -> None:
+        """Follow the streams that invalidate caches."""
+        if self._caches is None:
+            return
+        names = self._caches.streams
+        for stream in [stream for stream in self.table if stream.name in names]:
+            executor = self.executor(stream)
+            if not executor.machine.has_caches:
+                # The caches were declared later and missed this stream's facts until now.
+                executor.attach_caches(self._caches)
+                self._caches.invalidate_stream(stream.name)
+
+    # -- positions and lag ---------------------------------------------------------------------------------
+
+    def positions(self) -> dict[str, dict[str, int]]:
+        """The applied positions, by stream and writer."""
+        reported = {name: one.machine.positions.reported for name, one in self.executors.items()}
+        return {name: dict(tokens) for name, tokens in reported.items() if tokens}
+
+    def blocked_streams(self) -> list[str]:
+        """The streams that are blocked by missing facts or a busy subscriber."""
+        return [name for name, one in self.executors.items() if one.machine.is_blocked]
+
+    def lag_seconds(self) -> float:
+        """Seconds since the follower was last up to date; infinite if it never was."""
+        self._update_current()
+        return math.inf if self._clock is None else self.clock.seconds() - self._current_at
+
+    def lag_rows(self) -> int:
+        """The number of tokens that are known to be missing."""
+        machines = [one.machine for one in self.executors.values()]
+        return sum(machine.gaps.missing(machine.positions.tokens) for machine in machines)
+
+    def gaps(self) -> list[GapError]:
+        """The open gaps: missing facts that could not be fetched yet."""
+        return [gap for one in self.executors.values() for gap in one.machine.gaps.errors]
+
+    def mark_alive(self) -> None:
+        """The connection works although no command was received: everything sent until now has arrived."""
+        self._last_received = self.clock.seconds()
+        self._update_current()
+
+    def _update_current(self) -> None:
+        """If no stream is blocked, the follower is up to date as of the last line received."""
+        if not self._established or not self.is_connected or self._last_received is None:
+            return
+        if not any(one.machine.is_blocked for one in self.executors.values()):
+            self._current_at = self._last_received
+
+    # -- called by the connection --------------------------------------------------------------------------
+
+    def connected(
+        self, connection: FollowerConnection, dialect: Dialect, strategy: FollowStrategy | None = None
+    ) -> None:
+        """A connection was opened and the handshake is done: request the followed streams.
+
+        `strategy` None means that of the dialect's release.
+        """
+        self.follow_caches()
+        self._connection = connection
+        self.connections += 1
+        self._dialect = dialect
+        self._strategy = strategy if strategy is not None else following(dialect)
+        self._established = False
+        self._paused_streams.clear()
+        self.is_connected = True
+        self._last_received = self.clock.seconds()
+        self.allocation.forget()
+        known = [stream for stream in self.table.known_to(dialect) if stream.name in self.executors]
+        for stream in known:
+            self.executors[stream.name].connected(self._connected_event(stream))
+        self._emit(FollowerEvent(kind="connected"))
+        for command in self._strategy.requests(
+            [stream.name for stream in known],
+            everything=bool(self._subscribers),
+            token=self._resume_token,
+            earliest=self._earliest,
+        ):
+            connection.send(command)
+
+    def received(self, commands: Sequence[Command | RdataRun]) -> None:
+        """Handle commands from the server.
+
+        Raises RemoteProtocolError if one is not allowed, such as too large a batch.
+        """
+        executors = self.executors
+        self._last_received = self.clock.seconds()
+        for command in commands:
+            if isinstance(command, (RdataRun, Rdata, Position)):
+                executor = executors.get(command.stream) or self._unfollowed_stream(command.stream)
+                if executor is not None:
+                    if isinstance(command, RdataRun):
+                        executor.received_run(command)
+                    else:
+                        executor.received(command)
+            elif isinstance(command, Server):
+                self._emit(FollowerEvent(kind="server", text=command.server_name))
+            elif isinstance(command, Error):
+                self._emit(FollowerEvent(kind="error", text=f"the server reports: {command.text}"))
+            if not isinstance(command, (RdataRun, Rdata)):
+                for subscriber in self._command_subscribers.get(type(command), ()):
+                    subscriber(command)
+        self._update_current()
+        if self._has_new_writer:
+            self._save()
+
+    def disconnected(self, why: str) -> None:
+        """The connection was lost."""
+        self._connection = None
+        self.is_connected = False
+        for executor in self.executors.values():
+            executor.disconnected()
+        self._save()
+        self._emit(FollowerEvent(kind="disconnected", text=why))
+
+    def unreachable(self, why: str) -> None:
+        """A connection attempt failed; it is retried."""
+        self._emit(FollowerEvent(kind="disconnected", text=why))
+
+    def send(self, command: Command) -> None:
+        """Send a command to the server. Raises `NotConnected` without a connection."""
+        if self._connection is None:
+            raise NotConnected(f"not connected: {command.NAME} was not sent")
+        self._connection.send(command)
+
+    def stop(self) -> None:
+        """Cancel all work and save positions."""
+        for executor in self.executors.values():
+            executor.stop()
+        self._tasks.cancel_all()
+        self._save()
+
+    def _resume_token(self, name: str) -> int | None:
+        """The position to continue a stream from on a server without writer names."""
+        return max(self.executors[name].machine.positions.reported.values(), default=None)
+
+    def _unfollowed_stream(self, name: str) -> StreamExecutor | None:
+        """Handle a stream that is not followed: follow it if `raw`, report it once if unknown."""
+        if name in self.table or name in self._unknown or len(self._unknown) >= MAX_UNKNOWN:
+            return None
+        if self._raw and self._subscribers:
+            executor = self.executor(untyped(name), asks=False)
+            for subscriber in self._subscribers:
+                executor.subscribe(subscriber)
+            return executor
+        self._unknown.add(name)
+        self._emit(
+            FollowerEvent(kind="error", stream=name, text=f"the server has a stream unknown here: {name}")
+        )
+        return None
+
+    # -- called by the executors (`executor.ExecutorHost`) -------------------------------------------------
+
+    def start(self, work: Coroutine[Any, Any, None], what: str) -> "Deferred[None]":
+        """Run a coroutine and log its failure."""
+        return self._tasks.start(work, what)
+
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
+        """Fetch missing facts, and count it in the metrics."""
+        if self._metrics is not None:
+            self._metrics.catch_up_requests.labels("out").inc()
+        try:
+            return await self.catch_up.fetch(stream=stream, writer=writer, after=after, upto=upto)
+        except ReplicationError:
+            if self._metrics is not None:
+                self._metrics.catch_up_failures.inc()
+            raise
+
+    def report(self, stream: str, report: Report) -> None:
+        """Handle a report of a stream."""
+        writer, token, metrics = report.writer, report.token, self._metrics
+        match report.about:
+            case Reported.ADVANCED:
+                self.saver.save_soon(self.clock)
+                if self.waiters:
+                    self.waiters.wake(stream, self.executors[stream].machine.positions.reported)
+            case Reported.POSITION:
+                self._position_processed(stream, writer, token)
+            case Reported.REWOUND:
+                self._writer_rewound(stream, writer, token)
+            case Reported.RESTARTED:
+                self._emit(FollowerEvent(kind="restarted", stream=stream, writer=writer))
+            case Reported.GAP_DETECTED if metrics is not None:
+                metrics.gaps_detected.inc()
+            case Reported.GAP_REPAIRED if metrics is not None:
+                metrics.gaps_repaired.inc()
+            case Reported.GAP_LOST:
+                assert isinstance(report.error, GapError)
+                self.lost_gaps.append((self.clock.seconds(), report.error))
+                del self.lost_gaps[:-MAX_LOST_GAPS]
+                if metrics is not None:
+                    metrics.gaps_lost.inc()
+            case Reported.ERROR:
+                assert report.error is not None
+                self.report_failure(report.error, stream)
+            case Reported.FULL:
+                if not self._paused_streams and self._connection is not None:
+                    self._connection.pause_reading()
+                self._paused_streams.add(stream)
+            case Reported.EMPTY if stream in self._paused_streams:
+                self._paused_streams.discard(stream)
+                if not self._paused_streams and self._connection is not None:
+                    self._connection.resume_reading()
+
+    def report_failure(self, error: Exception, stream: str, owner: str = "") -> None:
+        """Report an error to the operator. `owner` names the code that failed, in words."""
+        if isinstance(error, RowError) and self._metrics is not None:
+            self._metrics.rows_refused.labels(stream).inc()
+        gap = error if isinstance(error, GapError) else None
+        self._emit(
+            FollowerEvent(
+                kind="error",
+                stream=stream,
+                writer=gap.writer if gap is not None else "",
+                token=gap.want if gap is not None else 0,
+                text=str(error) if isinstance(error, ReplicationError) else f"{owner} failed: {error!r}",
+                error=error,
+            )
+        )
+
+    def _position_processed(self, stream: str, writer: str, token: int) -> None:
+        # Save the start of a stream at once: after a kill it would start at another position.
+        self._has_new_writer |= writer not in self.saver.saved.get(stream, ())
+        self._emit(FollowerEvent(kind="position", stream=stream, writer=writer, token=token))
+        if not self._established and self._connection is not None:
+            self._established = True
+            self._connection.established()
+
+    def _writer_rewound(self, stream: str, writer: str, token: int) -> None:
+        """The writer's position is lower than on the last connection: its later facts are lost."""
+        self.allocation.forget(stream)
+        for waiter in self.waiters.for_stream(stream):
+            want = waiter.targets.get(writer, token)
+            if want <= token:
+                continue
+            if waiter.connection < self.connections:
+                # Waiters from before the reconnect refer to the old history, which the writer has lost. The
+                # token may be allocated again for another fact: fail them rather than wake them for it.
+                error = NeverAllocated(stream=stream, writer=writer, want=want, allocated=token)
+                self.waiters.fail(waiter, error)
+            else:
+                # The token may belong to the new history and arrive later.
+                waiter.is_checked = False
+        self.allocation.check(stream)
+        self._emit(FollowerEvent(kind="went_back", stream=stream, writer=writer, token=token))
+
+    def _emit(self, event: FollowerEvent) -> None:
+        if event.kind == "error":
+            self._logger.warn("{text}", text=event.text, stream=event.stream)
+        for listener in self._event_listeners:
+            listener(event)
+
+    def _save(self) -> None:
+        self._has_new_writer = False
+        self.saver.save()

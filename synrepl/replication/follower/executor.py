@@ -1,0 +1,335 @@
+"""StreamExecutor: performs the actions that a stream's machine orders."""
+
+from collections.abc import Awaitable, Coroutine
+from itertools import islice
+from types import CoroutineType
+from typing import Any, Protocol, cast
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import deferLater
+
+from synrepl.errors import ReplicationError
+from synrepl.ports.coroutines import resume, step_eagerly
+from synrepl.ports.interfaces import ICaches, IClock
+from synrepl.replication.follower.catchup import ICatchUp
+from synrepl.replication.follower.events import (
+    ADVANCED,
+    APPLIED,
+    DISCONNECTED,
+    INVALIDATED,
+    PAUSE_OVER,
+    STOPPED,
+    TICK,
+    Action,
+    Apply,
+    Cancel,
+    Connected,
+    Fetch,
+    FetchFailed,
+    Invalidate,
+    Pause,
+    Report,
+    StreamEvent,
+    Wake,
+)
+from synrepl.replication.follower.gaps import retry_seconds
+from synrepl.replication.follower.stream import StreamMachine
+from synrepl.replication.follower.updates import Subscriber, Updates
+from synrepl.wire.commands import Position, Rdata
+from synrepl.wire.rdata_runs import RdataRun
+
+__all__ = ["ExecutorHost", "StreamExecutor"]
+
+Waiting = Coroutine[Any, Any, StreamEvent]
+
+
+class ExecutorHost(ICatchUp, Protocol):
+    """The surroundings of a `StreamExecutor`: a clock, tasks, a source of missing facts, and reports."""
+
+    @property
+    def clock(self) -> IClock:
+        """The clock."""
+
+    def start(self, work: Coroutine[Any, Any, None], what: str) -> "Deferred[None]":
+        """Run a coroutine and log its failure."""
+
+    def report(self, stream: str, report: Report) -> None:
+        """Handle a report of a stream."""
+
+    def report_failure(self, error: Exception, stream: str, owner: str) -> None:
+        """Report a failed subscriber or cache to the operator. `owner` names it, in words."""
+
+
+class StreamExecutor:
+    """Performs the actions of `machine`: calls subscribers, invalidates caches, fetches, waits.
+
+    A failed subscriber is called again with backoff, without limit: its database may be down for a moment,
+    and a fact is never skipped. So are caches.
+    """
+
+    def __init__(self, machine: StreamMachine, host: ExecutorHost, caches: ICaches | None = None) -> None:
+        self.machine = machine
+        self._host = host
+        self._positions = machine.positions
+        # What is done with a fact before its position advances: the subscribers in order, then the caches.
+        self._steps: list[Subscriber] = []
+        self._caches: ICaches | None = None
+        # What the machine waits for. It is void once `_turn` has changed.
+        self._current: Deferred[StreamEvent] | None = None
+        self._turn = 0
+        self._timer: Any = None
+        if caches is not None:
+            self.attach_caches(caches)
+
+    def attach_caches(self, caches: ICaches) -> None:
+        """Invalidate these caches with each fact from now on."""
+        if self._caches is None:
+            self._caches = caches
+            self._steps.append(self._invalidate_fact)
+            self.machine.has_caches = True
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Call `subscriber` with each fact."""
+        self._steps.insert(len(self._steps) - self.machine.has_caches, subscriber)
+
+    # -- events --------------------------------------------------------------------------------------------
+
+    def connected(self, event: Connected) -> None:
+        """A connection was opened."""
+        self._feed(event)
+
+    def disconnected(self) -> None:
+        """The connection was lost."""
+        self._stop_timer()
+        self._feed(DISCONNECTED)
+
+    def stop(self) -> None:
+        """Cancel what is under way."""
+        self._stop_timer()
+        self._feed(STOPPED)
+
+    def received(self, command: Rdata | Position) -> None:
+        """A command was received."""
+        self._feed(command)
+
+    def received_run(self, run: RdataRun) -> None:
+        """Many consecutive rows were received. The effect is that of `received` for each."""
+        rows = self.machine.begin_run(run)
+        if rows is None:
+            self._feed(run)
+            return
+        stream, writer, turn = run.stream, run.instance, self._turn
+        steps, advance = list(enumerate(self._steps)), self._positions.advance
+        last = self._positions.tokens.get(writer, -1)
+        facts = zip(cast("list[int]", run.tokens), rows, strict=True)
+        for token, row in facts:
+            if token <= last:
+                continue
+            updates = Updates(stream, writer, token, [row])
+            for index, step in steps:
+                try:
+                    waiting = step(updates)
+                    if waiting is None:
+                        continue
+                    failure = None
+                    if type(waiting) is CoroutineType:
+                        # `step_eagerly` inlined: every row of every stream passes here.
+                        try:
+                            first = waiting.send(None)
+                        except StopIteration:
+                            continue
+                        waiting = resume(waiting, first)
+                except Exception as error:
+                    waiting, failure = None, error
+                self.machine.block_run(writer, token)
+                self._host.report(stream, ADVANCED)
+                if turn == self._turn:
+                    self._wait_for(self._finish(updates, index, waiting, failure))
+                left = sum(1 for _ in facts)
+                for command in islice(run.commands(), len(rows) - left, None):
+                    self._feed(command)
+                return
+            advance(writer, token)
+            last = token
+        self._host.report(stream, ADVANCED)
+        if turn == self._turn:
+            self._feed(APPLIED)
+
+    def _feed(self, event: StreamEvent) -> None:
+        actions = self.machine.feed(event)
+        if actions and (waiting := self._perform(actions)) is not None:
+            self._wait_for(waiting)
+
+    def _perform(self, actions: list[Action]) -> Waiting | None:
+        """Perform actions and what follows from them. Returns what must be waited for."""
+        while actions:
+            turn = self._turn
+            outcome: StreamEvent | Waiting | None = None
+            for action in actions:
+                outcome = self._apply() if type(action) is Apply else self._execute(action)
+                if turn != self._turn:
+                    # Cancelled, perhaps by a callback of this action.
+                    if type(outcome) is CoroutineType:
+                        outcome.close()
+                    return None
+            if outcome is None or type(outcome) is CoroutineType:
+                return outcome
+            actions = self.machine.feed(cast("StreamEvent", outcome))
+        return None
+
+    def _wait_for(self, waiting: Waiting) -> None:
+        self._host.start(self._drive(waiting), f"following {self.machine.name}")
+
+    async def _drive(self, waiting: Waiting | None) -> None:
+        turn = self._turn
+        while waiting is not None:
+            self._current = Deferred.fromCoroutine(waiting)
+            try:
+                event = await self._current
+            except CancelledError:
+                return
+            if turn != self._turn:
+                return
+            self._current = None
+            waiting = self._perform(self.machine.feed(event))
+
+    # -- actions -------------------------------------------------------------------------------------------
+
+    def _execute(self, action: Action) -> StreamEvent | Waiting | None:
+        match action:
+            case Report():
+                self._host.report(self.machine.name, action)
+            case Invalidate():
+                return self._invalidate()
+            case Fetch():
+                return self._fetch(action)
+            case Pause(seconds):
+                return self._pause(seconds)
+            case Wake(seconds):
+                if self._timer is None:
+                    self._timer = self._host.clock.callLater(seconds, self._tick)
+            case Cancel():
+                self._turn += 1
+                current, self._current = self._current, None
+                if current is not None:
+                    current.cancel()
+        return None
+
+    def _apply(self) -> StreamEvent | Waiting:
+        machine, steps = self.machine, self._steps
+        fact = machine.next_fact()
+        while fact is not None:
+            updates, only_caches = fact
+            for index in range(len(steps) - 1 if only_caches else 0, len(steps)):
+                waiting, failure = None, None
+                try:
+                    result = steps[index](updates)
+                    if result is not None:
+                        waiting = step_eagerly(result)
+                except Exception as error:
+                    failure = error
+                if waiting is not None or failure is not None:
+                    return self._finish(updates, index, waiting, failure)
+            fact = machine.next_fact()
+            self._host.report(machine.name, ADVANCED)
+        return APPLIED
+
+    async def _finish(
+        self,
+        updates: Updates[Any],
+        index: int,
+        waiting: Awaitable[None] | None,
+        failure: Exception | None,
+    ) -> StreamEvent:
+        """Continue a fact at the step that waits or failed."""
+        turn, attempt, steps = self._turn, 0, self._steps
+        while index < len(steps):
+            try:
+                if failure is not None:
+                    raise failure
+                if waiting is None:
+                    result = steps[index](updates)
+                    waiting = None if result is None else step_eagerly(result)
+                if waiting is not None:
+                    await waiting
+                index += 1
+            except Exception as error:
+                if turn != self._turn:
+                    raise CancelledError from error
+                owner = "a cache" if steps[index] == self._invalidate_fact else "a subscriber"
+                self._host.report_failure(error, self.machine.name, owner)
+                failure = None
+                await self._sleep(retry_seconds(attempt))
+                attempt += 1
+            waiting = None
+        return APPLIED
+
+    def _invalidate(self) -> StreamEvent | Waiting:
+        try:
+            self._invalidate_stream()
+        except Exception as error:
+            return self._invalidate_later(error)
+        return INVALIDATED
+
+    async def _invalidate_later(self, error: Exception) -> StreamEvent:
+        attempt = 0
+        while True:
+            self._host.report_failure(error, self.machine.name, "a cache")
+            await self._sleep(retry_seconds(attempt))
+            attempt += 1
+            try:
+                self._invalidate_stream()
+            except Exception as again:
+                error = again
+            else:
+                return INVALIDATED
+
+    def _invalidate_stream(self) -> None:
+        assert self._caches is not None
+        self._caches.invalidate_stream(self.machine.name)
+
+    def _invalidate_fact(self, updates: Updates[object]) -> None:
+        """The last step: invalidate caches.
+
+        Raises only if neither the entries nor all caches can be dropped.
+        """
+        assert self._caches is not None
+        if updates.writer not in self._positions.tokens:
+            # The first fact of a new writer: its earlier facts may be newer than our entries.
+            self._invalidate_stream()
+        try:
+            self._caches.apply(updates.stream, updates.rows, token=updates.token)
+        except Exception as error:
+            self._host.report_failure(error, updates.stream, "a cache")
+            self._invalidate_stream()
+
+    async def _fetch(self, action: Fetch) -> StreamEvent:
+        turn = self._turn
+        try:
+            return await self._host.fetch(
+                stream=self.machine.name, writer=action.writer, after=action.after, upto=action.upto
+            )
+        except ReplicationError as error:
+            return FetchFailed(error)
+        except Exception as error:
+            if turn != self._turn:
+                raise CancelledError from error
+            return FetchFailed(ReplicationError(f"the source of missing facts failed: {error!r}"))
+
+    async def _pause(self, seconds: float) -> StreamEvent:
+        await self._sleep(seconds)
+        return PAUSE_OVER
+
+    def _sleep(self, seconds: float) -> "Deferred[None]":
+        return deferLater(self._host.clock, seconds, lambda: None)  # type: ignore[arg-type]
+
+    # -- the timer -----------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._feed(TICK)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        self._timer = None

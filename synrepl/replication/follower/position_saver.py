@@ -1,0 +1,57 @@
+"""PositionSaver: keeps the saved positions, and those in the metrics, up to date."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from synrepl.ports.interfaces import IClock, IPositionStore, SaveablePosition
+from synrepl.ports.metrics import Metrics
+
+__all__ = ["PositionSaver"]
+
+SAVE_SECONDS: Final = 0.1
+"""The shortest time between two saves of positions. After a kill, facts applied since the last save are
+delivered again.
+"""
+
+
+class PositionSaver:
+    """Saves `positions()` to `store` and shows them in `metrics`, if there are any, soon after each change.
+
+    `saved`: the positions of the last run and of the last save, also of streams that are not followed now.
+    """
+
+    def __init__(
+        self,
+        store: IPositionStore | None,
+        metrics: Metrics | None,
+        positions: Callable[[], SaveablePosition],
+    ) -> None:
+        self.store = store
+        self.saved: SaveablePosition = store.load() if store is not None else {}
+        self._metrics = metrics
+        self._positions = positions
+        self._shown: dict[str, dict[str, int]] = {}
+        self._timer: Any = None
+
+    def save_soon(self, clock: IClock) -> None:
+        """Save within `SAVE_SECONDS`."""
+        if self._timer is None:
+            self._timer = clock.callLater(SAVE_SECONDS, self.save)
+
+    def save(self) -> None:
+        """Save now, if positions changed since the last save."""
+        if self._timer is None:
+            return
+        if self._timer.active():
+            self._timer.cancel()
+        self._timer = None
+        positions = self._positions()
+        if self.store is not None:
+            self.saved = self.saved | positions
+            self.store.save(self.saved)
+        if self._metrics is not None:
+            for stream, writers in positions.items():
+                if writers != self._shown.get(stream):
+                    for writer, token in writers.items():
+                        self._metrics.position.labels(stream, writer).set(token)
+            self._shown = positions
