@@ -21,10 +21,12 @@ from synrepl.cli.errors import EXIT_CODES  # noqa: E402
 from synrepl.cli.main import main as synrepl_command  # noqa: E402
 from synrepl.config import render_table  # noqa: E402
 from synrepl.ports.metrics import Metrics  # noqa: E402
+from synrepl.replication.follower.modes import Verdict  # noqa: E402
+from synrepl.replication.follower.states import TRANSITIONS, StreamState  # noqa: E402
 from synrepl.streams.stream import Stream  # noqa: E402
 from synrepl.streams.table import StreamTable  # noqa: E402
 from synrepl.wire.codec import MAX_LENGTH  # noqa: E402
-from synrepl.wire.commands import declared_commands  # noqa: E402
+from synrepl.wire.commands import Position, declared_commands  # noqa: E402
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect, Release, Span  # noqa: E402
 from synrepl.wire.grammar import Command, CommandForm, Side  # noqa: E402
 
@@ -74,6 +76,31 @@ MUSEUM: Final = """\
 This page lists real bugs of Synapse and of other systems that replicate. Each has a test here, at the
 lowest level that shows it, in memory, on a fake clock. `./scripts/test tests/museum` runs them all. The
 second column names the report."""
+
+FOLLOWER: Final = """\
+This page explains how a follower applies each fact of a stream once and in order. Each stream has a state
+machine of its own, `StreamMachine` (`synrepl/replication/follower/stream.py`). It does no I/O: it is fed
+events, and returns actions. `StreamExecutor` (`executor.py` beside it) performs the actions: it calls
+subscribers, invalidates caches, fetches missing facts and waits."""
+
+FOLLOWER_STATES: Final = """\
+While a stream is blocked, what arrives is queued. Once nothing blocks it, it continues with the rest of a
+page or a burst, then with an open gap, then with the queue, and may be blocked again in the same step: the
+diagram leaves these steps out, the table has them."""
+
+FOLLOWER_POSITIONS: Final = """\
+`AppliedPositions` (`positions.py`) owns the position of each writer. It advances after a fact was applied and
+its caches were invalidated, or when a POSITION shows that nothing is missing. Before it advances over facts
+that were not applied, everything that they could invalidate is dropped ([G4](guarantees.md)). What a POSITION
+shows depends on the mode of the connection (`modes.py`):
+
+* **Push**, before 1.13: the server pushes the missed facts, then sends POSITION.
+* **Pull**, since 1.13: the server announces the position of each writer; the follower fetches what it missed.
+* **Shared**, on Redis: as pull, but every writer announces its own position, and may fall back at any time.
+
+The order of the facts (`order.py`) decides which ones are repetitions. A fact of an **ordered** stream is
+one if its token is not above the position. Where rows name no writer, or facts are **unordered**, the
+follower remembers the last facts. A burst that **descends** is sorted before it is applied (`reorder.py`)."""
 
 SENDERS: Final = {Side.SERVER: "the server", Side.CLIENT: "the client", Side.BROKER: "Redis, from anyone"}
 
@@ -211,6 +238,65 @@ def _both(one: Span, other: Span) -> Span:
 
 def _kept(stream: Stream[Any]) -> str:
     return "ephemeral" if stream.ephemeral else "kept"
+
+
+# The follower
+
+
+def follower() -> str:
+    """How a follower works: its states and what leads from one to another."""
+    events = list(dict.fromkeys(event for events in TRANSITIONS.values() for event in events))
+    return _page(
+        [
+            "# How a follower works",
+            "",
+            FOLLOWER,
+            "",
+            "## States",
+            "",
+            *_table(("state", "meaning"), [(f"`{one.name}`", _sentence(one.value)) for one in StreamState]),
+            "",
+            "```mermaid",
+            "stateDiagram-v2",
+            f"    [*] --> {next(iter(StreamState)).name}",
+            *(f"    {one.name} --> {other.name}: {label}" for (one, other), label in _arrows().items()),
+            "```",
+            "",
+            FOLLOWER_STATES,
+            "",
+            *_table(
+                ("event", *(f"`{one.name}`" for one in StreamState)),
+                [
+                    (f"`{event.__name__}`", *(_next(state, event) for state in StreamState))
+                    for event in events
+                ],
+            ),
+            "",
+            "## Positions",
+            "",
+            FOLLOWER_POSITIONS,
+            "",
+            *_table(("a POSITION is", "when"), [(f"`{one.name}`", _sentence(one.value)) for one in Verdict]),
+        ]
+    )
+
+
+def _arrows() -> dict[tuple[StreamState, StreamState], str]:
+    """The steps of the diagram, with the events that lead to them."""
+    found: dict[tuple[StreamState, StreamState], list[str]] = {}
+    for state, events in TRANSITIONS.items():
+        for event, following in events.items():
+            is_end = state is not StreamState.LIVE and StreamState.LIVE in following
+            for other in StreamState:
+                is_next = is_end and other in TRANSITIONS[StreamState.LIVE][Position]
+                if other in following and other is not state and (other is StreamState.LIVE or not is_next):
+                    found.setdefault((state, other), []).append(event.__name__)
+    return {step: ", ".join(events) for step, events in found.items()}
+
+
+def _next(state: StreamState, event: type) -> str:
+    following = TRANSITIONS[state].get(event, ())
+    return ", ".join(f"`{one.name}`" for one in StreamState if one in following) or "error"
 
 
 # Settings, metrics, commands
@@ -383,6 +469,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/settings.md": settings,
     "reference/metrics.md": metrics,
     "reference/cli.md": cli,
+    "explanation/follower.md": follower,
     "explanation/museum.md": museum,
 }
 

@@ -38,6 +38,17 @@ def test_every_error_is_public() -> None:
     assert set(synrepl.errors.__all__) <= set(synrepl.__all__)
 
 
+def test_a_follower_shows_what_a_worker_needs() -> None:
+    """Whatever else it does is behind `engine`, for transports."""
+    follower = synrepl.Follower(instance="worker")
+
+    assert [name for name in dir(follower) if not name.startswith("_")] == [
+        "caught_up", "engine", "gaps", "instance", "is_connected", "lag_rows", "lag_seconds", "lost_gaps",
+        "on", "on_command", "on_event", "on_everything", "positions", "send", "stop", "table", "wait_for",
+        "waiting_streams",
+    ]  # fmt: skip
+
+
 def test_the_test_kit_is_public() -> None:
     """Workers are tested with the same parts as we are."""
     for name in synrepl.testing.__all__:

@@ -8,7 +8,9 @@ from twisted.enterprise.adbapi import ConnectionPool
 from twisted.internet.interfaces import IReactorTCP
 
 import synrepl
+from synrepl.errors import GapError
 from synrepl.streams.catalog import RECEIPTS, TYPING, Receipt, Typing
+from synrepl.wire.commands import RemoteServerUp
 
 
 def program(reactor: IReactorTCP, app: MultiService, publisher: synrepl.Publisher) -> None:
@@ -45,6 +47,30 @@ def program(reactor: IReactorTCP, app: MultiService, publisher: synrepl.Publishe
     synrepl.serve(reactor, "tcp:9092:interface=127.0.0.1", publisher, server_name="hs").setServiceParent(app)
     at: dict[str, dict[str, int]] = follower.positions()
     print(at, mine, follower.caught_up(RECEIPTS, writer="master", token=54))
+
+
+def watching(follower: synrepl.Follower) -> None:
+    follower.on_everything(lambda updates: print(updates.stream))
+
+    @follower.on_event
+    def on_event(event: synrepl.FollowerEvent) -> None:
+        print(event.kind, event.text)
+
+    @follower.on_command(RemoteServerUp)
+    def on_command(command: RemoteServerUp) -> None:
+        print(command)
+
+    instance: str = follower.instance
+    table: synrepl.StreamTable = follower.table
+    is_connected: bool = follower.is_connected
+    lag: tuple[float, int] = (follower.lag_seconds(), follower.lag_rows())
+    gaps: list[GapError] = follower.gaps()
+    lost: list[tuple[float, GapError]] = follower.lost_gaps
+    blocked: list[str] = follower.waiting_streams()
+    print(instance, table, is_connected, lag, gaps, lost, blocked)
+    follower.send(RemoteServerUp(server="hs"))
+    follower.stop()
+    follower.received([])  # type: ignore[attr-defined]
 
 
 async def remembering(follower: synrepl.Follower) -> None:

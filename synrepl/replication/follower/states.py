@@ -53,7 +53,7 @@ TRANSITIONS: Final[Mapping[StreamState, Mapping[type, frozenset[StreamState]]]] 
         Rdata: _READY,
         RdataRun: _READY,
         Position: _READY,
-        Tick: frozenset({_L, _A, _I}),
+        Tick: frozenset({_L, _A}),
         Connected: frozenset({_L}),
         Disconnected: frozenset({_D}),
         Stopped: frozenset({_D}),

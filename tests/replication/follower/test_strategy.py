@@ -7,7 +7,7 @@ from typing import Any, Self
 import pytest
 from prometheus_client import CollectorRegistry
 from twisted.internet import protocol
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 
 from synrepl.errors import NotConnected
@@ -356,6 +356,18 @@ class TestPositions:
 
         assert story.tokens() == [2, 3, 4]
         assert story.errors() == ["gap in to_device of master: have 1, want 3: refused"] * 12
+        assert story.gaps() == (1, 1)
+
+    def test_a_fetch_that_fails_by_a_bug_is_tried_again(self) -> None:
+        """Rows after the gap must not be applied before it is repaired."""
+        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
+        story.shelve("to_device", [2, 3])
+        story.shelf.failures = [KeyError("bug"), CancelledError()]
+
+        story.hears("POSITION to_device master 3 3", *rows(4, 5))
+        story.wait(3)
+
+        assert story.tokens() == [2, 3, 4, 5]
         assert story.gaps() == (1, 1)
 
     def test_losing_the_connection_while_fetching_loses_nothing(self) -> None:
@@ -847,6 +859,23 @@ class TestSubscribers:
         story.wait(1)
 
         assert calls == [2, 2, 3]
+
+    def test_a_cancelled_error_of_a_subscriber_is_a_failure_like_any_other(self) -> None:
+        """It may come from a Deferred of its own; nobody stopped the follower."""
+        story = Story(CURRENT, "push_rules").hears("POSITION push_rules master 1 1")
+        failures = [CancelledError(), CancelledError()]
+        seen: list[int] = []
+
+        @story.follower.on(TABLE["to_device"])
+        async def shaky(updates: Updates[Any]) -> None:
+            if failures:
+                raise failures.pop()
+            seen.append(updates.token)
+
+        story.hears("POSITION to_device master 1 1", *rows(2, 3))
+        story.wait(3)
+
+        assert seen == [2, 3]
 
     def test_the_next_fact_waits_until_a_subscriber_is_done(self) -> None:
         """Order holds through whatever it awaits; another stream does not wait."""

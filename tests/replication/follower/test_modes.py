@@ -1,0 +1,233 @@
+"""What a POSITION shows in each mode, and the units that the modes are made of."""
+
+from typing import Any
+
+import pytest
+
+from synrepl.errors import ReplicationError
+from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
+from synrepl.replication.follower.dedup import RecentFacts
+from synrepl.replication.follower.events import Fetch
+from synrepl.replication.follower.gaps import DESCENDING_TOKENS, GapRepair, OpenGaps
+from synrepl.replication.follower.modes import ApplyPolicy, Mode, StreamHistory, Verdict, mode_for
+from synrepl.replication.follower.order import Order, Ordered, Overtaking, Restarting, Unordered
+from synrepl.replication.follower.positions import AppliedPositions
+from synrepl.replication.follower.push import PushBacklog
+from synrepl.replication.follower.strategy import SHARED, FollowStrategy
+from synrepl.wire.commands import Position
+
+W = "w1"
+PULL = FollowStrategy(pushed=False)
+PUSH = FollowStrategy(pushed=True)
+
+
+def mode(
+    strategy: FollowStrategy,
+    *,
+    known: int | None = 10,
+    announced: int | None = None,
+    ordered: bool = True,
+    monotonic: bool = True,
+    external: int = -1,
+    out_of_order: bool = False,
+    **policy: Any,
+) -> Mode:
+    history = StreamHistory(
+        ApplyPolicy(
+            ordered=ordered,
+            monotonic=monotonic,
+            earliest=policy.pop("earliest", False),
+            external_position=lambda writer: external,
+            **policy,
+        ),
+        AppliedPositions({} if known is None else {W: known}),
+    )
+    history.is_out_of_order = out_of_order
+    if announced is not None:
+        history.announced[W] = announced
+    return mode_for("s", strategy, history, seconds=lambda: 0.0)
+
+
+FIRST, LATER = True, False
+
+
+@pytest.mark.parametrize(
+    ("is_first", "prev", "token", "verdict", "after"),
+    [
+        (FIRST, 10, 10, Verdict.CERTAIN, 0),
+        (FIRST, 8, 12, Verdict.CERTAIN, 0),
+        (FIRST, None, 12, Verdict.GAP, 10),
+        (FIRST, 12, 15, Verdict.GAP, 10),
+        (FIRST, 4, 4, Verdict.RESTARTED, 0),
+        (LATER, 10, 12, Verdict.CERTAIN, 0),
+        (LATER, 4, 4, Verdict.STALE, 0),
+    ],
+)
+def test_pull(is_first: bool, prev: int | None, token: int, verdict: Verdict, after: int) -> None:
+    """The announced position against the applied one, which is 10."""
+    command = Position(stream="s", instance=W, prev_token=prev, token=token)
+
+    found = mode(PULL).judge(command, is_first=is_first)
+
+    assert (found.verdict, found.token, found.after) == (verdict, token, after)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_first", "token", "verdict"),
+    [
+        ({"known": None}, FIRST, 12, Verdict.UNCERTAIN),
+        ({"known": None, "earliest": True}, FIRST, 12, Verdict.GAP),
+        ({"known": None, "is_kept": True, "resumes": True}, FIRST, 12, Verdict.GAP),
+        ({"monotonic": False}, FIRST, 10, Verdict.UNCERTAIN),
+        ({"monotonic": False}, LATER, 10, Verdict.CERTAIN),
+        ({"monotonic": False}, LATER, 4, Verdict.RESTARTED),
+        ({"out_of_order": True}, FIRST, 10, Verdict.UNCERTAIN),
+        ({"is_kept": True}, FIRST, 4, Verdict.REWOUND),
+        ({"external": 15}, FIRST, 12, Verdict.STALE),
+        ({"external": 15}, FIRST, 15, Verdict.CERTAIN),
+        ({"external": 15}, FIRST, 20, Verdict.GAP),
+    ],
+)
+def test_pull_of_other_streams(options: dict[str, Any], is_first: bool, token: int, verdict: Verdict) -> None:
+    """Unknown writers, tokens that go back, logs, and other sources."""
+    command = Position(stream="s", instance=W, prev_token=token, token=token)
+
+    assert mode(PULL, **options).judge(command, is_first=is_first).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("is_first", "token", "verdict", "is_rewound", "void_after"),
+    [
+        (FIRST, 12, Verdict.CERTAIN, False, None),
+        (FIRST, 10, Verdict.CERTAIN, False, None),
+        (FIRST, 4, Verdict.UNCERTAIN, True, 4),
+        (LATER, 10, Verdict.CERTAIN, False, None),
+        (LATER, 12, Verdict.UNCERTAIN, False, None),
+        (LATER, 4, Verdict.UNCERTAIN, False, 4),
+    ],
+)
+def test_push(is_first: bool, token: int, verdict: Verdict, is_rewound: bool, void_after: int | None) -> None:
+    """Only the POSITION that ends the push certifies what was pushed."""
+    found = mode(PUSH).judge(Position(stream="s", instance=W, token=token), is_first=is_first)
+
+    assert (found.verdict, found.is_rewound, found.void_after) == (verdict, is_rewound, void_after)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_first", "prev", "token", "verdict", "after"),
+    [
+        ({}, LATER, 4, 4, Verdict.RESTARTED, 0),
+        ({"ordered": False}, LATER, 4, 4, Verdict.CERTAIN, 0),
+        ({"ordered": False, "announced": 7}, FIRST, 9, 10, Verdict.RECHECK, 7),
+        ({"ordered": False, "announced": 10}, FIRST, 9, 10, Verdict.CERTAIN, 0),
+        ({"ordered": False, "announced": 7}, LATER, 9, 10, Verdict.CERTAIN, 0),
+        ({"ordered": False, "announced": 7}, LATER, 12, 12, Verdict.GAP, 7),
+        ({"ordered": False, "is_kept": True, "known": 2_000}, FIRST, 2_000, 2_000, Verdict.RECHECK, 1_000),
+    ],
+)
+def test_shared(
+    options: dict[str, Any], is_first: bool, prev: int, token: int, verdict: Verdict, after: int
+) -> None:
+    """A writer may fall back at any time; late facts are looked for below its last POSITION."""
+    command = Position(stream="s", instance=W, prev_token=prev, token=token)
+
+    found = mode(SHARED, **options).judge(command, is_first=is_first)
+
+    assert (found.verdict, found.after) == (verdict, after)
+
+
+def test_rows_are_accepted_behind_a_position() -> None:
+    """There may be a gap before the others, unless their writer is a new one."""
+    pull = mode(PULL)
+    assert not pull.accepts_rows("new")
+    assert not pull.accepts_rows(W)
+    assert pull.announce("other")
+    assert pull.accepts_rows("new")
+    assert not pull.accepts_rows(W)
+    assert pull.announce(W)
+    assert pull.accepts_rows(W)
+    assert not pull.announce(W)
+
+
+@pytest.mark.parametrize(
+    ("order", "news", "after"),
+    [
+        (Ordered(), [True, False, False, False], 8),
+        (Overtaking(RecentFacts()), [True, True, False, True], 10),
+        (Unordered(RecentFacts()), [True, True, False, True], 10),
+        (Restarting(RecentFacts()), [True, True, False, True], 8),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_orders(order: Order, news: list[bool], after: int) -> None:
+    """What is a repetition, and how far a late fact moves the position."""
+    facts = [(11, b"1"), (8, b"1"), (8, b"1"), (8, b"2")]
+
+    assert [order.is_new(W, token, [text], 10) for token, text in facts] == news
+    assert order.position_after(8, 10) == after
+
+
+def test_pushed_rows_of_one_token_are_one_fact() -> None:
+    """The next token, or the end of the backlog, completes it."""
+    backlog = PushBacklog()
+
+    assert backlog.add(W, 1, [b"a"]) == backlog.add(W, 1, [b"b"]) == []
+    assert backlog.add(W, 2, [b"c"]) == [(W, 1, [b"a", b"b"])]
+    assert backlog.close() == [(W, 2, [b"c"])]
+    assert backlog.add(W, 2, [b"d"]) == [(W, 2, [b"d"])]
+
+
+def test_positions_held_back_are_not_reported() -> None:
+    """A push that is cut off is requested again from there."""
+    positions = AppliedPositions({W: 1})
+    positions.hold_back()
+    positions.advance(W, 5)
+    assert (positions.tokens, positions.reported) == ({W: 5}, {W: 1})
+    positions.rewind()
+    assert positions.tokens == positions.reported == {W: 1}
+
+    positions.hold_back()
+    positions.advance(W, 6)
+    positions.release()
+    positions.rewind()
+
+    assert positions.tokens == positions.reported == {W: 6}
+
+
+def test_gaps_stay_open_until_they_are_closed() -> None:
+    """A gap is counted once, however often it is met."""
+    gaps = OpenGaps()
+
+    assert gaps.open(W, 20)
+    assert not gaps.open(W, 25)
+    assert gaps.missing({W: 10}) == 15
+    assert gaps.close(W)
+    assert not gaps.close(W)
+    assert gaps.missing({W: 10}) == 0
+
+
+def test_descending_responses_are_requested_in_small_steps() -> None:
+    """And sorted."""
+    repair = GapRepair("s", W, 0, DESCENDING_TOKENS + 9, descends=True)
+
+    assert repair.request() == Fetch(W, 0, DESCENDING_TOKENS)
+    facts = [(7, [b"7"]), (3, [b"3"])]
+    assert repair.received(MissedFacts(facts=facts, upto=DESCENDING_TOKENS, limited=False)) == facts[::-1]
+    assert repair.request() == Fetch(W, DESCENDING_TOKENS, DESCENDING_TOKENS + 9)
+
+
+def test_a_repair_ends_after_some_failures_in_a_row() -> None:
+    """Or at once if a retry cannot help. A page between them starts the count again."""
+    repair = GapRepair("s", W, 0, 9, max_attempts=2)
+    away = ReplicationError("away")
+
+    assert repair.failed(away) == 0.5
+    repair.received(MissedFacts(facts=[], upto=5, limited=True))
+    assert [repair.failed(away), repair.failed(away)] == [0.5, None]
+    assert GapRepair("s", W, 0, 9).failed(NowhereToFetch("nowhere")) is None
+
+
+def test_a_page_without_progress_is_an_error() -> None:
+    """Or the source would be asked without a pause."""
+    with pytest.raises(ReplicationError, match="no progress beyond 5"):
+        GapRepair("s", W, 5, 9).received(MissedFacts(facts=[], upto=5, limited=True))

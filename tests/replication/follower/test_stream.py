@@ -1,0 +1,447 @@
+"""The state machine of a stream: events in, actions out."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from synrepl.errors import GapError, LocalProtocolError, ReplicationError, RowError
+from synrepl.replication.follower.apply_queue import MAX_WAITING_BYTES
+from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
+from synrepl.replication.follower.events import (
+    ADVANCED,
+    APPLIED,
+    APPLY,
+    CANCEL,
+    DISCONNECTED,
+    INVALIDATE,
+    INVALIDATED,
+    PAUSE_OVER,
+    STOPPED,
+    TICK,
+    Action,
+    Applied,
+    Connected,
+    Fetch,
+    FetchFailed,
+    Pause,
+    Report,
+    Reported,
+    StreamEvent,
+    Wake,
+)
+from synrepl.replication.follower.modes import ApplyPolicy, StreamHistory
+from synrepl.replication.follower.positions import AppliedPositions
+from synrepl.replication.follower.reorder import QUIET_SECONDS
+from synrepl.replication.follower.states import TRANSITIONS, StreamState
+from synrepl.replication.follower.strategy import SHARED, FollowStrategy
+from synrepl.replication.follower.stream import StreamMachine
+from synrepl.streams.batches import Batches
+from synrepl.wire.commands import Position, Rdata
+from synrepl.wire.rdata_runs import RdataRun
+
+W = "w1"
+BIG = b"x" * (MAX_WAITING_BYTES + 1)
+PULL = FollowStrategy(pushed=False)
+PUSH = FollowStrategy(pushed=True)
+
+ORDERED = ApplyPolicy(ordered=True, monotonic=True, earliest=False)
+UNORDERED = ApplyPolicy(ordered=False, monotonic=True, earliest=False)
+DESCENDING = ApplyPolicy(ordered=False, monotonic=True, earliest=False, descends=True)
+
+DETECTED, REPAIRED = Report(Reported.GAP_DETECTED), Report(Reported.GAP_REPAIRED)
+
+
+def row(token: int | None, text: bytes = b"[]") -> Rdata:
+    return Rdata(stream="s", instance=W, token=token, row=text)
+
+
+def position(prev: int, token: int) -> Position:
+    return Position(stream="s", instance=W, prev_token=prev, token=token)
+
+
+def at(token: int) -> Report:
+    return Report(Reported.POSITION, W, token)
+
+
+def error(why: str, have: int, want: int) -> GapError:
+    return GapError(stream="s", writer=W, have=have, want=want, why=why)
+
+
+def decode(rows: list[bytes]) -> list[Any]:
+    if b"bad" in rows:
+        raise RowError(stream="s", why="bad")
+    return rows
+
+
+class Machine(StreamMachine):
+    """A machine at position 10, and what it ordered. Facts are applied when they are ordered."""
+
+    def __init__(
+        self,
+        policy: ApplyPolicy = ORDERED,
+        strategy: FollowStrategy = PULL,
+        *,
+        has_caches: bool = False,
+        known: int | None = 10,
+    ) -> None:
+        positions = AppliedPositions({} if known is None else {W: known})
+        super().__init__("s", StreamHistory(policy, positions), Batches(), seconds=lambda: self.now)
+        self.now = 0.0
+        self.has_caches = has_caches
+        self.applied: list[int] = []
+        self.strategy = strategy
+        self.feed(Connected(strategy, decode))
+
+    def apply(self) -> list[Action]:
+        """Apply facts as far as they go."""
+        while (fact := self.next_fact()) is not None:
+            self.applied.append(fact[0].token)
+        return self.feed(APPLIED)
+
+    def hears(self, *events: StreamEvent) -> list[Action]:
+        """All actions for these events; facts are applied at once, caches are dropped at once."""
+        done: list[Action] = []
+        for event in events:
+            actions = self.feed(event)
+            while actions:
+                done += actions
+                last = actions[-1]
+                actions = []
+                if last is APPLY:
+                    actions = self.apply()
+                elif last is INVALIDATE:
+                    actions = self.feed(INVALIDATED)
+        return done
+
+
+def live(**options: Any) -> Machine:
+    machine = Machine(**options)
+    machine.hears(position(10, 10))
+    assert machine.state is StreamState.LIVE
+    return machine
+
+
+def disconnected() -> Machine:
+    machine = live()
+    machine.feed(DISCONNECTED)
+    return machine
+
+
+def applying() -> Machine:
+    machine = live()
+    machine.feed(row(11))
+    machine.next_fact()
+    return machine
+
+
+def invalidating() -> Machine:
+    machine = live(has_caches=True)
+    machine.feed(row(11, b"bad"))
+    assert machine.next_fact() is None
+    machine.feed(APPLIED)
+    return machine
+
+
+def fetching() -> Machine:
+    machine = live()
+    machine.feed(position(20, 20))
+    return machine
+
+
+def backing_off() -> Machine:
+    machine = fetching()
+    machine.feed(FetchFailed(ReplicationError("away")))
+    return machine
+
+
+STATES: dict[StreamState, Callable[[], Machine]] = {
+    StreamState.DISCONNECTED: disconnected,
+    StreamState.LIVE: live,
+    StreamState.APPLYING: applying,
+    StreamState.INVALIDATING: invalidating,
+    StreamState.FETCHING: fetching,
+    StreamState.BACKING_OFF: backing_off,
+}
+
+EVENTS: list[StreamEvent] = [
+    row(12),
+    RdataRun(stream="s", instance=W, tokens=[12, 13], rows=[b"[]", b"[]"]),
+    position(12, 12),
+    MissedFacts(facts=[(15, [b"[]"])], upto=20, limited=False),
+    Connected(PULL, decode),
+    DISCONNECTED,
+    STOPPED,
+    APPLIED,
+    INVALIDATED,
+    FetchFailed(ReplicationError("away")),
+    PAUSE_OVER,
+    TICK,
+]
+
+
+def test_the_examples_are_all_states_and_events() -> None:
+    """A new one needs an example."""
+    assert set(STATES) == set(StreamState) == set(TRANSITIONS)
+    assert {type(event) for event in EVENTS} == {event for events in TRANSITIONS.values() for event in events}
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+@pytest.mark.parametrize("state", StreamState, ids=lambda state: state.name)
+def test_every_event_in_every_state(state: StreamState, event: StreamEvent) -> None:
+    """It leads where the table says, or is an error that changes nothing."""
+    machine = STATES[state]()
+    assert machine.state is state
+    allowed = TRANSITIONS[state].get(type(event))
+
+    if allowed is None:
+        with pytest.raises(LocalProtocolError, match=f"{type(event).__name__} while {state.name}"):
+            machine.feed(event)
+        assert machine.state is state
+    else:
+        actions = machine.feed(event)
+        assert machine.state in allowed
+        waits = [one for one in actions if not isinstance(one, Report | Wake)]
+        assert waits == actions[len(actions) - len(waits) :]
+        assert len(waits) == (CANCEL in waits or (state, machine.state) not in _SILENT)
+
+
+_SILENT = {
+    *((state, state) for state in StreamState),
+    *((state, StreamState.LIVE) for state in StreamState),
+    *((state, StreamState.DISCONNECTED) for state in (StreamState.LIVE, StreamState.DISCONNECTED)),
+}
+"""Steps without an action that is followed by an event."""
+
+
+def test_the_table_has_no_step_that_cannot_be_taken() -> None:
+    """Chance takes each of them, with every policy, strategy and kind of page."""
+    taken: set[tuple[StreamState, type, StreamState]] = set()
+    for seed in range(1000):
+        _walk(Random(seed), taken)
+    _end_of_a_dropped_fact(taken)
+
+    assert taken == {
+        (state, event, other)
+        for state, events in TRANSITIONS.items()
+        for event, others in events.items()
+        for other in others
+    }
+
+
+def _walk(chance: Random, taken: set[tuple[StreamState, type, StreamState]]) -> None:
+    strategy = chance.choice([PULL, PULL, PUSH, SHARED, SHARED])
+    machine = Machine(
+        chance.choice([ORDERED, UNORDERED, DESCENDING]),
+        strategy,
+        has_caches=chance.random() < 0.5,
+        known=chance.choice([None, 10]),
+    )
+    token = 10
+    for _ in range(60):
+        machine.now += 0.3
+        token += chance.choice([-3, 0, 1, 1, 1, 2])
+        writer, text = chance.choice([W, W, W, "w2"]), chance.choice([b"[]", b"[]", b"[]", b"bad", BIG])
+        before = machine.state
+        kind = chance.choice([*TRANSITIONS[before], Rdata, Rdata, RdataRun, RdataRun])
+        event: StreamEvent
+        if kind is Rdata:
+            event = Rdata(stream="s", instance=writer, token=chance.choice([None, token]), row=text)
+        elif kind is RdataRun:
+            event = RdataRun(stream="s", instance=writer, tokens=[token, None], rows=[text, b"[]"])
+        elif kind is Position:
+            prev = token - chance.choice([0, 2])
+            event = Position(stream="s", instance=writer, prev_token=prev, token=token)
+        elif kind is MissedFacts:
+            few = chance.choice([[], [(token - 1, [text])]])
+            event = MissedFacts(facts=few, upto=token - 1, limited=chance.random() < 0.5)
+        elif kind is FetchFailed:
+            event = FetchFailed(chance.choice([ReplicationError("away"), NowhereToFetch("nowhere")]))
+        elif kind is Connected:
+            event = Connected(strategy, decode)
+        else:
+            event = next(one for one in EVENTS if type(one) is kind)
+        while kind is Applied and machine.next_fact() is not None and chance.random() < 0.5:
+            pass
+        machine.feed(event)
+        taken.add((before, kind, machine.state))
+
+
+def _end_of_a_dropped_fact(taken: set[tuple[StreamState, type, StreamState]]) -> None:
+    """The queue was full of a new writer's rows. Chance meets this too seldom."""
+    for kind in (Rdata, RdataRun):
+        machine = Machine(has_caches=True, known=None)
+        machine.positions.advance("w2", 10)
+        machine._history.has_started = True
+        machine.feed(DISCONNECTED)
+        machine.feed(Connected(PULL, decode))
+        machine.hears(Position(stream="s", instance="w2", prev_token=10, token=10))
+        machine.feed(Rdata(stream="s", instance="w2", token=11, row=b"[]"))
+        machine.next_fact()
+        machine.feed(row(None, BIG))
+        machine.feed(APPLIED)
+        run = RdataRun(stream="s", instance=W, tokens=[11, None], rows=[b"[]", b"[]"])
+        machine.feed(run if kind is RdataRun else row(11))
+        taken.add((StreamState.LIVE, kind, machine.state))
+
+
+class TestActions:
+    """What is ordered, in which order."""
+
+    def test_a_fact_moves_the_position_after_it_was_applied(self) -> None:
+        """G4."""
+        machine = live()
+
+        assert machine.feed(row(11)) == [APPLY]
+        assert machine.positions.tokens == {W: 10}
+        assert machine.next_fact() is not None
+        assert machine.positions.tokens == {W: 10}
+        assert machine.feed(APPLIED) == [ADVANCED]
+        assert machine.positions.tokens == {W: 11}
+
+    def test_a_gap_is_fetched_page_by_page(self) -> None:
+        """Each request begins where the last page ended."""
+        machine = live()
+
+        assert machine.feed(position(20, 20)) == [DETECTED, Fetch(W, 10, 20)]
+        page = MissedFacts(facts=[(12, [b"[]"])], upto=15, limited=True)
+        assert machine.hears(page) == [APPLY, Fetch(W, 15, 20)]
+        page = MissedFacts(facts=[(18, [b"[]"]), (20, [b"[]"])], upto=20, limited=False)
+        assert machine.hears(page) == [APPLY, REPAIRED, at(20), ADVANCED]
+        assert machine.applied == [12, 18, 20]
+
+    def test_the_facts_of_an_unknown_writer_may_have_been_missed(self) -> None:
+        """What they could invalidate is dropped before anything is fetched."""
+        machine = Machine(has_caches=True, known=None)
+        machine.positions.advance("w0", 7)
+        machine._history.has_started = True
+        machine.feed(DISCONNECTED)
+        machine.feed(Connected(PULL, decode))
+
+        assert machine.feed(position(9, 9)) == [DETECTED, INVALIDATE]
+        assert machine.feed(INVALIDATED) == [ADVANCED, Fetch(W, 7, 9)]
+
+    def test_failures_are_paused_for_longer_and_longer(self) -> None:
+        """And reported each time."""
+        machine = fetching()
+        failed = FetchFailed(ReplicationError("away"))
+        pauses = []
+        for _ in range(7):
+            report, pause = machine.feed(failed)
+            assert isinstance(report, Report)
+            assert str(report.error) == str(error("away", 10, 20))
+            pauses.append(pause)
+            assert machine.feed(PAUSE_OVER) == [Fetch(W, 10, 20)]
+
+        assert pauses == [Pause(seconds) for seconds in (0.5, 1, 2, 4, 8, 8, 8)]
+        assert [str(gap) for gap in machine.gaps.errors] == [str(error("away", 10, 20))]
+
+    def test_a_gap_that_cannot_be_fetched_is_given_up(self) -> None:
+        """The stream continues, and its caches are dropped."""
+        machine = fetching()
+        machine.has_caches = True
+
+        reports = machine.feed(FetchFailed(NowhereToFetch("nowhere")))
+
+        assert [one.about for one in reports if isinstance(one, Report)] == [
+            Reported.ERROR,
+            Reported.GAP_LOST,
+        ]
+        assert reports[-1] is INVALIDATE
+        assert machine.feed(INVALIDATED) == [at(20), ADVANCED]
+
+    def test_a_disconnect_cancels_a_fetch_and_drops_the_queue(self) -> None:
+        """Rows behind the gap must not be applied."""
+        machine = fetching()
+        machine.feed(row(21))
+
+        assert machine.feed(DISCONNECTED) == [CANCEL]
+        machine.feed(Connected(PULL, decode))
+        assert machine.feed(position(21, 21)) == [Fetch(W, 10, 21)]
+
+    def test_a_busy_subscriber_may_finish_after_a_disconnect(self) -> None:
+        """With an exact order its fact counts."""
+        machine = applying()
+        machine.feed(row(12))
+
+        assert machine.feed(DISCONNECTED) == []
+        assert machine.feed(APPLIED) == [ADVANCED]
+        assert machine.state is StreamState.DISCONNECTED
+        assert machine.positions.tokens == {W: 11}
+
+    def test_without_order_it_does_not_count(self) -> None:
+        """Earlier facts may have been lost with the connection."""
+        machine = live(policy=UNORDERED, strategy=SHARED)
+        machine.feed(row(11))
+        machine.next_fact()
+        machine.feed(DISCONNECTED)
+
+        assert machine.feed(APPLIED) == []
+        assert machine.positions.tokens == {W: 10}
+
+    def test_a_stopped_fact_does_not_count(self) -> None:
+        """It is delivered again."""
+        machine = applying()
+
+        assert machine.feed(STOPPED) == [CANCEL]
+        assert machine.positions.tokens == {W: 10}
+
+    def test_a_row_of_no_shape_is_reported_and_skipped(self) -> None:
+        """Its caches are dropped."""
+        machine = live(has_caches=True)
+
+        report, *others = machine.hears(row(11, b"bad"), row(12))[1:]
+
+        assert isinstance(report, Report)
+        assert isinstance(report.error, RowError)
+        assert others == [INVALIDATE, ADVANCED, APPLY]
+        assert machine.applied == [12]
+
+    def test_a_repetition_invalidates_again(self) -> None:
+        """It may be an equal fact of a lost history."""
+        machine = live(policy=UNORDERED, has_caches=True)
+        machine.hears(row(11))
+        machine.feed(row(11))
+
+        fact = machine.next_fact()
+
+        assert fact is not None
+        assert fact[1]
+        assert machine.feed(APPLIED) == []
+
+    def test_a_burst_is_applied_when_it_is_quiet(self) -> None:
+        """From the lowest token up."""
+        machine = live(policy=DESCENDING, strategy=SHARED)
+
+        assert machine.hears(row(13), row(12)) == [Wake(QUIET_SECONDS)]
+        assert machine.is_blocked
+        machine.now += QUIET_SECONDS - 0.1
+        assert machine.hears(TICK) == [Wake(QUIET_SECONDS)]
+        machine.now += QUIET_SECONDS
+        assert machine.hears(TICK) == [APPLY]
+        assert machine.applied == [12, 13]
+        assert not machine.is_blocked
+
+    def test_a_push_that_is_too_much_is_paused_until_the_queue_is_empty(self) -> None:
+        """A server that pushes cannot be asked again."""
+        machine = live(strategy=PUSH)
+        machine.feed(row(11))
+        machine.next_fact()
+
+        assert machine.feed(row(12, BIG)) == [Report(Reported.FULL)]
+        assert machine.feed(row(13)) == []
+        assert machine.feed(APPLIED) == [ADVANCED, APPLY]
+        machine.apply()
+        assert machine.apply()[-1:] == [Report(Reported.EMPTY)]
+        assert machine.applied == [12, 13]
+
+    def test_late_facts_are_fetched_again_after_a_disconnect(self) -> None:
+        """A recheck is no gap, and goes on without a source."""
+        machine = live(policy=UNORDERED, strategy=SHARED)
+        machine.hears(position(30, 30), MissedFacts(facts=[], upto=30, limited=False))
+        machine.feed(DISCONNECTED)
+        machine.feed(Connected(SHARED, decode))
+
+        assert machine.feed(position(25, 35)) == [Fetch(W, 30, 35)]
+        assert machine.feed(FetchFailed(NowhereToFetch("nowhere"))) == [at(35), ADVANCED]
