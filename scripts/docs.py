@@ -21,7 +21,7 @@ from synrepl.cli.errors import EXIT_CODES  # noqa: E402
 from synrepl.cli.main import main as synrepl_command  # noqa: E402
 from synrepl.config import render_table  # noqa: E402
 from synrepl.ports.metrics import Metrics  # noqa: E402
-from synrepl.replication.follower.modes import Verdict  # noqa: E402
+from synrepl.replication.follower.mode import Verdict  # noqa: E402
 from synrepl.replication.follower.states import TRANSITIONS, StreamState  # noqa: E402
 from synrepl.streams.stream import Stream  # noqa: E402
 from synrepl.streams.table import StreamTable  # noqa: E402

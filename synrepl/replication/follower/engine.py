@@ -21,10 +21,10 @@ from synrepl.ports.tasks import Tasks
 from synrepl.replication.allocation import Allocation
 from synrepl.replication.follower.catchup import ICatchUp, MissedFacts, NoCatchUp
 from synrepl.replication.follower.decoders import decoder, untyped
-from synrepl.replication.follower.events import Connected, Report, Reported
+from synrepl.replication.follower.events import DISCONNECTED, STOPPED, Connected, Report, Reported
 from synrepl.replication.follower.executor import StreamExecutor
 from synrepl.replication.follower.follower_event import FollowerEvent
-from synrepl.replication.follower.modes import ApplyPolicy, StreamHistory
+from synrepl.replication.follower.mode import ApplyPolicy, StreamHistory
 from synrepl.replication.follower.position_saver import PositionSaver
 from synrepl.replication.follower.positions import AppliedPositions
 from synrepl.replication.follower.strategy import FollowStrategy, following
@@ -98,6 +98,7 @@ class FollowerEngine:
                 "a follower has `external_position` or `caches`: caches would miss external facts"
             )
         self.table = streams
+        self.connection: FollowerConnection | None = None
         self.is_connected = False
         self.lost_gaps: list[tuple[float, GapError]] = []
         self.catch_up = catch_up or NoCatchUp()
@@ -122,7 +123,6 @@ class FollowerEngine:
         self._command_subscribers: dict[type[Command], list[Callable[[Any], None]]] = {}
         self._event_listeners: list[Callable[[FollowerEvent], None]] = []
         self._has_new_writer = False
-        self._connection: FollowerConnection | None = None
         self._strategy: FollowStrategy | None = None
         self._dialect: Dialect | None = None
         self._established = False
@@ -155,14 +155,14 @@ class FollowerEngine:
 
     def subscribe(self, stream: Stream[Any], subscriber: Subscriber) -> None:
         """Call `subscriber` with each fact of a stream."""
-        self.executor(stream).subscribe(subscriber)
+        self.executor(stream).steps.subscribe(subscriber)
         self.follow_caches()
 
     def subscribe_to_all(self, subscriber: Subscriber) -> None:
         """Call `subscriber` with each fact of every stream."""
         self._subscribers.append(subscriber)
         for stream in self.table:
-            self.executor(stream).subscribe(subscriber)
+            self.executor(stream).steps.subscribe(subscriber)
         self.follow_caches()
 
     def subscribe_to_command(self, command: type[Command], subscriber: Callable[[Any], None]) -> None:
@@ -181,15 +181,15 @@ class FollowerEngine:
         if stream.name not in self.table:
             self.table = self.table | {stream}
         made = self.executors[stream.name] = self._make_executor(stream)
-        if self._connection is not None:
+        if self.connection is not None:
             assert self._strategy is not None
             assert self._dialect is not None
-            made.connected(self._connected_event(stream))
+            made.feed(self._connected_event(stream))
             if asks and self._dialect.release in stream.span:
                 for command in self._strategy.requests(
                     [stream.name], everything=False, token=self._resume_token, earliest=self._earliest
                 ):
-                    self._connection.send(command)
+                    self.connection.send(command)
         return made
 
     def _make_executor(self, stream: Stream[Any]) -> StreamExecutor:
@@ -233,23 +233,10 @@ class FollowerEngine:
         reported = {name: one.machine.positions.reported for name, one in self.executors.items()}
         return {name: dict(tokens) for name, tokens in reported.items() if tokens}
 
-    def blocked_streams(self) -> list[str]:
-        """The streams that are blocked by missing facts or a busy subscriber."""
-        return [name for name, one in self.executors.items() if one.machine.is_blocked]
-
     def lag_seconds(self) -> float:
         """Seconds since the follower was last up to date; infinite if it never was."""
         self._update_current()
         return math.inf if self._clock is None else self.clock.seconds() - self._current_at
-
-    def lag_rows(self) -> int:
-        """The number of tokens that are known to be missing."""
-        machines = [one.machine for one in self.executors.values()]
-        return sum(machine.gaps.missing(machine.positions.tokens) for machine in machines)
-
-    def gaps(self) -> list[GapError]:
-        """The open gaps: missing facts that could not be fetched yet."""
-        return [gap for one in self.executors.values() for gap in one.machine.gaps.errors]
 
     def mark_alive(self) -> None:
         """The connection works although no command was received: everything sent until now has arrived."""
@@ -273,7 +260,7 @@ class FollowerEngine:
         `strategy` None means that of the dialect's release.
         """
         self.follow_caches()
-        self._connection = connection
+        self.connection = connection
         self.connections += 1
         self._dialect = dialect
         self._strategy = strategy if strategy is not None else following(dialect)
@@ -284,7 +271,7 @@ class FollowerEngine:
         self.allocation.forget()
         known = [stream for stream in self.table.known_to(dialect) if stream.name in self.executors]
         for stream in known:
-            self.executors[stream.name].connected(self._connected_event(stream))
+            self.executors[stream.name].feed(self._connected_event(stream))
         self._emit(FollowerEvent(kind="connected"))
         for command in self._strategy.requests(
             [stream.name for stream in known],
@@ -308,7 +295,7 @@ class FollowerEngine:
                     if isinstance(command, RdataRun):
                         executor.received_run(command)
                     else:
-                        executor.received(command)
+                        executor.feed(command)
             elif isinstance(command, Server):
                 self._emit(FollowerEvent(kind="server", text=command.server_name))
             elif isinstance(command, Error):
@@ -322,10 +309,10 @@ class FollowerEngine:
 
     def disconnected(self, why: str) -> None:
         """The connection was lost."""
-        self._connection = None
+        self.connection = None
         self.is_connected = False
         for executor in self.executors.values():
-            executor.disconnected()
+            executor.feed(DISCONNECTED)
         self._save()
         self._emit(FollowerEvent(kind="disconnected", text=why))
 
@@ -333,16 +320,10 @@ class FollowerEngine:
         """A connection attempt failed; it is retried."""
         self._emit(FollowerEvent(kind="disconnected", text=why))
 
-    def send(self, command: Command) -> None:
-        """Send a command to the server. Raises `NotConnected` without a connection."""
-        if self._connection is None:
-            raise NotConnected(f"not connected: {command.NAME} was not sent")
-        self._connection.send(command)
-
     def stop(self) -> None:
         """Cancel all work and save positions."""
         for executor in self.executors.values():
-            executor.stop()
+            executor.feed(STOPPED)
         self._tasks.cancel_all()
         self._save()
 
@@ -357,7 +338,7 @@ class FollowerEngine:
         if self._raw and self._subscribers:
             executor = self.executor(untyped(name), asks=False)
             for subscriber in self._subscribers:
-                executor.subscribe(subscriber)
+                executor.steps.subscribe(subscriber)
             return executor
         self._unknown.add(name)
         self._emit(
@@ -410,13 +391,13 @@ class FollowerEngine:
                 assert report.error is not None
                 self.report_failure(report.error, stream)
             case Reported.FULL:
-                if not self._paused_streams and self._connection is not None:
-                    self._connection.pause_reading()
+                if not self._paused_streams and self.connection is not None:
+                    self.connection.pause_reading()
                 self._paused_streams.add(stream)
             case Reported.EMPTY if stream in self._paused_streams:
                 self._paused_streams.discard(stream)
-                if not self._paused_streams and self._connection is not None:
-                    self._connection.resume_reading()
+                if not self._paused_streams and self.connection is not None:
+                    self.connection.resume_reading()
 
     def report_failure(self, error: Exception, stream: str, owner: str = "") -> None:
         """Report an error to the operator. `owner` names the code that failed, in words."""
@@ -438,9 +419,9 @@ class FollowerEngine:
         # Save the start of a stream at once: after a kill it would start at another position.
         self._has_new_writer |= writer not in self.saver.saved.get(stream, ())
         self._emit(FollowerEvent(kind="position", stream=stream, writer=writer, token=token))
-        if not self._established and self._connection is not None:
+        if not self._established and self.connection is not None:
             self._established = True
-            self._connection.established()
+            self.connection.established()
 
     def _writer_rewound(self, stream: str, writer: str, token: int) -> None:
         """The writer's position is lower than on the last connection: its later facts are lost."""

@@ -11,31 +11,13 @@ from twisted.internet.task import deferLater
 from synrepl.errors import ReplicationError
 from synrepl.ports.coroutines import resume, step_eagerly
 from synrepl.ports.interfaces import ICaches, IClock
+from synrepl.replication.follower import events
 from synrepl.replication.follower.catchup import ICatchUp
-from synrepl.replication.follower.events import (
-    ADVANCED,
-    APPLIED,
-    DISCONNECTED,
-    INVALIDATED,
-    PAUSE_OVER,
-    STOPPED,
-    TICK,
-    Action,
-    Apply,
-    Cancel,
-    Connected,
-    Fetch,
-    FetchFailed,
-    Invalidate,
-    Pause,
-    Report,
-    StreamEvent,
-    Wake,
-)
+from synrepl.replication.follower.events import Action, Report, StreamEvent
 from synrepl.replication.follower.gaps import retry_seconds
+from synrepl.replication.follower.steps import FactSteps
 from synrepl.replication.follower.stream import StreamMachine
-from synrepl.replication.follower.updates import Subscriber, Updates
-from synrepl.wire.commands import Position, Rdata
+from synrepl.replication.follower.updates import Updates
 from synrepl.wire.rdata_runs import RdataRun
 
 __all__ = ["ExecutorHost", "StreamExecutor"]
@@ -70,10 +52,7 @@ class StreamExecutor:
     def __init__(self, machine: StreamMachine, host: ExecutorHost, caches: ICaches | None = None) -> None:
         self.machine = machine
         self._host = host
-        self._positions = machine.positions
-        # What is done with a fact before its position advances: the subscribers in order, then the caches.
-        self._steps: list[Subscriber] = []
-        self._caches: ICaches | None = None
+        self.steps = FactSteps(machine.name, machine.positions, host.report_failure)
         # What the machine waits for. It is void once `_turn` has changed.
         self._current: Deferred[StreamEvent] | None = None
         self._turn = 0
@@ -83,44 +62,27 @@ class StreamExecutor:
 
     def attach_caches(self, caches: ICaches) -> None:
         """Invalidate these caches with each fact from now on."""
-        if self._caches is None:
-            self._caches = caches
-            self._steps.append(self._invalidate_fact)
-            self.machine.has_caches = True
+        self.steps.attach_caches(caches)
+        self.machine.has_caches = True
 
-    def subscribe(self, subscriber: Subscriber) -> None:
-        """Call `subscriber` with each fact."""
-        self._steps.insert(len(self._steps) - self.machine.has_caches, subscriber)
-
-    # -- events --------------------------------------------------------------------------------------------
-
-    def connected(self, event: Connected) -> None:
-        """A connection was opened."""
-        self._feed(event)
-
-    def disconnected(self) -> None:
-        """The connection was lost."""
-        self._stop_timer()
-        self._feed(DISCONNECTED)
-
-    def stop(self) -> None:
-        """Cancel what is under way."""
-        self._stop_timer()
-        self._feed(STOPPED)
-
-    def received(self, command: Rdata | Position) -> None:
-        """A command was received."""
-        self._feed(command)
+    def feed(self, event: StreamEvent) -> None:
+        """Feed an event to the machine and perform its actions."""
+        if self._timer is not None and event in (events.DISCONNECTED, events.STOPPED):
+            self._timer.cancel()
+            self._timer = None
+        actions = self.machine.feed(event)
+        if actions and (waiting := self._perform(actions)) is not None:
+            self._wait_for(waiting)
 
     def received_run(self, run: RdataRun) -> None:
-        """Many consecutive rows were received. The effect is that of `received` for each."""
+        """Many consecutive rows were received. The effect is that of `feed` for each."""
         rows = self.machine.begin_run(run)
         if rows is None:
-            self._feed(run)
+            self.feed(run)
             return
         stream, writer, turn = run.stream, run.instance, self._turn
-        steps, advance = list(enumerate(self._steps)), self._positions.advance
-        last = self._positions.tokens.get(writer, -1)
+        steps, advance = list(enumerate(self.steps.steps)), self.machine.positions.advance
+        last = self.machine.positions.tokens.get(writer, -1)
         facts = zip(cast("list[int]", run.tokens), rows, strict=True)
         for token, row in facts:
             if token <= last:
@@ -142,23 +104,18 @@ class StreamExecutor:
                 except Exception as error:
                     waiting, failure = None, error
                 self.machine.block_run(writer, token)
-                self._host.report(stream, ADVANCED)
+                self._host.report(stream, events.ADVANCED)
                 if turn == self._turn:
                     self._wait_for(self._finish(updates, index, waiting, failure))
                 left = sum(1 for _ in facts)
                 for command in islice(run.commands(), len(rows) - left, None):
-                    self._feed(command)
+                    self.feed(command)
                 return
             advance(writer, token)
             last = token
-        self._host.report(stream, ADVANCED)
+        self._host.report(stream, events.ADVANCED)
         if turn == self._turn:
-            self._feed(APPLIED)
-
-    def _feed(self, event: StreamEvent) -> None:
-        actions = self.machine.feed(event)
-        if actions and (waiting := self._perform(actions)) is not None:
-            self._wait_for(waiting)
+            self.feed(events.APPLIED)
 
     def _perform(self, actions: list[Action]) -> Waiting | None:
         """Perform actions and what follows from them. Returns what must be waited for."""
@@ -166,7 +123,7 @@ class StreamExecutor:
             turn = self._turn
             outcome: StreamEvent | Waiting | None = None
             for action in actions:
-                outcome = self._apply() if type(action) is Apply else self._execute(action)
+                outcome = self._apply() if type(action) is events.Apply else self._execute(action)
                 if turn != self._turn:
                     # Cancelled, perhaps by a callback of this action.
                     if type(outcome) is CoroutineType:
@@ -199,16 +156,16 @@ class StreamExecutor:
         match action:
             case Report():
                 self._host.report(self.machine.name, action)
-            case Invalidate():
+            case events.Invalidate():
                 return self._invalidate()
-            case Fetch():
+            case events.Fetch():
                 return self._fetch(action)
-            case Pause(seconds):
+            case events.Pause(seconds):
                 return self._pause(seconds)
-            case Wake(seconds):
+            case events.Wake(seconds):
                 if self._timer is None:
                     self._timer = self._host.clock.callLater(seconds, self._tick)
-            case Cancel():
+            case events.Cancel():
                 self._turn += 1
                 current, self._current = self._current, None
                 if current is not None:
@@ -216,7 +173,7 @@ class StreamExecutor:
         return None
 
     def _apply(self) -> StreamEvent | Waiting:
-        machine, steps = self.machine, self._steps
+        machine, steps = self.machine, self.steps.steps
         fact = machine.next_fact()
         while fact is not None:
             updates, only_caches = fact
@@ -231,8 +188,8 @@ class StreamExecutor:
                 if waiting is not None or failure is not None:
                     return self._finish(updates, index, waiting, failure)
             fact = machine.next_fact()
-            self._host.report(machine.name, ADVANCED)
-        return APPLIED
+            self._host.report(machine.name, events.ADVANCED)
+        return events.APPLIED
 
     async def _finish(
         self,
@@ -242,7 +199,7 @@ class StreamExecutor:
         failure: Exception | None,
     ) -> StreamEvent:
         """Continue a fact at the step that waits or failed."""
-        turn, attempt, steps = self._turn, 0, self._steps
+        turn, attempt, steps = self._turn, 0, self.steps.steps
         while index < len(steps):
             try:
                 if failure is not None:
@@ -256,20 +213,19 @@ class StreamExecutor:
             except Exception as error:
                 if turn != self._turn:
                     raise CancelledError from error
-                owner = "a cache" if steps[index] == self._invalidate_fact else "a subscriber"
-                self._host.report_failure(error, self.machine.name, owner)
+                self._host.report_failure(error, self.machine.name, self.steps.owner(index))
                 failure = None
                 await self._sleep(retry_seconds(attempt))
                 attempt += 1
             waiting = None
-        return APPLIED
+        return events.APPLIED
 
     def _invalidate(self) -> StreamEvent | Waiting:
         try:
-            self._invalidate_stream()
+            self.steps.invalidate_stream()
         except Exception as error:
             return self._invalidate_later(error)
-        return INVALIDATED
+        return events.INVALIDATED
 
     async def _invalidate_later(self, error: Exception) -> StreamEvent:
         attempt = 0
@@ -278,58 +234,32 @@ class StreamExecutor:
             await self._sleep(retry_seconds(attempt))
             attempt += 1
             try:
-                self._invalidate_stream()
+                self.steps.invalidate_stream()
             except Exception as again:
                 error = again
             else:
-                return INVALIDATED
+                return events.INVALIDATED
 
-    def _invalidate_stream(self) -> None:
-        assert self._caches is not None
-        self._caches.invalidate_stream(self.machine.name)
-
-    def _invalidate_fact(self, updates: Updates[object]) -> None:
-        """The last step: invalidate caches.
-
-        Raises only if neither the entries nor all caches can be dropped.
-        """
-        assert self._caches is not None
-        if updates.writer not in self._positions.tokens:
-            # The first fact of a new writer: its earlier facts may be newer than our entries.
-            self._invalidate_stream()
-        try:
-            self._caches.apply(updates.stream, updates.rows, token=updates.token)
-        except Exception as error:
-            self._host.report_failure(error, updates.stream, "a cache")
-            self._invalidate_stream()
-
-    async def _fetch(self, action: Fetch) -> StreamEvent:
+    async def _fetch(self, action: events.Fetch) -> StreamEvent:
         turn = self._turn
         try:
             return await self._host.fetch(
                 stream=self.machine.name, writer=action.writer, after=action.after, upto=action.upto
             )
         except ReplicationError as error:
-            return FetchFailed(error)
+            return events.FetchFailed(error)
         except Exception as error:
             if turn != self._turn:
                 raise CancelledError from error
-            return FetchFailed(ReplicationError(f"the source of missing facts failed: {error!r}"))
+            return events.FetchFailed(ReplicationError(f"the source of missing facts failed: {error!r}"))
 
     async def _pause(self, seconds: float) -> StreamEvent:
         await self._sleep(seconds)
-        return PAUSE_OVER
+        return events.PAUSE_OVER
 
     def _sleep(self, seconds: float) -> "Deferred[None]":
         return deferLater(self._host.clock, seconds, lambda: None)  # type: ignore[arg-type]
 
-    # -- the timer -----------------------------------------------------------------------------------------
-
     def _tick(self) -> None:
         self._timer = None
-        self._feed(TICK)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
-        self._timer = None
+        self.feed(events.TICK)

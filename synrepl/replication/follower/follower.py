@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar
 
 from twisted.internet.defer import Deferred
 
-from synrepl.errors import GapError, WaitTimeout
+from synrepl.errors import GapError, NotConnected, WaitTimeout
 from synrepl.ports.interfaces import IAllocated, ICaches, IClock, IPositionStore
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.catchup import ICatchUp
@@ -226,7 +226,7 @@ class Follower:
 
     def waiting_streams(self) -> list[str]:
         """The streams that are blocked now by missing facts or a busy subscriber."""
-        return self.engine.blocked_streams()
+        return [name for name, one in self.engine.executors.items() if one.machine.is_blocked]
 
     def lag_seconds(self) -> float:
         """Seconds since the follower was last up to date; infinite if it never was.
@@ -238,11 +238,12 @@ class Follower:
 
     def lag_rows(self) -> int:
         """The number of tokens that are known to be missing; 0 if none."""
-        return self.engine.lag_rows()
+        machines = [one.machine for one in self.engine.executors.values()]
+        return sum(machine.gaps.missing() for machine in machines)
 
     def gaps(self) -> list[GapError]:
         """The open gaps: missing facts that could not be fetched yet."""
-        return self.engine.gaps()
+        return [gap for one in self.engine.executors.values() for gap in one.machine.gaps.errors]
 
     @property
     def lost_gaps(self) -> list[tuple[float, GapError]]:
@@ -256,7 +257,9 @@ class Follower:
 
         Raises `NotConnected` without a connection: the command is not queued.
         """
-        self.engine.send(command)
+        if self.engine.connection is None:
+            raise NotConnected(f"not connected: {command.NAME} was not sent")
+        self.engine.connection.send(command)
 
     def stop(self) -> None:
         """Cancel all work and save positions."""

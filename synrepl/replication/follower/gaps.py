@@ -1,13 +1,14 @@
-"""Gaps: the facts that are known to be missing, and the repair of one gap."""
+"""StreamGaps: the facts of one stream that are known to be missing, and their repair."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from synrepl.errors import GapError, ReplicationError
 from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
-from synrepl.replication.follower.events import Fetch
+from synrepl.replication.follower.events import Fetch, Report, Reported
+from synrepl.replication.follower.positions import AppliedPositions, PositionStep
 
-__all__ = ["MAX_ATTEMPTS", "GapRepair", "OpenGaps", "retry_seconds"]
+__all__ = ["MAX_ATTEMPTS", "GapRepair", "StreamGaps", "retry_seconds"]
 
 RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 
@@ -23,38 +24,6 @@ DESCENDING_TOKENS: Final = 50
 def retry_seconds(attempt: int) -> float:
     """The delay after this failed attempt; the first is 0."""
     return RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
-
-
-class OpenGaps:
-    """The open gaps of one stream, by writer. They stay open over disconnects, until they are repaired."""
-
-    def __init__(self) -> None:
-        self._ends: dict[str, int] = {}
-        self._errors: dict[str, GapError] = {}
-
-    def open(self, writer: str, upto: int) -> bool:
-        """Facts of this writer are missing up to `upto`. Returns whether its gap is a new one."""
-        is_new = writer not in self._ends
-        self._ends[writer] = upto
-        return is_new
-
-    def failed(self, error: GapError) -> None:
-        """The missing facts could not be fetched yet."""
-        self._errors[error.writer] = error
-
-    def close(self, writer: str) -> bool:
-        """No facts of this writer are missing, or they are given up. Returns whether a gap was open."""
-        self._errors.pop(writer, None)
-        return self._ends.pop(writer, None) is not None
-
-    @property
-    def errors(self) -> list[GapError]:
-        """The gaps whose facts could not be fetched yet, with the last reason."""
-        return list(self._errors.values())
-
-    def missing(self, positions: Mapping[str, int]) -> int:
-        """The number of tokens that are known to be missing."""
-        return sum(max(0, upto - positions.get(writer, 0)) for writer, upto in self._ends.items())
 
 
 class GapRepair:
@@ -120,6 +89,81 @@ class GapRepair:
         """The failure of a request, as a gap."""
         why = str(error) if isinstance(error, ReplicationError) else f"{error!r} (a bug in the source)"
         return GapError(stream=self._stream, writer=self.writer, have=self._after, want=self.upto, why=why)
+
+
+class StreamGaps:
+    """The gaps of one stream, by writer, and the `repair` of one at a time.
+
+    A gap stays open over disconnects, until it is repaired or given up. The facts of a stream that `descends`
+    are fetched in small steps.
+    """
+
+    def __init__(self, stream: str, positions: AppliedPositions, *, descends: bool) -> None:
+        self.repair: GapRepair | None = None
+        self._stream = stream
+        self._positions = positions
+        self._descends = descends
+        self._ends: dict[str, int] = {}
+        self._errors: dict[str, GapError] = {}
+
+    @property
+    def errors(self) -> list[GapError]:
+        """The gaps whose facts could not be fetched yet, with the last reason."""
+        return list(self._errors.values())
+
+    def missing(self) -> int:
+        """The number of tokens that are known to be missing."""
+        tokens = self._positions.tokens
+        return sum(max(0, upto - tokens.get(writer, 0)) for writer, upto in self._ends.items())
+
+    def open(self, writer: str, after: int, upto: int, *, max_attempts: int | None = None) -> list[Report]:
+        """Repair a gap. Returns what to report."""
+        is_new = writer not in self._ends
+        self._ends[writer] = upto
+        self.repair = GapRepair(
+            self._stream, writer, after, upto, max_attempts=max_attempts, descends=self._descends
+        )
+        return [Report(Reported.GAP_DETECTED)] if is_new else []
+
+    def recheck(self, writer: str, after: int, upto: int) -> None:
+        """Fetch facts that may have been missed, although no gap is known."""
+        self.repair = GapRepair(
+            self._stream,
+            writer,
+            after,
+            upto,
+            is_recheck=True,
+            max_attempts=MAX_ATTEMPTS,
+            descends=self._descends,
+        )
+
+    def close(self, writer: str) -> list[Report]:
+        """No facts of this writer are missing. Returns what to report."""
+        self._errors.pop(writer, None)
+        return [] if self._ends.pop(writer, None) is None else [Report(Reported.GAP_REPAIRED)]
+
+    def finish(self) -> PositionStep:
+        """End the repair. Returns how far it came."""
+        repair, self.repair = self.repair, None
+        assert repair is not None
+        # Real masters return later facts than requested.
+        token = max(repair.upto, self._positions.tokens.get(repair.writer, repair.upto))
+        return PositionStep(repair.writer, token, is_position=True)
+
+    def failed(self, error: Exception) -> tuple[list[Report], float | None]:
+        """A request failed. Returns what to report, and the seconds until the next; None to give up."""
+        repair = self.repair
+        assert repair is not None
+        gap, seconds = repair.error(error), repair.failed(error)
+        if repair.is_recheck:
+            is_known = isinstance(error, NowhereToFetch)
+            return [] if is_known else [Report(Reported.ERROR, error=error)], seconds
+        reports = [Report(Reported.ERROR, error=gap)]
+        self._errors[repair.writer] = gap
+        if seconds is None:
+            self.close(repair.writer)
+            reports.append(Report(Reported.GAP_LOST, error=gap))
+        return reports, seconds
 
 
 def _token(fact: tuple[int, list[bytes]]) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from synrepl.replication.follower.apply_queue import ApplyQueue
-from synrepl.replication.follower.modes import Mode
+from synrepl.replication.follower.mode import Mode
 from synrepl.replication.follower.updates import RawFact
 from synrepl.streams.batches import Batches
 from synrepl.wire.commands import Position, Rdata

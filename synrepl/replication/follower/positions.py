@@ -2,7 +2,21 @@
 
 from collections.abc import Callable, Mapping
 
-__all__ = ["AppliedPositions"]
+import msgspec
+
+__all__ = ["AppliedPositions", "PositionStep"]
+
+
+class PositionStep(msgspec.Struct):
+    """The position of `writer` moves to `token` once something is done: a fact is applied, or skipped.
+
+    `advances`: it moves; otherwise the fact leaves it alone. `is_position`: a POSITION is processed then.
+    """
+
+    writer: str
+    token: int
+    advances: bool = True
+    is_position: bool = False
 
 
 class AppliedPositions:

@@ -1,8 +1,13 @@
-"""PushBacklog: the facts that a server pushes before it announces a position."""
+"""Push: the mode of servers before 1.13, which push what a follower missed."""
 
+from collections.abc import Sequence
+
+from synrepl.replication.follower.mode import Judgement, Mode, StreamHistory, Verdict
+from synrepl.replication.follower.order import Order
 from synrepl.replication.follower.updates import RawFact
+from synrepl.wire.commands import Position
 
-__all__ = ["PushBacklog"]
+__all__ = ["Push", "PushBacklog"]
 
 
 class PushBacklog:
@@ -30,3 +35,53 @@ class PushBacklog:
         """End the backlog, and return its last fact."""
         last, self._last, self.is_open = self._last, None, False
         return [] if last is None else [last]
+
+
+class Push(Mode):
+    """A server before 1.13: it pushes the missed facts, and ends them with a POSITION."""
+
+    pushes = True
+
+    def __init__(self, history: StreamHistory, order: Order) -> None:
+        super().__init__(history, order)
+        self._backlog = PushBacklog()
+        self._start = dict(history.positions.tokens)
+        if not order.is_exact:
+            # A token says nothing about earlier facts until POSITION ends the push.
+            history.positions.hold_back()
+
+    @property
+    def in_backlog(self) -> bool:
+        """Whether the server still pushes what it had before this connection."""
+        return self._backlog.is_open
+
+    def collect(self, writer: str, token: int, rows: list[bytes]) -> Sequence[RawFact]:
+        """Join pushed rows to facts."""
+        return self._backlog.add(writer, token, rows)
+
+    def flush(self, writer: str) -> Sequence[RawFact]:
+        """End the backlog."""
+        return self._backlog.close()
+
+    def accepts_rows(self, writer: str) -> bool:
+        """All of them: a push has no POSITION before its rows."""
+        return True
+
+    def announce(self, writer: str) -> bool:
+        """Returns whether the POSITION ends the backlog."""
+        return self._backlog.is_open
+
+    def judge(self, command: Position, *, is_first: bool) -> Judgement:
+        """What the POSITION that ends a push shows (`is_first`), or a later one."""
+        writer, token = command.instance, command.token
+        known = self._positions.tokens.get(writer, token)
+        # Only the end of a push certifies. A later POSITION ahead of its rows says nothing about them.
+        is_certain = self._is_certain(command, is_first=is_first) and (
+            token == known or (is_first and known < token)
+        )
+        return Judgement(
+            Verdict.CERTAIN if is_certain else Verdict.UNCERTAIN,
+            token,
+            is_rewound=is_first and token < self._start.get(writer, token),
+            void_after=token if token < known else None,
+        )

@@ -1,57 +1,26 @@
 """StreamMachine: decides how one stream is followed. It does no I/O: events in, actions out."""
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-import msgspec
-
 from synrepl.errors import LocalProtocolError, ReplicationError, RowError
-from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
-from synrepl.replication.follower.events import (
-    ADVANCED,
-    APPLY,
-    CANCEL,
-    INVALIDATE,
-    Action,
-    Applied,
-    Connected,
-    Disconnected,
-    FetchFailed,
-    Invalidated,
-    Pause,
-    PauseOver,
-    Report,
-    Reported,
-    Stopped,
-    StreamEvent,
-    Tick,
-    Wake,
-)
-from synrepl.replication.follower.gaps import MAX_ATTEMPTS, GapRepair, OpenGaps
+from synrepl.replication.follower import events
+from synrepl.replication.follower.catchup import MissedFacts
+from synrepl.replication.follower.events import Action, Report, Reported, StreamEvent
+from synrepl.replication.follower.facts import PendingFacts
+from synrepl.replication.follower.gaps import MAX_ATTEMPTS, GapRepair, StreamGaps
 from synrepl.replication.follower.intake import StreamIntake
-from synrepl.replication.follower.modes import Mode, StreamHistory, Verdict, mode_for
-from synrepl.replication.follower.order import Order, Ordered
+from synrepl.replication.follower.mode import Mode, StreamHistory, Verdict
+from synrepl.replication.follower.modes import mode_for
+from synrepl.replication.follower.positions import PositionStep
 from synrepl.replication.follower.reorder import QUIET_SECONDS
 from synrepl.replication.follower.states import TRANSITIONS, StreamState
-from synrepl.replication.follower.updates import RawFact, Updates
+from synrepl.replication.follower.updates import Updates
 from synrepl.streams.batches import Batches
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.rdata_runs import RdataRun
 
 __all__ = ["StreamMachine"]
-
-
-class _Step(msgspec.Struct):
-    """What is done before the position of `writer` moves to `token`: a fact is applied, or skipped.
-
-    `advances`: the position moves. `is_position`: then a POSITION is processed.
-    """
-
-    writer: str
-    token: int
-    advances: bool = True
-    is_position: bool = False
 
 
 class StreamMachine:
@@ -67,21 +36,18 @@ class StreamMachine:
         self.name = name
         self.state = StreamState.DISCONNECTED
         self.positions = history.positions
-        self.gaps = OpenGaps()
+        self.gaps = StreamGaps(name, history.positions, descends=history.policy.descends)
         self.intake = StreamIntake(name, batches)
         self.has_caches = False
         self._history = history
         self._seconds = seconds
         self._mode: Mode | None = None
-        self._order: Order = Ordered()
-        self._decode_many: Callable[[list[bytes]], list[Any]] = list
         # What to do next, before the queue: apply these facts, continue the repair, judge this position.
-        self._facts: deque[RawFact] = deque()
-        self._repair: GapRepair | None = None
+        self._facts = PendingFacts(name, history)
         self._position: tuple[Position, bool] | None = None
         # What is being done, and what comes then: a fact that cannot be decoded is skipped.
-        self._step: _Step | None = None
-        self._skips: _Step | None = None
+        self._step: PositionStep | None = None
+        self._skips: PositionStep | None = None
         self._actions: list[Action] = []
 
     @property
@@ -118,7 +84,7 @@ class StreamMachine:
         if not self.intake.accepts_run(run, self._mode):
             return None
         try:
-            rows = self._decode_many(run.rows)
+            rows = self._facts.decode_many(run.rows)
         except RowError:
             return None  # one by one: report the bad one, apply the others
         self.state = StreamState.APPLYING
@@ -126,66 +92,51 @@ class StreamMachine:
 
     def block_run(self, writer: str, token: int) -> None:
         """This row of a run waits: `Applied` refers to it. Feed the rows after it: they are queued."""
-        self._step = _Step(writer, token)
+        self._step = PositionStep(writer, token)
 
     def next_fact(self) -> tuple[Updates[Any], bool] | None:
         """The next fact to apply, once the last one is applied; None: feed `Applied`.
 
         The flag is True if only its caches must be invalidated. The caller reports that positions moved.
         """
-        step, order = self._step, self._order
-        if step is not None:
-            self._step = None
-            if step.advances:
-                self.positions.advance(step.writer, step.token)
-        while self._facts:
-            writer, token, rows = self._facts.popleft()
-            known = self.positions.tokens.get(writer, -1)
-            is_new = order.is_new(writer, token, rows, known)
-            if not is_new and (order.is_exact or not self.has_caches):
-                continue
-            is_received = self._repair is None
-            if is_new and token < known and is_received and not (order.is_exact or self._in_backlog):
-                self._history.is_out_of_order = True
-            # Without order, fetched facts advance the position only when all of them are applied. A
-            # repetition may be an equal fact of a lost history: its caches are invalidated again.
-            advances = is_new and (order.is_exact or is_received)
-            step = _Step(writer, order.position_after(token, known), advances)
-            try:
-                updates = Updates(self.name, writer, token, self._decode_many(rows))
-            except RowError as error:
-                self._report(Reported.ERROR, error=error)
-                self._skips = step
-                return None
-            self._step = step
-            return updates, not is_new
-        return None
-
-    @property
-    def _in_backlog(self) -> bool:
-        return self._mode is not None and self._mode.in_backlog
+        if self._step is not None and self._step.advances:
+            self.positions.advance(self._step.writer, self._step.token)
+        self._step = None
+        fact = self._facts.pop(
+            is_fetched=self.gaps.repair is not None,
+            in_backlog=self._mode is not None and self._mode.in_backlog,
+            # It may be an equal fact of a lost history: its caches are invalidated again.
+            repeats=self.has_caches,
+        )
+        if fact is None:
+            return None
+        if isinstance(fact.updates, RowError):
+            self._report(Reported.ERROR, error=fact.updates)
+            self._skips = fact.step
+            return None
+        self._step = fact.step
+        return fact.updates, not fact.is_new
 
     # -- events --------------------------------------------------------------------------------------------
 
-    def _connected(self, event: Connected) -> None:
-        self._decode_many = event.decode_many
+    def _connected(self, event: events.Connected) -> None:
         self._mode = mode_for(self.name, event.strategy, self._history, seconds=self._seconds)
-        self._order = self._mode.order
+        self._facts.decode_many = event.decode_many
+        self._facts.order = self._mode.order
         if self.state is StreamState.DISCONNECTED:
             self.state = StreamState.LIVE
 
-    def _disconnected(self, event: Disconnected) -> None:
+    def _disconnected(self, event: events.Disconnected) -> None:
         """Drop everything that was partly received. The next POSITION repeats what is not applied."""
         self._history.was_disconnected = True
-        self._skips = None
-        self._mode = self._repair = self._position = None
+        self._mode = self._position = self._skips = self.gaps.repair = None
         self._facts.clear()
         self.positions.rewind()
         if self.intake.is_full:
             self._report(Reported.EMPTY)
         self.intake.clear()
         if self.state is StreamState.INVALIDATING or (
-            self.state is StreamState.APPLYING and not self._order.is_exact
+            self.state is StreamState.APPLYING and not self._facts.order.is_exact
         ):
             # Without order a token says nothing about earlier facts, which may have been lost with the
             # connection.
@@ -194,13 +145,13 @@ class StreamMachine:
         elif self.state is not StreamState.APPLYING:
             self._cancel()
 
-    def _stopped(self, event: Stopped) -> None:
-        self._disconnected(Disconnected())
+    def _stopped(self, event: events.Stopped) -> None:
+        self._disconnected(events.Disconnected())
         self._cancel()
 
     def _cancel(self) -> None:
         if self.state not in (StreamState.LIVE, StreamState.DISCONNECTED):
-            self._actions.append(CANCEL)
+            self._actions.append(events.CANCEL)
         self._step = None
         self.state = StreamState.DISCONNECTED
 
@@ -229,16 +180,16 @@ class StreamMachine:
         collected = mode.collects
         self._facts.extend(self.intake.row(command, mode))
         if mode.collects and not collected:
-            self._actions.append(Wake(QUIET_SECONDS))
+            self._actions.append(events.Wake(QUIET_SECONDS))
 
-    def _tick(self, event: Tick) -> None:
+    def _tick(self, event: events.Tick) -> None:
         if self._mode is not None:
             if self.state is StreamState.LIVE:
                 self._facts.extend(self._mode.quiet_facts())
             if self._mode.collects:
-                self._actions.append(Wake(QUIET_SECONDS))
+                self._actions.append(events.Wake(QUIET_SECONDS))
 
-    def _done(self, event: Applied | Invalidated) -> None:
+    def _done(self, event: events.Applied | events.Invalidated) -> None:
         step, self._step = self._step, None
         self._unblock()
         if step is not None:
@@ -248,36 +199,26 @@ class StreamMachine:
             self._skip(skips)
 
     def _page(self, page: MissedFacts) -> None:
-        assert self._repair is not None
+        repair = self.gaps.repair
+        assert repair is not None
         self._unblock()
         try:
-            facts = self._repair.received(page)
+            facts = repair.received(page)
         except ReplicationError as error:
-            self._fetch_failed(FetchFailed(error))
+            self._fetch_failed(events.FetchFailed(error))
         else:
-            self._facts.extend((self._repair.writer, token, rows) for token, rows in facts)
+            self._facts.extend((repair.writer, token, rows) for token, rows in facts)
 
-    def _fetch_failed(self, event: FetchFailed) -> None:
-        assert self._repair is not None
+    def _fetch_failed(self, event: events.FetchFailed) -> None:
         self._unblock()
-        repair, error = self._repair, event.error
-        gap = repair.error(error)
-        if not repair.is_recheck:
-            self._report(Reported.ERROR, error=gap)
-            self.gaps.failed(gap)
-        elif not isinstance(error, NowhereToFetch):
-            self._report(Reported.ERROR, error=error)
-        seconds = repair.failed(error)
+        reports, seconds = self.gaps.failed(event.error)
+        self._actions += reports
         if seconds is not None:
-            self._block(StreamState.BACKING_OFF, Pause(seconds))
-            return
-        # Continue without the facts: they cannot be fetched.
-        self._repair = None
-        if self.gaps.close(repair.writer):
-            self._report(Reported.GAP_LOST, error=gap)
-        self._skip(_Step(repair.writer, repair.upto, is_position=True))
+            self._block(StreamState.BACKING_OFF, events.Pause(seconds))
+        else:
+            self._skip(self.gaps.finish())  # the facts cannot be fetched: continue without them
 
-    def _pause_over(self, event: PauseOver) -> None:
+    def _pause_over(self, event: events.PauseOver) -> None:
         self._unblock()
 
     # -- what to do next -----------------------------------------------------------------------------------
@@ -299,9 +240,9 @@ class StreamMachine:
         assert self._mode is not None
         while self.state is StreamState.LIVE:
             if self._facts:
-                self._block(StreamState.APPLYING, APPLY)
-            elif self._repair is not None:
-                self._continue_repair(self._repair)
+                self._block(StreamState.APPLYING, events.APPLY)
+            elif self.gaps.repair is not None:
+                self._continue_repair(self.gaps.repair)
             elif self._position is not None:
                 (command, is_first), self._position = self._position, None
                 self._judge(command, self._mode, is_first=is_first)
@@ -313,15 +254,15 @@ class StreamMachine:
                     self._report(Reported.EMPTY)
                 return
 
-    def _skip(self, step: _Step) -> None:
+    def _skip(self, step: PositionStep) -> None:
         """Drop everything that skipped facts could invalidate, before the position advances over them."""
         if self.has_caches:
             self._step = step
-            self._block(StreamState.INVALIDATING, INVALIDATE)
+            self._block(StreamState.INVALIDATING, events.INVALIDATE)
         else:
             self._finish(step)
 
-    def _finish(self, step: _Step) -> None:
+    def _finish(self, step: PositionStep) -> None:
         if not step.advances:
             return
         self.positions.advance(step.writer, step.token)
@@ -329,7 +270,7 @@ class StreamMachine:
             self._history.position_done(step.writer)
             self.positions.release()
             self._report(Reported.POSITION, step.writer, step.token)
-        self._actions.append(ADVANCED)
+        self._actions.append(events.ADVANCED)
 
     def _judge(self, command: Position, mode: Mode, *, is_first: bool) -> None:
         """Process a POSITION after the facts before it."""
@@ -342,67 +283,46 @@ class StreamMachine:
         token, after = judgement.token, judgement.after
         match judgement.verdict:
             case Verdict.CERTAIN:
-                self._close_gap(writer)
-                self._finish(_Step(writer, token, is_position=True))
+                self._actions += self.gaps.close(writer)
+                self._finish(PositionStep(writer, token, is_position=True))
             case Verdict.UNCERTAIN:
-                self._close_gap(writer)
-                self._skip(_Step(writer, token, is_position=True))
+                self._actions += self.gaps.close(writer)
+                self._skip(PositionStep(writer, token, is_position=True))
             case Verdict.REWOUND:
-                self._skip(_Step(writer, token, is_position=True))
+                self._skip(PositionStep(writer, token, is_position=True))
             case Verdict.RECHECK:
-                self._close_gap(writer)
-                self._begin_repair(writer, after, token, is_recheck=True, max_attempts=MAX_ATTEMPTS)
+                self._actions += self.gaps.close(writer)
+                self.gaps.recheck(writer, after, token)
             case Verdict.GAP:
-                self._open_gap(writer, token)
-                self._begin_repair(writer, after, token)
+                self._actions += self.gaps.open(writer, after, token)
                 if not judgement.is_certain:
-                    self._skip(_Step(writer, max(after, self.positions.tokens.get(writer, after))))
+                    self._skip(PositionStep(writer, max(after, self.positions.tokens.get(writer, after))))
             case Verdict.RESTARTED:
                 self._report(Reported.RESTARTED, writer)
-                self._open_gap(writer, token)
-                self._begin_repair(writer, 0, token, max_attempts=MAX_ATTEMPTS)
-                self._skip(_Step(writer, 0))
-
-    # -- gaps ----------------------------------------------------------------------------------------------
-
-    def _begin_repair(self, writer: str, after: int, upto: int, **options: Any) -> None:
-        descends = self._history.policy.descends
-        self._repair = GapRepair(self.name, writer, after, upto, descends=descends, **options)
+                self._actions += self.gaps.open(writer, 0, token, max_attempts=MAX_ATTEMPTS)
+                self._skip(PositionStep(writer, 0))
 
     def _continue_repair(self, repair: GapRepair) -> None:
         if not repair.is_complete:
             self._block(StreamState.FETCHING, repair.request())
-            return
-        self._repair = None
-        # Real masters return later facts than requested.
-        token = max(repair.upto, self.positions.tokens.get(repair.writer, repair.upto))
-        step = _Step(repair.writer, token, is_position=True)
-        if repair.is_recheck:
-            self._skip(step)
+        elif repair.is_recheck:
+            self._skip(self.gaps.finish())
         else:
-            self._close_gap(repair.writer)
-            self._finish(step)
-
-    def _open_gap(self, writer: str, upto: int) -> None:
-        if self.gaps.open(writer, upto):
-            self._report(Reported.GAP_DETECTED)
-
-    def _close_gap(self, writer: str) -> None:
-        if self.gaps.close(writer):
-            self._report(Reported.GAP_REPAIRED)
+            self._actions += self.gaps.close(repair.writer)
+            self._finish(self.gaps.finish())
 
 
 _HANDLERS: Final[dict[type, Callable[[StreamMachine, Any], None]]] = {
-    Connected: StreamMachine._connected,
-    Disconnected: StreamMachine._disconnected,
-    Stopped: StreamMachine._stopped,
+    events.Connected: StreamMachine._connected,
+    events.Disconnected: StreamMachine._disconnected,
+    events.Stopped: StreamMachine._stopped,
     Rdata: StreamMachine._received,
     RdataRun: StreamMachine._received_run,
     Position: StreamMachine._received,
-    Tick: StreamMachine._tick,
-    Applied: StreamMachine._done,
-    Invalidated: StreamMachine._done,
+    events.Tick: StreamMachine._tick,
+    events.Applied: StreamMachine._done,
+    events.Invalidated: StreamMachine._done,
     MissedFacts: StreamMachine._page,
-    FetchFailed: StreamMachine._fetch_failed,
-    PauseOver: StreamMachine._pause_over,
+    events.FetchFailed: StreamMachine._fetch_failed,
+    events.PauseOver: StreamMachine._pause_over,
 }

@@ -7,9 +7,10 @@ import pytest
 from synrepl.errors import ReplicationError
 from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
 from synrepl.replication.follower.dedup import RecentFacts
-from synrepl.replication.follower.events import Fetch
-from synrepl.replication.follower.gaps import DESCENDING_TOKENS, GapRepair, OpenGaps
-from synrepl.replication.follower.modes import ApplyPolicy, Mode, StreamHistory, Verdict, mode_for
+from synrepl.replication.follower.events import Fetch, Report, Reported
+from synrepl.replication.follower.gaps import DESCENDING_TOKENS, GapRepair, StreamGaps
+from synrepl.replication.follower.mode import ApplyPolicy, Mode, StreamHistory, Verdict
+from synrepl.replication.follower.modes import mode_for
 from synrepl.replication.follower.order import Order, Ordered, Overtaking, Restarting, Unordered
 from synrepl.replication.follower.positions import AppliedPositions
 from synrepl.replication.follower.push import PushBacklog
@@ -196,14 +197,14 @@ def test_positions_held_back_are_not_reported() -> None:
 
 def test_gaps_stay_open_until_they_are_closed() -> None:
     """A gap is counted once, however often it is met."""
-    gaps = OpenGaps()
+    gaps = StreamGaps("s", AppliedPositions({W: 10}), descends=False)
 
-    assert gaps.open(W, 20)
-    assert not gaps.open(W, 25)
-    assert gaps.missing({W: 10}) == 15
-    assert gaps.close(W)
-    assert not gaps.close(W)
-    assert gaps.missing({W: 10}) == 0
+    assert gaps.open(W, 10, 20) == [Report(Reported.GAP_DETECTED)]
+    assert gaps.open(W, 10, 25) == []
+    assert gaps.missing() == 15
+    assert gaps.close(W) == [Report(Reported.GAP_REPAIRED)]
+    assert gaps.close(W) == []
+    assert gaps.missing() == 0
 
 
 def test_descending_responses_are_requested_in_small_steps() -> None:

@@ -31,7 +31,7 @@ from synrepl.replication.follower.events import (
     StreamEvent,
     Wake,
 )
-from synrepl.replication.follower.modes import ApplyPolicy, StreamHistory
+from synrepl.replication.follower.mode import ApplyPolicy, StreamHistory
 from synrepl.replication.follower.positions import AppliedPositions
 from synrepl.replication.follower.reorder import QUIET_SECONDS
 from synrepl.replication.follower.states import TRANSITIONS, StreamState
