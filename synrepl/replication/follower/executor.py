@@ -9,8 +9,8 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 
 from synrepl.errors import ReplicationError
-from synrepl.ports.coroutines import resume, step_eagerly
 from synrepl.ports.interfaces import ICaches, IClock
+from synrepl.ports.tasks import resume, step_eagerly
 from synrepl.replication.follower import events
 from synrepl.replication.follower.catchup import ICatchUp
 from synrepl.replication.follower.events import Action, Report, StreamEvent

@@ -8,10 +8,10 @@ from synrepl.replication.roles.interfaces import FENCED, PRIMARY, REPLICA, Claim
 from synrepl.replication.roles.record import RoleRecord
 from synrepl.replication.roles.verification import plausible_epoch
 
-__all__ = ["RoleState", "Verdict", "judge"]
+__all__ = ["RoleState", "ClaimVerdict", "judge"]
 
 
-class Verdict(Enum):
+class ClaimVerdict(Enum):
     """The effect of a claim."""
 
     OWN = "the claim names this daemon: nothing changes"
@@ -32,22 +32,22 @@ class RoleState(NamedTuple):
     record: RoleRecord | None
 
 
-def judge(claim: Claim, own: RoleState) -> Verdict:
+def judge(claim: Claim, own: RoleState) -> ClaimVerdict:
     """Return the effect of a verified claim.
 
     Primaries are ordered by epoch, then by uuid; the highest one stays.
     """
     if claim.uuid == own.uuid:
-        return Verdict.OWN
+        return ClaimVerdict.OWN
     claimed, known = (claim.epoch, claim.uuid), _known_primary(own)
     if claimed < max((own.epoch, own.uuid if own.role == PRIMARY else ""), known):
-        return Verdict.SUPERSEDED
+        return ClaimVerdict.SUPERSEDED
     if own.role == REPLICA:
         address = Address.parse(claim.address)
-        return Verdict.FOLLOW if address and address != own.primary else Verdict.KNOWN
+        return ClaimVerdict.FOLLOW if address and address != own.primary else ClaimVerdict.KNOWN
     if own.role == FENCED and own.record is not None and known >= claimed:
-        return Verdict.ADDRESS if claim.address and not own.record.address else Verdict.KNOWN
-    return Verdict.FENCE
+        return ClaimVerdict.ADDRESS if claim.address and not own.record.address else ClaimVerdict.KNOWN
+    return ClaimVerdict.FENCE
 
 
 def _known_primary(own: RoleState) -> tuple[int, str]:

@@ -27,7 +27,7 @@ from synrepl.replication.roles.interfaces import (
     IPeerClient,
     PeerStatus,
 )
-from synrepl.replication.roles.judgement import RoleState, Verdict, judge
+from synrepl.replication.roles.judgement import ClaimVerdict, RoleState, judge
 from synrepl.replication.roles.known_daemons import KnownDaemons
 from synrepl.replication.roles.later_epochs import LaterEpochs
 from synrepl.replication.roles.notifier import PrimaryNotifier
@@ -491,15 +491,15 @@ class RoleManager:
         """Change the role as the claim requires. Raises `ClaimRefused` if a later primary is known."""
         own = RoleState(self.role, self._log.epoch, self._log.uuid, self.primary, self._store.load())
         match judge(claim, own):
-            case Verdict.OWN | Verdict.KNOWN:
+            case ClaimVerdict.OWN | ClaimVerdict.KNOWN:
                 pass
-            case Verdict.SUPERSEDED:
+            case ClaimVerdict.SUPERSEDED:
                 await self._contest_claim(claim)
                 if self.role != PRIMARY:
                     epoch = self._store.seen_epoch
                     why = f"this daemon is {self.role}; its primary is {self.primary}, of epoch {epoch}"
                     raise ClaimRefused("superseded", why, retryable=True)
-            case Verdict.FOLLOW:
+            case ClaimVerdict.FOLLOW:
                 where, others = Address.parse(claim.address), self._previous_primaries(claim)
                 self._logger.info(
                     "the primary is {where} since epoch {epoch}", where=str(where), epoch=claim.epoch
@@ -507,11 +507,11 @@ class RoleManager:
                 await self._store.save(self._record_of(claim, REPLICA, others))
                 self._become_replica(where)
                 self._notifier.notify(others)
-            case Verdict.ADDRESS:
+            case ClaimVerdict.ADDRESS:
                 record = self._record_of(claim, FENCED, self._previous_primaries(claim))
                 await self._store.save(record)
                 self._become_fenced(record)
-            case Verdict.FENCE:
+            case ClaimVerdict.FENCE:
                 others = self._previous_primaries(claim)
                 record = self._record_of(claim, FENCED, others)
                 # Fence first: no fact may be accepted while the record is being saved.
