@@ -445,7 +445,11 @@ class FollowerEngine:
         if event.kind == "error":
             self._logger.warn("{text}", text=event.text, stream=event.stream)
         for listener in self._event_listeners:
-            listener(event)
+            try:
+                listener(event)
+            except Exception:
+                # What the stream does next must not depend on a listener.
+                self._logger.failure("a listener of {kind} events failed", kind=event.kind)
 
     def _save(self) -> None:
         self._has_new_writer = False

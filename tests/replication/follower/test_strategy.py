@@ -370,6 +370,22 @@ class TestPositions:
         assert story.tokens() == [2, 3, 4, 5]
         assert story.gaps() == (1, 1)
 
+    def test_a_listener_that_fails_does_not_stop_a_fetch(self) -> None:
+        """Its failure is logged."""
+        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
+        story.shelve("to_device", [2, 3])
+        story.shelf.failures = [NotConnected("away")]
+
+        @story.follower.on_event
+        def fail(event: FollowerEvent) -> None:
+            if event.kind == "error":
+                raise KeyError("bug")
+
+        story.hears("POSITION to_device master 3 3")
+        story.wait(3)
+
+        assert story.tokens() == [2, 3]
+
     def test_losing_the_connection_while_fetching_loses_nothing(self) -> None:
         """What waited behind the hole must not be applied when the fetch is called off."""
         story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
@@ -383,6 +399,35 @@ class TestPositions:
 
         assert story.tokens() == list(range(2, 10))
         assert story.gaps() == (1, 1)
+
+    def test_a_response_to_a_cancelled_fetch_is_ignored(self) -> None:
+        """It would pass for the response to the request of the next connection."""
+        story = Story(CURRENT, "to_device").hears("POSITION to_device master 1 1")
+        late: Deferred[None] = Deferred()
+        pull = story.shelf.fetch
+
+        async def fetch(**asked: Any) -> MissedFacts:
+            try:
+                await Deferred()
+            except CancelledError:
+                await late
+            return MissedFacts(facts=[], upto=asked["upto"], limited=False)
+
+        story.shelf.fetch = fetch  # type: ignore[method-assign]
+        story.hears("POSITION to_device master 5 5")
+        story.reconnect()
+        story.shelf.fetch = pull  # type: ignore[method-assign]
+        story.shelf.waiting = []
+        story.shelve("to_device", range(2, 6))
+        story.hears("POSITION to_device master 5 5")
+        late.callback(None)
+        story.wait()
+        before = story.follower.positions()
+        story.shelf.waiting[0].callback(None)
+        story.wait()
+
+        assert before == {"to_device": {"master": 1}}
+        assert story.tokens() == [2, 3, 4, 5]
 
     def test_a_fetch_ends_with_its_connection_also_while_a_subscriber_is_busy(self) -> None:
         """What it would ask next may never be answered; the next POSITION asks for the rest."""
