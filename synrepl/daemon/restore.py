@@ -8,7 +8,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import ConfigError, StorageError
 from synrepl.pipeline.snapshot.snapshot import PartFile, SnapshotManifest, read_snapshot
-from synrepl.pipeline.source.schema import COLUMNS
+from synrepl.pipeline.source.rows import COLUMNS
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart, LogPosition, LogSnapshot
 from synrepl.storage import Log, ReactorThread

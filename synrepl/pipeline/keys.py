@@ -41,7 +41,7 @@ class KeyExtractor:
             return [_key(declared, text) for text in texts]
 
     def with_keys(self, batch: Any) -> Any:
-        """Return the batch of rows (`source.schema.ROWS`) with keys."""
+        """Return the batch of rows (`source.rows.ROWS`) with keys."""
         streams = batch["stream"]
         position = batch.schema.get_field_index("key")
         names = pc.unique(streams).to_pylist()

@@ -12,7 +12,7 @@ import msgspec
 from synrepl.errors import ConfigError
 from synrepl.pipeline.archive.manifest import Manifest, manifests
 from synrepl.pipeline.archive.reader import LAST, rows_of
-from synrepl.pipeline.progress import Progress, ignore_progress
+from synrepl.pipeline.jobs import Progress, ignore_progress
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.data_sink import build_facts, request_bodies
 from synrepl.pipeline.source.data_source import register

@@ -4,6 +4,7 @@ Writes are atomic. A local file is synced and then renamed. Object stores (``s3:
 publish whole objects only. On ``hdfs://`` a file is renamed when complete.
 """
 
+import fcntl
 import hashlib
 import os
 import uuid
@@ -16,7 +17,7 @@ from pyarrow import fs
 
 from synrepl.errors import ConfigError
 
-__all__ = ["NotFound", "Store"]
+__all__ = ["NotFound", "Store", "lock_archive"]
 
 CHUNK: Final = 1024 * 1024
 
@@ -181,3 +182,31 @@ class Sink:
         self._sha256.update(view)
         self.bytes += view.nbytes
         return view.nbytes
+
+
+NAME: Final = "_lock"
+
+
+@contextmanager
+def lock_archive(store: Store) -> Iterator[None]:
+    """Hold the lock of an archive. Raises `ConfigError` if another process holds the lock.
+
+    A remote store cannot be locked. There the second of two jobs fails at its first manifest, whose
+    number exists, and its files are not part of the archive.
+    """
+    if not store.is_local:
+        yield
+        return
+    path = Path(store.path(NAME))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"{store}: another job is writing this archive; wait for the job, or stop it"
+            ) from None
+        yield
+    finally:
+        os.close(handle)

@@ -13,8 +13,7 @@ from synrepl.pipeline.archive.manifest import manifests, write_manifest
 from synrepl.pipeline.archive.merge import merge
 from synrepl.pipeline.archive.writer import write_files
 from synrepl.pipeline.keys import KeyExtractor
-from synrepl.pipeline.source.rows import explode
-from synrepl.pipeline.source.schema import FACTS
+from synrepl.pipeline.source.rows import FACTS, explode
 from synrepl.pipeline.store import Store
 from synrepl.streams.facts import Fact
 from tests.crash.scenarios import Acknowledge, Acknowledged, Scenario

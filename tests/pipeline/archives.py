@@ -12,8 +12,7 @@ from synrepl.pipeline.archive.commit import BatchOrigin, build_manifest
 from synrepl.pipeline.archive.manifest import Manifest, write_manifest
 from synrepl.pipeline.archive.writer import write_files
 from synrepl.pipeline.keys import KeyExtractor
-from synrepl.pipeline.source.rows import explode
-from synrepl.pipeline.source.schema import FACTS
+from synrepl.pipeline.source.rows import FACTS, explode
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart
 from synrepl.streams.digest import EMPTY, chain

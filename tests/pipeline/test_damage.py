@@ -13,7 +13,7 @@ from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.audit.comparison import Comparison
 from synrepl.pipeline.audit.file_scan import FileScan, scan_file
 from synrepl.pipeline.audit.findings import AuditFindings
-from synrepl.pipeline.source.schema import COLUMNS
+from synrepl.pipeline.source.rows import COLUMNS
 from synrepl.pipeline.store import Store
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import Given, archive, chained

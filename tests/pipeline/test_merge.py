@@ -13,10 +13,9 @@ from msgspec.structs import replace
 
 from synrepl.errors import ConfigError
 from synrepl.pipeline.archive.cleanup import GRACE_MS, next_batch, tidy
-from synrepl.pipeline.archive.lock import lock_archive
 from synrepl.pipeline.archive.manifest import Manifest, manifests, write_manifest
 from synrepl.pipeline.archive.merge import merge
-from synrepl.pipeline.store import Store
+from synrepl.pipeline.store import Store, lock_archive
 from tests.pipeline.archives import archive, chained
 
 FACTS = 12

@@ -8,16 +8,12 @@ import pyarrow as pa
 import pytest
 
 from synrepl.errors import ConfigError
-from synrepl.pipeline.source.completeness import CompletenessCheck
 from synrepl.pipeline.source.daemon_client import DataLoss
 from synrepl.pipeline.source.offsets import BadOffset, Offset, parse_offset_request
 from synrepl.pipeline.source.options import read_options
-from synrepl.pipeline.source.pacer import BatchPacer
-from synrepl.pipeline.source.planner import Planner
-from synrepl.pipeline.source.range_reader import read_range
-from synrepl.pipeline.source.ranges import SerialRange, split_range
-from synrepl.pipeline.source.rows import explode, split_items
-from synrepl.pipeline.source.schema import COLUMNS
+from synrepl.pipeline.source.planner import BatchPacer, Planner
+from synrepl.pipeline.source.ranges import CompletenessCheck, SerialRange, read_range, split_range
+from synrepl.pipeline.source.rows import COLUMNS, explode, split_items
 from synrepl.streams import jsontext
 from synrepl.streams.digest import EMPTY
 from synrepl.streams.facts import Fact

@@ -15,16 +15,13 @@ from synrepl.caches import NEWEST
 from synrepl.html.humanize import number, rate, share, shortened, size, span
 from synrepl.html.markup import Markup, element
 from synrepl.pipeline.archive.manifest import Arrival
-from synrepl.pipeline.report.bins import Bins, bins_for
 from synrepl.pipeline.report.chains import ChainBreak
-from synrepl.pipeline.report.coverage import Coverage
+from synrepl.pipeline.report.counts import Bins, bins_for, standings
 from synrepl.pipeline.report.daemon_status import DaemonStatus, ask, counters
-from synrepl.pipeline.report.expansion import expand_batches, meaning
-from synrepl.pipeline.report.invalidations import Invalidations
-from synrepl.pipeline.report.measurements import Measurements
+from synrepl.pipeline.report.invalidations import Invalidations, expand_batches, meaning
+from synrepl.pipeline.report.measurement import Coverage, Measurements
 from synrepl.pipeline.report.report import ReportResult, write
 from synrepl.pipeline.report.tables import Column, Table, as_csv, as_html
-from synrepl.pipeline.report.writer_lag import standings
 from synrepl.ports.history import EpochStart
 from tests.pipeline.archives import BEGAN_MS
 

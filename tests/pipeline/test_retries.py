@@ -3,8 +3,7 @@
 import pytest
 from py4j.protocol import Py4JError
 
-from synrepl.pipeline.failures import explain_failure
-from synrepl.pipeline.retries import ATTEMPTS, retry_late_workers
+from synrepl.pipeline.jobs import ATTEMPTS, explain_failure, retry_late_workers
 
 LATE = "org.apache.spark.SparkException: Python worker failed to connect back.\n\tat org.apache.spark..."
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from synrepl.http_client import BlockingClient
-from synrepl.pipeline.failures import explain_failure
+from synrepl.pipeline.jobs import explain_failure
 from synrepl.pipeline.source.data_source import progress, register
 from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact

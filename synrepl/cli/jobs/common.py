@@ -62,7 +62,7 @@ def spark_session(
     job: str, *, master: str | None, remote: str | None, ui: bool, memory: str, conf: tuple[str, ...]
 ) -> Iterator["SparkSession"]:
     """Provide a Spark session for a job. A failure of Spark becomes a one-line `CliError`."""
-    from synrepl.pipeline.failures import explain_failure
+    from synrepl.pipeline.jobs import explain_failure
     from synrepl.pipeline.session import session
 
     settings = {}

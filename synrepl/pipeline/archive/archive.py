@@ -16,16 +16,14 @@ import msgspec
 from synrepl.pipeline.archive.batches import ArchiveBatchWriter, At, now_ms
 from synrepl.pipeline.archive.cleanup import tidy
 from synrepl.pipeline.archive.commit import BatchOrigin
-from synrepl.pipeline.archive.lock import lock_archive
 from synrepl.pipeline.archive.manifest import BadArchive, Manifest, manifests
-from synrepl.pipeline.progress import Progress, ignore_progress
-from synrepl.pipeline.retries import retry_late_workers
+from synrepl.pipeline.jobs import Progress, ignore_progress, retry_late_workers
 from synrepl.pipeline.session import is_remote
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.data_source import register
 from synrepl.pipeline.source.offsets import Offset
 from synrepl.pipeline.source.options import read_options
-from synrepl.pipeline.store import Store
+from synrepl.pipeline.store import Store, lock_archive
 from synrepl.ports.history import LogPosition
 
 if TYPE_CHECKING:

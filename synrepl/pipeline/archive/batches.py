@@ -14,7 +14,7 @@ from synrepl.pipeline.archive.commit import BatchOrigin, build_manifest
 from synrepl.pipeline.archive.manifest import Manifest, manifests, write_manifest
 from synrepl.pipeline.archive.merge import FEWEST, merge
 from synrepl.pipeline.archive.writer import WRITTEN, WrittenFile, write_files
-from synrepl.pipeline.progress import Progress
+from synrepl.pipeline.jobs import Progress
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart, LogPosition

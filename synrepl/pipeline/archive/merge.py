@@ -18,7 +18,7 @@ from synrepl.pipeline.archive.manifest import (
     write_manifest,
 )
 from synrepl.pipeline.archive.writer import WRITTEN, WrittenFile, write_files
-from synrepl.pipeline.source.schema import ROWS
+from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import Store
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from synrepl.pipeline.archive.manifest import ArchivedFile, Manifest
-from synrepl.pipeline.source.schema import COLUMNS, spark_schema
+from synrepl.pipeline.source.rows import COLUMNS, spark_schema
 from synrepl.pipeline.store import Store
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from synrepl.pipeline.archive.manifest import ArchivedFile
-from synrepl.pipeline.source.schema import ROWS
+from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import Sink, Store
 
 __all__ = ["WRITTEN", "WrittenFile", "write_files"]
@@ -35,7 +35,7 @@ class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_files(store: Store, batch: int, rows: Iterable[Any]) -> Iterator[WrittenFile]:
-    """Write record batches of rows (`source.schema.ROWS`, by serial and seq) as files of a batch.
+    """Write record batches of rows (`source.rows.ROWS`, by serial and seq) as files of a batch.
 
     Files are written atomically, and become part of the archive when a manifest names them.
     """

@@ -16,8 +16,7 @@ from synrepl.pipeline.audit.explanation import Explanation
 from synrepl.pipeline.audit.file_scan import SEEN, FileScan, scan_files
 from synrepl.pipeline.audit.findings import AuditFindings, AuditResult
 from synrepl.pipeline.audit.manifests import read_manifests, report_unnamed
-from synrepl.pipeline.progress import Progress, ignore_progress
-from synrepl.pipeline.retries import retry_late_workers
+from synrepl.pipeline.jobs import Progress, ignore_progress, retry_late_workers
 from synrepl.pipeline.store import Store
 
 if TYPE_CHECKING:

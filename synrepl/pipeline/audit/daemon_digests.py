@@ -13,7 +13,7 @@ from synrepl.pipeline.archive.manifest import Manifest
 from synrepl.pipeline.audit.comparison import Comparison
 from synrepl.pipeline.audit.file_rows import read_checked, read_files
 from synrepl.pipeline.audit.findings import AuditFindings
-from synrepl.pipeline.source.schema import ROWS
+from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import Store
 
 if TYPE_CHECKING:

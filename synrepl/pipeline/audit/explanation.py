@@ -11,7 +11,7 @@ from synrepl.pipeline.audit import windows
 from synrepl.pipeline.audit.comparison import Comparison
 from synrepl.pipeline.audit.file_rows import read_files
 from synrepl.pipeline.audit.findings import AuditFindings
-from synrepl.pipeline.progress import Progress
+from synrepl.pipeline.jobs import Progress
 from synrepl.pipeline.store import Store
 
 if TYPE_CHECKING:

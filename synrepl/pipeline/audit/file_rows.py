@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from synrepl.pipeline.source.schema import COLUMNS, ROWS, spark_schema
+from synrepl.pipeline.source.rows import COLUMNS, ROWS, spark_schema
 from synrepl.pipeline.store import Store
 
 if TYPE_CHECKING:

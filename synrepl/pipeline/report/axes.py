@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from synrepl.html.humanize import number, shortened, span
-from synrepl.pipeline.report.bins import Bins
+from synrepl.pipeline.report.counts import Bins
 from synrepl.pipeline.report.style import Size
 
 __all__ = [

@@ -1,14 +1,17 @@
-"""Counts of facts by Spark, with small results: totals, over time, sizes."""
+"""Counts of facts by Spark, with small results: totals, by time bin, lag of writers, sizes."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from synrepl.pipeline.report.bins import Bins
+import msgspec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = [
+    "Bins",
+    "bins_for",
     "SHARES",
     "by_writer",
     "collected",
@@ -18,7 +21,61 @@ __all__ = [
     "sizes_by_stream",
     "spread",
     "when",
+    "WriterLag",
+    "standings",
 ]
+
+MOST: Final = 200
+
+DAY: Final = 86_400
+WIDTHS: Final = (
+    *(1, 2, 5, 10, 15, 30),
+    *(60, 120, 300, 600, 900, 1800),
+    *(3600, 2 * 3600, 3 * 3600, 6 * 3600, 12 * 3600),
+    *(DAY, 2 * DAY, 4 * DAY, 7 * DAY, 14 * DAY, 28 * DAY),
+)
+"""Widths in seconds. Each is at most 2.5 times the previous one, so that there are at least 80 bins."""
+
+NAMES: Final = (("day", DAY), ("hour", 3600), ("minute", 60), ("second", 1))
+
+
+class Bins(msgspec.Struct, frozen=True):
+    """`count` bins, each `width` seconds; the first begins at `first` (Unix seconds, a multiple of it)."""
+
+    first: int
+    width: int
+    count: int
+
+    @property
+    def starts(self) -> list[int]:
+        """The start of each bin, in Unix seconds."""
+        return [self.first + place * self.width for place in range(self.count)]
+
+    @property
+    def name(self) -> str:
+        """The width in words, as in `a bin is ...`."""
+        for name, length in NAMES:
+            if self.width % length == 0:
+                many = self.width // length
+                return name if many == 1 else f"{many} {name}s"
+        raise AssertionError("every width is whole seconds")
+
+    def place(self, second: int) -> int:
+        """Return the index of the bin of this second."""
+        return (second - self.first) // self.width
+
+
+def bins_for(first_ms: int, last_ms: int) -> Bins:
+    """Return the narrowest bins that cover the time with at most 200 bins."""
+    first, last = first_ms // 1000, last_ms // 1000
+    for width in WIDTHS:
+        found = Bins(first // width * width, width, last // width - first // width + 1)
+        if found.count <= MOST:
+            return found
+    # Decades: the clocks were wrong, or the facts are of several servers.
+    width = -(-(last - first + 1) // (MOST - 1) // DAY + 1) * DAY
+    return Bins(first // width * width, width, last // width - first // width + 1)
+
 
 Row = dict[str, Any]
 
@@ -180,3 +237,52 @@ def _percentiles(column: str, shares: Sequence[float] = SHARES) -> Any:
     from pyspark.sql import functions as f
 
     return f.percentile_approx(column, list(shares), ACCURACY)
+
+
+class WriterLag(msgspec.Struct, frozen=True):
+    """The lag of a writer at the end of each bin: seconds of silence, and tokens behind the stream's newest.
+
+    None before the first fact of the writer.
+    """
+
+    stream: str
+    writer: str
+    silent: list[float | None]
+    behind: list[int | None]
+
+    @property
+    def silent_most(self) -> float:
+        """The longest silence at the end of a bin, in seconds."""
+        return max((one for one in self.silent if one is not None), default=0.0)
+
+
+def standings(over_time: Iterable[Mapping[str, Any]], bins: Bins, *, last_ms: int) -> list[WriterLag]:
+    """Return the lags in streams with several writers, from the counts by bin (`counts.over_time`)."""
+    seen: dict[str, dict[str, dict[int, Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
+    for row in over_time:
+        seen[row["stream"]][row["writer"]][row["bin"]] = row
+    ends = [min((start + bins.width) * 1000, last_ms) for start in bins.starts]
+    made = []
+    for stream, writers in sorted(seen.items()):
+        if len(writers) < 2:
+            continue
+        heads: list[int] = []
+        head = 0
+        for position in range(bins.count):
+            told = (found[position]["token"] for found in writers.values() if position in found)
+            head = max((token for token in told if token is not None), default=head)
+            heads.append(max(head, heads[-1]) if heads else head)
+        for writer, found in sorted(writers.items()):
+            silent: list[float | None] = []
+            behind: list[int | None] = []
+            heard_ms: int | None = None
+            token: int | None = None
+            for position in range(bins.count):
+                if position in found:
+                    row = found[position]
+                    heard_ms = row["last_ms"]
+                    token = row["token"] if row["token"] is not None else token
+                silent.append(None if heard_ms is None else max(0, ends[position] - heard_ms) / 1000)
+                behind.append(None if token is None else max(0, heads[position] - token))
+            made.append(WriterLag(stream, writer, silent, behind))
+    return made

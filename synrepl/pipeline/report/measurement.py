@@ -1,24 +1,140 @@
 """Measurement of an archive: the Spark queries of a report, one after the other."""
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from synrepl.pipeline.archive.manifest import manifests
-from synrepl.pipeline.progress import Progress
+import msgspec
+
+from synrepl.pipeline.archive.manifest import Arrival, Manifest, manifests
+from synrepl.pipeline.jobs import Progress
 from synrepl.pipeline.report import chains, counts
-from synrepl.pipeline.report.bins import Bins, bins_for
-from synrepl.pipeline.report.coverage import coverage, positions_before
+from synrepl.pipeline.report.chains import ChainBreak
+from synrepl.pipeline.report.counts import Bins, WriterLag, bins_for, standings
 from synrepl.pipeline.report.daemon_status import DaemonStatus
-from synrepl.pipeline.report.facts import counted_once, facts_of, seconds_of
-from synrepl.pipeline.report.files import parts_of
-from synrepl.pipeline.report.invalidations import CACHES, invalidations
-from synrepl.pipeline.report.measurements import Measurements
-from synrepl.pipeline.report.writer_lag import standings
+from synrepl.pipeline.report.facts import counted_once, facts_of, parts_of, seconds_of
+from synrepl.pipeline.report.invalidations import CACHES, Invalidations, invalidations
 from synrepl.pipeline.store import Store
+from synrepl.ports.history import EpochStart
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["STEPS", "measure"]
+__all__ = ["Coverage", "coverage", "positions_before", "Measurements", "STEPS", "measure"]
+
+
+class Coverage(msgspec.Struct, frozen=True, kw_only=True):
+    """The coverage of an archive.
+
+    `lines` are the rows of the Parquet files: one more for each fact without rows. `merged` batches replaced
+    others. Up to the serial `compacted` the archive has only the facts that the trimmed log still had.
+    """
+
+    server_name: str
+    history: str
+    first_serial: int
+    last_serial: int
+    first_ms: int
+    last_ms: int
+    archived_ms: int
+    facts: int
+    lines: int
+    batches: int
+    merged: int
+    files: int
+    file_bytes: int
+    writers: dict[str, list[str]]
+    epochs: tuple[int, int]
+    compacted: int | None
+    epoch_starts: list[EpochStart]
+    digest: str
+
+    @property
+    def seconds(self) -> float:
+        """The time from the first commit to the last."""
+        return (self.last_ms - self.first_ms) / 1000
+
+
+def coverage(found: Sequence[Manifest]) -> Coverage | None:
+    """Return the coverage of these ordered manifests; None if they have no facts."""
+    nonempty = [manifest for manifest in found if manifest.facts]
+    if not nonempty:
+        return None
+    last = found[-1]
+    first_epoch = min((epoch_start.epoch for epoch_start in last.epoch_starts), default=last.epoch + 1) - 1
+    return Coverage(
+        server_name=last.server_name,
+        history=last.history,
+        first_serial=found[0].first_serial,
+        last_serial=last.last_serial,
+        first_ms=min(manifest.first_at_ms for manifest in nonempty),
+        last_ms=max(manifest.last_at_ms for manifest in nonempty),
+        archived_ms=max(manifest.archived_at_ms for manifest in nonempty),
+        facts=sum(manifest.facts for manifest in nonempty),
+        lines=sum(manifest.rows for manifest in nonempty),
+        batches=len(found),
+        merged=sum(bool(manifest.replaces) for manifest in found),
+        files=sum(len(manifest.files) for manifest in nonempty),
+        file_bytes=sum(file.bytes for manifest in nonempty for file in manifest.files),
+        writers={stream: sorted(writers) for stream, writers in sorted(last.end.items())},
+        epochs=(min(first_epoch, last.epoch), last.epoch),
+        compacted=found[0].last_serial if found[0].compacted else None,
+        epoch_starts=list(last.epoch_starts),
+        digest=last.digest,
+    )
+
+
+def positions_before(found: Sequence[Manifest]) -> dict[str, dict[str, Any]]:
+    """Return the writers' positions at which the chain check starts: after the compacted part, if any."""
+    return found[0].end if found[0].compacted else found[0].start
+
+
+Row = dict[str, Any]
+
+
+class Measurements(msgspec.Struct, frozen=True, kw_only=True):
+    """The results of `counts`, `chains`, `writer_lag`, `invalidations` and `daemon_status`.
+
+    Without `covers` the archive has no facts. `daemon` is None unless a daemon was requested.
+    """
+
+    position: str
+    top: int
+    covers: Coverage | None = None
+    daemon: DaemonStatus | None = None
+    bins: Bins = Bins(0, 1, 1)
+    totals: list[Row] = []
+    peaks: dict[tuple[str | None, str | None], tuple[int, int]] = {}
+    over_time: list[Row] = []
+    hours: list[Row] = []
+    hours_width: int = 3600
+    sizes: list[Row] = []
+    spread: list[Row] = []
+    largest: list[Row] = []
+    arrivals: list[Arrival] = []
+    standing: list[WriterLag] = []
+    broken: list[ChainBreak] = []
+    doubles: dict[str, int] = {}
+    voided: dict[int, int] = {}
+    invalidations: Invalidations | None = None
+    minutes: Bins = Bins(0, 60, 1)
+
+    def total(self, column: str) -> int:
+        """Return a total of all writers of all streams."""
+        return sum(row[column] for row in self.totals)
+
+    def writers(self) -> list[str]:
+        """Return the writers with facts, by number of rows."""
+        return self._by_rows("writer")
+
+    def streams(self) -> list[str]:
+        """Return the streams with facts, by number of rows."""
+        return self._by_rows("stream")
+
+    def _by_rows(self, kind: str) -> list[str]:
+        rows: dict[str, int] = {}
+        for row in self.totals:
+            rows[row[kind]] = rows.get(row[kind], 0) + row["rows"]
+        return sorted(rows, key=lambda name: (-rows[name], name))
 
 
 STEPS: Final = 7

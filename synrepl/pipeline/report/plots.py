@@ -18,7 +18,7 @@ from synrepl.pipeline.report.axes import (
     time_axis,
     unit_of,
 )
-from synrepl.pipeline.report.measurements import Measurements
+from synrepl.pipeline.report.measurement import Measurements
 from synrepl.pipeline.report.style import ACCENT, ALARM, LINE, OTHER, SERIES, SOFT, Picture, Size, draw
 
 __all__ = ["pictures"]

@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from synrepl.errors import ConfigError
-from synrepl.pipeline.progress import Progress, ignore_progress
+from synrepl.pipeline.jobs import Progress, ignore_progress, retry_late_workers
 from synrepl.pipeline.report.daemon_status import ask
-from synrepl.pipeline.report.measurement import STEPS, measure
-from synrepl.pipeline.report.measurements import Measurements
+from synrepl.pipeline.report.measurement import STEPS, Measurements, measure
 from synrepl.pipeline.report.page import page, state
 from synrepl.pipeline.report.plots import PLOTS, pictures
-from synrepl.pipeline.report.report_tables import tables
-from synrepl.pipeline.report.tables import as_csv
+from synrepl.pipeline.report.tables import as_csv, tables
 from synrepl.pipeline.report.verdict import Advice, findings
-from synrepl.pipeline.retries import retry_late_workers
 from synrepl.pipeline.store import Store
 
 if TYPE_CHECKING:

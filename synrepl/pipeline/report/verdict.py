@@ -8,9 +8,9 @@ import msgspec
 from synrepl.html.humanize import at, counted, printable, span
 from synrepl.pipeline.archive.manifest import Arrival
 from synrepl.pipeline.report.chains import ChainBreak
-from synrepl.pipeline.report.coverage import Coverage
+from synrepl.pipeline.report.counts import WriterLag
 from synrepl.pipeline.report.daemon_status import DaemonStatus
-from synrepl.pipeline.report.writer_lag import WriterLag
+from synrepl.pipeline.report.measurement import Coverage
 
 __all__ = ["KINDS", "Advice", "findings"]
 

@@ -12,8 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.pipeline.archive.manifest import ArchivedFile, BadArchive, Manifest, manifests
-from synrepl.pipeline.progress import Progress, ignore_progress
-from synrepl.pipeline.retries import retry_late_workers
+from synrepl.pipeline.jobs import Progress, ignore_progress, retry_late_workers
 from synrepl.pipeline.snapshot import fold
 from synrepl.pipeline.snapshot.parts import FILE_ROWS, WRITTEN, write_parts
 from synrepl.pipeline.snapshot.snapshot import (
@@ -25,7 +24,7 @@ from synrepl.pipeline.snapshot.snapshot import (
     read_snapshot,
     write_snapshot,
 )
-from synrepl.pipeline.source.schema import COLUMNS, spark_schema
+from synrepl.pipeline.source.rows import COLUMNS, spark_schema
 from synrepl.pipeline.store import Store
 from synrepl.streams.table import StreamTable
 

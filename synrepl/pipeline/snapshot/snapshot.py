@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from synrepl.pipeline.archive.manifest import BadArchive
-from synrepl.pipeline.source.schema import COLUMNS, ROWS, spark_schema
+from synrepl.pipeline.source.rows import COLUMNS, ROWS, spark_schema
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart, LogPosition
 

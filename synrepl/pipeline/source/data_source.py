@@ -23,11 +23,9 @@ from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.data_sink import SinkBatchWriter, SinkStreamWriter, check_writable
 from synrepl.pipeline.source.offsets import Offset
 from synrepl.pipeline.source.options import SourceOptions, read_options
-from synrepl.pipeline.source.pacer import BatchPacer
-from synrepl.pipeline.source.planner import Planner
-from synrepl.pipeline.source.range_reader import read_range
-from synrepl.pipeline.source.ranges import SerialRange
-from synrepl.pipeline.source.schema import spark_schema
+from synrepl.pipeline.source.planner import BatchPacer, Planner
+from synrepl.pipeline.source.ranges import SerialRange, read_range
+from synrepl.pipeline.source.rows import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

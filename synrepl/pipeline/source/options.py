@@ -7,7 +7,7 @@ from typing import Final
 
 from synrepl.errors import ConfigError
 from synrepl.pipeline.source.offsets import EARLIEST, LATEST, OffsetRequest, parse_offset_request
-from synrepl.pipeline.source.schema import COLUMNS
+from synrepl.pipeline.source.rows import COLUMNS
 
 __all__ = ["SourceOptions", "read_options"]
 

@@ -1,7 +1,8 @@
 """Planner of a query: resolves offsets, and splits the log into ranges for tasks."""
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
@@ -13,7 +14,27 @@ from synrepl.pipeline.source.offsets import EARLIEST, LATEST, Clock, Offset
 from synrepl.pipeline.source.options import SourceOptions
 from synrepl.pipeline.source.ranges import SerialRange, split_range
 
-__all__ = ["Planner"]
+__all__ = ["BatchPacer", "Planner"]
+
+
+class BatchPacer:
+    """The pacer of one query. The first micro-batch is due at once, as the age of its facts is unknown."""
+
+    def __init__(self, options: SourceOptions, *, seconds: Callable[[], float] = time.monotonic) -> None:
+        self._options = options
+        self._seconds = seconds
+        self._began: float | None = None
+
+    def is_due(self, waiting: int) -> bool:
+        """Whether to start a micro-batch now, with `waiting` facts. If so, the delay starts again."""
+        enough, now = self._options.min_offsets, self._seconds()
+        if enough is not None and waiting < enough:
+            is_late = self._began is None or now - self._began >= self._options.max_delay_seconds
+            if not (waiting and is_late):
+                return False
+        self._began = now
+        return True
+
 
 MAX_SERIALS: Final = 1_000
 """Maximum number of digests per request."""

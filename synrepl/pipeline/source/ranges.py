@@ -1,11 +1,18 @@
-"""Ranges of serials, one per task."""
+"""Ranges of serials, one per task: planned, read in the task, and checked for missing facts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from synrepl.pipeline.source.daemon_client import DataLoss, SourceClient, SourceError
 from synrepl.pipeline.source.offsets import Clock
+from synrepl.pipeline.source.options import SourceOptions
+from synrepl.pipeline.source.rows import explode, row_schema
 
-__all__ = ["SerialRange", "split_range"]
+__all__ = ["SerialRange", "split_range", "CompletenessCheck", "read_range"]
 
 
 @dataclass(frozen=True)
@@ -39,3 +46,122 @@ def split_range(after: int, upto: int, *, facts: int, at_least: int, at_most_eac
     parts = max(at_least, -(-facts // at_most_each), 1)
     parts = min(parts, serials)
     return [after + serials * part // parts for part in range(parts + 1)]
+
+
+class CompletenessCheck:
+    """Checker of the record batches of one range. Raises `DataLoss`, which names the missing facts.
+
+    In an unfiltered range serials are consecutive. In a filtered range the `prev_token` of a fact is the
+    token of its predecessor of the same writer: an unused token is not a loss, a missing predecessor is.
+    """
+
+    def __init__(self, planned: SerialRange, *, is_all: bool) -> None:
+        self._planned = planned
+        self._is_dense = is_all and not planned.compacted
+        self._is_chained = not is_all and not planned.compacted
+        self._at = planned.after
+        self._digest = planned.digest
+        self._last: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def check(self, facts: Any) -> None:
+        """Check the next facts of the range."""
+        if self._is_dense:
+            self._check_serials(facts["serial"])
+        elif self._is_chained:
+            self._check_chains(facts)
+        self._at = facts["serial"][len(facts) - 1].as_py()
+        self._digest = facts["digest"][len(facts) - 1].as_py()
+
+    def finish(self) -> None:
+        """Check the end of the range."""
+        planned = self._planned
+        if not self._is_dense:
+            return
+        if self._at != planned.upto:
+            raise DataLoss(f"missing serials {self._at + 1} to {planned.upto}")
+        if planned.end_digest is not None and self._digest != planned.end_digest:
+            raise DataLoss(
+                f"the log was replaced since the range was planned: the digest of serial {planned.upto} was"
+                f" {planned.end_digest}, and is {self._digest}"
+            )
+
+    def _check_serials(self, serials: Any) -> None:
+        first, last = serials[0].as_py(), serials[len(serials) - 1].as_py()
+        is_dense = last - first == len(serials) - 1 and pc.all(
+            pc.equal(pc.pairwise_diff(serials), 1), min_count=0
+        ).as_py() in (True, None)
+        if first == self._at + 1 and is_dense:
+            return
+        expected = self._at + 1
+        for serial in serials.to_pylist():
+            if serial != expected:
+                break
+            expected += 1
+        raise DataLoss(f"received serial {serial}, expected serial {expected}")
+
+    def _check_chains(self, facts: Any) -> None:
+        # Late facts have no predecessor to check.
+        claiming = facts.filter(pc.less(facts["prev_token"], facts["token"]))
+        names = pa.table({"stream": claiming["stream"], "writer": claiming["writer"]})
+        for source in names.group_by(["stream", "writer"]).aggregate([]).to_pylist():
+            stream, writer = source["stream"], source["writer"]
+            is_its = pc.and_(pc.equal(claiming["stream"], stream), pc.equal(claiming["writer"], writer))
+            of = claiming.filter(is_its)
+            claimed, tokens, epochs = of["prev_token"], of["token"], of["epoch"]
+            # The predecessor of the first fact lies before the range; only later facts are checked.
+            token, epoch = self._last.get((stream, writer), (claimed[0].as_py(), epochs[0].as_py()))
+            before = pa.concat_arrays([pa.array([token]), tokens.slice(0, len(of) - 1)])
+            epoch_before = pa.concat_arrays([pa.array([epoch]), epochs.slice(0, len(of) - 1)])
+            is_lost = pc.and_(pc.greater(claimed, before), pc.equal(epochs, epoch_before))
+            if pc.any(is_lost).as_py():
+                at = pc.index(is_lost, True).as_py()
+                raise DataLoss(
+                    f"missing facts of writer {writer} in stream {stream}: after token"
+                    f" {before[at].as_py()}, up to token {claimed[at].as_py()}"
+                )
+            self._last[stream, writer] = tokens[len(of) - 1].as_py(), epochs[len(of) - 1].as_py()
+
+
+def read_range(planned: SerialRange, options: SourceOptions, daemon: SourceClient) -> Iterator[Any]:
+    """Yield the rows of a range, ordered by serial and seq. Raises `DataLoss` if facts are missing."""
+    is_all = options.streams is None and options.writers is None
+    completeness = CompletenessCheck(planned, is_all=is_all)
+    add_keys = _keys() if "key" in options.columns else None
+    schema = row_schema(options.columns)
+    for facts in daemon.facts(
+        since=planned.after,
+        upto=planned.upto,
+        history=planned.history,
+        digest=None if planned.compacted else planned.digest,
+        compacted="true" if planned.compacted else None,
+    ):
+        completeness.check(facts)
+        selected = _within(facts, planned)
+        if not len(selected):
+            continue
+        rows = explode(selected)
+        if add_keys is not None:
+            rows = add_keys(rows)
+        yield pa.record_batch([rows[name] for name in options.columns], schema=schema)
+    completeness.finish()
+
+
+def _within(facts: Any, planned: SerialRange) -> Any:
+    """Drop the facts of writers that were read before, and those beyond the end of their writer."""
+    for limits, is_out in ((planned.skip, pc.less_equal), (planned.until, pc.greater)):
+        for stream, writers in limits.items():
+            for writer, serial in writers.items():
+                of_writer = pc.and_(pc.equal(facts["stream"], stream), pc.equal(facts["writer"], writer))
+                facts = facts.filter(pc.invert(pc.and_(of_writer, is_out(facts["serial"], serial))))
+    return facts
+
+
+def _keys() -> Any:
+    try:
+        from synrepl.pipeline.keys import KeyExtractor
+    except ImportError as error:
+        raise SourceError(
+            f"the column key needs synrepl on the executors ({error}): install it there, or leave key out of"
+            " the option columns"
+        ) from error
+    return KeyExtractor().with_keys

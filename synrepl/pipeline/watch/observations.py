@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from synrepl.pipeline.keys import KeyExtractor
-from synrepl.pipeline.report.expansion import count_by_minute, expand_batches
+from synrepl.pipeline.report.invalidations import count_by_minute, expand_batches
 from synrepl.pipeline.watch.log_state import THE_LOG, Drops, FirstFact, TaskObservations
 from synrepl.pipeline.watch.writer_chain import FactRun, runs_of
 
@@ -95,7 +95,7 @@ def _count(batch: Any, keys: KeyExtractor, minutes: dict[int, Drops]) -> None:
 
 
 def _add(drops: Drops, line: dict[str, Any]) -> None:
-    """Add a line of `expansion.MEANT`."""
+    """Add a line of `invalidations.MEANT`."""
     cache, keyed, whole = line["cache"], line["keyed"], line["whole"]
     if cache is None:
         drops.keyed += keyed
