@@ -40,8 +40,8 @@ def test_bins_fit_the_span(seconds: int, width: int) -> None:
     assert width == bins.width
     assert bins.count <= 200
     assert seconds < 100 or bins.count >= 60
-    assert 0 == bins.place(BEGAN)
-    assert bins.count - 1 == bins.place(BEGAN + seconds)
+    assert 0 == bins.index(BEGAN)
+    assert bins.count - 1 == bins.index(BEGAN + seconds)
     assert bins.starts[0] <= BEGAN < bins.starts[0] + bins.width
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = [
+    "DAY",
     "Bins",
     "bins_for",
     "SHARES",
@@ -49,7 +50,7 @@ class Bins(msgspec.Struct, frozen=True):
     @property
     def starts(self) -> list[int]:
         """The start of each bin, in Unix seconds."""
-        return [self.first + place * self.width for place in range(self.count)]
+        return [self.first + index * self.width for index in range(self.count)]
 
     @property
     def name(self) -> str:
@@ -60,7 +61,7 @@ class Bins(msgspec.Struct, frozen=True):
                 return name if many == 1 else f"{many} {name}s"
         raise AssertionError("every width is whole seconds")
 
-    def place(self, second: int) -> int:
+    def index(self, second: int) -> int:
         """Return the index of the bin of this second."""
         return (second - self.first) // self.width
 

@@ -17,8 +17,8 @@ from synrepl.html.humanize import (
 )
 from synrepl.html.markup import Markup, details, element, facts, join, mark
 from synrepl.html.theme import LOOK
+from synrepl.pipeline.report.charts import Picture, colors_css
 from synrepl.pipeline.report.measurement import Coverage, Measurements
-from synrepl.pipeline.report.style import Picture, colors_css
 from synrepl.pipeline.report.tables import Column, Table, as_html, folded, named
 from synrepl.pipeline.report.verdict import KINDS, Advice
 
@@ -353,10 +353,8 @@ def _figure(drawn: Mapping[str, Picture], name: str, caption: str, table: Table)
     if name not in drawn:
         return Markup()
     picture = drawn[name]
-    wide = Markup(picture.wide.replace("<svg ", '<svg class="wide" ', 1))
-    narrow = Markup(picture.narrow.replace("<svg ", '<svg class="narrow" ', 1))
     said = join([f"{caption} ", named(picture.file), ", ", named(table.file)])
-    return element("figure", join([wide, narrow, element("figcaption", said)]))
+    return element("figure", join([picture.svg, element("figcaption", said)]))
 
 
 def _spark(measured: Measurements, stream: str) -> Markup:
