@@ -374,11 +374,11 @@ def test_the_worst_comes_first(tmp_path: Path) -> None:
     )
 
     assert [
-        ("bad", "Facts are missing in 1 place"),
+        ("bad", "1 gap: facts are missing"),
         ("bad", "Epoch 3: facts of events were lost at the source"),
-        ("bad", "The daemon gave up 1 gap"),
-        ("busy", "The archive was up to 2 h behind"),
-        ("busy", "Epoch 2: another daemon took over"),
+        ("bad", "The daemon has 1 unrecoverable gap"),
+        ("busy", "The archive lag was up to 2 h"),
+        ("busy", "Epoch 2: failover to another daemon"),
         ("busy", "The lease of oslo ended"),
         ("busy", "1 row of caches with unexpected keys"),
         ("busy", "1 row or key of caches cannot be read"),
@@ -386,7 +386,11 @@ def test_the_worst_comes_first(tmp_path: Path) -> None:
     ] == [(one.kind, one.text) for one in made.found]
     assert ("bad", 1) == (made.state, made.missing)
     page = _page(made)
-    assert page.index("Something is missing") < page.index("Facts are missing") < page.index("What it covers")
+    assert (
+        page.index("Facts are missing or wrong")
+        < page.index("1 gap: facts are missing")
+        < page.index("Coverage")
+    )
     assert "4 found, 0 repaired" in page
     assert "it was away" in page
 
@@ -399,7 +403,7 @@ def test_an_empty_archive(tmp_path: Path) -> None:
 
     assert ("dim", 0, 0) == (made.state, made.facts, len(made.found))
     assert "There are no facts in the archive" in _page(made)
-    assert "No daemon was asked" in _page(made)
+    assert "No daemon was queried" in _page(made)
     assert not (tmp_path / "hours.png").exists()
     assert all(path.exists() for path in made.files)
 
@@ -408,5 +412,5 @@ def test_an_archive_without_caches(tmp_path: Path) -> None:
     """Then the page says so."""
     made = write(_measured(stream="events", invalidations=None), tmp_path)
 
-    assert "No caches were invalidated" in _page(made)
+    assert "There are no cache invalidations" in _page(made)
     assert "caches.png" not in {path.name for path in made.files}

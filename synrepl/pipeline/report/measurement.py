@@ -53,6 +53,11 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
         """The time from the first commit to the last."""
         return (self.last_ms - self.first_ms) / 1000
 
+    @property
+    def all_writers(self) -> list[str]:
+        """The names of the writers of all streams."""
+        return sorted({writer for names in self.writers.values() for writer in names})
+
 
 def coverage(found: Sequence[Manifest]) -> Coverage | None:
     """Return the coverage of these ordered manifests; None if they have no facts."""

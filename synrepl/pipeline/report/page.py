@@ -1,392 +1,28 @@
-"""The page of a report: findings first, then the sections."""
+"""The page of a report: findings first, then a section per question of an operator."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Final
 
-from synrepl.html.humanize import (
-    at,
-    counted,
-    number,
-    printable,
-    rate,
-    share,
-    shortened,
-    size,
-    span,
-)
+import msgspec
+
+from synrepl.html.humanize import at, counted, number, printable, rate, share, shortened, size, span
 from synrepl.html.markup import Markup, details, element, facts, join, mark
 from synrepl.html.theme import LOOK
 from synrepl.pipeline.report.charts import Picture, colors_css
 from synrepl.pipeline.report.measurement import Coverage, Measurements
-from synrepl.pipeline.report.tables import Column, Table, as_html, folded, named
+from synrepl.pipeline.report.tables import Table, as_html, folded, named, silent_writers
 from synrepl.pipeline.report.verdict import KINDS, Advice
 
-__all__ = ["Section", "sections", "sections_without_facts", "shell", "STATES", "page", "state"]
+__all__ = ["STATES", "page", "state"]
 
-Section = tuple[str, str, list[Markup]]
-"""Name, title and content of a section."""
-
-
-def sections(
-    measured: Measurements, covers: Coverage, tables: Mapping[str, Table], drawn: Mapping[str, Picture]
-) -> list[Section]:
-    """Return all sections, in order."""
-    return [
-        ("covers", "What it covers", _covers(measured, covers, tables)),
-        ("throughput", "Throughput", _throughput(measured, covers, tables, drawn)),
-        ("lag", "Lag", _lag(measured, covers, tables, drawn)),
-        ("hours", "Busiest hours", _hours(measured, tables, drawn)),
-        ("sizes", "Sizes", _sizes(tables, drawn)),
-        ("caches", "Cache invalidations", _caches(measured, tables, drawn)),
-        ("gaps", "Gaps and repairs", _gaps(measured, covers, tables)),
-        ("leases", "Leases", _leases(measured, tables)),
-        ("files", "Files", _files(tables, drawn)),
-    ]
-
-
-def sections_without_facts(measured: Measurements, tables: Mapping[str, Table]) -> list[Section]:
-    """Return the sections of an archive without facts."""
-    return [("leases", "Leases", _leases(measured, tables)), ("files", "Files", _files(tables, {}))]
-
-
-def _covers(measured: Measurements, covers: Coverage, tables: Mapping[str, Table]) -> list[Markup]:
-    writers = {writer for found in covers.writers.values() for writer in found}
-    first, last = covers.epochs
-    facts_, rows, empty = (measured.total(name) for name in ("facts", "rows", "empty"))
-    lines = [
-        ("server", printable(covers.server_name) or "(no name)"),
-        ("history", shortened(covers.history) or None),
-        ("from", at(covers.first_ms)),
-        ("to", f"{at(covers.last_ms)} ({span(covers.seconds)})"),
-        ("serials", f"{covers.first_serial:,} to {covers.last_serial:,}"),
-        ("facts", f"{facts_:,}; {rate(facts_, covers.seconds, 'facts')} on average"),
-        ("rows", f"{rows:,}" + (f"; {counted(empty, 'fact')} without rows" if empty else "")),
-        ("bytes of rows", f"{size(measured.total('bytes'))} of JSON"),
-        ("streams", ", ".join(map(shortened, covers.writers))),
-        ("writers", f"{len(writers)}: {', '.join(map(shortened, sorted(writers)))}"),
-        ("epochs", f"{first} to {last}" if first != last else f"{last}, no turns"),
-        (
-            "archived",
-            f"until {at(covers.archived_ms)}, in {counted(covers.batches, 'batch', 'batches')}"
-            if covers.archived_ms
-            else None,
-        ),
-        ("files", f"{covers.files:,}, {size(covers.file_bytes)}"),
-        ("digest", shortened(covers.digest, 20)),
-    ]
-    epoch_starts = tables["epoch_starts"]
-    return [facts(lines), *([element("h3", "Turns"), as_html(epoch_starts)] if epoch_starts.rows else [])]
-
-
-def _throughput(
-    measured: Measurements, covers: Coverage, tables: Mapping[str, Table], drawn: Mapping[str, Picture]
-) -> list[Markup]:
-    most_facts, most_rows = measured.peaks.get((None, None), (0, 0))
-    each = f"Each step is {_a(measured.bins.name)}."
-    facts_, rows = measured.total("facts"), measured.total("rows")
-    note = (
-        f"On average {rate(facts_, covers.seconds, 'facts')} and {rate(rows, covers.seconds, 'rows')}. The"
-        f" most in one second were {counted(most_facts, 'fact')}, and {counted(most_rows, 'row')} (perhaps in"
-        " another)."
-    )
-    sparks = [_spark(measured, row["stream"]) for row in tables["streams"].rows]
-    return [
-        _note(note),
-        _figure(drawn, "throughput", f"Rows by stream, stacked. {each}", tables["throughput"]),
-        _figure(drawn, "writers", f"The same rows by writer, stacked. {each}", tables["throughput"]),
-        element("h3", "Totals by stream"),
-        as_html(tables["streams"], extra={"rows over time": sparks}),
-        _note("Each small picture has a scale of its own."),
-        folded("Totals by writer", tables["writers"]),
-    ]
-
-
-def _lag(
-    measured: Measurements, covers: Coverage, tables: Mapping[str, Table], drawn: Mapping[str, Picture]
-) -> list[Markup]:
-    made = [
-        element("h3", "Until facts were archived"),
-        _note(
-            "From the commit of a fact in the daemon until its batch was in the archive. Most of it is the"
-            " time that a batch is left to fill; it says nothing of how fast workers heard."
-        ),
-    ]
-    if covers.merged:
-        merged = counted(covers.merged, "batch was", "batches were")
-        made.append(
-            _note(
-                f"{merged} merged from smaller ones. Points tell of these; where there were very many, one"
-                " stands for some neighbors, with the longest wait of theirs."
-            )
-        )
-    caption = "Each point is a batch: how long after its last commit it was archived. Log scale."
-    made += [
-        _figure(drawn, "lag", caption, tables["batches"]),
-        as_html(tables["lag"], at_most=12),
-        element("h3", "Writers behind their streams"),
-    ]
-    if not measured.standing:
-        return [*made, _note("No stream has more than one writer, so none can be behind another.")]
-    note = (
-        "Of streams with several writers: how long each had said nothing, at the end of"
-        f" {_a(measured.bins.name)}. Facts without rows count, as they say how far an idle writer is. A line"
-        " that climbs while others stay low is a writer that is idle, or hangs; whoever waits for it waits as"
-        " long."
-    )
-    worst = sorted(
-        ((one, one.silent[-1], one.behind[-1]) for one in measured.standing),
-        key=lambda found: -(found[1] or 0.0),
-    )
-    rows = [
-        {
-            "stream": one.stream,
-            "writer": one.writer,
-            "silent": silent,
-            "behind": behind,
-            "longest": one.silent_most,
-        }
-        for one, silent, behind in worst
-    ]
-    shown = Table(
-        "silence",
-        (
-            *(Column(name, name) for name in ("stream", "writer")),
-            Column("silent", "silent at the end for", span),
-            Column("behind", "tokens behind then"),
-            Column("longest", "longest silence", span),
-        ),
-        rows,
-    )
-    return [
-        *made,
-        _note(note),
-        _figure(drawn, "silence", "Time since each writer's last fact, log scale, UTC.", tables["silence"]),
-        as_html(shown, at_most=12),
-    ]
-
-
-def _hours(measured: Measurements, tables: Mapping[str, Table], drawn: Mapping[str, Picture]) -> list[Markup]:
-    rows = tables["hours"].rows
-    if not rows:
-        return []
-    of = "hour" if measured.hours_width == 3600 else "minute"
-    first = rows[0]
-    note = (
-        f"The busiest {of} began {at(first['at'] * 1000, seconds=False)}, with"
-        f" {counted(first['facts'], 'fact')} ({share(first['facts'], measured.total('facts'))} of all) and"
-        f" {counted(first['rows'], 'row')}."
-    )
-    caption = f"Facts in each {of}; what is blank had none."
-    return [
-        _note(note),
-        _figure(drawn, "hours", caption, tables["hours"]),
-        details(f"The busiest {of}s", as_html(tables["hours"], at_most=10)),
-    ]
-
-
-def _sizes(tables: Mapping[str, Table], drawn: Mapping[str, Picture]) -> list[Markup]:
-    if not tables["sizes"].rows:
-        return [_note("No fact has rows.")]
-    return [
-        _note("The size of a fact is that of its rows as JSON. Facts without rows are left out."),
-        _figure(
-            drawn, "sizes", "How many facts are how large. Both scales are logarithmic.", tables["spread"]
-        ),
-        _figure(
-            drawn,
-            "percentiles",
-            "By stream: the dot is the median, the bar reaches to 99 %, the line to the largest.",
-            tables["sizes"],
-        ),
-        as_html(tables["sizes"]),
-        folded(f"The {len(tables['largest'].rows)} largest facts", tables["largest"]),
-    ]
-
-
-def _caches(
-    measured: Measurements, tables: Mapping[str, Table], drawn: Mapping[str, Picture]
-) -> list[Markup]:
-    told = measured.invalidations
-    if told is None or not told.names:
-        return [_note("No caches were invalidated: there are no rows of the stream caches in here.")]
-    facts_ = sum(row["facts"] - row["empty"] for row in measured.totals if row["stream"] == "caches")
-    rows = told.total("rows")
-    busiest = max((row["busiest_minute"] for row in told.minutes), default=0)
-    saved = [
-        ("meant", f"{told.meant:,} invalidations, as workers carry them out"),
-        ("told in", f"{rows:,} rows: one stands for {told.meant / rows if rows else 0:.1f} on average"),
-        ("sent in", f"{facts_:,} facts: {rows / facts_ if facts_ else 0:.1f} rows in one on average"),
-        (
-            "so saved",
-            f"{share(rows - facts_, rows)} of the facts that there were with one row in each, and"
-            f" {share(told.meant - facts_, told.meant)} of those with one invalidation in each"
-            if told.meant > facts_
-            else None,
-        ),
-        ("of a whole cache", f"{told.total('whole'):,}, {share(told.total('whole'), told.meant)} of all"),
-        ("different keys", f"{told.distinct:,}"),
-        ("fullest minute", counted(busiest, "invalidation")),
-    ]
-    if told.total("misshapen"):
-        why = "their keys are not those that the name takes; each drops all that it could mean"
-        saved.append(("misshapen", join([mark(counted(told.total("misshapen"), "row"), "busy"), f": {why}"])))
-    if told.total("unreadable"):
-        many = counted(told.total("unreadable"), "row or key", "rows or keys")
-        saved.append(("unreadable", join([mark(many, "busy"), ", left out"])))
-    each = _a(measured.minutes.name)
-    return [
-        _note(
-            "Names like cs_cache_fake stand for entries of many caches. Here they are expanded as our workers"
-            " expand them, by what the newest known release means. Invalidations that other streams imply (an"
-            " event that drops what is known of its room) are not told on caches, and not counted."
-        ),
-        facts(saved),
-        _figure(
-            drawn,
-            "invalidations",
-            f"Per minute, each step the average of {each}. What is in front is a part of what is behind it.",
-            tables["invalidations"],
-        ),
-        element("h3", "Hot caches"),
-        _figure(drawn, "caches", f"The {measured.top} caches with the most invalidations.", tables["caches"]),
-        details(
-            f"{counted(len(told.caches), 'cache')} in numbers",
-            as_html(tables["caches"], at_most=measured.top),
-        ),
-        element("h3", "Hot keys"),
-        _note("A key is the room, user or whatever else entries are of, here in whichever caches."),
-        as_html(tables["subjects"]),
-        folded("Keys in one cache", tables["keys"]),
-        element("h3", "Names as they were told"),
-        as_html(tables["names"], at_most=measured.top),
-    ]
-
-
-def _gaps(measured: Measurements, covers: Coverage, tables: Mapping[str, Table]) -> list[Markup]:
-    kinds = {
-        kind: sum(one.kind == kind for one in measured.broken) for kind in ("missing", "again", "epoch_start")
-    }
-    late, skipping, skipped, copied = (
-        measured.total(name) for name in ("late", "skipping", "skipped", "copied")
-    )
-    doubles = sum(measured.doubles.values())
-    lines = [
-        (
-            "missing",
-            mark(
-                f"{counted(kinds['missing'], 'place')} where a fact does not follow the one before it", "bad"
-            )
-            if kinds["missing"]
-            else mark("nothing", "good"),
-        ),
-        ("went back", mark(counted(kinds["again"], "position"), "bad") if kinds["again"] else "nowhere"),
-        ("there twice", mark(counted(copied, "fact"), "bad") if copied else "nothing"),
-        (
-            "new epochs",
-            f"{counted(len(covers.epoch_starts), 'epoch')}; "
-            f"{counted(kinds['epoch_start'], 'break')} that they explain, "
-            f"{counted(sum(measured.voided.values()), 'void fact')}"
-            if covers.epoch_starts
-            else "none",
-        ),
-        ("late", f"{counted(late, 'fact')} behind their writer's position, as unordered streams have them"),
-        (
-            "skipped tokens",
-            f"{skipped:,} by {counted(skipping, 'fact')}: others' or never used, as prev_token certifies",
-        ),
-        (
-            "told by several",
-            f"{counted(doubles, 'token')} told by more than one writer" if doubles else "none",
-        ),
-    ]
-    note = (
-        "Each fact says which token its writer was at before it (prev_token). Where that is the token of the"
-        " fact before, nothing lies between them, however far apart the numbers are; where not, something is"
-        " missing."
-    )
-    made = [_note(note), facts(lines)]
-    if covers.compacted is not None:
-        made.append(
-            _note(f"Up to serial {covers.compacted:,} the log had been trimmed: there, nothing can be said.")
-        )
-    if tables["breaks"].rows:
-        made += [element("h3", "Breaks"), as_html(tables["breaks"], at_most=measured.top)]
-    return [*made, folded("By writer", tables["chains"])]
-
-
-def _leases(measured: Measurements, tables: Mapping[str, Table]) -> list[Markup]:
-    daemon = measured.daemon
-    if daemon is None:
-        return [_note("No daemon was asked: who reads the log, and how far they are, is not in an archive.")]
-    if daemon.trouble:
-        return [_note(f"{daemon.url} was asked, but {daemon.trouble}.")]
-    status = daemon.status
-    found, repaired, lost = (
-        daemon.gaps.get(f"synrepl_gaps_{what}_total") for what in ("detected", "repaired", "lost")
-    )
-    gaps = None
-    if found is not None:
-        gone = mark(f"{lost or 0:,} given up", "bad") if lost else "none given up"
-        gaps = join([f"{found:,} found, {repaired or 0:,} repaired, ", gone, " since it started"])
-    lines = [
-        ("daemon", f"{daemon.url}, {_said(status.get('role'))}, {_said(status.get('state'))}"),
-        ("serial now", _said(status.get("serial"))),
-        ("gaps it heard", gaps),
-    ]
-    shown = as_html(tables["leases"]) if tables["leases"].rows else _note("Nobody has a lease.")
-    note = (
-        "The log is kept from the serial of a lease on; one that is used up ends, and its reader starts over."
-    )
-    return [_note(f"As of when this was made. {note}"), facts(lines), shown]
-
-
-def _files(tables: Mapping[str, Table], drawn: Mapping[str, Picture]) -> list[Markup]:
-    pictures = [picture.file for picture in drawn.values()]
-    names = [*pictures, *(table.file for table in tables.values())]
-    lines = join(element("li", named(name)) for name in names)
-    note = "Beside this page: pictures, and tables with all their rows. Times in them are UTC."
-    return [_note(note), element("ul", lines, class_="names")]
-
-
-def _figure(drawn: Mapping[str, Picture], name: str, caption: str, table: Table) -> Markup:
-    if name not in drawn:
-        return Markup()
-    picture = drawn[name]
-    said = join([f"{caption} ", named(picture.file), ", ", named(table.file)])
-    return element("figure", join([picture.svg, element("figcaption", said)]))
-
-
-def _spark(measured: Measurements, stream: str) -> Markup:
-    """Render a sparkline of rows over time."""
-    bins = measured.bins
-    values = [0] * bins.count
-    for row in measured.over_time:
-        if row["stream"] == stream:
-            values[row["bin"]] += row["rows"]
-    most = max(values) or 1
-    path = "".join(
-        f"M{position} 24V{24 - 23 * value / most:.1f}h1V24z" for position, value in enumerate(values) if value
-    )
-    return Markup(
-        f'<svg class="spark" viewBox="0 0 {bins.count} 24" preserveAspectRatio="none" role="img"'
-        f' aria-label="most: {most:,} rows in {_a(bins.name)}"><path d="{path}"/></svg>'
-    )
-
-
-def _note(said: str) -> Markup:
-    return element("p", said, class_="note")
-
-
-def _a(name: str) -> str:
-    if name[0].isdigit():
-        return name
-    return f"an {name}" if name == "hour" else f"a {name}"
-
-
-def _said(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else shortened(str(value))
-
+STATES: Mapping[str, str] = {
+    "bad": "Facts are missing or wrong",
+    "busy": "Needs attention",
+    "good": "Complete",
+    "dim": "No facts",
+}
+"""The headings, by the worst kind of the findings."""
 
 STYLE: Final = (
     LOOK
@@ -437,7 +73,7 @@ dl{grid-template-columns:6.5rem minmax(0,1fr);gap:.15rem .5rem}}
 POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 )
-"""The policy forbids all requests, whatever names the page contains. Plots are styled inline."""
+"""The policy forbids all requests, whatever names the page contains. Charts are styled inline."""
 
 HEAD: Final = (
     '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -447,20 +83,20 @@ HEAD: Final = (
 )
 
 
-def shell(title: str, body: Markup) -> str:
-    """Render the whole page."""
-    return (
-        f"{HEAD}<title>{escape(title)}</title><style>{STYLE}{colors_css()}</style></head>"
-        f"<body>{body}</body></html>\n"
-    )
+class _Content(msgspec.Struct, frozen=True):
+    """The content of the page: measurements, tables and charts, by name."""
 
+    measured: Measurements
+    tables: Mapping[str, Table]
+    drawn: Mapping[str, Picture]
 
-STATES: Mapping[str, tuple[str, str]] = {
-    "bad": ("Something is missing", "bad"),
-    "busy": ("Look at this", "busy"),
-    "good": ("Whole", "good"),
-    "dim": ("Nothing here", "dim"),
-}
+    def figure(self, name: str, caption: str, table: str) -> Markup:
+        """Render a chart with links to its file and to the table of its data; nothing if it has no data."""
+        if name not in self.drawn:
+            return Markup()
+        picture = self.drawn[name]
+        links = join([f"{caption} ", named(picture.file), ", ", named(self.tables[table].file)])
+        return element("figure", join([picture.svg, element("figcaption", links)]))
 
 
 def state(found: Sequence[Advice]) -> str:
@@ -476,80 +112,338 @@ def page(
     drawn: Mapping[str, Picture],
 ) -> str:
     """Render the page, which links all files of the report."""
-    covers = measured.covers
+    content, covers = _Content(measured, tables, drawn), measured.covers
+    kind = state(found)
+    heading: list[object] = [element("span", STATES[kind])]
+    ends = [("leases", "Leases", _leases(content)), ("files", "Files", _files(content))]
     if covers is None:
-        return _empty(measured, tables)
-    who = printable(covers.server_name) or "an unnamed server"
-    word, kind = STATES[state(found)]
-    days = f"{at(covers.first_ms, seconds=False)} to {at(covers.last_ms, seconds=False)}"
-    heading = Markup(f"{element('span', word)} {element('small', '· ' + days)}")
-    made = sections(measured, covers, tables, drawn)
-    header = element(
-        "header",
-        join(
-            [
-                element("h1", f"synrepl report · {who}"),
-                element("p", heading, class_=f"state {kind}"),
-                _findings(found),
-                _figures(measured, covers),
-                element("nav", join(element("a", title, href=f"#{name}") for name, title, _ in made)),
-            ]
-        ),
-    )
-    parts = [element("section", join([element("h2", title), *body]), id=name) for name, title, body in made]
-    footer = element(
-        "footer",
-        f"{measured.position}; all times are UTC. Counted by Spark from the files that the manifests name.",
-    )
-    return shell(f"{word}: {who}", join([header, element("main", join(parts)), footer]))
-
-
-def _empty(measured: Measurements, tables: Mapping[str, Table]) -> str:
-    word, kind = STATES["dim"]
-    body = join(
-        [
-            element(
-                "header",
-                join(
-                    [
-                        element("h1", "synrepl report"),
-                        element("p", element("span", word), class_=f"state {kind}"),
-                        element("p", f"There are no facts in the archive {measured.position}."),
-                    ]
-                ),
-            ),
-            element(
-                "main",
-                join(
-                    element("section", join([element("h2", title), *body]))
-                    for _, title, body in sections_without_facts(measured, tables)
-                ),
-            ),
+        name = ""
+        header = [element("p", f"There are no facts in the archive {measured.position}.")]
+        sections = ends
+    else:
+        name = printable(covers.server_name) or "an unnamed server"
+        days = f"{at(covers.first_ms, seconds=False)} to {at(covers.last_ms, seconds=False)}"
+        heading += [" ", element("small", f"· {days}")]
+        sections = [
+            ("covers", "Coverage", _covers(content, covers)),
+            ("throughput", "Throughput", _throughput(content, covers)),
+            ("lag", "Lag", _lag(content, covers)),
+            ("hours", "Busiest hours", _hours(content)),
+            ("sizes", "Sizes", _sizes(content)),
+            ("caches", "Cache invalidations", _caches(content)),
+            ("gaps", "Gaps and repairs", _gaps(content, covers)),
+            *ends,
         ]
-    )
-    return shell("Nothing here", body)
+        links = (element("a", title, href=f"#{section}") for section, title, _ in sections)
+        header = [_findings(found), _figures(measured, covers), element("nav", join(links))]
+    title = " · ".join(filter(None, ("synrepl report", name)))
+    top = [element("h1", title), element("p", join(heading), class_=f"state {kind}"), *header]
+    body = [
+        element("header", join(top)),
+        element(
+            "main",
+            join(
+                element("section", join([element("h2", title), *parts]), id=section)
+                for section, title, parts in sections
+            ),
+        ),
+        element(
+            "footer",
+            f"{measured.position}; all times are UTC. Counted from the files that the manifests name.",
+        ),
+    ]
+    title = ": ".join(filter(None, (STATES[kind], name)))
+    style = f"<style>{STYLE}{colors_css()}</style>"
+    return f"{HEAD}<title>{escape(title)}</title>{style}</head><body>{join(body)}</body></html>\n"
 
 
 def _findings(found: Sequence[Advice]) -> Markup:
     lines = []
     for one in found:
-        what = element("a", one.text, href=f"#{one.where}") if one.where else Markup(element("b", one.text))
+        text = element("a", one.text, href=f"#{one.where}") if one.where else element("b", one.text)
         more = element("span", f": {one.more}") if one.more else ""
-        lines.append(element("li", join([what, more]), class_=one.kind))
+        lines.append(element("li", join([text, more]), class_=one.kind))
     return element("ul", join(lines), class_="findings") if lines else Markup()
 
 
 def _figures(measured: Measurements, covers: Coverage) -> Markup:
-    told = measured.invalidations
-    writers = {writer for found in covers.writers.values() for writer in found}
     tiles = [
         (number(measured.total("facts")), "facts"),
         (number(measured.total("rows")), "rows"),
         (size(measured.total("bytes")), "of rows"),
         (span(covers.seconds), "covered"),
-        (number(len(covers.writers)), f"streams of {counted(len(writers), 'writer')}"),
+        (number(len(covers.writers)), f"streams of {counted(len(covers.all_writers), 'writer')}"),
     ]
-    if told is not None:
-        tiles.append((number(told.meant), "cache invalidations"))
+    if measured.invalidations is not None:
+        tiles.append((number(measured.invalidations.meant), "cache invalidations"))
     cells = (element("div", join([element("b", value), element("span", name)])) for value, name in tiles)
     return element("div", join(cells), class_="figures")
+
+
+def _covers(content: _Content, covers: Coverage) -> list[Markup]:
+    measured, epoch_starts = content.measured, content.tables["epoch_starts"]
+    count, rows, empty = (measured.total(name) for name in ("facts", "rows", "empty"))
+    first, last = covers.epochs
+    lines = [
+        ("server", printable(covers.server_name) or "(no name)"),
+        ("history", shortened(covers.history) or None),
+        ("from", at(covers.first_ms)),
+        ("to", f"{at(covers.last_ms)} ({span(covers.seconds)})"),
+        ("serials", f"{covers.first_serial:,} to {covers.last_serial:,}"),
+        ("facts", f"{count:,}; {rate(count, covers.seconds, 'facts')} on average"),
+        ("rows", f"{rows:,}" + (f"; {counted(empty, 'fact')} without rows" if empty else "")),
+        ("bytes of rows", f"{size(measured.total('bytes'))} of JSON"),
+        ("streams", ", ".join(map(shortened, covers.writers))),
+        ("writers", f"{len(covers.all_writers)}: {', '.join(map(shortened, covers.all_writers))}"),
+        ("epochs", f"{first} to {last}" if first != last else f"{last}"),
+        (
+            "files",
+            f"{covers.files:,} in {counted(covers.batches, 'batch', 'batches')}, {size(covers.file_bytes)}",
+        ),
+        ("archived until", at(covers.archived_ms) if covers.archived_ms else None),
+        ("digest", shortened(covers.digest, 20)),
+    ]
+    return [facts(lines), *([element("h3", "Epochs"), as_html(epoch_starts)] if epoch_starts.rows else [])]
+
+
+def _throughput(content: _Content, covers: Coverage) -> list[Markup]:
+    measured, tables = content.measured, content.tables
+    peak_facts, peak_rows = measured.peaks.get((None, None), (0, 0))
+    count, rows = (rate(measured.total(name), covers.seconds, name) for name in ("facts", "rows"))
+    steps = f"Each step is {_a(measured.bins.name)}."
+    sparks = [_spark(measured, row["stream"]) for row in tables["streams"].rows]
+    return [
+        _note(
+            f"The average is {count} and {rows}. The peaks in one second are {counted(peak_facts, 'fact')}"
+            f" and {counted(peak_rows, 'row')}, not necessarily in the same second."
+        ),
+        content.figure("throughput", f"Rows by stream, stacked. {steps}", "throughput"),
+        content.figure("writers", f"The same rows by writer, stacked. {steps}", "throughput"),
+        element("h3", "Totals by stream"),
+        as_html(tables["streams"], extra={"rows over time": sparks}),
+        _note("Each small chart has its own scale."),
+        folded("Totals by writer", tables["writers"]),
+    ]
+
+
+def _lag(content: _Content, covers: Coverage) -> list[Markup]:
+    measured = content.measured
+    merged = (
+        f" {counted(covers.merged, 'batch was', 'batches were')} merged from smaller batches, which are shown"
+        " separately; if there were many, a point is several adjacent batches, with their longest lag."
+    )
+    made = [
+        element("h3", "Archive lag"),
+        _note(
+            "The archive lag is the time from the commit of a fact in the daemon until its batch is archived."
+            " Most of the lag is the time that a batch takes to fill. The lag of workers is not measured."
+            f"{merged if covers.merged else ''}"
+        ),
+        content.figure(
+            "lag", "Each point is a batch: the archive lag of its last fact. Log scale.", "batches"
+        ),
+        as_html(content.tables["lag"], at_most=12),
+        element("h3", "Writer lag"),
+    ]
+    if not measured.standing:
+        return [*made, _note("No stream has several writers, so no writer lags behind another.")]
+    note = (
+        "For streams with several writers: the time since the last fact of each writer, at the end of"
+        f" each step of {measured.bins.name}. Facts without rows count: they certify the position of an idle"
+        " writer. A line that climbs while others stay low is a writer that is idle or hangs. Readers that"
+        " need the positions of all writers wait for this writer."
+    )
+    caption = "Time since the last fact of each writer, log scale, UTC."
+    return [
+        *made,
+        _note(note),
+        content.figure("silence", caption, "silence"),
+        as_html(silent_writers(measured), at_most=12),
+    ]
+
+
+def _hours(content: _Content) -> list[Markup]:
+    table = content.tables["hours"]
+    if not table.rows:
+        return []
+    unit = "hour" if content.measured.hours_width == 3600 else "minute"
+    first = table.rows[0]
+    of_all = share(first["facts"], content.measured.total("facts"))
+    return [
+        _note(
+            f"The busiest {unit} began at {at(first['at'] * 1000, seconds=False)}, with"
+            f" {counted(first['facts'], 'fact')} ({of_all} of all) and {counted(first['rows'], 'row')}."
+        ),
+        content.figure("hours", f"Facts per {unit}; a blank cell has none.", "hours"),
+        details(f"The busiest {unit}s", as_html(table, at_most=10)),
+    ]
+
+
+def _sizes(content: _Content) -> list[Markup]:
+    tables = content.tables
+    if not tables["sizes"].rows:
+        return [_note("No fact has rows.")]
+    caption = "Number of facts by size. Each bar covers twice the range of the one above. Log scale."
+    by_stream = "By stream: the median, the size that 99 % do not exceed, and the largest fact. Log scale."
+    return [
+        _note("The size of a fact is the size of its rows as JSON. Facts without rows are not included."),
+        content.figure("sizes", caption, "spread"),
+        content.figure("percentiles", by_stream, "sizes"),
+        as_html(tables["sizes"]),
+        folded(f"The {len(tables['largest'].rows)} largest facts", tables["largest"]),
+    ]
+
+
+def _caches(content: _Content) -> list[Markup]:
+    measured, tables = content.measured, content.tables
+    found = measured.invalidations
+    if found is None or not found.names:
+        return [_note("There are no cache invalidations: the archive has no rows of the stream caches.")]
+    count = sum(row["facts"] - row["empty"] for row in measured.totals if row["stream"] == "caches")
+    rows, meant, whole = found.total("rows"), found.meant, found.total("whole")
+    misshapen, unreadable = found.total("misshapen"), found.total("unreadable")
+    busiest = max((row["busiest_minute"] for row in found.minutes), default=0)
+    lines: list[tuple[str, object]] = [
+        ("invalidations", f"{meant:,}, as workers apply them"),
+        ("rows", f"{rows:,}, with {meant / rows if rows else 0:.1f} invalidations per row on average"),
+        ("facts", f"{count:,}, with {rows / count if count else 0:.1f} rows per fact on average"),
+        ("of whole caches", f"{whole:,}, {share(whole, meant)} of all"),
+        ("distinct keys", f"{found.distinct:,}"),
+        ("busiest minute", counted(busiest, "invalidation")),
+    ]
+    if meant > count:
+        saved = (
+            f"{share(rows - count, rows)} fewer facts than with one row each, {share(meant - count, meant)}"
+        )
+        lines.insert(3, ("saved", f"{saved} fewer than with one invalidation each"))
+    if misshapen:
+        effect = ": the keys do not fit the name, so all caches of the name are invalidated"
+        lines.append(("unexpected keys", join([mark(counted(misshapen, "row"), "busy"), effect])))
+    if unreadable:
+        many = counted(unreadable, "row or key", "rows or keys")
+        lines.append(("unreadable", join([mark(many, "busy"), ", not counted"])))
+    steps = f"Average per minute; each step is {_a(measured.minutes.name)}. Areas overlap."
+    many = counted(len(found.caches), "cache")
+    return [
+        _note(
+            "A name such as cs_cache_fake stands for entries of several caches. Names are expanded as workers"
+            " expand them, by the rules of the newest known Synapse release. Invalidations that other streams"
+            " imply (such as an event that invalidates caches of its room) are not counted."
+        ),
+        facts(lines),
+        content.figure("invalidations", steps, "invalidations"),
+        element("h3", "Hot caches"),
+        content.figure("caches", f"The {measured.top} caches with the most invalidations.", "caches"),
+        details(f"Numbers of {many}", as_html(tables["caches"], at_most=measured.top)),
+        element("h3", "Hot keys"),
+        _note("A key is the room, user or other argument of an entry, in any cache."),
+        as_html(tables["subjects"]),
+        folded("Keys by cache", tables["keys"]),
+        element("h3", "Announced names"),
+        as_html(tables["names"], at_most=measured.top),
+    ]
+
+
+def _gaps(content: _Content, covers: Coverage) -> list[Markup]:
+    measured, tables = content.measured, content.tables
+    missing, again, explained = (
+        sum(one.kind == kind for one in measured.broken) for kind in ("missing", "again", "epoch_start")
+    )
+    late, skipping, skipped, copied = (
+        measured.total(name) for name in ("late", "skipping", "skipped", "copied")
+    )
+    doubles, epochs = sum(measured.doubles.values()), len(covers.epoch_starts)
+    void = counted(sum(measured.voided.values()), "void fact")
+    breaks = counted(explained, "break")
+    lines = [
+        ("gaps", mark(counted(missing, "gap"), "bad") if missing else mark("none", "good")),
+        ("repeated tokens", mark(counted(again, "break"), "bad") if again else "none"),
+        ("duplicates", mark(counted(copied, "fact"), "bad") if copied else "none"),
+        ("new epochs", f"{epochs:,}; they explain {breaks} and {void}" if epochs else "none"),
+        ("late", f"{counted(late, 'fact')} behind the position of their writer, as in unordered streams"),
+        (
+            "unused tokens",
+            f"{skipped:,} before {counted(skipping, 'fact')}; prev_token shows that none is missing",
+        ),
+        ("shared tokens", f"{counted(doubles, 'token')} of several writers" if doubles else "none"),
+    ]
+    made = [
+        _note(
+            "Each fact has the previous token of its writer (prev_token). If this is the token of the"
+            " previous fact, no fact between them is missing, even if tokens between them are unused. If not,"
+            " there is a gap."
+        ),
+        facts(lines),
+    ]
+    if covers.compacted is not None:
+        trimmed = f"Up to serial {covers.compacted:,} the log was trimmed, so gaps there are not detected."
+        made.append(_note(trimmed))
+    if tables["breaks"].rows:
+        made += [element("h3", "Breaks"), as_html(tables["breaks"], at_most=measured.top)]
+    return [*made, folded("By writer", tables["chains"])]
+
+
+def _leases(content: _Content) -> list[Markup]:
+    daemon, table = content.measured.daemon, content.tables["leases"]
+    if daemon is None:
+        return [_note("No daemon was queried. Run the report with --url to see its leases and their lag.")]
+    if daemon.trouble:
+        return [_note(f"The status of {daemon.url} is unavailable: {daemon.trouble}.")]
+    found, repaired, lost = (
+        daemon.gaps.get(f"synrepl_gaps_{kind}_total") for kind in ("detected", "repaired", "lost")
+    )
+    gaps = None
+    if found is not None:
+        final = mark(f"{lost or 0:,} unrecoverable", "bad") if lost else "none unrecoverable"
+        gaps = join(
+            [f"{found:,} found, {repaired or 0:,} repaired, ", final, " since the start of the daemon"]
+        )
+    status = daemon.status
+    lines = [
+        ("daemon", f"{daemon.url}, {_value(status.get('role'))}, {_value(status.get('state'))}"),
+        ("current serial", _value(status.get("serial"))),
+        ("gaps", gaps),
+    ]
+    note = (
+        "The status of the daemon at the time of the report. The log retains facts after the serial of a"
+        " lease. A lease that reaches its limit ends, and its reader starts again."
+    )
+    return [_note(note), facts(lines), as_html(table) if table.rows else _note("There are no leases.")]
+
+
+def _files(content: _Content) -> list[Markup]:
+    files = [one.file for found in (content.drawn, content.tables) for one in found.values()]
+    lines = join(element("li", named(file)) for file in files)
+    note = "The charts as PNG, and the tables with all rows as CSV. Times in the files are UTC."
+    return [_note(note), element("ul", lines, class_="names")]
+
+
+def _spark(measured: Measurements, stream: str) -> Markup:
+    """Render a sparkline of rows over time."""
+    bins = measured.bins
+    values = [0] * bins.count
+    for row in measured.over_time:
+        if row["stream"] == stream:
+            values[row["bin"]] += row["rows"]
+    most = max(values) or 1
+    path = "".join(
+        f"M{index} 24V{24 - 23 * value / most:.1f}h1V24z" for index, value in enumerate(values) if value
+    )
+    return Markup(
+        f'<svg class="spark" viewBox="0 0 {bins.count} 24" preserveAspectRatio="none" role="img"'
+        f' aria-label="peak: {most:,} rows in {_a(bins.name)}"><path d="{path}"/></svg>'
+    )
+
+
+def _note(text: str) -> Markup:
+    return element("p", text, class_="note")
+
+
+def _a(name: str) -> str:
+    if name[0].isdigit():
+        return name
+    return f"an {name}" if name == "hour" else f"a {name}"
+
+
+def _value(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else shortened(str(value))

@@ -76,7 +76,7 @@ def report(
 
 def write(measured: Measurements, out: Path) -> ReportResult:
     """Write the report. The page is written last, so that all files that it names exist."""
-    found = _found(measured)
+    found = findings(measured)
     shown, drawn = tables(measured), pictures(measured)
     files = {picture.file: picture.png for picture in drawn.values()}
     files |= {table.file: as_csv(table) for table in shown.values()}
@@ -94,7 +94,6 @@ def write(measured: Measurements, out: Path) -> ReportResult:
         raise ConfigError(f"cannot write the report to {out}: {error.strerror or error}") from error
     invalidations = measured.invalidations
     covers = measured.covers
-    writers = {writer for one in covers.writers.values() for writer in one} if covers is not None else set()
     return ReportResult(
         page=out / PAGE,
         files=tuple(out / name for name in files),
@@ -104,29 +103,9 @@ def write(measured: Measurements, out: Path) -> ReportResult:
         rows=measured.total("rows"),
         bytes=measured.total("bytes"),
         streams=len(measured.streams()),
-        writers=len(writers),
+        writers=0 if covers is None else len(covers.all_writers),
         missing=sum(one.kind == "missing" for one in measured.broken),
         invalidations=invalidations.meant if invalidations is not None else 0,
-    )
-
-
-def _found(measured: Measurements) -> list[Advice]:
-    if measured.covers is None:
-        return []
-    invalidations = measured.invalidations
-    return findings(
-        covers=measured.covers,
-        totals=measured.totals,
-        counted_facts=measured.total("facts"),
-        # A fact without rows has a line too.
-        counted_lines=measured.total("rows") + measured.total("empty"),
-        broken=measured.broken,
-        voided=measured.voided,
-        arrivals=measured.arrivals,
-        standing=measured.standing,
-        daemon=measured.daemon,
-        unreadable=invalidations.total("unreadable") if invalidations is not None else 0,
-        misshapen=invalidations.total("misshapen") if invalidations is not None else 0,
     )
 
 

@@ -15,7 +15,7 @@ from synrepl.html.humanize import at, number, printable, share, shortened, size,
 from synrepl.html.markup import Markup, details, element, text
 from synrepl.pipeline.report.measurement import Measurements
 
-__all__ = ["Column", "Table", "as_csv", "as_html", "folded", "named", "tables"]
+__all__ = ["Column", "Table", "as_csv", "as_html", "folded", "named", "silent_writers", "tables"]
 
 Row = dict[str, Any]
 
@@ -62,7 +62,7 @@ def as_html(
     """
     columns = [column for column in table.columns if column.head]
     rows = table.rows[:at_most]
-    columns = [column for column in columns if any(_said(column, row) not in {None, ""} for row in rows)]
+    columns = [column for column in columns if any(_formatted(column, row) not in {None, ""} for row in rows)]
     if not columns:
         return Markup()
     numbers = {
@@ -103,7 +103,7 @@ def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def _said(column: Column, row: Mapping[str, Any]) -> object:
+def _formatted(column: Column, row: Mapping[str, Any]) -> object:
     value = row.get(column.key)
     return value if column.shown is None or value is None else column.shown(value)
 
@@ -128,9 +128,58 @@ def _cell(column: Column, value: Any, numbers: set[str]) -> str:
 
 UNREADABLE: Final = "(rows that cannot be read)"
 
+HEADS: Final[Mapping[str, str]] = {
+    "again": "went back",
+    "at_ms": "began",
+    "behind": "tokens behind at the end",
+    "bytes": "bytes of rows",
+    "bytes_median": "median",
+    "bytes_most": "largest",
+    "bytes_p90": "90 %",
+    "bytes_p99": "99 %",
+    "committed_ms": "committed",
+    "copied": "duplicates",
+    "doubles": "tokens of several writers",
+    "empty": "without rows",
+    "ended_ms": "ended",
+    "epoch_start": "new epoch",
+    "held_bytes": "retained",
+    "keyed": "of entries",
+    "keys": "distinct keys",
+    "lag_rows": "facts behind",
+    "last_ms": "last fact",
+    "longest_seconds": "longest silence",
+    "meant": "invalidations",
+    "meant_per_row": "per row",
+    "median_seconds": "median",
+    "missing": "gaps",
+    "most_seconds": "maximum",
+    "mostly": "mostly in",
+    "p90_seconds": "90 %",
+    "p99_seconds": "99 %",
+    "peak_facts": "peak facts per s",
+    "peak_rows": "peak rows per s",
+    "prev_token": "previous token",
+    "reason": "reason",
+    "registered": "kind",
+    "rows_median": "rows, median",
+    "rows_most": "rows, maximum",
+    "rows_p99": "rows, 99 %",
+    "share_of_rows": "of all rows",
+    "silent_seconds": "silent at the end",
+    "skipping": "facts after unused tokens",
+    "skipped": "unused tokens",
+    "told_as": "announced as",
+    "void": "void facts",
+    "whole": "of whole caches",
+    "why": "reason",
+}
+"""Titles of columns whose key is no title."""
+
 
 def tables(measured: Measurements) -> dict[str, Table]:
     """Return all tables by name; a table without data has no rows."""
+    found = measured.invalidations
     made = (
         _streams(measured),
         _writers(measured),
@@ -141,52 +190,74 @@ def tables(measured: Measurements) -> dict[str, Table]:
         _hours(measured),
         _spread(measured),
         _sizes(measured),
-        _largest(measured),
+        _table("largest", measured.largest, "stream writer token serial rows bytes committed_ms"),
         _names(measured),
-        _caches(measured),
-        _keys(measured),
-        _subjects(measured),
+        _table("caches", found.caches if found else (), "cache invalidations whole keys told_as"),
+        _table("keys", found.keys if found else (), "cache key invalidations"),
+        _table("subjects", found.subjects if found else (), "key invalidations caches mostly"),
         _invalidations(measured),
         _chains(measured),
         _breaks(measured),
-        _turns(measured),
+        _epoch_starts(measured),
         _leases(measured),
     )
     return {table.name: table for table in made}
 
 
+def silent_writers(measured: Measurements) -> Table:
+    """Return the lag of writers at the end of the archive, the most silent first."""
+    rows = [
+        {
+            "stream": one.stream,
+            "writer": one.writer,
+            "silent_seconds": one.silent[-1],
+            "behind": one.behind[-1],
+            "longest_seconds": one.silent_most,
+        }
+        for one in sorted(measured.standing, key=lambda one: -(one.silent[-1] or 0.0))
+    ]
+    return _table("silence", rows, "stream writer silent_seconds behind longest_seconds")
+
+
+def _table(
+    name: str, rows: Sequence[Row], keys: str, heads: Mapping[str, str] = HEADS, *, hidden: str = ""
+) -> Table:
+    """Return a table with these columns. Those in `hidden` are in the file only; `heads` are other titles."""
+    columns = []
+    for key in keys.split():
+        head = "" if key in hidden.split() else heads.get(key, HEADS.get(key, key))
+        columns.append(Column(key, head, _formatter(key)))
+    return Table(name, tuple(columns), rows)
+
+
+def _formatter(key: str) -> Callable[[Any], object] | None:
+    """Return the format of a column on the page, which follows from the unit in its key."""
+    if key.endswith("_ms"):
+        return at
+    if key.endswith("_seconds"):
+        return span
+    if key.startswith("bytes") or key.endswith("bytes"):
+        return size
+    return FORMATS.get(key)
+
+
 def _streams(measured: Measurements) -> Table:
-    sums: dict[str, Row] = {}
+    sums: dict[str, Row] = defaultdict(lambda: defaultdict(int))
     for row in measured.totals:
-        one = sums.setdefault(row["stream"], defaultdict(int, stream=row["stream"], writers=0))
-        one["writers"] += 1
+        total = sums[row["stream"]]
+        total["writers"] += 1
         for name in ("facts", "rows", "bytes"):
-            one[name] += row[name]
+            total[name] += row[name]
     whole = measured.total("rows")
     rows = []
     for stream in measured.streams():
-        one = sums[stream]
+        total = sums[stream]
         facts, peak = measured.peaks.get((stream, None), (0, 0))
-        said = {
-            "share_of_rows": one["rows"] / whole if whole else 0.0,
-            "peak_facts": facts,
-            "peak_rows": peak,
-        }
-        rows.append({**one, **said})
-    return Table(
-        "streams",
-        (
-            Column("stream", "stream"),
-            Column("writers", "writers"),
-            Column("facts", "facts"),
-            Column("rows", "rows"),
-            Column("share_of_rows", "of all rows", lambda value: share(value, 1)),
-            Column("bytes", "bytes of rows", size),
-            Column("peak_facts", "most facts in 1 s"),
-            Column("peak_rows", "most rows in 1 s"),
-        ),
-        rows,
-    )
+        of_all = total["rows"] / whole if whole else 0.0
+        rows.append(
+            {**total, "stream": stream, "share_of_rows": of_all, "peak_facts": facts, "peak_rows": peak}
+        )
+    return _table("streams", rows, "stream writers facts rows share_of_rows bytes peak_facts peak_rows")
 
 
 def _writers(measured: Measurements) -> Table:
@@ -194,30 +265,14 @@ def _writers(measured: Measurements) -> Table:
     for row in sorted(measured.totals, key=lambda row: (-row["rows"], row["stream"], row["writer"])):
         facts, peak = measured.peaks.get((row["stream"], row["writer"]), (0, 0))
         rows.append({**row, "peak_facts": facts, "peak_rows": peak})
-    return Table(
-        "writers",
-        (
-            Column("stream", "stream"),
-            Column("writer", "writer"),
-            Column("facts", "facts"),
-            Column("rows", "rows"),
-            Column("bytes", "bytes of rows", size),
-            Column("empty", "without rows"),
-            Column("peak_facts", "most facts in 1 s"),
-            Column("peak_rows", "most rows in 1 s"),
-            Column("token", "last token"),
-            Column("first_ms"),
-            Column("last_ms", "last fact", at),
-        ),
-        rows,
-    )
+    keys = "stream writer facts rows bytes empty peak_facts peak_rows token first_ms last_ms"
+    return _table("writers", rows, keys, {"token": "last token"}, hidden="first_ms")
 
 
 def _throughput(measured: Measurements) -> Table:
     starts = measured.bins.starts
     rows = [{**row, "from": _iso(starts[row["bin"]])} for row in measured.over_time]
-    columns = ("from", "stream", "writer", "facts", "rows", "bytes")
-    return Table("throughput", tuple(Column(name) for name in columns), rows)
+    return _table("throughput", rows, "from stream writer facts rows bytes")
 
 
 def _lag(measured: Measurements) -> Table:
@@ -226,22 +281,10 @@ def _lag(measured: Measurements) -> Table:
         if row["waited"] is None:
             continue
         half, nine, most = (value / 1000 for value in row["waited"])
-        said = {"median_seconds": half, "p90_seconds": nine, "p99_seconds": most}
-        rows.append({**row, **said, "most_seconds": row["waited_most"] / 1000})
+        lags = {"median_seconds": half, "p90_seconds": nine, "p99_seconds": most}
+        rows.append({**row, **lags, "most_seconds": row["waited_most"] / 1000})
     rows.sort(key=lambda row: (-row["most_seconds"], row["stream"], row["writer"]))
-    return Table(
-        "lag",
-        (
-            Column("stream", "stream"),
-            Column("writer", "writer"),
-            Column("facts", "facts"),
-            Column("median_seconds", "half within", span),
-            Column("p90_seconds", "90 % within", span),
-            Column("p99_seconds", "99 % within", span),
-            Column("most_seconds", "longest", span),
-        ),
-        rows,
-    )
+    return _table("lag", rows, "stream writer facts median_seconds p90_seconds p99_seconds most_seconds")
 
 
 def _batches(measured: Measurements) -> Table:
@@ -255,36 +298,24 @@ def _batches(measured: Measurements) -> Table:
         }
         for one in measured.arrivals
     ]
-    columns = ("batch", "facts", "last_ms", "archived_ms", "lag_seconds")
-    return Table("batches", tuple(Column(name) for name in columns), rows)
+    return _table("batches", rows, "batch facts last_ms archived_ms lag_seconds")
 
 
 def _silence(measured: Measurements) -> Table:
-    starts = measured.bins.starts
     rows = []
     for one in measured.standing:
-        for start, silent, behind in zip(starts, one.silent, one.behind, strict=True):
+        for start, silent, behind in zip(measured.bins.starts, one.silent, one.behind, strict=True):
             if silent is not None:
-                said = {"to": _iso(start + measured.bins.width), "stream": one.stream, "writer": one.writer}
-                rows.append({**said, "silent_seconds": silent, "tokens_behind": behind})
-    columns = ("to", "stream", "writer", "silent_seconds", "tokens_behind")
-    return Table("silence", tuple(Column(name) for name in columns), rows)
+                row = {"to": _iso(start + measured.bins.width), "stream": one.stream, "writer": one.writer}
+                rows.append({**row, "silent_seconds": silent, "tokens_behind": behind})
+    return _table("silence", rows, "to stream writer silent_seconds tokens_behind")
 
 
 def _hours(measured: Measurements) -> Table:
     rows = [{**row, "from": _iso(row["at"])} for row in measured.hours]
     rows.sort(key=lambda row: (-row["facts"], row["at"]))
-    of = "hour" if measured.hours_width == 3600 else "minute"
-    return Table(
-        "hours",
-        (
-            Column("from", f"{of} from", lambda value: value.replace("T", " ").replace(":00Z", " UTC")),
-            Column("facts", "facts"),
-            Column("rows", "rows"),
-            Column("bytes", "bytes of rows", size),
-        ),
-        rows,
-    )
+    head = "hour from" if measured.hours_width == 3600 else "minute from"
+    return _table("hours", rows, "from facts rows bytes", {"from": head})
 
 
 def _spread(measured: Measurements) -> Table:
@@ -292,7 +323,7 @@ def _spread(measured: Measurements) -> Table:
         {"bytes_from": 2 ** row["bytes"], "rows_from": 2 ** row["rows"], "facts": row["facts"]}
         for row in measured.spread
     ]
-    return Table("spread", tuple(Column(name) for name in ("bytes_from", "rows_from", "facts")), rows)
+    return _table("spread", rows, "bytes_from rows_from facts")
 
 
 def _sizes(measured: Measurements) -> Table:
@@ -300,109 +331,26 @@ def _sizes(measured: Measurements) -> Table:
     for row in sorted(measured.sizes, key=lambda row: (-row["bytes_most"], row["stream"])):
         half, nine, most = row["bytes"]
         rows_half, _, rows_most = row["rows"]
-        said = {"bytes_median": half, "bytes_p90": nine, "bytes_p99": most, "bytes_most": row["bytes_most"]}
-        of_rows = {"rows_median": rows_half, "rows_p99": rows_most, "rows_most": row["rows_most"]}
-        rows.append({"stream": row["stream"], "facts": row["facts"], **said, **of_rows})
-    return Table(
-        "sizes",
-        (
-            Column("stream", "stream"),
-            Column("facts", "facts with rows"),
-            Column("bytes_median", "median", size),
-            Column("bytes_p90", "90 %", size),
-            Column("bytes_p99", "99 %", size),
-            Column("bytes_most", "largest", size),
-            Column("rows_median", "rows, median"),
-            Column("rows_p99", "rows, 99 %"),
-            Column("rows_most", "rows, most"),
-        ),
-        rows,
-    )
-
-
-def _largest(measured: Measurements) -> Table:
-    return Table(
-        "largest",
-        (
-            Column("stream", "stream"),
-            Column("writer", "writer"),
-            Column("token", "token"),
-            Column("serial", "serial"),
-            Column("rows", "rows"),
-            Column("bytes", "bytes of rows", size),
-            Column("committed_ms", "committed", at),
-        ),
-        measured.largest,
-    )
+        of_bytes = {"bytes_median": half, "bytes_p90": nine, "bytes_p99": most}
+        rows.append({**row, **of_bytes, "rows_median": rows_half, "rows_p99": rows_most})
+    keys = "stream facts bytes_median bytes_p90 bytes_p99 bytes_most rows_median rows_p99 rows_most"
+    return _table("sizes", rows, keys, {"facts": "facts with rows"})
 
 
 def _names(measured: Measurements) -> Table:
-    told = measured.invalidations
     rows = []
-    for row in told.names if told is not None else ():
+    for row in measured.invalidations.names if measured.invalidations is not None else ():
         meant = row["keyed"] + row["whole"]
         name = UNREADABLE if row["name"] is None else row["name"]
         rows.append({**row, "name": name, "meant": meant, "meant_per_row": meant / (row["rows"] or 1)})
-    return Table(
-        "names",
-        (
-            Column("name", "name as it was told", _named),
-            Column("rows", "rows"),
-            Column("meant", "invalidations meant"),
-            Column("meant_per_row", "of one row", lambda value: f"{value:.1f}"),
-            Column("keyed", "of an entry"),
-            Column("whole", "of a whole cache"),
-            Column("misshapen", "misshapen", _unless_zero),
-            Column("unreadable", "unreadable", _unless_zero),
-        ),
-        rows,
-    )
-
-
-def _caches(measured: Measurements) -> Table:
-    told = measured.invalidations
-    return Table(
-        "caches",
-        (
-            Column("cache", "cache"),
-            Column("invalidations", "invalidations"),
-            Column("whole", "of all of it"),
-            Column("keys", "different keys"),
-            Column("told_as", "told as"),
-        ),
-        told.caches if told is not None else (),
-    )
-
-
-def _keys(measured: Measurements) -> Table:
-    told = measured.invalidations
-    return Table(
-        "keys",
-        (Column("cache", "cache"), Column("key", "key", _key), Column("invalidations", "invalidations")),
-        told.keys if told is not None else (),
-    )
-
-
-def _subjects(measured: Measurements) -> Table:
-    told = measured.invalidations
-    return Table(
-        "subjects",
-        (
-            Column("key", "key", _key),
-            Column("invalidations", "invalidations"),
-            Column("caches", "in caches"),
-            Column("mostly", "most in"),
-        ),
-        told.subjects if told is not None else (),
-    )
+    return _table("names", rows, "name rows meant meant_per_row keyed whole misshapen unreadable")
 
 
 def _invalidations(measured: Measurements) -> Table:
-    told = measured.invalidations
     starts = measured.minutes.starts
-    rows = [{**row, "from": _iso(starts[row["bin"]])} for row in (told.minutes if told is not None else ())]
-    columns = ("from", "rows", "keyed", "whole", "busiest_minute")
-    return Table("invalidations", tuple(Column(name) for name in columns), rows)
+    found = measured.invalidations
+    rows = [{**row, "from": _iso(starts[row["bin"]])} for row in (found.minutes if found else ())]
+    return _table("invalidations", rows, "from rows keyed whole busiest_minute")
 
 
 def _chains(measured: Measurements) -> Table:
@@ -412,103 +360,37 @@ def _chains(measured: Measurements) -> Table:
     rows = []
     for row in measured.totals:
         broken = counts[row["stream"], row["writer"]]
-        said = {kind: broken[kind] for kind in ("missing", "again", "epoch_start")}
-        rows.append({**row, **said, "doubles": measured.doubles.get(row["stream"], 0)})
+        kinds = {kind: broken[kind] for kind in ("missing", "again", "epoch_start")}
+        rows.append({**row, **kinds, "doubles": measured.doubles.get(row["stream"], 0)})
     rows.sort(key=lambda row: (-row["missing"] - row["again"], -row["copied"], row["stream"], row["writer"]))
-    return Table(
-        "chains",
-        (
-            Column("stream", "stream"),
-            Column("writer", "writer"),
-            Column("facts", "facts"),
-            Column("missing", "missing before", _unless_zero),
-            Column("again", "went back", _unless_zero),
-            Column("epoch_start", "new epoch", _unless_zero),
-            Column("copied", "there twice", _unless_zero),
-            Column("late", "late", _unless_zero),
-            Column("skipping", "skip tokens", _unless_zero),
-            Column("skipped", "tokens skipped", _unless_zero),
-            Column("doubles", "told by others too", _unless_zero),
-        ),
-        rows,
-    )
+    keys = "stream writer facts missing again epoch_start copied late skipping skipped doubles"
+    return _table("chains", rows, keys)
 
 
 def _breaks(measured: Measurements) -> Table:
-    rows = [
-        {
-            "stream": one.stream,
-            "writer": one.writer,
-            "kind": one.kind,
-            "serial": one.serial,
-            "expected": one.expected,
-            "prev_token": one.prev_token,
-            "token": one.token,
-            "committed_ms": one.committed_ms,
-        }
-        for one in measured.broken
-    ]
-    return Table(
-        "breaks",
-        (
-            Column("stream", "stream"),
-            Column("writer", "writer"),
-            Column("kind", "kind"),
-            Column("serial", "at serial"),
-            Column("expected", "had come to"),
-            Column("prev_token", "goes on after"),
-            Column("token", "token"),
-            Column("committed_ms", "committed", at),
-        ),
-        rows,
-    )
+    rows = [msgspec.structs.asdict(one) for one in measured.broken]
+    keys = "stream writer kind serial expected prev_token token committed_ms"
+    return _table("breaks", rows, keys, {"expected": "expected previous token"})
 
 
-def _turns(measured: Measurements) -> Table:
-    epoch_starts = measured.covers.epoch_starts if measured.covers is not None else []
+def _epoch_starts(measured: Measurements) -> Table:
     rows = [
         {
-            "epoch": epoch_start.epoch,
-            "serial": epoch_start.serial,
-            "at_ms": epoch_start.at_ms,
-            "why": epoch_start.why,
-            "stream": epoch_start.stream,
+            **msgspec.structs.asdict(epoch_start),
             "token": epoch_start.token if epoch_start.stream else None,
             "void": measured.voided.get(epoch_start.epoch, 0),
         }
-        for epoch_start in epoch_starts
+        for epoch_start in (measured.covers.epoch_starts if measured.covers is not None else ())
     ]
-    return Table(
-        "epoch_starts",
-        (
-            Column("epoch", "epoch"),
-            Column("at_ms", "began", at),
-            Column("serial", "after serial"),
-            Column("why", "why"),
-            Column("stream", "stream"),
-            Column("token", "void beyond"),
-            Column("void", "void facts", _unless_zero),
-        ),
-        rows,
-    )
+    keys = "epoch at_ms serial why stream token void"
+    return _table("epoch_starts", rows, keys, {"serial": "after serial", "token": "void after token"})
 
 
 def _leases(measured: Measurements) -> Table:
     daemon = measured.daemon
-    columns = (
-        Column("name", "name"),
-        Column("uuid"),
-        Column("registered", "kind", lambda value: "replica" if value else "anonymous"),
-        Column("state", "state"),
-        Column("serial", "kept beyond serial"),
-        Column("lag_rows", "facts behind"),
-        Column("held_bytes", "holds back", size),
-        Column("used", "used", lambda value: share(value, 1)),
-        Column("ended_ms", "ended", at),
-        Column("reason", "why"),
-    )
     rows = [] if daemon is None else list(_lease_rows(daemon.status, daemon.leases))
-    return Table("leases", columns, rows)
+    keys = "name uuid registered state serial lag_rows held_bytes used ended_ms reason"
+    return _table("leases", rows, keys, {"serial": "retains after serial"}, hidden="uuid")
 
 
 def _lease_rows(status: Row, leases: list[Row]) -> Iterable[Row]:
@@ -545,13 +427,27 @@ def _key(text: str) -> str:
     return shortened(", ".join(map(str, parts)) if parts else "(no arguments)")
 
 
-def _named(name: str) -> str:
-    return shortened(name, 80)
-
-
 def _unless_zero(value: int) -> str:
     return f"{value:,}" if value else ""
 
 
 def _iso(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+BLANK_ZEROS: Final = (
+    *("again", "copied", "doubles", "epoch_start", "late", "misshapen"),
+    *("missing", "skipped", "skipping", "unreadable", "void"),
+)
+
+FORMATS: Final[Mapping[str, Callable[[Any], object]]] = {
+    "from": lambda value: value.replace("T", " ").replace(":00Z", " UTC"),
+    "key": _key,
+    "meant_per_row": lambda value: f"{value:.1f}",
+    "name": lambda name: shortened(name, 80),
+    "registered": lambda is_registered: "replica" if is_registered else "anonymous",
+    "share_of_rows": lambda part: share(part, 1),
+    "used": lambda part: share(part, 1),
+    **dict.fromkeys(BLANK_ZEROS, _unless_zero),
+}
+"""Formats of columns on the page, other than by unit."""

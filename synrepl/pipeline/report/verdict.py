@@ -1,16 +1,16 @@
 """Verdict on an archive: findings for operators, the worst first."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
 from synrepl.html.humanize import at, counted, printable, span
-from synrepl.pipeline.archive.manifest import Arrival
 from synrepl.pipeline.report.chains import ChainBreak
 from synrepl.pipeline.report.counts import WriterLag
 from synrepl.pipeline.report.daemon_status import DaemonStatus
-from synrepl.pipeline.report.measurement import Coverage
+from synrepl.pipeline.report.measurement import Coverage, Measurements
 
 __all__ = ["KINDS", "Advice", "findings"]
 
@@ -33,184 +33,131 @@ class Advice(msgspec.Struct, frozen=True):
     where: str = ""
 
 
-def findings(
-    *,
-    covers: Coverage,
-    totals: Sequence[Mapping[str, Any]],
-    counted_facts: int,
-    counted_lines: int,
-    broken: Sequence[ChainBreak],
-    voided: Mapping[int, int],
-    arrivals: Sequence[Arrival],
-    standing: Sequence[WriterLag],
-    daemon: DaemonStatus | None,
-    unreadable: int,
-    misshapen: int,
-) -> list[Advice]:
-    """Return all findings."""
+def findings(measured: Measurements) -> list[Advice]:
+    """Return all findings; none for an archive without facts."""
+    covers = measured.covers
+    if covers is None:
+        return []
     found = [
-        *_chain(covers, totals, broken, counted_facts, counted_lines),
-        *_lost(covers, voided),
-        *_silent(standing),
-        *_lag(arrivals),
-        *_turns(covers),
-        *(_daemon(daemon) if daemon is not None else ()),
-        *_caches(unreadable, misshapen),
+        *_chain(measured, covers),
+        *_lost(measured, covers),
+        *_silent(measured.standing),
+        *_lag(measured),
+        *_epoch_starts(covers),
+        *(_daemon(measured.daemon) if measured.daemon is not None else ()),
+        *_caches(measured),
     ]
     return sorted(found, key=lambda one: KINDS.index(one.kind))
 
 
-def _chain(
-    covers: Coverage,
-    totals: Sequence[Mapping[str, Any]],
-    broken: Sequence[ChainBreak],
-    counted_facts: int,
-    counted_lines: int,
-) -> Iterable[Advice]:
-    missing = [one for one in broken if one.kind == "missing"]
-    again = [one for one in broken if one.kind == "again"]
-    copied = sum(row["copied"] for row in totals)
+def _chain(measured: Measurements, covers: Coverage) -> Iterable[Advice]:
+    missing = [one for one in measured.broken if one.kind == "missing"]
+    again = [one for one in measured.broken if one.kind == "again"]
+    copied, count = measured.total("copied"), measured.total("facts")
+    # A fact without rows has a line too.
+    lines = measured.total("rows") + measured.total("empty")
     if missing:
-        yield Advice(
-            "bad",
-            f"Facts are missing in {counted(len(missing), 'place')}",
-            f"{_where(missing)}: a fact does not continue the previous one",
-            "gaps",
-        )
+        why = f"{_where(missing)}: a fact does not continue the previous one"
+        yield Advice("bad", f"{counted(len(missing), 'gap')}: facts are missing", why, "gaps")
     if again:
-        yield Advice(
-            "bad",
-            f"Writers went back in {counted(len(again), 'place')}",
-            f"{_where(again)}: tokens were repeated",
-            "gaps",
-        )
+        why = f"{_where(again)}: a fact goes back behind the previous one"
+        yield Advice("bad", f"Tokens were repeated {counted(len(again), 'time')}", why, "gaps")
     if copied:
-        yield Advice("bad", f"{counted(copied, 'fact')} duplicated", "count them once", "gaps")
-    if counted_facts != covers.facts or (counted_lines != covers.lines and not copied):
-        yield Advice(
-            "bad",
-            f"The files have {counted(counted_facts, 'fact')}, the manifests say {covers.facts:,}",
-            "run synrepl pipeline audit: files were changed, or belong to another archive",
-            "gaps",
-        )
-    if not (missing or again or copied) and counted_facts == covers.facts:
-        yield Advice(
-            "good",
-            f"Nothing is missing from serial {covers.first_serial:,} to {covers.last_serial:,}",
-            "every fact continues the previous one of its writer"
-            if covers.compacted is None
-            else f"every fact beyond serial {covers.compacted:,} continues the previous one of its writer",
-            "gaps",
-        )
-    late = sum(row["late"] for row in totals)
-    if late:
+        yield Advice("bad", f"{counted(copied, 'fact')} duplicated", "counted once in this report", "gaps")
+    if count != covers.facts or (lines != covers.lines and not copied):
+        text = f"The files have {counted(count, 'fact')}, the manifests name {covers.facts:,}"
+        why = "run synrepl pipeline audit: files were changed, or belong to another archive"
+        yield Advice("bad", text, why, "gaps")
+    if not (missing or again or copied) and count == covers.facts:
+        beyond = "" if covers.compacted is None else f" after serial {covers.compacted:,}"
+        why = f"every fact{beyond} continues the previous one of its writer"
+        text = f"Nothing is missing from serial {covers.first_serial:,} to {covers.last_serial:,}"
+        yield Advice("good", text, why, "gaps")
+    if late := measured.total("late"):
         yield Advice("dim", f"{counted(late, 'fact')} came late", "after later facts of their writer", "gaps")
 
 
-def _lost(covers: Coverage, voided: Mapping[int, int]) -> Iterable[Advice]:
+def _lost(measured: Measurements, covers: Coverage) -> Iterable[Advice]:
     for epoch_start in covers.epoch_starts:
         if epoch_start.why == "lost":
-            void = voided.get(epoch_start.epoch, 0)
+            void = measured.voided.get(epoch_start.epoch, 0)
             of = f" of {printable(epoch_start.stream)}" if epoch_start.stream else ""
-            yield Advice(
-                "bad",
-                f"Epoch {epoch_start.epoch}: facts{of} were lost at the source",
-                f"{at(epoch_start.at_ms)}; "
-                f"{counted(void, 'fact')} of before {'is' if void == 1 else 'are'} void",
-                "gaps",
-            )
+            text = f"Epoch {epoch_start.epoch}: facts{of} were lost at the source"
+            why = f"{counted(void, 'fact')} of earlier epochs {'is' if void == 1 else 'are'} void"
+            yield Advice("bad", text, f"{at(epoch_start.at_ms)}; {why}", "gaps")
 
 
-def _turns(covers: Coverage) -> Iterable[Advice]:
-    words = {"promoted": "another daemon took over", "restored": "the log was restored"}
+def _epoch_starts(covers: Coverage) -> Iterable[Advice]:
+    words = {"promoted": "failover to another daemon", "restored": "the log was restored"}
     for epoch_start in covers.epoch_starts:
         if epoch_start.why != "lost" and epoch_start.serial >= covers.first_serial - 1:
             text = f"Epoch {epoch_start.epoch}: {words.get(epoch_start.why, printable(epoch_start.why))}"
-            yield Advice(
-                "busy", text, f"{at(epoch_start.at_ms)}, after serial {epoch_start.serial:,}", "gaps"
-            )
+            why = f"{at(epoch_start.at_ms)}, after serial {epoch_start.serial:,}"
+            yield Advice("busy", text, why, "gaps")
     if covers.compacted is not None:
-        yield Advice(
-            "dim",
-            f"Up to serial {covers.compacted:,} only facts that were not replaced are archived",
-            "the log was trimmed before the first archive",
-            "covers",
-        )
+        text = f"Up to serial {covers.compacted:,} only facts that were not replaced are archived"
+        yield Advice("dim", text, "the log was trimmed before the first archive", "covers")
 
 
-def _lag(arrivals: Sequence[Arrival]) -> Iterable[Advice]:
-    slow = [one for one in arrivals if one.seconds > WAIT_SECONDS]
+def _lag(measured: Measurements) -> Iterable[Advice]:
+    slow = [one for one in measured.arrivals if one.seconds > WAIT_SECONDS]
     if slow:
         worst = max(slow, key=lambda one: one.seconds)
-        yield Advice(
-            "busy",
-            f"The archive was up to {span(worst.seconds)} behind",
-            f"at batch {worst.batch}; {len(slow):,} of {counted(len(arrivals), 'batch', 'batches')} came more"
-            f" than {span(WAIT_SECONDS)} after their last fact",
-            "lag",
-        )
-    early = min((one.seconds for one in arrivals), default=0.0)
+        batches = counted(len(measured.arrivals), "batch", "batches")
+        why = f"batch {worst.batch}; the lag of {len(slow):,} of {batches} was above {span(WAIT_SECONDS)}"
+        yield Advice("busy", f"The archive lag was up to {span(worst.seconds)}", why, "lag")
+    early = min((one.seconds for one in measured.arrivals), default=0.0)
     if early < -1:
-        yield Advice(
-            "busy",
-            "The clocks of the daemon and of the archive differ",
-            f"by {span(-early)} or more: lags are shown too short",
-            "lag",
-        )
+        why = f"by at least {span(-early)}: the lags in this report are too short"
+        yield Advice("busy", "The clocks of the daemon and of the archive differ", why, "lag")
 
 
-def _silent(standing: Sequence[WriterLag]) -> Iterable[Advice]:
-    ended: dict[str, list[WriterLag]] = {}
-    for one in standing:
+def _silent(lags: Sequence[WriterLag]) -> Iterable[Advice]:
+    silent: dict[str, list[WriterLag]] = defaultdict(list)
+    for one in lags:
         if one.silent and (one.silent[-1] or 0.0) > SILENT_SECONDS and (one.behind[-1] or 0) > 0:
-            ended.setdefault(one.writer, []).append(one)
-    order = sorted(ended.items(), key=lambda found: -max(one.silent[-1] or 0.0 for one in found[1]))
+            silent[one.writer].append(one)
+    order = sorted(silent.items(), key=lambda found: -max(one.silent[-1] or 0.0 for one in found[1]))
     for writer, found in order[:3]:
         least = span(min(one.silent[-1] or 0.0 for one in found))
-        where = " and ".join(
+        behind = " and ".join(
             f"{counted(one.behind[-1] or 0, 'token')} behind on {printable(one.stream)}" for one in found[:3]
         )
         text = f"{printable(writer)} has been silent for {least}"
-        yield Advice("busy", text, f"others continue: the writer is {where}", "lag")
+        yield Advice("busy", text, f"other writers continue: this writer is {behind}", "lag")
     if len(order) > 3:
         yield Advice("busy", f"{len(order) - 3} more writers are silent", "", "lag")
 
 
 def _daemon(daemon: DaemonStatus) -> Iterable[Advice]:
     if daemon.trouble:
-        yield Advice("busy", "The daemon was not queried", f"{daemon.url}: {daemon.trouble}", "leases")
+        text = "The status of the daemon is unavailable"
+        yield Advice("busy", text, f"{daemon.url}: {daemon.trouble}", "leases")
         return
-    lost = daemon.gaps.get("synrepl_gaps_lost_total", 0)
-    if lost:
-        yield Advice(
-            "bad",
-            f"The daemon gave up {counted(lost, 'gap')}",
-            "the missing facts are unrecoverable",
-            "leases",
-        )
+    if lost := daemon.gaps.get("synrepl_gaps_lost_total", 0):
+        text = f"The daemon has {counted(lost, 'unrecoverable gap')}"
+        yield Advice("bad", text, "no source has the missing facts", "leases")
     for error in daemon.status.get("errors") or ():
         what = error.get("what", error) if isinstance(error, dict) else error
-        yield Advice("bad", f"The daemon says: {printable(str(what))}", "", "leases")
+        yield Advice("bad", f"The daemon reports: {printable(str(what))}", "", "leases")
     ended = [one for one in daemon.leases if one.get("ended") is not None]
     for one in ended[:3]:
         name = printable(str(one.get("name") or one.get("uuid")))
         yield Advice("busy", f"The lease of {name} ended", printable(str(one.get("reason", ""))), "leases")
 
 
-def _caches(unreadable: int, misshapen: int) -> Iterable[Advice]:
-    if misshapen:
-        yield Advice(
-            "busy",
-            f"{counted(misshapen, 'row')} of caches with unexpected keys",
-            "workers invalidate all caches of the name",
-            "caches",
-        )
-    if unreadable:
+def _caches(measured: Measurements) -> Iterable[Advice]:
+    if measured.invalidations is None:
+        return
+    if misshapen := measured.invalidations.total("misshapen"):
+        text = f"{counted(misshapen, 'row')} of caches with unexpected keys"
+        yield Advice("busy", text, "workers invalidate all caches of the name", "caches")
+    if unreadable := measured.invalidations.total("unreadable"):
         many = counted(unreadable, "row or key", "rows or keys")
         yield Advice("busy", f"{many} of caches cannot be read", "", "caches")
 
 
 def _where(broken: Sequence[ChainBreak]) -> str:
-    places = sorted({f"{printable(one.stream)} of {printable(one.writer)}" for one in broken})
-    more = f" and {len(places) - 3} more" if len(places) > 3 else ""
-    return ", ".join(places[:3]) + more
+    writers = sorted({f"{printable(one.stream)} of {printable(one.writer)}" for one in broken})
+    more = f" and {len(writers) - 3} more" if len(writers) > 3 else ""
+    return ", ".join(writers[:3]) + more
