@@ -14,7 +14,7 @@ from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.api_error import ApiError
 
 if TYPE_CHECKING:
-    from synrepl.transports.http.log_waiters import LogWaiters
+    from synrepl.replication.log_waiters import LogWaiters
     from synrepl.transports.http.write_forwarder import WriteForwarder
 
 __all__ = ["LazyWriteForwarder"]

@@ -15,6 +15,7 @@ from synrepl.replication.command_forwarder import CommandReceiver
 from synrepl.replication.encoder import Encoder
 from synrepl.replication.follower_commands import FollowerCommands
 from synrepl.replication.holdings import Holdings
+from synrepl.replication.log_waiters import LogWaiters
 from synrepl.replication.reader import Reader, ReaderConnection
 from synrepl.replication.ring import Ring
 from synrepl.replication.serve_strategy import ServeStrategy, serving
@@ -204,7 +205,8 @@ class Publisher:
         self.instance = instance
         self.holdings = Holdings()
         self._ring_bytes = ring_bytes
-        self.ring = Ring(ring_bytes, serial=log.serial)
+        self.ring = self._make_ring()
+        self.waiters = LogWaiters(log, clock)
         self.follower_commands = FollowerCommands(
             log,
             table,
@@ -316,7 +318,7 @@ class Publisher:
             )
         return encoder
 
-    # -- facts (`reader.Feed`) -----------------------------------------------------------------------------
+    # -- facts (`reader.ReaderSource`) ---------------------------------------------------------------------
 
     def positions(self, stream: str) -> dict[str, int]:
         """The published position of each writer of this stream that is held here.
@@ -343,14 +345,21 @@ class Publisher:
         The caller closes all followers, since their facts may be invalid.
         """
         self._encoders.clear()
-        self.ring = Ring(self._ring_bytes, serial=self.log.serial)
+        self.ring = self._make_ring()
         self._head_samples = [(self.log.serial, self.clock.seconds())]
 
+    def _make_ring(self) -> Ring:
+        tokens = {
+            stream.name: self.log.linear_position(stream.name) for stream in self.table if stream.ephemeral
+        }
+        return Ring(self._ring_bytes, serial=self.log.serial, tokens=tokens)
+
     def _committed(self, facts: Sequence[Fact]) -> None:
-        self.ring.add(facts)
+        group = self.ring.add(facts, upto=None if self.holdings.filter.is_open else self.log.serial)
         for name, rows in _rows_by_stream(facts).items():
             self.metrics.rows.labels(name, "in").inc(rows)
         self.metrics.facts_appended.inc(len(facts))
+        self.waiters.committed(group)
         if self._pump_timer is not None:
             return
         wait = self._pumped_at + PUMP_SECONDS - self.clock.seconds()

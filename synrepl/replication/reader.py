@@ -1,24 +1,23 @@
-"""Reader: one follower's cursor in the log, and the facts it is sent next."""
+"""Reader: sends one follower its streams, as lines of its release."""
 
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, Final, Protocol
 
 from twisted.logger import Logger
 
 from synrepl.ports.interfaces import ILog
 from synrepl.replication.encoder import Encoder
-from synrepl.replication.ring import Ring
+from synrepl.replication.feed import PAGE_ROWS, EphemeralMode, EphemeralStep, Feed, PageStep, Stop
+from synrepl.replication.log_pages import read_page
+from synrepl.replication.ring import Ring, RingGroup
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream
 from synrepl.wire.commands import Position
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
 
-__all__ = ["Backlog", "ReaderConnection", "Feed", "Reader"]
-
-PAGE_ROWS: Final = 1_000
-"""Rows read from the log at a time for a reader that is behind: a few milliseconds of work."""
+__all__ = ["Backlog", "ReaderConnection", "Reader", "ReaderSource"]
 
 MAX_COMMANDS: Final = 1_000
 """Broadcast commands buffered for a reader whose transport is full. The oldest are dropped: delivery is best
@@ -45,7 +44,7 @@ class ReaderConnection(Protocol):
         """Read from the peer again."""
 
 
-class Feed(Protocol):
+class ReaderSource(Protocol):
     """The part of the publisher that a reader uses."""
 
     log: ILog
@@ -68,12 +67,9 @@ class Feed(Protocol):
 
 
 class Backlog:
-    """Streams on which a reader catches up from one serial of the log.
+    """Streams on which a reader catches up. When their feed reaches the head, they join the live ones.
 
-    The reader reads the log page by page until the next fact is in the ring (`ring_number` is None until
-    then), then follows the ring. At the ring's end the streams go live. Facts of ephemeral streams are sent
-    from memory when the backlog enters the ring: those after the last token sent, or all if a writer
-    restarted since. `restarts` counts the restarts already announced.
+    `announce`: their positions are sent then.
 
     A request for facts after a token reads by token first (`after_token`). Where several writers share a
     stream, that token says nothing about other writers' facts, which may have lower tokens and a higher
@@ -83,23 +79,27 @@ class Backlog:
 
     def __init__(
         self,
-        streams: frozenset[str],
+        feed: Feed,
         *,
-        serial: int,
-        ephemeral: dict[str, int],
-        restarts: dict[str, int],
         after_token: int | None = None,
         last_token: int | None = None,
         announce: bool = False,
     ) -> None:
-        self.streams = streams
-        self.serial = serial
-        self.ephemeral = ephemeral
-        self.restarts = restarts
+        self.feed = feed
         self.after_token = after_token
         self.last_token = last_token
         self.announce = announce
-        self.ring_number: int | None = None
+
+    @property
+    def streams(self) -> frozenset[str]:
+        """The streams that catch up."""
+        assert self.feed.filter.streams is not None
+        return self.feed.filter.streams
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether facts are still read by token: the feed's serial says nothing yet."""
+        return self.after_token is not None or self.last_token is not None
 
 
 class Reader:
@@ -114,20 +114,25 @@ class Reader:
     _log = Logger()
 
     def __init__(
-        self, feed: Feed, connection: ReaderConnection, encoder: Encoder, *, linear: bool, scope: str = ""
+        self,
+        source: ReaderSource,
+        connection: ReaderConnection,
+        encoder: Encoder,
+        *,
+        linear: bool,
+        scope: str = "",
     ) -> None:
-        self._feed = feed
+        self._source = source
         self._scope = scope
+        self._ring = source.ring
         self._connection = connection
         self._encoder = encoder
         self._linear = linear
         self._all_streams = frozenset(stream.name for stream in encoder.streams())
-        self._ephemeral = frozenset(stream.name for stream in encoder.streams() if stream.ephemeral)
-        self._live_streams: frozenset[str] = frozenset()
-        self._ring_number = feed.ring.newest
-        self._serial = feed.ring.serial
-        self._ephemeral_sent: dict[str, int] = {}
-        self._restarts_sent: dict[str, int] = {}
+        self._live: Feed | None = None
+        """The feed of the streams that are sent as they are committed."""
+        self._live_streams: frozenset[str] | None = None
+        """The streams of the live feed; None if it has all."""
         self._backlogs: deque[Backlog] = deque()
         self._reading_page_of: Backlog | None = None
         """The backlog that a page is being read for. Only one page is read at a time, even if its backlog is
@@ -147,51 +152,58 @@ class Reader:
 
     def push_everything(self) -> None:
         """Send every row from now on."""
-        self._set_ring_position(self._feed.ring.newest, self._feed.ring.serial)
-        self._ephemeral_sent = {name: self._feed.linear_position(name) for name in self._ephemeral}
-        self._restarts_sent = {name: self._feed.log.writer_resets(name) for name in self._ephemeral}
-        self._live_streams = self._all_streams
+        self._set_live(self._make_feed(self._all_streams, after=self._ring.serial, is_live=True))
 
     def push_since(self, serial: int) -> None:
         """Send every row after this serial of the log, then go live."""
-        self._set_ring_position(self._feed.ring.newest, self._feed.ring.serial)
-        restarts = {name: self._feed.log.writer_resets(name) for name in self._ephemeral}
-        ephemeral = dict.fromkeys(self._ephemeral, 0)
-        self._backlogs.append(
-            Backlog(self._all_streams, serial=serial, ephemeral=ephemeral, restarts=restarts)
-        )
+        self._backlogs.append(Backlog(self._make_feed(self._all_streams, after=serial, tokens={})))
         self.pump()
 
     def push_from(self, stream: Stream[Any], token: int | None) -> None:
         """Send this stream's facts after `token` (None: none), then its POSITION, then go live."""
         name = stream.name
-        self._live_streams -= {name}
+        if self._live is not None:
+            self._live.filter = _without(name, self._live.filter)
+            self._set_live(self._live)
         for backlog in list(self._backlogs):
-            backlog.streams -= {name}
+            backlog.feed.filter = _without(name, backlog.feed.filter)
             if not backlog.streams:
                 self._backlogs.remove(backlog)
-        head = self._feed.linear_position(name)
+        head = self._source.linear_position(name)
         after_token: int | None = None
         last_token: int | None = None
-        ephemeral: dict[str, int] = {}
+        tokens: dict[str, int] = {}
         if stream.ephemeral:
             # A token above the head belongs to an earlier life of the stream: send all of this one.
-            ephemeral[name] = head if token is None else 0 if token > head else token
+            tokens[name] = head if token is None else 0 if token > head else token
         elif token is not None:
             after_token = token if token < head else None
-            if sum(at > 0 for at in self._feed.positions(name).values()) > 1:
+            if sum(at > 0 for at in self._source.positions(name).values()) > 1:
                 last_token = token
-        backlog = Backlog(
-            frozenset({name}),
-            serial=self._feed.ring.serial,
-            ephemeral=ephemeral,
-            restarts={name: self._feed.log.writer_resets(name) for name in ephemeral},
-            after_token=after_token,
-            last_token=last_token,
-            announce=True,
-        )
-        self._backlogs.append(backlog)
+        feed = self._make_feed(frozenset({name}), after=self._ring.serial, tokens=tokens)
+        self._backlogs.append(Backlog(feed, after_token=after_token, last_token=last_token, announce=True))
         self.pump()
+
+    def _make_feed(
+        self,
+        streams: frozenset[str],
+        *,
+        after: int,
+        tokens: dict[str, int] | None = None,
+        is_live: bool = False,
+    ) -> Feed:
+        log = self._source.log
+        return Feed(
+            log,
+            self._ring,
+            after=after,
+            epoch=log.epoch,
+            filter=Filter(streams),
+            ephemeral=EphemeralMode.MISSED,
+            tokens=tokens,
+            compacted=True,
+            is_live=is_live,
+        )
 
     def send_positions(self) -> None:
         """Send all positions after the facts that come before them."""
@@ -234,13 +246,10 @@ class Reader:
     @property
     def serial(self) -> int:
         """All of the reader's facts up to this serial were passed to its transport."""
-        serials = [
-            backlog.serial if backlog.after_token is None and backlog.last_token is None else 0
-            for backlog in self._backlogs
-        ]
-        if self._live_streams:
-            serials.append(self._serial)
-        return min(serials, default=self._feed.ring.serial)
+        serials = [0 if backlog.reads_tokens else backlog.feed.serial for backlog in self._backlogs]
+        if self._live is not None:
+            serials.append(self._live.serial)
+        return min(serials, default=self._ring.serial)
 
     # -- sending -------------------------------------------------------------------------------------------
 
@@ -260,8 +269,14 @@ class Reader:
         if self._commands:
             self._connection.send(self._commands.popleft())
             return True
-        if self._ring_number < self._feed.ring.newest:
-            return self._step_live()
+        live = self._live
+        if live is not None and live.number < self._ring.newest:
+            data = live.take(self._encoder, self._live_streams)
+            if data is None:
+                self._step_live(live)
+            elif data:
+                self._connection.write(data)
+            return True
         if self._backlogs:
             return self._step_backlog(self._backlogs[0])
         if self._positions_requested:
@@ -270,77 +285,45 @@ class Reader:
             return True
         return False
 
-    def _step_live(self) -> bool:
-        group = self._feed.ring.get(self._ring_number + 1)
-        if not self._live_streams:
-            self._set_ring_position(self._feed.ring.newest, self._feed.ring.serial)
-        elif group is None:
-            self._demote()
-        else:
-            streams = None if self._live_streams is self._all_streams else self._live_streams
-            data, last = self._feed.ring.lines(group, self._encoder, streams)
-            for number in range(group.number, last.number + 1):
-                passed = self._feed.ring.get(number)
-                if passed is not None and passed.ephemeral:
-                    self._ephemeral_sent.update(passed.ephemeral)
-                    for name in passed.restarted:
-                        self._restarts_sent[name] = self._restarts_sent.get(name, 0) + 1
-            self._set_ring_position(last.number, last.serial)
+    def _step_live(self, feed: Feed) -> None:
+        """Send what comes next if that is not simply the next group of the ring."""
+        step = feed.next()
+        if isinstance(step, EphemeralStep):
+            self._write_ephemeral(step)
+        elif isinstance(step, RingGroup) and feed.is_live:
+            data, last = feed.lines(step, self._encoder, self._live_streams)
+            feed.sent(last)
             self._write(data)
-        return True
-
-    def _demote(self) -> None:
-        """Read from the log: the reader's next group has left the ring."""
-        sent = {name: self._ephemeral_sent.get(name, 0) for name in self._live_streams & self._ephemeral}
-        restarts = {name: self._restarts_sent.get(name, 0) for name in sent}
-        backlog = Backlog(self._live_streams, serial=self._serial, ephemeral=sent, restarts=restarts)
-        self._backlogs.appendleft(backlog)
-        self._live_streams = frozenset()
-        self._set_ring_position(self._feed.ring.newest, self._feed.ring.serial)
-        self._feed.note_demoted()
+        elif not isinstance(step, Stop):
+            self._live = None
+            self._backlogs.appendleft(Backlog(feed))
+            self._source.note_demoted()
 
     def _step_backlog(self, backlog: Backlog) -> bool:
         if backlog is self._reading_page_of:
             return False
-        if backlog.ring_number is None and not self._enter_ring(backlog):
-            if self._reading_page_of is not None:
-                return False
-            self._reading_page_of = backlog
-            self._feed.start(self._read_page(backlog), "reading the log for a follower")
-            return self._reading_page_of is None
-        assert backlog.ring_number is not None
-        if backlog.ring_number > self._feed.ring.newest:
-            self._go_live(backlog)
-            return True
-        group = self._feed.ring.get(backlog.ring_number)
-        if group is None:
-            backlog.ring_number = None
-            return True
-        backlog.ring_number += 1
-        news = [fact for fact in group.facts if self._is_new(backlog, fact)]
-        backlog.serial = max(backlog.serial, group.serial)
-        self._write(self._encoder.lines(news))
+        step = None if backlog.reads_tokens else backlog.feed.next()
+        match step:
+            case None | PageStep():
+                if self._reading_page_of is not None:
+                    return False
+                self._reading_page_of = backlog
+                self._source.start(self._read_page(backlog, step), "reading the log for a follower")
+                return self._reading_page_of is None
+            case RingGroup():
+                data, last = backlog.feed.lines(step, self._encoder, backlog.streams)
+                backlog.feed.sent(last)
+                self._write(data)
+            case EphemeralStep():
+                self._write_ephemeral(step)
+            case Stop.WAIT:
+                self._go_live(backlog)
+            case _:
+                return False  # the log was replaced: the daemon closes its followers
         return True
 
-    def _enter_ring(self, backlog: Backlog) -> bool:
-        """Switch a backlog to the ring if all its remaining facts are there; return whether they are."""
-        if backlog.after_token is not None or backlog.last_token is not None:
-            return False
-        number = self._feed.ring.first_after(backlog.serial)
-        if number is None:
-            return False
-        backlog.ring_number = number
-        for name in sorted(backlog.ephemeral):
-            restarts = self._feed.log.writer_resets(name)
-            if backlog.restarts[name] != restarts:
-                backlog.restarts[name] = restarts
-                backlog.ephemeral[name] = 0
-                self._write(self._reset_lines(name))
-            facts = self._feed.log.ephemeral_after(name, backlog.ephemeral[name])
-            if facts:
-                backlog.ephemeral[name] = facts[-1].token
-                self._write(self._encoder.lines(facts))
-        return True
+    def _write_ephemeral(self, step: EphemeralStep) -> None:
+        self._write(b"".join(map(self._reset_lines, step.resets)) + self._encoder.lines(step.facts))
 
     def _reset_lines(self, stream: str) -> bytes:
         """POSITION lines that announce a restart of an ephemeral stream; empty if the release has none."""
@@ -348,45 +331,20 @@ class Reader:
             return b""
         return b"".join(
             self._encoder.command(Position(stream=stream, instance=writer, prev_token=0, token=0))
-            for writer in sorted(self._feed.positions(stream))
+            for writer in sorted(self._source.positions(stream))
         )
 
-    @staticmethod
-    def _is_new(backlog: Backlog, fact: Fact) -> bool:
-        if fact.stream not in backlog.streams:
-            return False
-        if fact.serial:
-            return fact.serial > backlog.serial
-        if fact.token == 0:
-            backlog.ephemeral[fact.stream] = 0
-            return True
-        return fact.token > backlog.ephemeral.get(fact.stream, 0)
-
-    async def _read_page(self, backlog: Backlog) -> None:
+    async def _read_page(self, backlog: Backlog, step: PageStep | None) -> None:
         """Read one page from the log: by token up to the backlog's starting serial, then by serial."""
-        facts: list[Fact]
+        facts: Sequence[Fact] = ()
         try:
-            if backlog.last_token is not None:
-                facts = []
+            if step is not None:
+                page = await read_page(self._source.log, backlog.feed, step)
+                facts = () if page is None else page.facts
+            elif backlog.last_token is not None:
                 await self._find_serial_of(backlog, backlog.last_token)
-            elif backlog.after_token is not None:
-                (stream,) = backlog.streams
-                facts, more = await self._feed.log.read_tokens(
-                    stream=stream,
-                    writer=None,
-                    after=backlog.after_token,
-                    upto=self._feed.linear_position(stream),
-                    serial=backlog.serial,
-                    limit=PAGE_ROWS,
-                )
-                backlog.after_token = facts[-1].token if more else None
             else:
-                facts, backlog.serial = await self._feed.log.read(
-                    after=backlog.serial,
-                    upto=self._feed.ring.serial,
-                    limit=PAGE_ROWS,
-                    filter=Filter.of(streams=backlog.streams),
-                )
+                facts = await self._read_tokens(backlog)
         except Exception:
             self._connection.fail("the log cannot be read at the moment; reconnect later")
             raise
@@ -399,48 +357,73 @@ class Reader:
             self._backlogs.rotate(-1)  # long backlogs must not block short ones
         self.pump()
 
+    async def _read_tokens(self, backlog: Backlog) -> Sequence[Fact]:
+        (stream,) = backlog.streams
+        assert backlog.after_token is not None
+        facts, more = await self._source.log.read_tokens(
+            stream=stream,
+            writer=None,
+            after=backlog.after_token,
+            upto=self._source.linear_position(stream),
+            serial=backlog.feed.serial,
+            limit=PAGE_ROWS,
+        )
+        backlog.after_token = facts[-1].token if more else None
+        return facts
+
     async def _find_serial_of(self, backlog: Backlog, token: int) -> None:
         (stream,) = backlog.streams
-        found, _ = await self._feed.log.read_tokens(
-            stream=stream, writer=None, after=token - 1, upto=token, serial=backlog.serial, limit=PAGE_ROWS
+        found, _ = await self._source.log.read_tokens(
+            stream=stream,
+            writer=None,
+            after=token - 1,
+            upto=token,
+            serial=backlog.feed.serial,
+            limit=PAGE_ROWS,
         )
         backlog.last_token = None
         if found:
-            backlog.serial = min(fact.serial for fact in found)
+            backlog.feed = self._make_feed(backlog.streams, after=min(fact.serial for fact in found))
             backlog.after_token = None
 
     def _go_live(self, backlog: Backlog) -> None:
         self._backlogs.remove(backlog)
-        for name, token in backlog.ephemeral.items():
-            self._ephemeral_sent[name] = max(token, self._feed.linear_position(name))
-            self._restarts_sent[name] = self._feed.log.writer_resets(name)
-        live = self._live_streams | backlog.streams
-        self._live_streams = self._all_streams if live == self._all_streams else live
+        feed, streams = backlog.feed, backlog.streams
+        if self._live is not None:
+            feed.filter = Filter(streams | (self._live.filter.streams or frozenset()))
+        self._set_live(feed)
         if backlog.announce:
-            streams = [stream for stream in self._encoder.streams() if stream.name in backlog.streams]
-            self._write(self._position_lines(streams))
+            self._write(
+                self._position_lines([stream for stream in self._encoder.streams() if stream.name in streams])
+            )
         else:
-            self._feed.note_promoted()
+            self._source.note_promoted()
+
+    def _set_live(self, feed: Feed) -> None:
+        streams = feed.filter.streams
+        self._live = feed if streams else None
+        self._live_streams = None if streams == self._all_streams else streams
 
     def _position_lines(self, streams: list[Stream[Any]]) -> bytes:
         """A POSITION for each stream, and for each of its writers if the release knows writers."""
         lines: list[bytes] = []
         for stream in streams:
             if self._linear:
-                token = self._feed.linear_position(stream.name)
+                token = self._source.linear_position(stream.name)
                 commands = [Position(stream=stream.name, token=token)]
             else:
                 commands = [
                     Position(stream=stream.name, instance=writer, prev_token=token, token=token)
-                    for writer, token in sorted(self._feed.positions(stream.name).items())
+                    for writer, token in sorted(self._source.positions(stream.name).items())
                 ]
             lines += [self._encoder.command(command) for command in commands]
         return b"".join(lines)
 
-    def _set_ring_position(self, ring_number: int, serial: int) -> None:
-        self._ring_number = ring_number
-        self._serial = serial
-
     def _write(self, data: bytes) -> None:
         if data:
             self._connection.write(data)
+
+
+def _without(name: str, query: Filter) -> Filter:
+    assert query.streams is not None
+    return Filter(query.streams - {name})

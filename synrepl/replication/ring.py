@@ -2,12 +2,12 @@
 
 import bisect
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 from synrepl.streams.facts import Fact
 
-__all__ = ["RingGroup", "IEncoder", "Ring"]
+__all__ = ["WRITE_BYTES", "RingGroup", "IEncoder", "Ring"]
 
 WRITE_BYTES: Final = 256 * 1024
 """Groups are combined into writes of up to this size. A single larger group is written whole."""
@@ -21,48 +21,94 @@ class IEncoder(Protocol):
 
 
 class RingGroup:
-    """Facts that were committed together.
+    """Facts that were committed together, either durable or ephemeral.
 
-    `number` counts groups from 1. `ephemeral` holds the last token of each ephemeral stream in the group.
-    `restarted` lists the streams that a writer restarted (a fact at token 0), once per restart.
-    `serial_before` and `serial` are the log's serial before and after the group; they are equal if it holds
-    only ephemeral facts.
+    `number` counts groups from 1. A durable group holds every fact of the log after `serial_before`, up to
+    `serial`, where the log's digest is `digest` (None: unknown); for an ephemeral group the two are equal.
+    `tokens` holds the last token of each ephemeral
+    stream up to this group, `resets` how often writers of each were reset (a fact at token 0).
     """
 
-    def __init__(self, number: int, facts: Sequence[Fact], serial_before: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        facts: Sequence[Fact],
+        *,
+        serial_before: int,
+        serial: int,
+        digest: str | None,
+        tokens: Mapping[str, int],
+        resets: Mapping[str, int],
+    ) -> None:
         self.number = number
         self.facts = facts
+        self.is_durable = bool(facts[0].serial)
         self.serial_before = serial_before
-        self.serial = max(serial_before, facts[-1].serial)
-        self.ephemeral = {fact.stream: fact.token for fact in facts if not fact.serial}
-        self.restarted = [fact.stream for fact in facts if not fact.serial and fact.token == 0]
+        self.serial = serial
+        self.digest = digest
+        self.tokens = tokens
+        self.resets = resets
         self.size = sum(len(fact.rows) for fact in facts) + 200 * len(facts)
 
 
 class Ring:
     """A bounded buffer of the newest groups, at least one. Older groups must be read from the log.
 
-    Readers share the ring and keep only a cursor in it, so a slow reader costs no memory.
+    Readers share the ring and keep only a cursor in it, so a slow reader costs no memory. Its groups follow
+    each other without a hole. `tokens` and `resets` are those of the newest group (`RingGroup`).
     """
 
-    def __init__(self, max_bytes: int, *, serial: int) -> None:
+    def __init__(self, max_bytes: int, *, serial: int, tokens: Mapping[str, int] | None = None) -> None:
         self._max_bytes = max_bytes
         self._groups: deque[RingGroup] = deque()
         self._bytes = 0
-        self._shared: dict[tuple[int, IEncoder, frozenset[str] | None], tuple[bytes, RingGroup]] = {}
+        self._shared: dict[tuple[object, ...], tuple[bytes, RingGroup]] = {}
+        self._oldest = 1
         self.newest = 0
+        self.newest_ephemeral = 0
         self.serial = serial
+        self._digest: str | None = None
+        self.tokens = tokens or {}
+        self.resets: Mapping[str, int] = {}
 
-    def add(self, facts: Sequence[Fact]) -> RingGroup:
-        """Append facts that were just committed."""
+    def add(self, facts: Sequence[Fact], *, upto: int | None = None) -> RingGroup:
+        """Append facts that were just committed.
+
+        `upto` is for a log that holds only some facts: besides these facts, it has none after the last group
+        up to this serial. Otherwise a hole in the serials means that facts were committed without notice:
+        older groups are dropped, and readers find the facts in the log.
+        """
         self.newest += 1
-        group = RingGroup(self.newest, facts, self.serial)
-        self.serial = group.serial
+        before = self.serial
+        if not facts[0].serial:
+            self.newest_ephemeral = self.newest
+            self.tokens = {**self.tokens, **{fact.stream: fact.token for fact in facts}}
+            for fact in facts:
+                if fact.token == 0:
+                    self.resets = {**self.resets, fact.stream: self.resets.get(fact.stream, 0) + 1}
+        else:
+            if upto is None:
+                before = facts[0].serial - 1
+            self.serial = facts[-1].serial if upto is None else upto
+            self._digest = facts[-1].digest if facts[-1].serial == self.serial else None
         self._shared.clear()
+        group = RingGroup(
+            self.newest,
+            facts,
+            serial_before=before,
+            serial=self.serial,
+            digest=self._digest,
+            tokens=self.tokens,
+            resets=self.resets,
+        )
+        if self._groups and before != self._groups[-1].serial:
+            self._groups.clear()
+            self._bytes = 0
         self._groups.append(group)
         self._bytes += group.size
         while self._bytes > self._max_bytes and len(self._groups) > 1:
             self._bytes -= self._groups.popleft().size
+        self._oldest = self.newest - len(self._groups) + 1
         return group
 
     def recent(self, count: int) -> list[Fact]:
@@ -76,33 +122,46 @@ class Ring:
 
     def get(self, number: int) -> RingGroup | None:
         """The group with this number; None if it left the ring or does not exist yet."""
-        position = number - self._first
+        position = number - self._oldest
         return self._groups[position] if 0 <= position < len(self._groups) else None
 
     def lines(
-        self, first: RingGroup, encoder: IEncoder, streams: frozenset[str] | None
+        self,
+        first: RingGroup,
+        encoder: IEncoder,
+        streams: frozenset[str] | None = None,
+        *,
+        durable: bool = False,
+        upto: int | None = None,
     ) -> tuple[bytes, RingGroup]:
         """Encode this group and the next ones up to the size of one write; return the bytes and the last
         group.
 
-        `streams` None means all. The bytes are cached until the next commit: readers at the same group share
-        them.
+        Facts of these streams are encoded (None: of all), only the `durable` ones if that is set. No group
+        beyond the serial `upto` is included. The bytes are cached until the next commit: readers at the same
+        group share them.
         """
-        key = (first.number, encoder, streams)
-        if key not in self._shared:
+        key: tuple[object, ...] = (first.number, encoder, streams)
+        if durable or (upto is not None and upto < self.serial):
+            key = (*key, durable, upto)
+        shared = self._shared.get(key)
+        if shared is None:
             size, last = 0, first
             facts: list[Fact] = []
             while True:
-                facts += last.facts
+                if last.is_durable or not durable:
+                    facts += last.facts
                 size += last.size
                 following = self.get(last.number + 1)
                 if following is None or size + following.size > WRITE_BYTES:
                     break
+                if upto is not None and following.serial > upto:
+                    break
                 last = following
             if streams is not None:
                 facts = [fact for fact in facts if fact.stream in streams]
-            self._shared[key] = encoder.lines(facts), last
-        return self._shared[key]
+            shared = self._shared[key] = encoder.lines(facts), last
+        return shared
 
     def first_after(self, serial: int) -> int | None:
         """The number of the first group with facts after this serial, or of the next group to come.
@@ -112,8 +171,4 @@ class Ring:
         if serial < (self._groups[0].serial_before if self._groups else self.serial):
             return None
         position = bisect.bisect_right(self._groups, serial, key=lambda group: group.serial)
-        return self._first + position
-
-    @property
-    def _first(self) -> int:
-        return self.newest - len(self._groups) + 1
+        return self._oldest + position

@@ -19,10 +19,10 @@ from zope.interface import implementer
 from synrepl.errors import StorageError
 from synrepl.ports.access import Keyring
 from synrepl.ports.metrics import Metrics
+from synrepl.replication.log_waiters import LogWaiters
 from synrepl.replication.publisher import Publisher
 from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.streams.table import StreamTable
-from synrepl.transports.http.log_waiters import LogWaiters
 from synrepl.transports.http.server import make_site
 
 NOW = 1_700_000_000
@@ -115,6 +115,7 @@ class SiteCase(SynchronousTestCase):
     """A site, a fake clock, and everything behind the site in memory."""
 
     instance = "master"
+    ring_bytes = 8 * 1024 * 1024
 
     def setUp(self) -> None:
         self.clock = Clock()
@@ -124,7 +125,14 @@ class SiteCase(SynchronousTestCase):
         self.log = self.make_log()
         self.wait(self.log.start())
         self.metrics = Metrics(CollectorRegistry())
-        self.publisher = Publisher(self.log, self.table, self.clock, self.metrics, instance=self.instance)
+        self.publisher = Publisher(
+            self.log,
+            self.table,
+            self.clock,
+            self.metrics,
+            instance=self.instance,
+            ring_bytes=self.ring_bytes,
+        )
         self.addCleanup(self.publisher.stop)
         self.site = self.make_site()
 
@@ -188,9 +196,8 @@ class SiteCase(SynchronousTestCase):
             self.assertEqual(200, self.post("receipts", [receipt()], writer=writer).status)
 
     def waiters(self) -> LogWaiters:
-        """Who waits for the log, behind the site that was made last."""
-        owners = [getattr(watcher, "__self__", None) for watcher in self.log._watchers]
-        return [owner for owner in owners if isinstance(owner, LogWaiters)][-1]
+        """Who waits for the log."""
+        return self.publisher.waiters
 
     def wait(self, awaitable: Any) -> Any:
         """The result of what is done already."""

@@ -116,7 +116,7 @@ class ChangelogTests(SiteCase):
         lines = self.get(f"{CHANGELOG}?epoch_starts=true&receipts=true").lines()
 
         self.assertEqual(
-            ["receipt k", "turn 2", 1, 2, "turn 3", 3],
+            ["turn 2", "receipt k", 1, 2, "turn 3", 3],
             [
                 f"turn {line['epoch_start']['epoch']}"
                 if "epoch_start" in line
@@ -139,7 +139,7 @@ class ChangelogTests(SiteCase):
             },
             lines[4]["epoch_start"],
         )
-        told = lines[0]["receipt"]
+        told = lines[1]["receipt"]
         self.assertEqual(self.engine.receipts["k"].request, told.pop("request"))
         self.assertEqual(
             {"key": "k", "epoch": 2, "first_serial": 1, "tokens": [1, 2], "at_ms": NOW * 1000}, told

@@ -1,8 +1,7 @@
 """Reading one's writes: a read that waits until the log is as far, and no longer than it may."""
 
-from unittest.mock import patch
-
 from synrepl.ports.history import LogPosition
+from synrepl.replication.log_waiters import LogWaiters
 from tests.http.builders import SiteCase, Talk
 
 PATHS = (
@@ -80,8 +79,8 @@ class WaitingTests(SiteCase):
 
     def test_only_so_many_may_wait(self) -> None:
         """The next one is told to come back; the others, and who need not wait, do not feel it."""
-        with patch("synrepl.transports.http.api.LogWaiters", few):
-            self.site = self.make_site()
+        self.publisher.waiters = LogWaiters(self.log, self.clock, max_waiters=3)
+        self.site = self.make_site()
         talks = [self.ask_for(PATHS[0], "min_serial=1") for _ in range(3)]
         answer = self.get(PATHS[0] + "min_serial=1")
         free = self.get(PATHS[0])
@@ -90,13 +89,6 @@ class WaitingTests(SiteCase):
         self.assertEqual((503, "too_many_waiting"), (answer.status, answer.json()["error"]))
         self.assertEqual(200, free.status)
         self.assertEqual([200] * 3, [talk.answer().status for talk in talks])
-
-
-def few(*given: object) -> object:
-    """Waiting for three."""
-    from synrepl.transports.http.log_waiters import LogWaiters
-
-    return LogWaiters(*given, max_waiters=3)  # type: ignore[arg-type]
 
 
 class DigestsTests(SiteCase):

@@ -19,9 +19,9 @@ from twisted.python.failure import Failure
 from synrepl.errors import ReplicationError, StorageError
 from synrepl.ports.access import LOCAL
 from synrepl.ports.history import EpochStart, LogPosition
+from synrepl.replication import feed as feed_module
 from synrepl.replication.relay import LeaseTerms
 from synrepl.replication.relay import leases as leases_module
-from synrepl.replication.relay import relay as relay_module
 from synrepl.replication.replica import join as joining_module
 from synrepl.replication.replica import replica as replica_module
 from synrepl.replication.retention import keys_of
@@ -236,16 +236,16 @@ class ReplicaSimulation(SeededRun):
     @contextmanager
     def _small_pages(self) -> Iterator[None]:
         """So that little has many parts."""
-        before = relay_module.PAGE_ROWS, joining_module.COMMIT_FACTS, replica_module.FLUSH_FACTS
+        before = feed_module.PAGE_ROWS, joining_module.COMMIT_FACTS, replica_module.FLUSH_FACTS
         leases_module.CHECK_SECONDS, checked = 0.5, leases_module.CHECK_SECONDS  # type: ignore[misc]
         try:
-            relay_module.PAGE_ROWS = self.page_rows  # type: ignore[misc]
+            feed_module.PAGE_ROWS = self.page_rows  # type: ignore[misc]
             joining_module.COMMIT_FACTS = self.commit_facts  # type: ignore[misc]
             replica_module.FLUSH_FACTS = self.commit_facts  # type: ignore[misc]
             yield
         finally:
             leases_module.CHECK_SECONDS = checked  # type: ignore[misc]
-            relay_module.PAGE_ROWS, joining_module.COMMIT_FACTS, replica_module.FLUSH_FACTS = before  # type: ignore[misc]
+            feed_module.PAGE_ROWS, joining_module.COMMIT_FACTS, replica_module.FLUSH_FACTS = before  # type: ignore[misc]
 
     @contextmanager
     def _ending(self) -> Iterator[None]:

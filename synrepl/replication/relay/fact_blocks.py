@@ -1,14 +1,13 @@
 """Blocks of facts, encoded once for all relays that send the same facts."""
 
 from collections.abc import Iterable
-from typing import Final
 
 from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import encode_fact
 from synrepl.wire.blocks import encode_blocks
 from synrepl.wire.filter import ALL, Filter
 
-__all__ = ["EPHEMERAL", "DURABLE", "BlockEncoder", "facts_block"]
+__all__ = ["OPEN", "BlockEncoder", "facts_block"]
 
 
 def facts_block(kind: str, facts: Iterable[Fact]) -> bytes:
@@ -17,26 +16,21 @@ def facts_block(kind: str, facts: Iterable[Fact]) -> bytes:
 
 
 class BlockEncoder:
-    """Encodes the facts of a group that pass a filter: durable ones or ephemeral ones.
+    """Encodes the facts that pass a filter, durable ones and ephemeral ones in blocks of their own.
 
     Used with `Ring.lines`, which caches each encoder's result for a group.
     """
 
-    def __init__(self, kind: str, query: Filter) -> None:
-        self._kind = kind
+    def __init__(self, query: Filter) -> None:
         self._filter = query
 
     def lines(self, facts: Iterable[Fact]) -> bytes:
-        """Encode these facts as one block."""
-        is_kept = self._kind == "facts"
-        return facts_block(
-            self._kind, (fact for fact in facts if bool(fact.serial) is is_kept and self.passes(fact))
+        """Encode these facts."""
+        passes = self._filter.passes
+        passed = [fact for fact in facts if passes(fact.stream, fact.writer)]
+        return facts_block("facts", (fact for fact in passed if fact.serial)) + facts_block(
+            "ephemeral", (fact for fact in passed if not fact.serial)
         )
 
-    def passes(self, fact: Fact) -> bool:
-        """Whether this fact passes the filter."""
-        return self._filter.passes(fact.stream, fact.writer)
 
-
-DURABLE: Final = BlockEncoder("facts", ALL)
-EPHEMERAL: Final = BlockEncoder("ephemeral", ALL)
+OPEN = BlockEncoder(ALL)

@@ -8,6 +8,7 @@ from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.command_forwarder import CommandReceiver
+from synrepl.replication.log_waiters import LogWaiters
 from synrepl.replication.relay.leases import Leases
 from synrepl.replication.ring import Ring
 from synrepl.wire.filter import Filter
@@ -21,6 +22,7 @@ class RelayFeed(Protocol):
     """The part of the publisher that relays use."""
 
     ring: Ring
+    waiters: LogWaiters
     metrics: Metrics
     command_receiver: CommandReceiver
 
@@ -53,12 +55,6 @@ class IReplicaRegistry(Protocol):
 
     def detach(self, relay: Any) -> None:
         """Forget a relay whose connection has ended."""
-
-    async def wait_for_change(self) -> None:
-        """Return after a commit, or a spurious wake-up."""
-
-    def wake_soon(self) -> None:
-        """Wake all waiting relays in the next iteration of the reactor."""
 
     async def admission(
         self,

@@ -1,6 +1,6 @@
 """The replicas of a daemon: admission, connections, leases and their status."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from twisted.internet.defer import Deferred
@@ -16,7 +16,6 @@ from synrepl.replication.holdings import held
 from synrepl.replication.relay.interfaces import RelayFeed
 from synrepl.replication.relay.leases import Leases, LeaseTerms
 from synrepl.replication.relay.refusals import refusal
-from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
 from synrepl.wire.native import Refusal, Subscription
@@ -106,11 +105,7 @@ class ReplicaRegistry:
         self.tasks = Tasks(self._logger, "relays")
         self._http_readers: dict[str, float] = {}
         self.leases = Leases(log, clock, terms or LeaseTerms(), present=self.present)
-        self._waiters: list[Deferred[None]] = []
-        self._wake_timer: Any = None
         feed.on_broadcast(self._on_relayed)
-        log.subscribe(self._on_committed)
-        log.on_epoch_started(self.wake_soon)
         log.on_replaced(self.leases.reload)
 
     # -- connections ---------------------------------------------------------------------------------------
@@ -165,30 +160,9 @@ class ReplicaRegistry:
     def halt(self) -> None:
         """Stop all tasks."""
         self.tasks.cancel_all()
-        if self._wake_timer is not None and self._wake_timer.active():
-            self._wake_timer.cancel()
         self.leases.stop()
 
-    # -- commits and commands ------------------------------------------------------------------------------
-
-    async def wait_for_change(self) -> None:
-        """Return after a commit, or a spurious wake-up."""
-        waiter: Deferred[None] = Deferred()
-        self._waiters.append(waiter)
-        await waiter
-
-    def wake(self) -> None:
-        """Wake all waiting relays: facts were committed, an epoch has begun, or a connection has room."""
-        self._wake_timer = None
-        waiting, self._waiters = self._waiters, []
-        for waiter in waiting:
-            if not waiter.called:
-                waiter.callback(None)
-
-    def wake_soon(self) -> None:
-        """Call `wake` in the next iteration of the reactor."""
-        if self._waiters and self._wake_timer is None:
-            self._wake_timer = self.clock.callLater(0, self.wake)
+    # -- commands ------------------------------------------------------------------------------------------
 
     def _on_relayed(self, command: Command, source: object) -> None:
         """Pass a command for all processes on to the replicas, except the one that sent it."""
@@ -203,19 +177,6 @@ class ReplicaRegistry:
             for relay in list(self.connected):
                 if relay is not source and not relay.send_down(line):
                     self.feed.metrics.commands_dropped.labels(command.NAME).inc()
-
-    def _on_committed(self, facts: Sequence[Fact]) -> None:
-        if not facts[0].serial:
-            relays = [relay for relay in self.connected if relay.state == "live"]
-            if relays:
-                from synrepl.replication.relay.fact_blocks import EPHEMERAL
-
-                data = EPHEMERAL.lines(facts)
-                for relay in relays:
-                    relay.send_ephemeral(facts, data)
-            return
-        # Not now: the ring gets these facts from another watcher.
-        self.wake_soon()
 
     # -- admission -----------------------------------------------------------------------------------------
 

@@ -8,15 +8,24 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.access import LOCAL, REMOTE, Access, Key, Right, access_of
-from synrepl.ports.history import BEGINNING, EpochStart, LogPosition, LogSnapshot
+from synrepl.ports.history import BEGINNING, AppendReceipt, LogPosition, LogSnapshot
 from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.replication.relay.fact_blocks import DURABLE, BlockEncoder, facts_block
+from synrepl.replication.feed import (
+    EphemeralMode,
+    EphemeralStep,
+    EpochStep,
+    Feed,
+    PageStep,
+    Stop,
+)
+from synrepl.replication.log_pages import read_page
+from synrepl.replication.relay.fact_blocks import OPEN, BlockEncoder, facts_block
 from synrepl.replication.relay.interfaces import IReplicaRegistry
 from synrepl.replication.relay.proof import PRIMARY, REPLICA, nonce, proof, proves
 from synrepl.replication.relay.refusals import refusal
 from synrepl.replication.relay.snapshot_codec import meta_block, snapshot_block
 from synrepl.replication.relay.snapshot_start import make_welcome, start_snapshot
-from synrepl.streams.facts import Fact
+from synrepl.replication.ring import RingGroup
 from synrepl.streams.ndjson import encode_fact
 from synrepl.wire.blocks import encode_block
 from synrepl.wire.commands import Error, Name, Ping
@@ -57,9 +66,6 @@ from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import identity_error, printable
 
 __all__ = ["Relay", "RelayConnection"]
-
-PAGE_ROWS: Final = 1_000
-"""Rows read from the log at a time: at most a quarter of a megabyte, besides one large fact."""
 
 LEASE_ENDING: Final = frozenset({"trimmed", "ahead", "fork", "other_history"})
 """Refusals after which a replica joins again from the start, so that its lease has no use."""
@@ -131,13 +137,12 @@ class Relay:
         self._access = REMOTE
         self._key: Key | None = None
         self._filter = ALL
-        self._encoder: BlockEncoder = DURABLE
-        self._sent_epoch = 0
+        self._encoder: BlockEncoder = OPEN
+        self._feed: Feed
         self._is_paused = False
         self._room_waiter: Deferred[None] | None = None
         self._is_gone = False
         self._heartbeat_timer: Any = None
-        self._is_ephemeral_stale = False
         self._sent_peers: list[str] = []
         self._work: Any = None
         self._commands: deque[Command | RdataRun] = deque()
@@ -244,8 +249,6 @@ class Relay:
         waiter, self._room_waiter = self._room_waiter, None
         if waiter is not None and not waiter.called:
             waiter.callback(None)
-        if self._is_ephemeral_stale and self.state == "live":
-            self._registry.wake_soon()
 
     def lost(self, why: str) -> None:
         """End all work: the connection has ended."""
@@ -407,7 +410,7 @@ class Relay:
                 return
             self.connection.write(snapshot_block(start.snapshot))
             self.sent = start.snapshot.position
-        self._sent_epoch = self.sent.epoch
+        self._make_feed(after=self.sent.serial, epoch=self.sent.epoch, is_subscribed=False)
         self.state = "meanwhile"
         await self._send_log(upto_head=True)
         if not self.is_serving:
@@ -418,18 +421,20 @@ class Relay:
 
     async def _send_snapshot_facts(self, snapshot: LogSnapshot) -> bool:
         """Send the facts of a snapshot. False if some were trimmed meanwhile."""
-        after, upto = self.sent.serial, snapshot.position.serial
-        while after < upto:
+        feed = Feed(
+            self._log,
+            None,
+            after=self.sent.serial,
+            upto=snapshot.position.serial,
+            filter=self._filter,
+            compacted=True,
+        )
+        while isinstance(step := feed.next(), PageStep):
             await self._wait_for_room()
-            facts, after = await self._log.read(
-                after=after,
-                upto=upto,
-                limit=PAGE_ROWS,
-                filter=self._filter,
-            )
-            if self._log.trimmed_upto != snapshot.trimmed_upto:
+            page = await read_page(self._log, feed, step)
+            if page is None or self._log.trimmed_upto != snapshot.trimmed_upto:
                 return False
-            self.connection.write(facts_block("facts", facts))
+            self.connection.write(facts_block("facts", page.facts))
         return True
 
     def _refuse_trimmed(self) -> None:
@@ -472,7 +477,7 @@ class Relay:
         self._set_filter(request.filter)
         self.sent = request.position
         self.acknowledged = request.position.serial
-        self._sent_epoch = request.position.epoch
+        self._make_feed(after=self.sent.serial, epoch=self.sent.epoch, is_subscribed=True)
         self.connection.send(Subscribed(body=log.position))
         self._start_heartbeats()
         self._send_heartbeat()
@@ -508,112 +513,83 @@ class Relay:
 
     def _set_filter(self, query: Filter) -> None:
         self._filter = query
-        self._encoder = DURABLE if query.is_open else BlockEncoder("facts", query)
+        self._encoder = OPEN if query.is_open else BlockEncoder(query)
+
+    def _make_feed(self, *, after: int, epoch: int, is_subscribed: bool) -> None:
+        sends_ephemeral = is_subscribed and self._supports("ephemeral")
+        self._feed = Feed(
+            self._log,
+            self._registry.feed.ring,
+            after=after,
+            epoch=epoch,
+            filter=self._filter,
+            epochs=True,
+            receipts=True,
+            ephemeral=EphemeralMode.HELD if sends_ephemeral else EphemeralMode.NONE,
+        )
 
     async def _send_log(self, *, upto_head: bool) -> None:
         """Send the facts after `sent`: up to the head of the log, or forever."""
         while self.is_serving:
-            await self._wait_for_room()
-            head = self._log.position
-            epoch_start = next(
-                (
-                    epoch_start
-                    for epoch_start in self._log.epoch_starts
-                    if epoch_start.epoch > self._sent_epoch
-                ),
-                None,
-            )
-            if self.sent.serial < (
-                head.serial if epoch_start is None else min(epoch_start.serial, head.serial)
-            ):
-                await self._send_page(head, epoch_start)
-            elif epoch_start is not None:
-                self.connection.write(meta_block([epoch_start]))
-                self._sent_epoch = epoch_start.epoch
-                self.sent = LogPosition(epoch_start.epoch, epoch_start.serial, epoch_start.digest)
-            elif upto_head:
-                return
-            else:
-                await self._wait_for_facts()
+            if self._is_paused:
+                await self._wait_for_room()
+                self._feed.resumed()
+            match self._feed.next():
+                case RingGroup() as group:
+                    await self._send_group(group)
+                case PageStep() as step:
+                    if (page := await read_page(self._log, self._feed, step)) is not None:
+                        await self._send_facts(facts_block("facts", page.facts), page.receipts)
+                case EpochStep(epoch_start):
+                    self.connection.write(meta_block([epoch_start]))
+                    self._set_sent(epoch_start.digest)
+                case EphemeralStep(facts):
+                    self.state = "live"
+                    # Also without facts: a writer that is not listed has restarted.
+                    lines = [encode_fact(fact) for fact in facts]
+                    self.connection.write(encode_block("held", len(lines), b"".join(lines)))
+                case Stop.TRIMMED:
+                    self._refuse_trimmed()
+                case Stop.WAIT if not upto_head:
+                    self.state = "live"
+                    await self._registry.feed.waiters.next_group(ephemeral=self._supports("ephemeral"))
+                case _:
+                    return
 
-    async def _send_page(self, head: LogPosition, epoch_start: EpochStart | None) -> None:
-        upto = head.serial if epoch_start is None else epoch_start.serial
-        after = self.sent.serial
-        ring = self._registry.feed.ring
-        number = ring.first_after(after)
-        group = ring.get(number) if number is not None else None
-        if group is not None and group.serial_before == after:
-            data, last = ring.lines(group, self._encoder, None)
-            if last.serial <= upto:
-                await self._write_page(after, await self._position_at(last.serial, head), data)
-                return
-        facts, last_serial = await self._log.read(
-            after=after,
-            upto=upto,
-            limit=PAGE_ROWS,
-            filter=self._filter,
-        )
-        if facts and facts[-1].serial == last_serial:
-            position = LogPosition(self._sent_epoch, last_serial, facts[-1].digest)
-        else:
-            position = await self._position_at(last_serial, head)
-        await self._write_page(after, position, facts_block("facts", facts))
+    async def _send_group(self, group: RingGroup) -> None:
+        feed = self._feed
+        data, last = feed.lines(group, self._encoder)
+        receipts: Sequence[AppendReceipt] = ()
+        if feed.needs_receipts:
+            receipts = await self._log.receipts_between(feed.serial, last.serial)
+        feed.sent(last)
+        await self._send_facts(data, receipts)
 
-    async def _position_at(self, serial: int, head: LogPosition) -> LogPosition:
-        """The position at this serial, before any epoch that starts there, as that one is not sent yet."""
-        digest = head.digest if serial == head.serial else await self._log.digest_at(serial) or ""
-        return LogPosition(self._sent_epoch, serial, digest)
-
-    async def _write_page(self, after: int, position: LogPosition, data: bytes) -> None:
-        """Send a page, with the receipts of its appends, and for a filtered one its end."""
-        if self._log.receipts_upto > after:
-            receipts = await self._log.receipts_between(after, position.serial)
-            if receipts:
-                data = meta_block(receipts=receipts) + data
+    async def _send_facts(self, data: bytes, receipts: Sequence[AppendReceipt]) -> None:
+        """Send facts, after the receipts of their appends. A filtered replica is also sent its position."""
+        digest = self._feed.position.digest
+        if digest is None:
+            digest = await self._log.digest_at(self._feed.serial) or ""
         if self._is_gone:
             return
-        if self._log.trimmed_upto.serial > after:
-            self._refuse_trimmed()
-            return
-        self.sent = position
+        has_moved = self._feed.serial > self.sent.serial
+        self._set_sent(digest)
+        if receipts:
+            data = meta_block(receipts=receipts) + data
         if data:
             self.connection.write(data)
-        if not self._filter.is_open:
+        if has_moved and not self._filter.is_open:
             self._send_heartbeat()
 
-    async def _wait_for_facts(self) -> None:
-        if self.state != "live":
-            self.state = "live"
-            self._is_ephemeral_stale = True
-        if self._is_ephemeral_stale and self._supports("ephemeral"):
-            self._is_ephemeral_stale = False
-            self._send_held_ephemeral()
-        await self._registry.wait_for_change()
+    def _set_sent(self, digest: str) -> None:
+        self.sent = LogPosition(self._feed.epoch, self._feed.serial, digest)
 
     async def _wait_for_room(self) -> None:
         while self._is_paused and not self._is_gone:
             self._room_waiter = Deferred()
             await self._room_waiter
 
-    # -- ephemeral facts, peers and commands ---------------------------------------------------------------
-
-    def send_ephemeral(self, facts: Sequence[Fact], block: bytes) -> None:
-        """Send new ephemeral facts; `block` has all of them."""
-        if self.state != "live" or not self._supports("ephemeral"):
-            return  # once live, it is sent all held ephemeral facts
-        if self._is_paused:
-            self._is_ephemeral_stale = True
-        elif self._filter.is_open:
-            self.connection.write(block)
-        else:
-            encoder = BlockEncoder("ephemeral", self._filter)
-            self.connection.write(encoder.lines(facts))
-
-    def _send_held_ephemeral(self) -> None:
-        """Send all held ephemeral facts, and the positions of their writers."""
-        lines = [encode_fact(fact) for fact in self._log.ephemeral_snapshot() if self._encoder.passes(fact)]
-        # Also without lines: a writer that is not listed has restarted.
-        self.connection.write(encode_block("held", len(lines), b"".join(lines)))
+    # -- peers and commands --------------------------------------------------------------------------------
 
     def _supports(self, capability: str) -> bool:
         """Whether the replica announced this capability."""

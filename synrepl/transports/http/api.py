@@ -22,6 +22,7 @@ from synrepl.ports.access import Access, Right
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.holdings import Holdings
+from synrepl.replication.log_waiters import LogWaiters
 from synrepl.replication.publisher import Publisher
 from synrepl.storage import Log
 from synrepl.streams import jsontext
@@ -32,10 +33,10 @@ from synrepl.transports.http.append_body import check_writer, read_body, read_fa
 from synrepl.transports.http.authorization import AccessCheck, check_right, check_streams
 from synrepl.transports.http.content_digest import HEADER, content_digest, is_digest_wanted, matches_digest
 from synrepl.transports.http.holdings_check import check_held, check_readable, filtered_error, set_held_header
-from synrepl.transports.http.log_waiters import LogWaiters, read_your_writes
 from synrepl.transports.http.metrics_collector import collect
 from synrepl.transports.http.origin_check import check_content_type
 from synrepl.transports.http.query import headers, integers, reader_of
+from synrepl.transports.http.read_your_writes import read_your_writes
 from synrepl.transports.http.row_routes import RowRoutes
 from synrepl.wire.dialect import Dialect
 
@@ -120,7 +121,7 @@ class Api:
         self._guard = guard
         self._started_at = started_at
         self._write_forwarder = write_forwarder
-        self._waiters = LogWaiters(log, clock)
+        self._waiters = publisher.waiters
         self._rows = RowRoutes(
             log=log,
             table=table,

@@ -6,11 +6,11 @@ from typing import Any, Final
 
 from twisted.internet.threads import deferToThreadPool
 
-from synrepl.storage import ImmediateThread
+from synrepl.replication.feed import Feed, PageStep
+from synrepl.storage import ImmediateThread, Log
 from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact
 from synrepl.transports.http.api_error import ApiError
-from synrepl.transports.http.changelog_cursor import ChangelogCursor
 from synrepl.transports.http.changelog_query import ChangelogQuery
 from synrepl.transports.http.query import header
 
@@ -57,11 +57,13 @@ class ArrowForm:
         """Encode the schema."""
         return await self._run(lambda: bytes(_schema(self._checked).serialize()))
 
-    async def page(self, cursor: ChangelogCursor, upto: int) -> bytes:
+    async def page(self, log: Log, feed: Feed, step: PageStep) -> bytes:
         """Encode the next facts as one record batch."""
-        limit = PAGE_FACTS if cursor.left is None else min(PAGE_FACTS, cursor.left)
-        text = await cursor.text(upto, limit)
-        return await self._run(lambda: _batch(text, self._checked)) if text else b""
+        limit = PAGE_FACTS if feed.left is None else min(PAGE_FACTS, feed.left)
+        text, upto = await log.read_text(after=step.after, upto=step.upto, limit=limit, filter=step.filter)
+        if not feed.advance(upto, text.count(b"\n") + 1 if text else 0) or not text:
+            return b""
+        return await self._run(lambda: _batch(text, self._checked))
 
     def end(self) -> bytes:
         """Encode the marker that distinguishes a complete stream from a truncated one."""

@@ -5,14 +5,16 @@ from typing import Any, Protocol
 from twisted.logger import Logger
 
 from synrepl.ports.interfaces import IClock
+from synrepl.replication.feed import EpochStep, Feed, PageStep, Stop
+from synrepl.replication.log_pages import read_page
+from synrepl.replication.log_waiters import LogWaiters
 from synrepl.replication.publisher import Publisher
 from synrepl.storage import Log
-from synrepl.transports.http.changelog_cursor import ChangelogCursor
 from synrepl.transports.http.changelog_feed import ChangelogFeed
-from synrepl.transports.http.changelog_lines import NDJSON, encode_page
+from synrepl.transports.http.changelog_lines import NDJSON, encode_page, epoch_start_line
 from synrepl.transports.http.changelog_query import ChangelogQuery
 from synrepl.transports.http.fork_check import check
-from synrepl.transports.http.log_waiters import LogWaiters
+from synrepl.transports.http.query_feed import query_feed, stop_error
 from synrepl.transports.http.streaming import streaming
 
 __all__ = ["Changelog", "ChangelogForm"]
@@ -25,8 +27,8 @@ class ChangelogForm(Protocol):
 
     async def begin(self) -> bytes: ...
 
-    async def page(self, cursor: ChangelogCursor, upto: int) -> bytes:
-        """Encode the next page; empty if this step found no facts, although there may be more."""
+    async def page(self, log: Log, feed: Feed, step: PageStep) -> bytes:
+        """Read and encode this page; empty if it has no facts."""
 
     def end(self) -> bytes: ...
 
@@ -42,11 +44,9 @@ class _Lines:
     async def begin(self) -> bytes:
         return b""
 
-    async def page(self, cursor: ChangelogCursor, upto: int) -> bytes:
-        page = await cursor.page(upto)
-        return (
-            encode_page(page.facts, page.epoch_starts, page.receipts, checked=self._checked) if page else b""
-        )
+    async def page(self, log: Log, feed: Feed, step: PageStep) -> bytes:
+        page = await read_page(log, feed, step)
+        return b"" if page is None else encode_page(page.facts, page.receipts, checked=self._checked)
 
     def end(self) -> bytes:
         return b""
@@ -61,7 +61,7 @@ class Changelog:
         self._log = log
         self._clock = clock
         self._waiters = waiters
-        self._feed = ChangelogFeed(log, publisher, clock, waiters)
+        self._feed = ChangelogFeed(log, publisher, clock)
 
     async def check(self, query: ChangelogQuery) -> None:
         """Raises `ApiError` unless the log contains everything that the query selects."""
@@ -84,44 +84,56 @@ class Changelog:
                     await self._feed.serve(request, query, valve)
             return
         form = form or _Lines(checked=query.checked)
-        cursor = ChangelogCursor(self._log, query)
-        head, text = await self._first_page(cursor, query, form)
+        feed = query_feed(self._log, query)
+        head, text = await self._first_page(feed, query, form)
         preamble = await form.begin()
         self._write_head(request, form.content_type, head)
         if request.method == b"HEAD":
             return
         request.write(preamble)
+        feed.upto = head
         async with streaming(request, self._logger) as valve:
-            while True:
+            while text is not None:
                 if text:
                     request.write(text)
-                text = b""
-                while not text and cursor.after < head and not cursor.is_full:
+                if not feed.is_done:
                     await valve.wait_open()
-                    text = await form.page(cursor, head)
-                if not text:
-                    break
+                text = await self._next_text(feed, form)
             if end := form.end():
                 request.write(end)
 
     async def _first_page(
-        self, cursor: ChangelogCursor, query: ChangelogQuery, form: ChangelogForm
-    ) -> tuple[int, bytes]:
-        """Return the head and the first page with facts, or an empty one after the query's `wait`."""
+        self, feed: Feed, query: ChangelogQuery, form: ChangelogForm
+    ) -> tuple[int, bytes | None]:
+        """Return the head and the first page with facts, or None after the query's `wait`."""
         until = self._clock.seconds() + query.wait
-        head = cursor.head
-        text = await form.page(cursor, head)
-        while not text:
-            if cursor.after >= cursor.head:
+        query_filter = None if query.receipts else query.filter
+        while True:
+            head = feed.head
+            text = await self._next_text(feed, form)
+            if text:
+                return head, text
+            if text is None:
                 left = until - self._clock.seconds()
-                if left <= 0 or cursor.is_done:
-                    break
-                query_filter = None if query.receipts else query.filter
-                if await self._waiters.next_group(query_filter, upto=query.upto, timeout=left) is None:
-                    break
-            head = cursor.head
-            text = await form.page(cursor, head)
-        return head, text
+                if left <= 0 or feed.is_done:
+                    return head, None
+                group = await self._waiters.next_group(query_filter, upto=query.upto, timeout=left)
+                if group is not None:
+                    feed.skip(group)
+                elif self._clock.seconds() >= until:
+                    return head, None
+
+    async def _next_text(self, feed: Feed, form: ChangelogForm) -> bytes | None:
+        """Encode what comes next, which can be empty; None at the end. Raises `ApiError`."""
+        match feed.next():
+            case PageStep() as step:
+                return await form.page(self._log, feed, step)
+            case EpochStep(epoch_start):
+                return epoch_start_line(epoch_start)
+            case (Stop.TRIMMED | Stop.REPLACED) as stop:
+                raise stop_error(self._log, feed, stop)
+            case _:
+                return None
 
     def _write_head(self, request: Any, content_type: bytes, serial: int) -> None:
         request.setHeader(b"content-type", content_type)

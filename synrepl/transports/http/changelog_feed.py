@@ -1,32 +1,25 @@
-"""Endless changelog: facts on commit, commands for all processes, and heartbeats.
+"""Endless changelog: facts on commit, commands for all processes, and heartbeats."""
 
-At the head, the feed sends committed groups from memory. A reader that is behind or slow gets pages from the
-log on disk, so that the feed buffers nothing for it.
-"""
-
-from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from synrepl.errors import LocalProtocolError
-from synrepl.ports.history import BEGINNING
 from synrepl.ports.interfaces import IClock
 from synrepl.replication.command_forwarder import line_of
+from synrepl.replication.feed import EphemeralStep, EpochStep, FeedPosition, PageStep, Stop
+from synrepl.replication.log_pages import read_page
 from synrepl.replication.publisher import Publisher
+from synrepl.replication.ring import RingGroup
 from synrepl.storage import Log
-from synrepl.storage.paging import weight
-from synrepl.streams.facts import Fact
-from synrepl.transports.http.changelog_cursor import PAGE_ROWS, ChangelogCursor, ChangelogPage
 from synrepl.transports.http.changelog_lines import (
     command_line,
     encode_page,
-    ephemeral_line,
+    epoch_start_line,
     heartbeat_line,
     held_line,
+    line_encoder,
 )
 from synrepl.transports.http.changelog_query import ChangelogQuery
-from synrepl.transports.http.log_waiters import LogWaiters
+from synrepl.transports.http.query_feed import query_feed, stop_error
 from synrepl.transports.http.streaming import Valve
 from synrepl.wire.grammar import Command
 
@@ -34,17 +27,13 @@ __all__ = ["ChangelogFeed"]
 
 
 class ChangelogFeed:
-    """Feeds any number of readers. A group that all of them read is encoded once."""
+    """Feeds any number of readers. A group that several of them read is encoded once."""
 
-    def __init__(self, log: Log, publisher: Publisher, clock: IClock, waiters: LogWaiters) -> None:
+    def __init__(self, log: Log, publisher: Publisher, clock: IClock) -> None:
         self.log = log
         self.clock = clock
-        self._dropped = publisher.metrics.commands_dropped
-        self.waiters = waiters
-        self._group: Sequence[Fact] | None = None
-        self._text = b""
+        self.publisher = publisher
         self._streams: set[_ChangelogStream] = set()
-        log.subscribe(self._on_commit)
         publisher.on_broadcast(self._on_command)
 
     async def serve(self, request: Any, query: ChangelogQuery, valve: Valve) -> None:
@@ -55,11 +44,6 @@ class ChangelogFeed:
             await stream.run()
         finally:
             self._streams.discard(stream)
-
-    def _on_commit(self, group: Sequence[Fact]) -> None:
-        if not group[0].serial:
-            for stream in self._streams:
-                stream.send_ephemeral(group)
 
     def _on_command(self, command: Command, source: object) -> None:
         """Forward a command for all processes to the replicas, except to its source."""
@@ -72,44 +56,27 @@ class ChangelogFeed:
             encoded = b""
         for stream in replicas:
             if not encoded or not stream.send_command(encoded):
-                self._dropped.labels(command.NAME).inc()
-
-    def encode_group(self, group: Sequence[Fact], page: ChangelogPage, *, checked: bool) -> bytes:
-        """Encode a page of a group that was just committed; cached if the page is the whole group."""
-        if checked or page.facts is not group or page.epoch_starts or page.receipts:
-            return encode_page(page.facts, page.epoch_starts, page.receipts, checked=checked)
-        if self._group is not group:
-            self._group, self._text = group, encode_page(group, checked=False)
-        return self._text
-
-
-class _SentPosition(msgspec.Struct, frozen=True):
-    """Position up to which every selected fact was sent. The digest can be unknown."""
-
-    epoch: int
-    serial: int
-    digest: str | None
+                self.publisher.metrics.commands_dropped.labels(command.NAME).inc()
 
 
 class _ChangelogStream:
-    """The feed of one reader."""
+    """The response to one reader."""
 
     def __init__(self, feed: ChangelogFeed, request: Any, query: ChangelogQuery, valve: Valve) -> None:
-        self._feed = feed
         self._log = feed.log
         self._clock = feed.clock
-        self._waiters = feed.waiters
+        self._waiters = feed.publisher.waiters
         self._request = request
         self._query = query
         self._valve = valve
-        self._cursor = ChangelogCursor(self._log, query)
-        self._position: _SentPosition
+        self._encoder = line_encoder(query.filter, checked=query.checked)
+        self._feed = query_feed(self._log, query, feed.publisher.ring)
+        self._position: FeedPosition
+        """The last position that was reached with a known digest, for heartbeats."""
         self._position_at = self._clock.seconds()
         self._is_idle = False
         self._was_at_head = False
         self._is_over = False
-        # Ephemeral facts are sent once the reader has reached the head.
-        self._is_ephemeral_stale = query.ephemeral
         self._timer: Any = None
 
     @property
@@ -118,88 +85,83 @@ class _ChangelogStream:
         return self._query.origin
 
     async def run(self) -> None:
-        """Send facts until the query ends."""
-        cursor, since = self._cursor, self._query.since
+        """Send facts until the query ends. Raises `ApiError` if the log was replaced or trimmed meanwhile."""
+        since = self._query.since
         digest = self._query.digest or await self._log.digest_at(since)
-        self._write_epoch_starts()
-        self._position = _SentPosition(
-            self._epoch(since, self._query.epoch or BEGINNING.epoch), since, digest
-        )
+        self._position = FeedPosition(self._feed.epoch, since, digest)
         self._timer = self._clock.callLater(self._query.heartbeat, self._tick)
         try:
-            while not cursor.is_done:
-                cursor.check()
-                await self._valve.wait_open()
-                if cursor.after < cursor.head:
-                    await self._send_page()
-                else:
-                    await self._wait()
+            while await self._step():
+                pass
         finally:
             self._is_over = True
             self._timer.cancel()
 
-    async def _send_page(self) -> None:
-        page = await self._cursor.page(self._cursor.head)
-        if page:
-            self._request.write(
-                encode_page(page.facts, page.epoch_starts, page.receipts, checked=self._query.checked)
-            )
-        serial = self._cursor.after
-        if (
-            self._record_progress(page.facts)
-            or self._clock.seconds() - self._position_at < self._query.heartbeat
-        ):
-            return
-        digest = await self._log.digest_at(serial)
-        self._set_position(_SentPosition(self._epoch(serial, self._position.epoch), serial, digest))
+    async def _step(self) -> bool:
+        """Send what comes next, or wait for it; False at the end of the query."""
+        if not self._valve.is_open:
+            await self._valve.wait_open()
+            self._feed.resumed()
+        match self._feed.next():
+            case RingGroup() as group:
+                await self._send_group(group)
+            case PageStep() as step:
+                await self._send_page(step)
+            case EpochStep(epoch_start):
+                self._request.write(epoch_start_line(epoch_start))
+                self._update_position()
+            case EphemeralStep(facts):
+                self._reach_head()
+                self._request.write(held_line(facts))
+            case Stop.WAIT:
+                self._reach_head()
+                await self._wait()
+            case Stop.DONE:
+                return False
+            case stop:
+                raise stop_error(self._log, self._feed, stop)
+        return True
 
-    async def _wait(self) -> None:
-        """At the head: wait for a commit with selected facts, and send them."""
-        self._write_epoch_starts()
-        self._set_position(self._head())
+    async def _send_group(self, group: RingGroup) -> None:
+        data, last = self._feed.lines(group, self._encoder)
+        if self._feed.needs_receipts:
+            receipts = await self._log.receipts_between(self._feed.serial, last.serial)
+            data = encode_page((), receipts, checked=False) + data
+        self._feed.sent(last)
+        if data:
+            self._request.write(data)
+        self._update_position()
+
+    async def _send_page(self, step: PageStep) -> None:
+        feed = self._feed
+        page = await read_page(self._log, feed, step)
+        if page is None:
+            return
+        if page.facts or page.receipts:
+            self._request.write(encode_page(page.facts, page.receipts, checked=self._query.checked))
+        if not self._update_position() and self._clock.seconds() - self._position_at >= self._query.heartbeat:
+            digest = await self._log.digest_at(feed.serial)
+            self._set_position(FeedPosition(feed.epoch, feed.serial, digest))
+
+    def _reach_head(self) -> None:
+        self._update_position()
         if not self._was_at_head:
             self._was_at_head = True
             self._beat()
-        if self._is_ephemeral_stale and self._valve.is_open:
-            self._is_ephemeral_stale = False
-            passes = self._query.filter.passes
-            current = self._log.ephemeral_snapshot()
-            self._request.write(held_line(fact for fact in current if passes(fact.stream, fact.writer)))
+
+    async def _wait(self) -> None:
+        """Wait for a commit with selected facts."""
+        query = self._query
         self._is_idle = True
         try:
             # A receipt can belong to facts that the filter leaves out.
-            group_filter = None if self._query.receipts else self._query.filter
-            group = await self._waiters.next_group(group_filter, upto=self._query.upto)
+            group = await self._waiters.next_group(
+                None if query.receipts else query.filter, upto=query.upto, ephemeral=query.ephemeral
+            )
         finally:
             self._is_idle = False
-        if group:
-            self._cursor.after = max(self._cursor.after, group[0].serial - 1)
-            if self._can_push(group):
-                page = await self._cursor.page_of(group)
-                if page:
-                    self._request.write(self._feed.encode_group(group, page, checked=self._query.checked))
-                self._record_progress(group)
-
-    def _can_push(self, group: Sequence[Fact]) -> bool:
-        left = self._cursor.left
-        return (
-            self._valve.is_open
-            and group[0].serial == self._cursor.after + 1
-            and group[-1].serial <= self._query.upto
-            and len(group) <= (PAGE_ROWS if left is None else left)
-            and sum(map(weight, group)) <= PAGE_ROWS
-        )
-
-    def send_ephemeral(self, facts: Sequence[Fact]) -> None:
-        """Send ephemeral facts. A reader that is paused gets the current ones when it resumes."""
-        if not self._query.ephemeral or not self._was_at_head:
-            return
-        if not self._valve.is_open:
-            self._is_ephemeral_stale = True
-            return
-        passes = self._query.filter.passes
-        lines = [ephemeral_line(fact) for fact in facts if passes(fact.stream, fact.writer)]
-        self._request.write(b"".join(lines))
+        if group is not None:
+            self._feed.skip(group)
 
     def send_command(self, encoded: bytes) -> bool:
         """Send an encoded command; False if the reader is paused, and so misses it."""
@@ -216,9 +178,8 @@ class _ChangelogStream:
             self._waiters.poll()
         if self._is_idle:
             # `poll` has seen every commit, and none has selected facts.
-            self._cursor.after = max(self._cursor.after, self._cursor.head)
-            self._write_epoch_starts()
-            self._set_position(self._head())
+            self._feed.skip()
+            self._update_position()
         if not self._is_over:
             self._beat()
 
@@ -230,38 +191,14 @@ class _ChangelogStream:
                 heartbeat_line(at.epoch, at.serial, at.digest, now_ms=now_ms, head=self._log.serial)
             )
 
-    def _write_epoch_starts(self) -> None:
-        if epoch_starts := self._cursor.epoch_starts():
-            self._request.write(encode_page((), epoch_starts, checked=False))
-
-    def _record_progress(self, facts: Sequence[Fact]) -> bool:
-        """Update the reader's position; False if that needs a read of the log."""
-        serial = self._cursor.after
-        if facts and facts[-1].serial == serial:
-            last = facts[-1]
-            self._set_position(_SentPosition(self._epoch(serial, last.epoch), serial, last.digest))
-        elif serial == self._log.serial:
-            self._set_position(self._head())
-        else:
+    def _update_position(self) -> bool:
+        """Update the position of heartbeats; False if its digest is unknown."""
+        position = self._feed.position
+        if position.digest is None:
             return False
+        self._set_position(position)
         return True
 
-    def _set_position(self, position: _SentPosition) -> None:
+    def _set_position(self, position: FeedPosition) -> None:
         self._position = position
         self._position_at = self._clock.seconds()
-
-    def _head(self) -> _SentPosition:
-        position = self._log.position
-        return _SentPosition(position.epoch, position.serial, position.digest)
-
-    def _epoch(self, serial: int, lowest: int) -> int:
-        return max(
-            [
-                lowest,
-                *(
-                    epoch_start.epoch
-                    for epoch_start in self._log.epoch_starts
-                    if epoch_start.serial <= serial
-                ),
-            ]
-        )

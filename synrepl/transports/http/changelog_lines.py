@@ -4,7 +4,8 @@ The chain of digests, or a checksum, verifies a fact. Every other line ends with
 its name and content.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 from zlib import crc32
 
@@ -15,6 +16,7 @@ from synrepl.ports.history import AppendReceipt, EpochStart
 from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact
 from synrepl.streams.ndjson import encode_fact
+from synrepl.wire.filter import Filter
 
 __all__ = [
     "NDJSON",
@@ -28,6 +30,8 @@ __all__ = [
     "receipt_line",
     "epoch_start_line",
     "encode_page",
+    "line_encoder",
+    "LineEncoder",
 ]
 
 NDJSON: Final = b"application/x-ndjson"
@@ -78,27 +82,34 @@ def heartbeat_line(epoch: int, serial: int, digest: str | None, *, now_ms: int, 
     return _line("heartbeat", msgspec.json.encode(content))
 
 
-def encode_page(
-    facts: Sequence[Fact],
-    epoch_starts: Sequence[EpochStart] = (),
-    receipts: Sequence[AppendReceipt] = (),
-    *,
-    checked: bool,
-) -> bytes:
-    """Encode a page: receipts before their facts, so that no reader stores facts without their receipt; each
-    epoch start behind the fact with its serial, or a lower one.
-    """
-    fact_line = checked_line if checked else encode_fact
-    if not epoch_starts:
-        text = b"".join(map(fact_line, facts))
-    else:
-        parts: list[tuple[int, int, bytes]] = [(fact.serial, 0, fact_line(fact)) for fact in facts]
-        parts += [
-            (epoch_start.serial, epoch_start.epoch, epoch_start_line(epoch_start))
-            for epoch_start in epoch_starts
-        ]
-        text = b"".join(part for _, _, part in sorted(parts))
-    return b"".join(map(receipt_line, receipts)) + text if receipts else text
+def encode_page(facts: Iterable[Fact], receipts: Iterable[AppendReceipt] = (), *, checked: bool) -> bytes:
+    """Encode a page: receipts before their facts, so that no reader stores facts without their receipt."""
+    return b"".join(map(receipt_line, receipts)) + b"".join(
+        map(checked_line if checked else encode_fact, facts)
+    )
+
+
+class LineEncoder:
+    """Encodes the facts that pass a filter, each with a checksum if `checked` (`Ring.lines`)."""
+
+    def __init__(self, facts_filter: Filter, *, checked: bool) -> None:
+        self._filter = facts_filter
+        self._durable_line = checked_line if checked else encode_fact
+
+    def lines(self, facts: Iterable[Fact]) -> bytes:
+        """Encode these facts."""
+        passes = self._filter.passes
+        return b"".join(
+            self._durable_line(fact) if fact.serial else ephemeral_line(fact)
+            for fact in facts
+            if passes(fact.stream, fact.writer)
+        )
+
+
+@lru_cache(maxsize=256)
+def line_encoder(facts_filter: Filter, *, checked: bool) -> LineEncoder:
+    """Return the encoder that all readers with this filter share."""
+    return LineEncoder(facts_filter, checked=checked)
 
 
 def decode_line(text: bytes) -> tuple[str, bytes]:

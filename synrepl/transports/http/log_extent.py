@@ -3,10 +3,11 @@
 from typing import Any
 
 from synrepl.ports.history import LogRange
+from synrepl.replication.feed import Stop
 from synrepl.storage import Log
 from synrepl.streams.positions import VClock
-from synrepl.transports.http.changelog_cursor import ChangelogCursor
 from synrepl.transports.http.changelog_query import ChangelogQuery
+from synrepl.transports.http.query_feed import query_feed, stop_error
 
 __all__ = ["measure_extent"]
 
@@ -19,8 +20,8 @@ async def measure_extent(log: Log, query: ChangelogQuery) -> dict[str, Any]:
     `clock` has the highest token of each writer among them; merged into a reader's positions, it gives those
     after the read. Raises `ApiError` if the log is replaced or trimmed meanwhile.
     """
-    cursor = ChangelogCursor(log, query)
-    head = cursor.head
+    feed = query_feed(log, query)
+    head = feed.head
     total = LogRange(serial=min(query.since, head))
     clock = VClock()
     while total.serial < head and (query.limit is None or total.facts < query.limit):
@@ -38,7 +39,8 @@ async def measure_extent(log: Log, query: ChangelogQuery) -> dict[str, Any]:
             bytes=total.bytes + step.bytes,
             at_ms=max(total.at_ms, step.at_ms),
         )
-        cursor.check()
+        if (stop := feed.next()) in (Stop.TRIMMED, Stop.REPLACED):
+            raise stop_error(log, feed, stop)
     return {
         "since": query.since,
         "serial": total.serial,

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Final
 from synrepl.errors import ConfigError
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.holdings import Holdings
+from synrepl.replication.log_waiters import LogWaiters
 from synrepl.storage import Log
 from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.holdings_check import check_held
-from synrepl.transports.http.log_waiters import LogWaiters, read_your_writes
 from synrepl.transports.http.query import header, integer, token_as_synapse, word
+from synrepl.transports.http.read_your_writes import read_your_writes
 from synrepl.transports.http.row_pages import read_page
 from synrepl.wire.dialect import Dialect
 

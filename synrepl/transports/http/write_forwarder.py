@@ -19,6 +19,7 @@ from twisted.logger import Logger
 from synrepl.errors import ReplicationError
 from synrepl.ports.interfaces import Appended, IClock
 from synrepl.ports.tasks import Tasks
+from synrepl.replication.log_waiters import LogWaiters, TooManyWaiting
 from synrepl.storage import Log
 from synrepl.streams.stream import Stream
 from synrepl.transports.http import api_error
@@ -26,8 +27,8 @@ from synrepl.transports.http.api_error import RETRY_SECONDS, ApiError, unreachab
 from synrepl.transports.http.append_body import AppendBody, read_body, read_facts
 from synrepl.transports.http.client_errors import ApiResponseError
 from synrepl.transports.http.http_client import NeverSent
-from synrepl.transports.http.log_waiters import LogWaiters, not_here_yet_error
 from synrepl.transports.http.query import seconds, text
+from synrepl.transports.http.read_your_writes import not_here_yet_error
 
 __all__ = ["IPostClient", "WriteForwarder"]
 
@@ -260,7 +261,7 @@ class WriteForwarder:
         more = {"epoch": response.epoch, "tokens": response.tokens, "idempotency_key": key}
         try:
             is_here = await waiters.wait_for(serial, until - self._clock.seconds())
-        except ApiError:  # the limit of waiters: the facts are stored all the same
+        except TooManyWaiting:  # the limit of waiters: the facts are stored all the same
             is_here = False
         if not is_here:
             raise not_here_yet_error(serial, self._log.serial, **more)

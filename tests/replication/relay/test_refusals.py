@@ -3,8 +3,8 @@
 import pytest
 
 from synrepl.ports.access import Access
+from synrepl.replication import feed as feed_module
 from synrepl.replication.relay import REFUSALS, LeaseTerms
-from synrepl.replication.relay import relay as relay_module
 from synrepl.replication.relay.leases import MAX_LEASES
 from synrepl.replication.retention import keys_of
 from synrepl.testing.replicas import FakeNode
@@ -350,7 +350,7 @@ def test_a_lease_that_ends_while_it_is_served_is_told() -> None:
 
 def test_a_lease_that_ends_in_the_middle_of_a_snapshot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first half is of another age than its second, and no digest tells."""
-    monkeypatch.setattr(relay_module, "PAGE_ROWS", 5)
+    monkeypatch.setattr(feed_module, "PAGE_ROWS", 5)
     world = World()
     a = world.node("a")
     world.wrote(a, 40)

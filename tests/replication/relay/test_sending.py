@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from twisted.internet.defer import Deferred
 
-from synrepl.replication.relay import relay as relay_module
+from synrepl.replication import feed as feed_module
 from synrepl.testing.replicas import KEEPALIVE
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import Greeting, Proof, WelcomeBody
@@ -64,14 +64,14 @@ def test_heartbeats_go_on_while_a_filter_lets_nothing_through() -> None:
     world = World()
     delay = [0.001]
     a = world.node("a", ring_bytes=1, disk_delay=lambda: delay[0])
-    before, relay_module.PAGE_ROWS = relay_module.PAGE_ROWS, 5  # type: ignore[misc]
+    before, feed_module.PAGE_ROWS = feed_module.PAGE_ROWS, 5  # type: ignore[misc]
     try:
         world.wrote(a, 500)
         delay[0] = 0.1
         raw = subscribed(world, "a", filter=Filter.of(streams=("to_device",), writers=("nobody",)))
         world.pass_(12)
     finally:
-        relay_module.PAGE_ROWS = before  # type: ignore[misc]
+        feed_module.PAGE_ROWS = before  # type: ignore[misc]
 
     assert [] == raw.blocks("facts")
     assert len(raw.lines("HEARTBEAT")) > 10

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from synrepl.ports.history import LogSnapshot
+from synrepl.replication import feed as feed_module
 from synrepl.replication.relay import LeaseTerms
 from synrepl.replication.relay import relay as relay_module
 from synrepl.replication.relay.fact_blocks import facts_block
@@ -24,7 +25,7 @@ FACTS = 40
 @pytest.fixture(autouse=True)
 def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that little has many parts."""
-    monkeypatch.setattr(relay_module, "PAGE_ROWS", 5)
+    monkeypatch.setattr(feed_module, "PAGE_ROWS", 5)
     monkeypatch.setattr(joining_module, "COMMIT_FACTS", 5)
 
 

@@ -1,0 +1,367 @@
+"""Feed: one reader's cursor in the log. It decides what the reader is sent next, and does no I/O.
+
+Every transport that sends the log owns a feed for each reader and loops over `Feed.next`: it carries out the
+step and reports back what was sent. The steps:
+
+=================  ========================================================================================
+`RingGroup`        send this group from the ring (`Feed.lines`, `Feed.sent`); it may be the first of several
+`PageStep`         read this page of the log and send it (`read_page`)
+`EpochStep`        send the start of an epoch
+`EphemeralStep`    send these ephemeral facts: the reader has reached the head
+`Stop.WAIT`       the reader is at the head: wait for a commit
+`Stop.DONE`       the reader has everything that it requested
+`Stop.TRIMMED`    facts that the reader lacks were trimmed: refuse it
+`Stop.REPLACED`   another log has taken this one's place: refuse it
+=================  ========================================================================================
+
+A feed is *live* while it takes each group from the ring in turn. One that starts, or whose next group has
+left the ring, catches up on the durable facts alone, from the log and then from the ring. At the ring's end
+it gets the ephemeral facts that it missed, and is live.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Final, Protocol
+
+import msgspec
+
+from synrepl.ports.history import BEGINNING, EpochStart, LogPosition
+from synrepl.replication.ring import WRITE_BYTES, IEncoder, Ring, RingGroup
+from synrepl.streams.facts import Fact
+from synrepl.wire.filter import ALL, Filter
+
+__all__ = [
+    "PAGE_ROWS",
+    "EphemeralMode",
+    "EphemeralStep",
+    "EpochStep",
+    "Feed",
+    "FeedPosition",
+    "LogView",
+    "PageStep",
+    "Step",
+    "Stop",
+]
+
+PAGE_ROWS: Final = 1_000
+"""Rows per page: a few milliseconds of work, and at most 250 kB unless one fact is larger."""
+
+SLICE_SERIALS: Final = 20_000
+"""Serials examined per page for facts that pass a filter: other readers share the reading thread."""
+
+MAX_SERIAL: Final = 2**63 - 1
+
+
+class LogView(Protocol):
+    """The state of the log that decides what is sent next."""
+
+    @property
+    def serial(self) -> int: ...
+
+    @property
+    def position(self) -> LogPosition: ...
+
+    @property
+    def boots(self) -> int: ...
+
+    @property
+    def trimmed_upto(self) -> LogPosition: ...
+
+    @property
+    def epoch_starts(self) -> Sequence[EpochStart]: ...
+
+    @property
+    def receipts_upto(self) -> int: ...
+
+    def ephemeral_after(self, stream: str, after: int) -> list[Fact]: ...
+
+    def ephemeral_snapshot(self) -> list[Fact]: ...
+
+
+class EphemeralMode(Enum):
+    """The ephemeral facts that a reader is sent at the head, before the new ones."""
+
+    NONE = "none, and no new ones"
+    HELD = "all that are held, again after each pause in which new ones were committed"
+    MISSED = "those that were not handed out before"
+
+
+class FeedPosition(msgspec.Struct, frozen=True):
+    """Every selected fact up to here was handed out. The digest can be unknown."""
+
+    epoch: int
+    serial: int
+    digest: str | None
+
+
+class PageStep(msgspec.Struct, frozen=True):
+    """Read the facts with ``after < serial <= upto`` that pass the filter: about `limit` rows.
+
+    `receipts`: the receipts of these facts are requested, and there may be some.
+    """
+
+    after: int
+    upto: int
+    limit: int
+    filter: Filter
+    receipts: bool
+
+
+class EpochStep(msgspec.Struct, frozen=True):
+    """Send this start of an epoch: every selected fact before it was handed out."""
+
+    epoch_start: EpochStart
+
+
+class EphemeralStep(msgspec.Struct, frozen=True):
+    """Send these ephemeral facts. Writers of the streams in `resets` were reset since the last ones."""
+
+    facts: Sequence[Fact]
+    resets: Sequence[str] = ()
+
+
+class Stop(Enum):
+    """There is nothing to send."""
+
+    WAIT = "at the head"
+    DONE = "everything requested was handed out"
+    TRIMMED = "facts that the reader lacks were trimmed"
+    REPLACED = "another log has taken the place of this one"
+
+
+Step = RingGroup | PageStep | EpochStep | EphemeralStep | Stop
+
+
+class Feed:
+    """A cursor after the serial `after` of the log, in this epoch.
+
+    Facts that pass `filter` are selected, up to the serial `upto` and at most `limit` (None: no limit).
+    Without a `ring` every fact is read from the log. With `epochs` the starts of epochs are handed out, with
+    `receipts` the receipts of appends. `compacted`: the reader accepts a trimmed log, in which facts that
+    were replaced are missing. Unless `whole_groups`, a group larger than one write is read from the log by
+    pages. A feed that `is_live` from the start gets no ephemeral facts of before. `tokens` are the last
+    tokens of ephemeral streams that its reader has (`EphemeralMode.MISSED`).
+    """
+
+    def __init__(
+        self,
+        log: LogView,
+        ring: Ring | None,
+        *,
+        after: int,
+        epoch: int | None = None,
+        filter: Filter = ALL,
+        upto: int = MAX_SERIAL,
+        limit: int | None = None,
+        epochs: bool = False,
+        receipts: bool = False,
+        ephemeral: EphemeralMode = EphemeralMode.NONE,
+        tokens: Mapping[str, int] | None = None,
+        compacted: bool = False,
+        whole_groups: bool = True,
+        is_live: bool = False,
+    ) -> None:
+        self.serial = after
+        self.epoch = max(
+            BEGINNING.epoch if epoch is None else epoch,
+            *(start.epoch for start in log.epoch_starts if start.serial < after),
+            0,
+        )
+        self.filter = filter
+        self.upto = upto
+        self.left = limit
+        self.is_live = is_live
+        self._log = log
+        self._ring = ring
+        self._boots = log.boots
+        self._epochs = epochs
+        self._receipts = receipts
+        self._ephemeral = ephemeral
+        self._compacted = compacted
+        self._whole_groups = whole_groups
+        self.number = ring.newest if ring is not None and is_live else -1
+        self._tokens = tokens if tokens is not None else ring.tokens if ring is not None else {}
+        self._resets = ring.resets if ring is not None else {}
+        self._digest: tuple[int, str] | None = None
+        self._last: RingGroup | None = None
+
+    # -- position ------------------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> FeedPosition:
+        """Every selected fact up to here was handed out."""
+        head = self._log.position
+        digest = None
+        if self._last is not None and self._last.serial == self.serial:
+            digest = self._last.digest
+        if self._digest is not None and self._digest[0] == self.serial:
+            digest = self._digest[1]
+        elif head.serial == self.serial:
+            digest = head.digest
+        return FeedPosition(self.epoch, self.serial, digest)
+
+    @property
+    def head(self) -> int:
+        """The last serial that can be handed out now."""
+        return min(self._log.serial, self.upto)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no more facts can follow."""
+        return self.serial >= self.upto or (self.left is not None and self.left <= 0)
+
+    @property
+    def needs_receipts(self) -> bool:
+        """Whether receipts are requested, and there may be some for the next facts."""
+        return self._receipts and self._log.receipts_upto > self.serial
+
+    # -- decisions -----------------------------------------------------------------------------------------
+
+    def next(self) -> Step:
+        """What to send next."""
+        log = self._log
+        if log.boots != self._boots or log.serial < self.serial:
+            return Stop.REPLACED
+        if self.serial < log.trimmed_upto.serial and not self._compacted:
+            return Stop.TRIMMED
+        upto = self.upto
+        while (start := self._next_epoch_start()) is not None:
+            if start.serial > self.serial:
+                upto = min(upto, start.serial)
+                break
+            self.epoch = start.epoch
+            self._digest = start.serial, start.digest
+            if self._epochs:
+                return EpochStep(start)
+        if self.is_done:
+            return Stop.DONE
+        group = self._next_group()
+        if group is not None:
+            is_whole = not group.is_durable or (
+                group.serial_before <= self.serial < group.facts[0].serial
+                and (self._whole_groups or group.size <= WRITE_BYTES)
+            )
+            if is_whole and group.serial <= upto:
+                return group
+            return self._page(min(upto, group.serial))
+        if self.serial < min(upto, log.serial):
+            return self._page(min(upto, log.serial))
+        if not self.is_live:
+            self.is_live = True
+            if self._ephemeral is not EphemeralMode.NONE:
+                return self._ephemeral_step()
+        return Stop.WAIT
+
+    def _next_epoch_start(self) -> EpochStart | None:
+        starts = self._log.epoch_starts
+        if not starts or starts[-1].epoch <= self.epoch:
+            return None
+        return next(start for start in starts if start.epoch > self.epoch)
+
+    def _next_group(self) -> RingGroup | None:
+        """The next group of the ring; None if it is not there, or does not exist yet."""
+        ring = self._ring
+        if ring is None or self.left is not None:
+            return None
+        group = ring.get(self.number + 1)
+        while group is not None and group.is_durable and group.serial <= self.serial:
+            self.number = group.number  # a page had it
+            group = ring.get(self.number + 1)
+        if group is None and self.number < ring.newest:
+            if self.is_live and self._last is not None:
+                self._tokens, self._resets = self._last.tokens, self._last.resets
+            self.is_live = False
+            number = ring.first_after(self.serial)
+            if number is not None:
+                self.number = number - 1
+                group = ring.get(number)
+        return group
+
+    def _page(self, upto: int) -> PageStep:
+        if not self.filter.is_open:
+            upto = min(upto, self.serial + SLICE_SERIALS)
+        limit = PAGE_ROWS if self.left is None else min(PAGE_ROWS, self.left)
+        return PageStep(self.serial, upto, limit, self.filter, self.needs_receipts)
+
+    def _ephemeral_step(self) -> EphemeralStep:
+        ring, log, passes = self._ring, self._log, self.filter.passes
+        assert ring is not None
+        if self._ephemeral is EphemeralMode.HELD:
+            held = log.ephemeral_snapshot()
+            return EphemeralStep([fact for fact in held if passes(fact.stream, fact.writer)])
+        names = self.filter.streams
+        streams = sorted(ring.tokens if names is None else names & ring.tokens.keys())
+        resets = [name for name in streams if ring.resets.get(name) != self._resets.get(name)]
+        facts: list[Fact] = []
+        for name in streams:
+            facts += log.ephemeral_after(name, 0 if name in resets else self._tokens.get(name, 0))
+        self._tokens, self._resets, self._last = ring.tokens, ring.resets, None
+        return EphemeralStep(facts, resets)
+
+    # -- reports of the owner ------------------------------------------------------------------------------
+
+    def lines(
+        self, group: RingGroup, encoder: IEncoder, streams: frozenset[str] | None = None
+    ) -> tuple[bytes, RingGroup]:
+        """Encode this group and perhaps some after it (`Ring.lines`); return the bytes and the last group."""
+        assert self._ring is not None
+        start = self._next_epoch_start()
+        return self._ring.lines(
+            group,
+            encoder,
+            streams,
+            durable=not self.is_live or self._ephemeral is EphemeralMode.NONE,
+            upto=self.upto if start is None else min(self.upto, start.serial),
+        )
+
+    def sent(self, last: RingGroup) -> None:
+        """The groups up to this one were sent."""
+        self.number = last.number
+        self._last = last
+        self.serial = max(self.serial, last.serial)
+
+    def take(self, encoder: IEncoder, streams: frozenset[str] | None = None) -> bytes | None:
+        """Hand out the next groups at once, as `next`, `lines` and `sent` do in turn.
+
+        This is the short way of a live feed without bounds and epochs. None if the next step is another one.
+        """
+        ring = self._ring
+        assert ring is not None
+        group = ring.get(self.number + 1)
+        if group is None or group.serial_before != self.serial or not self.is_live:
+            return None
+        data, last = ring.lines(group, encoder, streams)
+        self.number, self.serial, self._last = last.number, last.serial, last
+        return data
+
+    def advance(self, upto: int, count: int, digest: str | None = None) -> bool:
+        """A page of `count` facts up to this serial, which has this digest, was read. False if it cannot be
+        sent, as the log was trimmed or replaced meanwhile.
+        """
+        log = self._log
+        if log.boots != self._boots or (self.serial < log.trimmed_upto.serial and not self._compacted):
+            return False
+        self.serial = max(self.serial, upto)
+        if self.left is not None:
+            self.left -= count
+        if digest is not None:
+            self._digest = upto, digest
+        return True
+
+    def skip(self, before: RingGroup | None = None) -> None:
+        """No selected fact was committed before this group (None: up to the head)."""
+        if before is None:
+            self.serial = max(self.serial, self.head)
+            if self._ring is not None and self.is_live:
+                self.number = self._ring.newest
+        else:
+            self.serial = max(self.serial, min(before.facts[0].serial - 1, self.upto))
+            self.number = max(self.number, before.number - 1)
+
+    def resumed(self) -> None:
+        """The reader takes data again, after a pause."""
+        ring = self._ring
+        if ring is None or self._ephemeral is not EphemeralMode.HELD:
+            return
+        if ring.newest_ephemeral > self.number:
+            self.is_live = False
