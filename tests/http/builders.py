@@ -36,6 +36,8 @@ CATCH_UP = "/_synapse/replication/get_repl_stream_updates"
 class Transport(StringTransport):
     """A connection that can be cut as well as closed, and, while `is_slow`, is full after each big write."""
 
+    full_at = 10_000
+
     is_aborted = False
     is_slow = False
 
@@ -49,7 +51,7 @@ class Transport(StringTransport):
         self._wrote(sum(map(len, parts)))
 
     def _wrote(self, count: int) -> None:
-        if self.is_slow and count > 10_000 and self.producer is not None:
+        if self.is_slow and count > self.full_at and self.producer is not None:
             self.producer.pauseProducing()
 
     def abortConnection(self) -> None:
