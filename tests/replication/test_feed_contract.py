@@ -20,8 +20,6 @@ from synrepl.wire.native import (
     Refused,
     Subscribe,
     Subscription,
-    WirePosition,
-    encode_body,
 )
 from tests.http.builders import SiteCase, Talk, receipt, typing
 
@@ -126,13 +124,13 @@ class RelayPeer(Peer):
         self.blocks = BlockReader()
         self.relay = case.registry.attach(self)  # type: ignore[arg-type]
         subscription = Subscription(
-            history=case.log.history, position=WirePosition(at.epoch, at.serial, at.digest)
+            history=case.log.history, position=LogPosition(at.epoch, at.serial, at.digest)
         )
         self.relay.received(
             [
-                Hello(body=encode_body(Greeting(uuid="u", name="n", nonce="nonce"))),
-                Auth(body=encode_body(Proof())),
-                Subscribe(body=encode_body(subscription)),
+                Hello(body=Greeting(uuid="u", name="n", nonce="nonce")),
+                Auth(body=Proof()),
+                Subscribe(body=subscription),
             ]
         )
 

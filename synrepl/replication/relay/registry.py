@@ -1,6 +1,6 @@
 """The replicas of a daemon: admission, connections, leases and their status."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from twisted.internet.defer import Deferred
@@ -8,9 +8,10 @@ from twisted.logger import Logger
 
 from synrepl.errors import LocalProtocolError
 from synrepl.ports.access import Access, Keyring, Right
-from synrepl.ports.history import EpochStart, Lease
+from synrepl.ports.history import Lease
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.tasks import Tasks
+from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
 from synrepl.replication.command_forwarder import line_of
 from synrepl.replication.holdings import held
 from synrepl.replication.relay.interfaces import RelayFeed
@@ -19,8 +20,7 @@ from synrepl.replication.relay.refusals import refusal
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
 from synrepl.wire.native import Refusal, Subscription
-from synrepl.wire.position import LogPosition
-from synrepl.wire.text import identity_error, printable
+from synrepl.wire.text import identity_error
 
 if TYPE_CHECKING:
     from synrepl.replication.relay.relay import Relay, RelayConnection
@@ -194,7 +194,6 @@ class ReplicaRegistry:
 
         Every transport uses this check. `address` is the replica's own, as it sent it.
         """
-        log, position = self.log, request.position
         if (refused := self.identity_refusal(uuid, name)) is not None:
             return refused
         if (why := _missing_rights(access, request.filter)) != "":
@@ -202,57 +201,21 @@ class ReplicaRegistry:
         if (why := self.not_ready_reason()) != "":
             # This log is about to be replaced by a copy.
             return refusal("not_ready", why)
-        if request.history != log.history:
-            why = f"{name} is a copy of the log {printable(request.history)}, this log is {log.history}"
-            return refusal("other_history", why)
-        if position.epoch > log.epoch:
+        reader = _reader_position(name, request)
+        if (mismatch := history_mismatch(self.log, reader)) is not None:
+            if mismatch.code == "other_history":
+                return refusal(mismatch.code, mismatch.message)
             may_administer = access.is_proven and not access.lacks(Right.ADMINISTER)
-            self.on_higher_epoch(position.epoch, name, address, may_administer)
-            return self._refusal(
-                "other_epoch", f"{name} is in epoch {position.epoch}, this daemon in {log.epoch}"
-            )
+            self.on_higher_epoch(request.position.epoch, name, address, may_administer)
+            return self._refusal(mismatch.code, mismatch.message)
         if self.role() == "fenced":
             return self._refusal("read_only", "this daemon is fenced: another one is primary")
         if self.leases.is_dropped(uuid):
             return refusal("unknown", f"{name} was dropped from the list of replicas")
         if not request.filter.within(self.filter()):
             return refusal("filtered", "this daemon has only some streams or writers, and not all of these")
-        head, claimed = log.position, request.epoch_start
-        same = [epoch_start for epoch_start in log.epoch_starts if claimed == _start_position(epoch_start)]
-        if claimed is not None and not any(
-            (epoch_start.stream, epoch_start.token) == (request.lost_stream, request.lost_upto)
-            for epoch_start in same
-        ):
-            why = f"at {name} epoch {claimed.epoch} began at serial {claimed.serial}, in this log it did not"
-            if same:
-                why = f"epoch {claimed.epoch} began for another reason at {name}: one daemon lost facts"
-            return self._refusal("fork", why)
-        next_start = next(
-            (epoch_start for epoch_start in log.epoch_starts if epoch_start.epoch > position.epoch), None
-        )
-        if next_start is not None and next_start.serial < position.serial:
-            return self._refusal(
-                "fork",
-                f"{name} has serial {position.serial} of epoch {position.epoch}; "
-                f"in this log that epoch ended at serial {next_start.serial}",
-            )
-        if position.serial > head.serial:
-            return self._refusal(
-                "ahead",
-                f"{name} is at serial {position.serial}, this log ends at {head.serial}",
-            )
-        if position.serial < log.trimmed_upto.serial:
-            if claimed and request.began_ms and request.began_ms not in [start.at_ms for start in same]:
-                return self._refusal("fork", f"{name} began epoch {claimed.epoch} at another time")
-            return self._refusal(
-                "trimmed",
-                f"{name} is at serial {position.serial}, this log begins after {log.trimmed_upto.serial}",
-            )
-        known = head.digest if position.serial == head.serial else await log.digest_at(position.serial)
-        if known is not None and known != position.digest:
-            return self._refusal("fork", f"the histories differ at serial {position.serial}")
-        if (ahead := self._why_ahead(request.clock)) is not None:
-            return self._refusal("ahead", ahead)
+        if (mismatch := await position_mismatch(self.log, reader)) is not None:
+            return self._refusal(mismatch.code, mismatch.message)
         return self.lease_limit_refusal(uuid, registered=registered)
 
     def identity_refusal(self, uuid: str, name: str, address: str = "") -> Refusal | None:
@@ -269,16 +232,6 @@ class ReplicaRegistry:
         # Only a fenced daemon redirects its replicas: followers of a replica stay with it.
         moved_to = self.moved_to() if self.role() == "fenced" else ""
         return refusal(code, message, moved_to=moved_to, epoch=self.log.epoch, serial=self.log.serial)
-
-    def _why_ahead(self, clock: Mapping[str, Mapping[str, int]]) -> str | None:
-        for stream, writers in clock.items():
-            positions = self.log.positions(stream)
-            for writer, token in writers.items():
-                known = positions.get(writer, 0)
-                if token > known:
-                    writer_name = f"{printable(stream)} of {printable(writer)}"
-                    return f"the replica has {writer_name} up to token {token}, this log up to {known}"
-        return None
 
     def join_refusal(
         self, uuid: str, name: str, query: Filter, access: Access, *, registered: bool = True
@@ -389,5 +342,17 @@ def _missing_rights(access: Access, query: Filter) -> str:
     return access.lacks(Right.REPLICATE) or access.hides(query.streams)
 
 
-def _start_position(epoch_start: EpochStart) -> LogPosition:
-    return LogPosition(epoch_start.epoch, epoch_start.serial, epoch_start.digest)
+def _reader_position(name: str, request: Subscription) -> ReaderPosition:
+    position = request.position
+    return ReaderPosition(
+        name=name,
+        history=request.history,
+        serial=position.serial,
+        epoch=position.epoch,
+        digest=position.digest,
+        epoch_start=request.epoch_start,
+        began_ms=request.began_ms,
+        lost_stream=request.lost_stream,
+        lost_upto=request.lost_upto,
+        clock=request.clock,
+    )

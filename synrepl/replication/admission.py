@@ -1,0 +1,101 @@
+"""Admission: whether the position that a reader states lies in this log's history.
+
+A reader on a diverged history must be refused at once. Otherwise it would receive facts that do not follow
+its own, or wait forever. Every transport asks here, and puts the answer in its own words. The codes are those
+of `relay.refusals`.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from synrepl.ports.interfaces import ILog
+from synrepl.wire.position import LogPosition
+from synrepl.wire.text import printable
+
+__all__ = ["Mismatch", "ReaderPosition", "history_mismatch", "position_mismatch"]
+
+
+class ReaderPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """A reader's position in its own log, as far as the reader states it.
+
+    `epoch_start` and what follows describe the start of the reader's epoch (`wire.native.Subscription`),
+    `clock` the tokens of its writers. `compacted`: the reader accepts a trimmed log. `digest_decides`: a
+    right digest makes up for an epoch that is too low.
+    """
+
+    name: str = "the reader"
+    history: str | None = None
+    serial: int
+    epoch: int | None = None
+    digest: str | None = None
+    epoch_start: LogPosition | None = None
+    began_ms: int = 0
+    lost_stream: str = ""
+    lost_upto: int = 0
+    clock: Mapping[str, Mapping[str, int]] = {}
+    compacted: bool = False
+    digest_decides: bool = False
+
+
+class Mismatch(msgspec.Struct, frozen=True):
+    """Why a reader is refused: a code for programs, and a message for people."""
+
+    code: str
+    message: str
+
+
+def history_mismatch(log: ILog, reader: ReaderPosition) -> Mismatch | None:
+    """Return why the reader has another log or is in a later epoch; None if it has neither."""
+    name = reader.name
+    if reader.history is not None and reader.history != log.history:
+        why = f"{name} is a copy of the log {printable(reader.history)}, this log is {log.history}"
+        return Mismatch("other_history", why)
+    if reader.epoch is not None and reader.epoch > log.epoch:
+        return Mismatch("other_epoch", f"{name} is in epoch {reader.epoch}, this daemon in {log.epoch}")
+    return None
+
+
+async def position_mismatch(log: ILog, reader: ReaderPosition) -> Mismatch | None:
+    """Return why this log lacks the reader's position or facts after it; None if it has them."""
+    name, serial, head = reader.name, reader.serial, log.position
+    known = None
+    if reader.digest is not None:
+        known = head.digest if serial == head.serial else await log.digest_at(serial)
+    starts = log.epoch_starts
+    same = [
+        start
+        for start in starts
+        if reader.epoch_start == LogPosition(start.epoch, start.serial, start.digest)
+    ]
+    if reader.epoch_start is not None and not any(
+        (start.stream, start.token) == (reader.lost_stream, reader.lost_upto) for start in same
+    ):
+        began = reader.epoch_start
+        why = f"at {name} epoch {began.epoch} began at serial {began.serial}, in this log it did not"
+        if same:
+            why = f"epoch {began.epoch} began for another reason at {name}: one daemon lost facts"
+        return Mismatch("fork", why)
+    next_start = next(
+        (start for start in starts if reader.epoch is not None and start.epoch > reader.epoch), None
+    )
+    is_proven = reader.digest_decides and known is not None and known == reader.digest
+    if next_start is not None and next_start.serial < serial and not is_proven:
+        why = f"in this log that epoch ended at serial {next_start.serial}"
+        return Mismatch("fork", f"{name} has serial {serial} of epoch {reader.epoch}; {why}")
+    if serial > head.serial:
+        return Mismatch("ahead", f"{name} is at serial {serial}, this log ends at {head.serial}")
+    if serial < log.trimmed_upto.serial and not reader.compacted:
+        if same and reader.began_ms and reader.began_ms not in [start.at_ms for start in same]:
+            return Mismatch("fork", f"{name} began epoch {same[0].epoch} at another time")
+        why = f"{name} is at serial {serial}, this log begins after {log.trimmed_upto.serial}"
+        return Mismatch("trimmed", why)
+    if known is not None and known != reader.digest:
+        return Mismatch("fork", f"the histories differ at serial {serial}")
+    for stream, writers in reader.clock.items():
+        positions = log.positions(stream)
+        for writer, token in writers.items():
+            if token > (at := positions.get(writer, 0)):
+                why = f"{printable(stream)} of {printable(writer)} up to token {token}, this log up to {at}"
+                return Mismatch("ahead", f"the replica has {why}")
+    return None
