@@ -6,7 +6,7 @@ step and reports back what was sent. The steps:
 =================  ========================================================================================
 `RingGroup`        send this group from the ring (`Feed.lines`, `Feed.sent`); it may be the first of several
 `PageStep`         read this page of the log and send it (`read_page`)
-`EpochStep`        send the start of an epoch
+`EpochStart`       send this start of an epoch: every selected fact before it was handed out
 `EphemeralStep`    send these ephemeral facts: the reader has reached the head
 `Stop.WAIT`       the reader is at the head: wait for a commit
 `Stop.DONE`       the reader has everything that it requested
@@ -21,11 +21,12 @@ it gets the ephemeral facts that it missed, and is live.
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
-from synrepl.ports.history import BEGINNING, EpochStart, LogPosition
+from synrepl.ports.history import BEGINNING, EpochStart
+from synrepl.ports.interfaces import ILog
 from synrepl.replication.ring import WRITE_BYTES, IEncoder, Ring, RingGroup
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import ALL, Filter
@@ -34,10 +35,8 @@ __all__ = [
     "PAGE_ROWS",
     "EphemeralMode",
     "EphemeralStep",
-    "EpochStep",
     "Feed",
     "FeedPosition",
-    "LogView",
     "PageStep",
     "Step",
     "Stop",
@@ -50,32 +49,6 @@ SLICE_SERIALS: Final = 20_000
 """Serials examined per page for facts that pass a filter: other readers share the reading thread."""
 
 MAX_SERIAL: Final = 2**63 - 1
-
-
-class LogView(Protocol):
-    """The state of the log that decides what is sent next."""
-
-    @property
-    def serial(self) -> int: ...
-
-    @property
-    def position(self) -> LogPosition: ...
-
-    @property
-    def boots(self) -> int: ...
-
-    @property
-    def trimmed_upto(self) -> LogPosition: ...
-
-    @property
-    def epoch_starts(self) -> Sequence[EpochStart]: ...
-
-    @property
-    def receipts_upto(self) -> int: ...
-
-    def ephemeral_after(self, stream: str, after: int) -> list[Fact]: ...
-
-    def ephemeral_snapshot(self) -> list[Fact]: ...
 
 
 class EphemeralMode(Enum):
@@ -107,12 +80,6 @@ class PageStep(msgspec.Struct, frozen=True):
     receipts: bool
 
 
-class EpochStep(msgspec.Struct, frozen=True):
-    """Send this start of an epoch: every selected fact before it was handed out."""
-
-    epoch_start: EpochStart
-
-
 class EphemeralStep(msgspec.Struct, frozen=True):
     """Send these ephemeral facts. Writers of the streams in `resets` were reset since the last ones."""
 
@@ -129,7 +96,7 @@ class Stop(Enum):
     REPLACED = "another log has taken the place of this one"
 
 
-Step = RingGroup | PageStep | EpochStep | EphemeralStep | Stop
+Step = RingGroup | PageStep | EpochStart | EphemeralStep | Stop
 
 
 class Feed:
@@ -145,7 +112,7 @@ class Feed:
 
     def __init__(
         self,
-        log: LogView,
+        log: ILog,
         ring: Ring | None,
         *,
         after: int,
@@ -232,7 +199,7 @@ class Feed:
             self.epoch = start.epoch
             self._digest = start.serial, start.digest
             if self._epochs:
-                return EpochStep(start)
+                return start
         if self.is_done:
             return Stop.DONE
         group = self._next_group()

@@ -272,7 +272,12 @@ class Publisher:
             withheld=self._note_withheld,
             writes=writes,
         )
-        reader = Reader(OwnWritesFeed(self, writes), connection, encoder, linear=False)
+
+        def positions(stream: str) -> dict[str, int]:
+            found = self.log.positions(stream)
+            return {writer: found.get(writer, 0) for name, writer in writes if name == stream}
+
+        reader = Reader(self, connection, encoder, linear=False, positions=positions)
         self._broker_readers.append(reader)
         return reader
 
@@ -394,14 +399,6 @@ class Publisher:
         position = bisect.bisect_right(self._head_samples, serial, key=lambda sample: sample[0])
         return self.clock.seconds() - self._head_samples[min(position, len(self._head_samples) - 1)][1]
 
-    def note_demoted(self) -> None:
-        """Count a reader that fell out of the ring and reads from the log now."""
-        self.metrics.readers_demoted.inc()
-
-    def note_promoted(self) -> None:
-        """Count a reader that returned to the ring."""
-        self.metrics.readers_promoted.inc()
-
     def _note_withheld(self, fact: Fact, why: str) -> None:
         self.metrics.facts_withheld.labels(fact.stream).inc()
         self._logger.warn(
@@ -428,24 +425,6 @@ class Publisher:
         self._tasks.cancel_all()
         self.command_receiver.stop()
         self.follower_commands.stop()
-
-
-class OwnWritesFeed:
-    """The feed of a shared channel: only this process's streams and writers."""
-
-    def __init__(self, publisher: Publisher, writes: Collection[tuple[str, str]]) -> None:
-        self.log = publisher.log
-        self.ring = publisher.ring
-        self.start = publisher.start
-        self.note_demoted = publisher.note_demoted
-        self.note_promoted = publisher.note_promoted
-        self.linear_position = publisher.linear_position
-        self._writes = frozenset(writes)
-
-    def positions(self, stream: str) -> dict[str, int]:
-        """The published positions of this process's writers of this stream."""
-        positions = self.log.positions(stream)
-        return {writer: positions.get(writer, 0) for name, writer in self._writes if name == stream}
 
 
 def _intersection(one: frozenset[str] | None, other: frozenset[str] | None) -> frozenset[str] | None:

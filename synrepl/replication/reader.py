@@ -1,14 +1,15 @@
 """Reader: sends one follower its streams, as lines of its release."""
 
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol
 
 from twisted.logger import Logger
 
 from synrepl.ports.interfaces import ILog
+from synrepl.ports.metrics import Metrics
 from synrepl.replication.encoder import Encoder
-from synrepl.replication.feed import PAGE_ROWS, EphemeralMode, EphemeralStep, Feed, PageStep, Stop
+from synrepl.replication.feed import PAGE_ROWS, EphemeralMode, EphemeralStep, Feed, PageStep, Step, Stop
 from synrepl.replication.log_pages import read_page
 from synrepl.replication.ring import Ring, RingGroup
 from synrepl.streams.facts import Fact
@@ -49,6 +50,7 @@ class ReaderSource(Protocol):
 
     log: ILog
     ring: Ring
+    metrics: Metrics
 
     def positions(self, stream: str) -> dict[str, int]:
         """The published position of each writer of this stream."""
@@ -58,12 +60,6 @@ class ReaderSource(Protocol):
 
     def start(self, work: Coroutine[Any, Any, None], what: str) -> None:
         """Run a coroutine and log its failure."""
-
-    def note_demoted(self) -> None:
-        """Count a reader that fell out of the ring and reads from the log now."""
-
-    def note_promoted(self) -> None:
-        """Count a reader that returned to the ring."""
 
 
 class Backlog:
@@ -108,7 +104,8 @@ class Reader:
     A live reader takes each group of facts from the ring. While its transport is full (`pause`) it takes
     nothing. If its next group has left the ring when it resumes, its streams become a backlog that is read
     from the log; they go live again after catching up. All decisions are made in `pump`, which runs after
-    every change. `scope` describes what the daemon holds, if it does not hold everything.
+    every change. `scope` describes what the daemon holds, if it does not hold everything. `positions` returns
+    the position of each writer of a stream to announce, by default of all that are held.
     """
 
     _log = Logger()
@@ -121,8 +118,10 @@ class Reader:
         *,
         linear: bool,
         scope: str = "",
+        positions: Callable[[str], dict[str, int]] | None = None,
     ) -> None:
         self._source = source
+        self._positions = positions if positions is not None else source.positions
         self._scope = scope
         self._ring = source.ring
         self._connection = connection
@@ -178,7 +177,7 @@ class Reader:
             tokens[name] = head if token is None else 0 if token > head else token
         elif token is not None:
             after_token = token if token < head else None
-            if sum(at > 0 for at in self._source.positions(name).values()) > 1:
+            if sum(at > 0 for at in self._positions(name).values()) > 1:
                 last_token = token
         feed = self._make_feed(frozenset({name}), after=self._ring.serial, tokens=tokens)
         self._backlogs.append(Backlog(feed, after_token=after_token, last_token=last_token, announce=True))
@@ -288,42 +287,37 @@ class Reader:
     def _step_live(self, feed: Feed) -> None:
         """Send what comes next if that is not simply the next group of the ring."""
         step = feed.next()
-        if isinstance(step, EphemeralStep):
-            self._write_ephemeral(step)
-        elif isinstance(step, RingGroup) and feed.is_live:
-            data, last = feed.lines(step, self._encoder, self._live_streams)
-            feed.sent(last)
-            self._write(data)
-        elif not isinstance(step, Stop):
+        if isinstance(step, PageStep) or (isinstance(step, RingGroup) and not feed.is_live):
             self._live = None
             self._backlogs.appendleft(Backlog(feed))
-            self._source.note_demoted()
+            self._source.metrics.readers_demoted.inc()
+        else:
+            self._carry_out(step, feed, self._live_streams)
 
     def _step_backlog(self, backlog: Backlog) -> bool:
         if backlog is self._reading_page_of:
             return False
         step = None if backlog.reads_tokens else backlog.feed.next()
+        if step is None or isinstance(step, PageStep):
+            if self._reading_page_of is not None:
+                return False
+            self._reading_page_of = backlog
+            self._source.start(self._read_page(backlog, step), "reading the log for a follower")
+            return self._reading_page_of is None
+        if step is Stop.WAIT:
+            self._go_live(backlog)
+        # After a replaced log there is nothing to send: the daemon closes its followers.
+        return step is not Stop.REPLACED and self._carry_out(step, backlog.feed, backlog.streams)
+
+    def _carry_out(self, step: Step, feed: Feed, streams: frozenset[str] | None) -> bool:
         match step:
-            case None | PageStep():
-                if self._reading_page_of is not None:
-                    return False
-                self._reading_page_of = backlog
-                self._source.start(self._read_page(backlog, step), "reading the log for a follower")
-                return self._reading_page_of is None
             case RingGroup():
-                data, last = backlog.feed.lines(step, self._encoder, backlog.streams)
-                backlog.feed.sent(last)
+                data, last = feed.lines(step, self._encoder, streams)
+                feed.sent(last)
                 self._write(data)
             case EphemeralStep():
-                self._write_ephemeral(step)
-            case Stop.WAIT:
-                self._go_live(backlog)
-            case _:
-                return False  # the log was replaced: the daemon closes its followers
+                self._write(b"".join(map(self._reset_lines, step.resets)) + self._encoder.lines(step.facts))
         return True
-
-    def _write_ephemeral(self, step: EphemeralStep) -> None:
-        self._write(b"".join(map(self._reset_lines, step.resets)) + self._encoder.lines(step.facts))
 
     def _reset_lines(self, stream: str) -> bytes:
         """POSITION lines that announce a restart of an ephemeral stream; empty if the release has none."""
@@ -331,7 +325,7 @@ class Reader:
             return b""
         return b"".join(
             self._encoder.command(Position(stream=stream, instance=writer, prev_token=0, token=0))
-            for writer in sorted(self._source.positions(stream))
+            for writer in sorted(self._positions(stream))
         )
 
     async def _read_page(self, backlog: Backlog, step: PageStep | None) -> None:
@@ -397,7 +391,7 @@ class Reader:
                 self._position_lines([stream for stream in self._encoder.streams() if stream.name in streams])
             )
         else:
-            self._source.note_promoted()
+            self._source.metrics.readers_promoted.inc()
 
     def _set_live(self, feed: Feed) -> None:
         streams = feed.filter.streams
@@ -414,7 +408,7 @@ class Reader:
             else:
                 commands = [
                     Position(stream=stream.name, instance=writer, prev_token=token, token=token)
-                    for writer, token in sorted(self._source.positions(stream.name).items())
+                    for writer, token in sorted(self._positions(stream.name).items())
                 ]
             lines += [self._encoder.command(command) for command in commands]
         return b"".join(lines)

@@ -9,7 +9,6 @@ from synrepl.replication.feed import (
     SLICE_SERIALS,
     EphemeralMode,
     EphemeralStep,
-    EpochStep,
     Feed,
     FeedPosition,
     PageStep,
@@ -107,7 +106,7 @@ def told(feed: Feed, step: Step) -> str:
         case PageStep(after=after, upto=upto):
             feed.advance(upto, upto - after)
             return f"page {after}-{upto}"
-        case EpochStep(epoch_start):
+        case EpochStart() as epoch_start:
             return f"epoch {epoch_start.epoch}"
         case EphemeralStep(facts, resets):
             tokens = [f"t{one.token}" for one in facts]
@@ -495,4 +494,4 @@ def test_without_a_ring_all_is_read() -> None:
     log = FakeLog()
     log.commit()
 
-    assert ["page 0-1", "WAIT"] == run(Feed(log, None, after=0))
+    assert ["page 0-1", "WAIT"] == run(Feed(log, None, after=0))  # type: ignore[arg-type]

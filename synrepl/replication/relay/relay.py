@@ -8,12 +8,11 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.access import LOCAL, REMOTE, Access, Key, Right, access_of
-from synrepl.ports.history import BEGINNING, AppendReceipt, LogPosition, LogSnapshot
+from synrepl.ports.history import BEGINNING, AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.replication.feed import (
     EphemeralMode,
     EphemeralStep,
-    EpochStep,
     Feed,
     PageStep,
     Stop,
@@ -540,7 +539,7 @@ class Relay:
                 case PageStep() as step:
                     if (page := await read_page(self._log, self._feed, step)) is not None:
                         await self._send_facts(facts_block("facts", page.facts), page.receipts)
-                case EpochStep(epoch_start):
+                case EpochStart() as epoch_start:
                     self.connection.write(meta_block([epoch_start]))
                     self._set_sent(epoch_start.digest)
                 case EphemeralStep(facts):

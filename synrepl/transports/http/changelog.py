@@ -4,8 +4,9 @@ from typing import Any, Protocol
 
 from twisted.logger import Logger
 
+from synrepl.ports.history import EpochStart
 from synrepl.ports.interfaces import IClock
-from synrepl.replication.feed import EpochStep, Feed, PageStep, Stop
+from synrepl.replication.feed import Feed, PageStep, Stop
 from synrepl.replication.log_pages import read_page
 from synrepl.replication.log_waiters import LogWaiters
 from synrepl.replication.publisher import Publisher
@@ -128,7 +129,7 @@ class Changelog:
         match feed.next():
             case PageStep() as step:
                 return await form.page(self._log, feed, step)
-            case EpochStep(epoch_start):
+            case EpochStart() as epoch_start:
                 return epoch_start_line(epoch_start)
             case (Stop.TRIMMED | Stop.REPLACED) as stop:
                 raise stop_error(self._log, feed, stop)

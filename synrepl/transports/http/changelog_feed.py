@@ -3,9 +3,10 @@
 from typing import Any
 
 from synrepl.errors import LocalProtocolError
+from synrepl.ports.history import EpochStart
 from synrepl.ports.interfaces import IClock
 from synrepl.replication.command_forwarder import line_of
-from synrepl.replication.feed import EphemeralStep, EpochStep, FeedPosition, PageStep, Stop
+from synrepl.replication.feed import EphemeralStep, FeedPosition, PageStep, Stop
 from synrepl.replication.log_pages import read_page
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.ring import RingGroup
@@ -107,7 +108,7 @@ class _ChangelogStream:
                 await self._send_group(group)
             case PageStep() as step:
                 await self._send_page(step)
-            case EpochStep(epoch_start):
+            case EpochStart() as epoch_start:
                 self._request.write(epoch_start_line(epoch_start))
                 self._update_position()
             case EphemeralStep(facts):

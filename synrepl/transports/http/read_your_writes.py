@@ -7,28 +7,24 @@ from synrepl.storage import Log
 from synrepl.transports.http.api_error import RETRY_SECONDS, ApiError
 from synrepl.transports.http.query import integer, seconds
 
-__all__ = ["not_here_yet_error", "read_your_writes", "wait_for_serial"]
+__all__ = ["not_here_yet_error", "read_your_writes"]
 
 MAX_WAIT_SECONDS: Final = 300.0
 WAIT_SECONDS: Final = 10.0
 
 
-async def wait_for_serial(waiters: LogWaiters, serial: int, timeout: float) -> bool:
-    """Wait until the log reaches a serial; False after the timeout.
-
-    Raises `ApiError` at the limit of waiters.
-    """
-    try:
-        return await waiters.wait_for(serial, timeout)
-    except TooManyWaiting as error:
-        raise ApiError(503, "too_many_waiting", str(error), retry_after=RETRY_SECONDS) from error
-
-
 async def read_your_writes(request: Any, log: Log, waiters: LogWaiters) -> None:
-    """Wait until the log reaches the ``min_serial`` of this request. Raises `ApiError` on timeout."""
+    """Wait until the log reaches the ``min_serial`` of this request.
+
+    Raises `ApiError` on timeout, and at the limit of waiters.
+    """
     serial = integer(request, "min_serial", 0)
     timeout = seconds(request, "timeout", highest=MAX_WAIT_SECONDS, default=WAIT_SECONDS)
-    if not await wait_for_serial(waiters, serial, timeout):
+    try:
+        is_here = await waiters.wait_for(serial, timeout)
+    except TooManyWaiting as error:
+        raise ApiError(503, "too_many_waiting", str(error), retry_after=RETRY_SECONDS) from error
+    if not is_here:
         raise not_here_yet_error(serial, log.serial)
 
 
