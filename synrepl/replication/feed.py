@@ -149,6 +149,8 @@ class Feed:
         self.number = ring.newest if ring is not None and is_live else -1
         self._tokens = tokens if tokens is not None else ring.tokens if ring is not None else {}
         self._resets = ring.resets if ring is not None else {}
+        self._bound = upto
+        """The end of the query or the next start of an epoch: no group beyond it may be handed out now."""
         self._digest: tuple[int, str] | None = None
         self._last: RingGroup | None = None
 
@@ -157,15 +159,18 @@ class Feed:
     @property
     def position(self) -> FeedPosition:
         """Every selected fact up to here was handed out."""
-        head = self._log.position
-        digest = None
-        if self._last is not None and self._last.serial == self.serial:
-            digest = self._last.digest
+        return FeedPosition(self.epoch, self.serial, self.digest)
+
+    @property
+    def digest(self) -> str | None:
+        """The log's digest at `serial`; None if it is unknown here."""
+        last = self._last
+        if last is not None and last.serial == self.serial and last.digest is not None:
+            return last.digest
         if self._digest is not None and self._digest[0] == self.serial:
-            digest = self._digest[1]
-        elif head.serial == self.serial:
-            digest = head.digest
-        return FeedPosition(self.epoch, self.serial, digest)
+            return self._digest[1]
+        head = self._log.position
+        return head.digest if head.serial == self.serial else None
 
     @property
     def head(self) -> int:
@@ -175,7 +180,7 @@ class Feed:
     @property
     def is_done(self) -> bool:
         """Whether no more facts can follow."""
-        return self.serial >= self.upto or (self.left is not None and self.left <= 0)
+        return self.serial >= self.upto or (self.left == 0)
 
     @property
     def needs_receipts(self) -> bool:
@@ -186,44 +191,38 @@ class Feed:
 
     def next(self) -> Step:
         """What to send next."""
-        log = self._log
-        if log.boots != self._boots or log.serial < self.serial:
+        log, serial = self._log, self.serial
+        if log.boots != self._boots or log.serial < serial:
             return Stop.REPLACED
-        if self.serial < log.trimmed_upto.serial and not self._compacted:
+        if serial < log.trimmed_upto.serial and not self._compacted:
             return Stop.TRIMMED
-        upto = self.upto
-        while (start := self._next_epoch_start()) is not None:
-            if start.serial > self.serial:
+        upto, starts = self.upto, log.epoch_starts
+        while starts and starts[-1].epoch > self.epoch:
+            start = next(start for start in starts if start.epoch > self.epoch)
+            if start.serial > serial:
                 upto = min(upto, start.serial)
                 break
             self.epoch = start.epoch
             self._digest = start.serial, start.digest
             if self._epochs:
                 return start
-        if self.is_done:
+        if serial >= upto or self.left == 0:
             return Stop.DONE
+        self._bound = upto
         group = self._next_group()
         if group is not None:
             is_whole = not group.is_durable or (
-                group.serial_before <= self.serial < group.facts[0].serial
+                group.serial_before <= serial < group.facts[0].serial
                 and (self._whole_groups or group.size <= WRITE_BYTES)
             )
-            if is_whole and group.serial <= upto:
-                return group
-            return self._page(min(upto, group.serial))
-        if self.serial < min(upto, log.serial):
+            return group if is_whole and group.serial <= upto else self._page(min(upto, group.serial))
+        if serial < log.serial:
             return self._page(min(upto, log.serial))
         if not self.is_live:
             self.is_live = True
             if self._ephemeral is not EphemeralMode.NONE:
                 return self._ephemeral_step()
         return Stop.WAIT
-
-    def _next_epoch_start(self) -> EpochStart | None:
-        starts = self._log.epoch_starts
-        if not starts or starts[-1].epoch <= self.epoch:
-            return None
-        return next(start for start in starts if start.epoch > self.epoch)
 
     def _next_group(self) -> RingGroup | None:
         """The next group of the ring; None if it is not there, or does not exist yet."""
@@ -272,14 +271,8 @@ class Feed:
     ) -> tuple[bytes, RingGroup]:
         """Encode this group and perhaps some after it (`Ring.lines`); return the bytes and the last group."""
         assert self._ring is not None
-        start = self._next_epoch_start()
-        return self._ring.lines(
-            group,
-            encoder,
-            streams,
-            durable=not self.is_live or self._ephemeral is EphemeralMode.NONE,
-            upto=self.upto if start is None else min(self.upto, start.serial),
-        )
+        durable = not self.is_live or self._ephemeral is EphemeralMode.NONE
+        return self._ring.lines(group, encoder, streams, durable=durable, upto=self._bound)
 
     def sent(self, last: RingGroup) -> None:
         """The groups up to this one were sent."""
@@ -310,7 +303,7 @@ class Feed:
             return False
         self.serial = max(self.serial, upto)
         if self.left is not None:
-            self.left -= count
+            self.left = max(0, self.left - count)
         if digest is not None:
             self._digest = upto, digest
         return True

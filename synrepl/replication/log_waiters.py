@@ -4,7 +4,6 @@ from bisect import bisect_left, insort
 from itertools import starmap
 from typing import Any, Final
 
-import msgspec
 from twisted.internet.defer import Deferred
 
 from synrepl.ports.interfaces import IClock, ILog
@@ -28,12 +27,6 @@ class TooManyWaiting(Exception):
         super().__init__(f"{limit} requests already wait for serials: retry later")
 
 
-class _Listener(msgspec.Struct):
-    group_filter: Filter | None
-    upto: int
-    ephemeral: bool
-
-
 class LogWaiters:
     """All readers that wait for a commit, and all requests that wait for a serial.
 
@@ -48,7 +41,7 @@ class LogWaiters:
         self._order: list[tuple[int, int]] = []
         self._waiters: dict[tuple[int, int], Deferred[bool]] = {}
         self._count = 0
-        self._listeners: dict[Deferred[RingGroup | None], _Listener] = {}
+        self._listeners: dict[Deferred[RingGroup | None], tuple[Filter | None, int, bool]] = {}
         self._seen = log.position
         self._timer: Any = None
         log.on_epoch_started(self.poll)
@@ -109,7 +102,7 @@ class LogWaiters:
         or has reached `upto`, and after the timeout, in seconds.
         """
         waiter: Deferred[RingGroup | None] = Deferred()
-        self._listeners[waiter] = _Listener(group_filter, upto, ephemeral)
+        self._listeners[waiter] = group_filter, upto, ephemeral
         timer = None if timeout is None else self._clock.callLater(timeout, waiter.callback, None)
         self._start_timer()
         try:
@@ -140,14 +133,14 @@ class LogWaiters:
         if not self._listeners:
             return
         sources = {(fact.stream, fact.writer) for fact in group.facts}
-        for waiter, listener in list(self._listeners.items()):
-            if not group.is_durable and not listener.ephemeral:
+        for waiter, (group_filter, upto, ephemeral) in list(self._listeners.items()):
+            if not group.is_durable and not ephemeral:
                 continue
             if has_gap:
                 self._wake(waiter, None)
-            elif listener.group_filter is None or any(starmap(listener.group_filter.passes, sources)):
+            elif group_filter is None or any(starmap(group_filter.passes, sources)):
                 self._wake(waiter, group)
-            elif group.serial >= listener.upto:
+            elif group.serial >= upto:
                 self._wake(waiter, None)
 
     def _wake_waiters(self) -> None:

@@ -537,8 +537,7 @@ class Relay:
                 case RingGroup() as group:
                     await self._send_group(group)
                 case PageStep() as step:
-                    if (page := await read_page(self._log, self._feed, step)) is not None:
-                        await self._send_facts(facts_block("facts", page.facts), page.receipts)
+                    await self._send_page(step)
                 case EpochStart() as epoch_start:
                     self.connection.write(meta_block([epoch_start]))
                     self._set_sent(epoch_start.digest)
@@ -562,13 +561,18 @@ class Relay:
         if feed.needs_receipts:
             receipts = await self._log.receipts_between(feed.serial, last.serial)
         feed.sent(last)
-        await self._send_facts(data, receipts)
+        self._write_facts(data, receipts, feed.digest or await self._digest())
 
-    async def _send_facts(self, data: bytes, receipts: Sequence[AppendReceipt]) -> None:
+    async def _send_page(self, step: PageStep) -> None:
+        if (page := await read_page(self._log, self._feed, step)) is not None:
+            digest = self._feed.digest or await self._digest()
+            self._write_facts(facts_block("facts", page.facts), page.receipts, digest)
+
+    async def _digest(self) -> str:
+        return await self._log.digest_at(self._feed.serial) or ""
+
+    def _write_facts(self, data: bytes, receipts: Sequence[AppendReceipt], digest: str) -> None:
         """Send facts, after the receipts of their appends. A filtered replica is also sent its position."""
-        digest = self._feed.position.digest
-        if digest is None:
-            digest = await self._log.digest_at(self._feed.serial) or ""
         if self._is_gone:
             return
         has_moved = self._feed.serial > self.sent.serial

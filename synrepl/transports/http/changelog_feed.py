@@ -92,36 +92,31 @@ class _ChangelogStream:
         self._position = FeedPosition(self._feed.epoch, since, digest)
         self._timer = self._clock.callLater(self._query.heartbeat, self._tick)
         try:
-            while await self._step():
-                pass
+            while True:
+                if not self._valve.is_open:
+                    await self._valve.wait_open()
+                    self._feed.resumed()
+                match self._feed.next():
+                    case RingGroup() as group:
+                        await self._send_group(group)
+                    case Stop.WAIT:
+                        self._reach_head()
+                        await self._wait()
+                    case PageStep() as step:
+                        await self._send_page(step)
+                    case EpochStart() as epoch_start:
+                        self._request.write(epoch_start_line(epoch_start))
+                        self._update_position()
+                    case EphemeralStep(facts):
+                        self._reach_head()
+                        self._request.write(held_line(facts))
+                    case Stop.DONE:
+                        return
+                    case stop:
+                        raise stop_error(self._log, self._feed, stop)
         finally:
             self._is_over = True
             self._timer.cancel()
-
-    async def _step(self) -> bool:
-        """Send what comes next, or wait for it; False at the end of the query."""
-        if not self._valve.is_open:
-            await self._valve.wait_open()
-            self._feed.resumed()
-        match self._feed.next():
-            case RingGroup() as group:
-                await self._send_group(group)
-            case PageStep() as step:
-                await self._send_page(step)
-            case EpochStart() as epoch_start:
-                self._request.write(epoch_start_line(epoch_start))
-                self._update_position()
-            case EphemeralStep(facts):
-                self._reach_head()
-                self._request.write(held_line(facts))
-            case Stop.WAIT:
-                self._reach_head()
-                await self._wait()
-            case Stop.DONE:
-                return False
-            case stop:
-                raise stop_error(self._log, self._feed, stop)
-        return True
 
     async def _send_group(self, group: RingGroup) -> None:
         data, last = self._feed.lines(group, self._encoder)
