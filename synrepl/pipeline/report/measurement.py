@@ -97,7 +97,7 @@ Row = dict[str, Any]
 
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of `counts`, `chains`, `writer_lag`, `invalidations` and `daemon_status`.
+    """The results of all measurements of one report.
 
     Without `covers` the archive has no facts. `daemon` is None unless a daemon was requested.
     """
