@@ -1,12 +1,11 @@
 """``synrepl tail`` over HTTP: the changelog, by long polls."""
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 from OpenSSL import SSL
 from twisted.internet.defer import Deferred
-from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.web._newclient import ParseError
 
@@ -14,6 +13,7 @@ from synrepl.cli.output import TailOutput
 from synrepl.cli.tail_failures import advice_for
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError, StorageError
 from synrepl.ports.tasks import Tasks
+from synrepl.ports.time import Backoff, Timer, sleep
 from synrepl.storage.position_files import ChangelogPlace, FilePositions
 from synrepl.streams import jsontext
 from synrepl.transports.http.client import AheadOfLog, ApiResponseError, ChangelogClient
@@ -81,7 +81,7 @@ class _ChangelogTail:
         self._changelog = ChangelogClient(output.reactor, url, secret=secret)
         self._tasks = Tasks(Logger(), "tail")
         self._position = state.load_place() if state is not None else None
-        self._save_timer: Any = None
+        self._save_timer = Timer(output.reactor, self._save)
         self._is_connected = False
 
     def start(self) -> None:
@@ -91,11 +91,13 @@ class _ChangelogTail:
     def stop(self) -> "Deferred[None]":
         """Stop reading, and save the position."""
         self._tasks.cancel_all()
-        self._save()
+        if self._save_timer.is_active:
+            self._save_timer.stop()
+            self._save()
         return Deferred.fromCoroutine(self._changelog.stop())
 
     async def _read(self) -> None:
-        attempt = 0
+        backoff = Backoff(RETRY_SECONDS)
         while not self._output.is_ending:
             try:
                 if not self._is_connected:
@@ -105,7 +107,7 @@ class _ChangelogTail:
                     self._position.serial, self._streams, WAIT_SECONDS, self._show
                 )
                 self._move(ChangelogPlace(max(upto, self._position.serial), self._position.epoch))
-                attempt = 0
+                backoff.reset()
             except AheadOfLog as error:
                 self._output.write_event(
                     "error", message=f"{error}: the log of the daemon is not the one that was read before"
@@ -115,11 +117,9 @@ class _ChangelogTail:
                 if not error.retryable:
                     self._output.end(str(error))
                     return
-                await self._pause(error, attempt)
-                attempt += 1
+                await self._pause(error, backoff.next())
             except ReplicationError as error:
-                await self._pause(error, attempt)
-                attempt += 1
+                await self._pause(error, backoff.next())
 
     async def _connect(self) -> None:
         try:
@@ -185,23 +185,19 @@ class _ChangelogTail:
             self._output.write_event("error", message=why)
             self._move(ChangelogPlace(self._position.serial, epoch))
 
-    async def _pause(self, error: ReplicationError, attempt: int) -> None:
+    async def _pause(self, error: ReplicationError, seconds: float) -> None:
         self._is_connected = False
         self._output.write_event("disconnected", reason=str(error))
-        seconds = RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
-        await deferLater(self._output.reactor, seconds)
+        await sleep(self._output.reactor, seconds)
 
     def _move(self, position: ChangelogPlace) -> None:
         self._position = position
-        if self._state is not None and self._save_timer is None:
-            self._save_timer = self._output.reactor.callLater(SAVE_SECONDS, self._save)
+        if self._state is not None:
+            self._save_timer.start(SAVE_SECONDS)
 
     def _save(self) -> None:
-        timer, self._save_timer = self._save_timer, None
-        if timer is None or self._state is None or self._position is None:
-            return
-        if timer.active():
-            timer.cancel()
+        assert self._state is not None
+        assert self._position is not None
         if self._output.flush():
             try:
                 self._state.save_place(self._position)

@@ -10,6 +10,7 @@ from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.python.failure import Failure
 
 from synrepl.cli.output import TailOutput
+from synrepl.ports.time import Timer
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.wire.commands import Position
@@ -79,7 +80,8 @@ class TargetCheck:
         self._probe = probe
         self._announced: set[str] = set()
         self._is_greeted = True
-        self._timer: Any = None
+        self._silence_timer = Timer(output.reactor, self._probe_http)
+        self._streams_timer = Timer(output.reactor, self._compare_streams)
 
     def watch(self, follower: Follower) -> None:
         """Watch the events of this follower."""
@@ -92,7 +94,8 @@ class TargetCheck:
             case "connected":
                 self._is_greeted = False
                 self._announced.clear()
-                self._wait(SILENT_SECONDS, self._probe_http)
+                self._cancel()
+                self._silence_timer.start(SILENT_SECONDS)
             case "server":
                 self._is_greeted = True
                 self._cancel()
@@ -108,7 +111,8 @@ class TargetCheck:
     def on_position(self, command: Position) -> None:
         """Handle the position of a stream."""
         if not self._announced and self._streams:
-            self._wait(STREAMS_SECONDS, self._compare_streams)
+            self._cancel()
+            self._streams_timer.start(STREAMS_SECONDS)
         self._announced.add(command.stream)
 
     def stop(self) -> None:
@@ -136,14 +140,9 @@ class TargetCheck:
     def _end(self, why: str) -> None:
         self._output.end(f"cannot follow {self._target}: {why}")
 
-    def _wait(self, seconds: float, then: Callable[[], None]) -> None:
-        self._cancel()
-        self._timer = self._output.reactor.callLater(seconds, then)
-
     def _cancel(self) -> None:
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
-        self._timer = None
+        self._silence_timer.stop()
+        self._streams_timer.stop()
 
 
 class _HttpProbe(Protocol):

@@ -9,7 +9,6 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import quoteStringArgument
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IListeningPort, IProtocolFactory
-from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from synrepl.config import Settings
@@ -20,6 +19,7 @@ from synrepl.daemon.write_forwarder import LazyWriteForwarder
 from synrepl.errors import ConfigError, ReplicationError, StorageError
 from synrepl.ports.metrics import CommitMetrics, Metrics
 from synrepl.ports.tasks import Tasks
+from synrepl.ports.time import sleep
 from synrepl.replication.addresses import Address
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay import ReplicaRegistry
@@ -413,7 +413,7 @@ class Daemon(Service):
             await log.stop()
         until = self._reactor.seconds() + FAREWELL_SECONDS
         while any(self._protocols()) and self._reactor.seconds() < until:
-            await deferLater(self._reactor, 0.01)
+            await sleep(self._reactor, 0.01)
         self._factories = []
 
     # -- numbers -------------------------------------------------------------------------------------------

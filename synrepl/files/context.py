@@ -11,6 +11,7 @@ from synrepl.files.queue import FileQueue
 from synrepl.files.store import FileStore
 from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.tasks import Tasks
+from synrepl.ports.time import Backoff, Timer, doubling, sleep
 
 __all__ = ["STEP", "Wakeup", "FilesContext", "Rule"]
 
@@ -42,13 +43,14 @@ class Wakeup:
         """Return once notified since the last wait, or after this many seconds."""
         if not self._is_notified:
             waiter = self._waiter = Deferred()
-            timer = None if seconds is None else self._clock.callLater(max(0.0, seconds), self.notify)
+            timer = Timer(self._clock, self.notify)
+            if seconds is not None:
+                timer.start(max(0.0, seconds))
             try:
                 await waiter
             finally:
                 self._waiter = None
-                if timer is not None and timer.active():
-                    timer.cancel()
+                timer.stop()
         self._is_notified = False
 
 
@@ -108,7 +110,7 @@ class FilesContext:
 
     async def run_loop(self, part: str, step: Callable[[], Awaitable[None]]) -> None:
         """Run `step` forever. When it fails, report that, and retry with backoff."""
-        delay = 1.0
+        backoff = Backoff(doubling(1.0, 60.0))
         while True:
             try:
                 await step()
@@ -122,9 +124,8 @@ class FilesContext:
                     else:
                         self.logger.failure("files: internal error in {part}", part=part)
                     self.troubles[part] = text, self.clock.seconds()
-                await Wakeup(self.clock).wait(delay)
-                delay = min(60.0, delay * 2)
+                await sleep(self.clock, backoff.next())
             else:
-                delay = 1.0
+                backoff.reset()
                 if self.troubles.pop(part, None):
                     self.logger.info("files: {part} works again", part=part)

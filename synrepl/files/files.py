@@ -19,6 +19,7 @@ from synrepl.files.spool import Spool
 from synrepl.files.store import FileStore
 from synrepl.files.verified_reads import VerifiedReads
 from synrepl.ports.interfaces import IClock, ILog, IThread
+from synrepl.ports.time import Timer
 
 __all__ = ["Files"]
 
@@ -144,7 +145,8 @@ class Files:
         waiter: Deferred[bool] = Deferred()
         waiters = self._waiting.setdefault(sha256, set())
         waiters.add(waiter)
-        timer = self._clock.callLater(timeout, _give_up, waiter)
+        timer = Timer(self._clock, partial(_give_up, waiter))
+        timer.start(timeout)
         try:
             await self._request(sha256)
             return await waiter
@@ -152,8 +154,7 @@ class Files:
             waiters.discard(waiter)
             if not waiters and self._waiting.get(sha256) is waiters:
                 del self._waiting[sha256]
-            if timer.active():
-                timer.cancel()
+            timer.stop()
 
     async def is_named(self, sha256: str) -> bool:
         """Whether a name refers to it."""

@@ -1,11 +1,12 @@
 """Forwards commands of this daemon's followers to the server that it follows."""
 
 from collections import deque
-from typing import Any, Final
+from typing import Final
 
 from synrepl.errors import LocalProtocolError, NotConnected
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
+from synrepl.ports.time import Timer
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.replication.presence import SyncingUser
@@ -41,7 +42,7 @@ class ServerCommands:
         self._metrics = metrics
         self._names_workers = dialect.release in ClearUserSync.SPAN
         self._waiting: deque[Command] = deque()
-        self._timer: Any = None
+        self._timer = Timer(clock, self._connected)
         self._upstream.add_carrier(self)
         if not self._names_workers:
             self._upstream.syncing.watch(self._changed)
@@ -53,8 +54,7 @@ class ServerCommands:
         """Stop forwarding."""
         self.is_active = False
         self._upstream.remove_carrier(self)
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
+        self._timer.stop()
 
     def forward(self, command: Command) -> bool:
         """Send this to the server now, or after a reconnect. False if its release has no such command."""
@@ -82,7 +82,7 @@ class ServerCommands:
             self._publisher.broadcast(command)
 
     def _changed(self, change: SyncingUser) -> None:
-        if self.is_active and self._follower.is_connected and self._timer is None:
+        if self.is_active and self._follower.is_connected and not self._timer.is_active:
             self._send(
                 UserSync(
                     user_id=change.user_id, is_syncing=change.is_syncing, last_sync_ms=change.last_sync_ms
@@ -90,13 +90,12 @@ class ServerCommands:
             )
 
     def _on_event(self, event: FollowerEvent) -> None:
-        if event.kind == "connected" and self.is_active and self._timer is None:
+        if event.kind == "connected" and self.is_active:
             # After the commands of the follower itself.
-            self._timer = self._clock.callLater(0, self._connected)
+            self._timer.start(0)
 
     def _connected(self) -> None:
         """Send the commands that waited, then the users that are syncing."""
-        self._timer = None
         waiting, self._waiting = self._waiting, deque()
         for command in waiting:
             if not self._send(command):

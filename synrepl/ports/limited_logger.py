@@ -5,6 +5,7 @@ from typing import Any, Final
 from twisted.logger import Logger, LogLevel
 
 from synrepl.ports.interfaces import IClock
+from synrepl.ports.time import Timer
 
 __all__ = ["MAX_LINES", "WINDOW_SECONDS", "LimitedLogger"]
 
@@ -36,7 +37,7 @@ class LimitedLogger:
         self._logger = logger
         self._clock = clock
         self._windows: dict[str, _Window] = {}
-        self._timer: Any = None
+        self._timer = Timer(clock, self.flush)
 
     def info(self, format: str, **fields: Any) -> None:
         """Write a line for information."""
@@ -54,9 +55,7 @@ class LimitedLogger:
     def stop(self) -> None:
         """Report the dropped lines, and cancel the timer."""
         self.flush()
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
-        self._timer = None
+        self._timer.stop()
 
     def _write(self, level: Any, kind: str, fields: dict[str, Any]) -> None:
         now = self._clock.seconds()
@@ -72,12 +71,7 @@ class LimitedLogger:
             return
         window.left_out += 1
         window.last = fields
-        if self._timer is None:
-            self._timer = self._clock.callLater(WINDOW_SECONDS, self._end_all)
-
-    def _end_all(self) -> None:
-        self._timer = None
-        self.flush()
+        self._timer.start(WINDOW_SECONDS)
 
     def _end(self, kind: str, window: _Window) -> None:
         del self._windows[kind]

@@ -5,14 +5,15 @@ and answers REPLICATE with their positions (docs/reference/peers.md#redis-channe
 """
 
 import random
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final, Protocol
 
 import msgspec
 from twisted.logger import Logger
 
 from synrepl.errors import LocalProtocolError, NotConnected
 from synrepl.ports.interfaces import IClock
+from synrepl.ports.time import Timer
 from synrepl.replication.echoes import Echoes
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.strategy import SHARED
@@ -122,10 +123,12 @@ class BrokerPeer:
         self._is_paused = False
         self._is_full = False
         self._last_error = ""
-        self._timer: Any = None
+        self._probe_timer = Timer(clock, self._probe_finished)
+        self._conflict_timer = Timer(clock, self._probe_again)
         self._unanswered: set[tuple[str, str]] = set()
         """The streams and writers that have not announced a position since we joined."""
-        self._query_call: Any = None
+        self._query_timer = Timer(clock, self._query)
+        self._query_delays: Iterator[float] = iter(())
         # The positions before anything was published: the first publication must cover all later facts.
         self._unpublished_start: tuple[int, dict[tuple[str, str], int]] | None = None
         if publisher is not None:
@@ -216,8 +219,8 @@ class BrokerPeer:
         """Leave the channel and stop all timers."""
         self._stop_publishing()
         self._leave("stopped here")
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
+        self._probe_timer.stop()
+        self._conflict_timer.stop()
 
     # -- the follower's and the reader's connection --------------------------------------------------------
 
@@ -288,27 +291,27 @@ class BrokerPeer:
             self._unanswered = {(stream, writer) for stream in positions for writer in positions[stream]}
             self._unanswered -= self._writes
             self._follower.engine.connected(self, self._dialect, SHARED)
-            self._query_again(REQUERY_SECONDS)
+            self._query_delays = iter(REQUERY_SECONDS)
+            self._query_later()
         else:
             self.send(Replicate())
         if self._writes and not self._has_probed and self.name_conflict is None:
-            self._schedule(self._probe_seconds, self._probe_finished)
+            self._probe_timer.restart(self._probe_seconds)
 
-    def _query_again(self, seconds: Sequence[float]) -> None:
-        """Send REPLICATE after each of these delays, until every known writer has announced its position."""
+    def _query_later(self) -> None:
+        """Query after the next delay, unless every known writer has announced its position."""
+        seconds = next(self._query_delays, None)
+        if seconds is not None and self._unanswered:
+            self._query_timer.restart(seconds)
 
-        def query() -> None:
-            if self._unanswered:
-                if self.is_publisher_up:
-                    self.send(Replicate())
-                self._query_again(seconds[1:])
-
-        if seconds and self._unanswered:
-            self._query_call = self._clock.callLater(seconds[0], query)
+    def _query(self) -> None:
+        if self._unanswered:
+            if self.is_publisher_up:
+                self.send(Replicate())
+            self._query_later()
 
     def _leave(self, why: str) -> None:
-        if self._query_call is not None and self._query_call.active():
-            self._query_call.cancel()
+        self._query_timer.stop()
         if self._is_joined:
             self._is_joined = False
             if self._follower is not None:
@@ -394,17 +397,13 @@ class BrokerPeer:
         self._has_probed = False
         self._stop_publishing()
         # Delays are random, since the other process may be doing the same.
-        self._schedule(CONFLICT_SECONDS * self._rng.uniform(1.0, 1.1), self._probe_again)
+        self._probe_timer.stop()
+        self._conflict_timer.restart(CONFLICT_SECONDS * self._rng.uniform(1.0, 1.1))
 
     def _probe_again(self) -> None:
         """Probe whether the other process is gone or only silent."""
         if self._is_joined and self.is_publisher_up:
             self.send(Replicate())
-            self._schedule(self._probe_seconds, self._probe_finished)
+            self._probe_timer.restart(self._probe_seconds)
         else:
-            self._schedule(CONFLICT_SECONDS, self._probe_again)
-
-    def _schedule(self, seconds: float, work: Callable[[], None]) -> None:
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
-        self._timer = self._clock.callLater(seconds, work)
+            self._conflict_timer.restart(CONFLICT_SECONDS)

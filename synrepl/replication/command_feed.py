@@ -11,6 +11,7 @@ from twisted.internet.defer import Deferred
 
 from synrepl.errors import LocalProtocolError
 from synrepl.ports.interfaces import IClock
+from synrepl.ports.time import Timer
 from synrepl.replication.command_forwarder import line_of
 from synrepl.wire.grammar import Command
 
@@ -82,14 +83,14 @@ class CommandFeed:
         """Return when a new command arrives, or after `timeout` seconds."""
         waiter: Deferred[None] = Deferred()
         self._waiters.append(waiter)
-        timer = self._clock.callLater(timeout, waiter.callback, None)
+        timer = Timer(self._clock, lambda: waiter.callback(None))
+        timer.start(timeout)
         try:
             await waiter
         finally:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
-            if timer.active():
-                timer.cancel()
+            timer.stop()
 
     @property
     def waiting(self) -> int:

@@ -7,7 +7,7 @@ acknowledges it. The upstream ignores numbers that it has already received.
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from twisted.logger import Logger
 
@@ -15,6 +15,7 @@ from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.ports.access import LOCAL, Access, Right
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
+from synrepl.ports.time import Timer
 from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import (
     ClearUserSync,
@@ -132,8 +133,8 @@ class CommandForwarder:
         """The number from which on the upstream knows the commands of this origin."""
         self._unsent_state: Iterator[Command] | None = None
         """The users that are syncing here, as far as they were not sent again yet."""
-        self._timer: Any = None
-        self._reminder: Any = None
+        self._timer = Timer(clock, self._flush)
+        self._reminder = Timer(clock, self._schedule_reminder)
         self._is_reminder_due = False
 
     @property
@@ -161,8 +162,7 @@ class CommandForwarder:
     def disconnected(self) -> None:
         """The conversation ended; commands wait for the next one."""
         self._conversation = None
-        if self._reminder is not None and self._reminder.active():
-            self._reminder.cancel()
+        self._reminder.stop()
 
     def acknowledged(self, origin: str, number: int, since: int) -> None:
         """The upstream has all commands up to `number`, and knows this origin from the number `since` on."""
@@ -188,8 +188,7 @@ class CommandForwarder:
         """Drop the queue and stop sending."""
         self.disconnected()
         self._queue.clear()
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
+        self._timer.stop()
 
     def _add(self, line: bytes) -> None:
         if len(self._queue) >= MAX_QUEUED:
@@ -199,11 +198,10 @@ class CommandForwarder:
         self._queue.append((self._number, line))
 
     def _flush_soon(self) -> None:
-        if self._timer is None and self._conversation is not None:
-            self._timer = self._clock.callLater(0, self._flush)
+        if self._conversation is not None:
+            self._timer.start(0)
 
     def _flush(self) -> None:
-        self._timer = None
         if self._conversation is None:
             return
         room = WINDOW - len(self._unacknowledged)
@@ -225,7 +223,7 @@ class CommandForwarder:
 
     def _schedule_reminder(self) -> None:
         """Send a heartbeat and the connected federation senders soon, and again after `REMIND_SECONDS`."""
-        self._reminder = self._clock.callLater(REMIND_SECONDS, self._schedule_reminder)
+        self._reminder.restart(REMIND_SECONDS)
         self._is_reminder_due = True
         self._flush_soon()
 
@@ -253,7 +251,7 @@ class CommandReceiver:
         self._limited = LimitedLogger(self._logger, clock)
         self._origins: OrderedDict[str, CommandOrigin] = OrderedDict()
         """In order of last activity, the longest silent first."""
-        self._timer: Any = None
+        self._timer = Timer(clock, self._expire)
 
     def receive(
         self, origin: str, commands: Sequence[Numbered], *, source: object = None, access: Access = LOCAL
@@ -286,15 +284,13 @@ class CommandReceiver:
     def stop(self) -> None:
         """Stop all timers."""
         self._limited.stop()
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
+        self._timer.stop()
 
     def _add_origin(self, name: str, since: int) -> CommandOrigin:
         if len(self._origins) >= MAX_ORIGINS:
             self._remove_origin(next(iter(self._origins.values())))
         origin = self._origins[name] = CommandOrigin(name, since)
-        if self._timer is None:
-            self._timer = self._clock.callLater(EXPIRY_SECONDS / 10, self._expire)
+        self._timer.start(EXPIRY_SECONDS / 10)
         return origin
 
     def _remove_origin(self, origin: CommandOrigin) -> None:
@@ -302,12 +298,11 @@ class CommandReceiver:
         self._publisher.follower_commands.connection_lost(origin)
 
     def _expire(self) -> None:
-        self._timer = None
         limit = self._clock.seconds() - EXPIRY_SECONDS
         for origin in [origin for origin in self._origins.values() if origin.last_active_at <= limit]:
             self._remove_origin(origin)
         if self._origins:
-            self._timer = self._clock.callLater(EXPIRY_SECONDS / 10, self._expire)
+            self._timer.start(EXPIRY_SECONDS / 10)
 
     def _refresh(self, origin: CommandOrigin, line: bytes) -> None:
         """Handle a command that was received before.

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from twisted.internet.defer import Deferred
-from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError, StorageError
 from synrepl.ports.interfaces import IClock, ILog, SaveablePosition
 from synrepl.ports.tasks import Tasks
+from synrepl.ports.time import Backoff, Timer, sleep
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.follower_event import FollowerEvent
 from synrepl.replication.follower.updates import Updates
@@ -104,7 +104,7 @@ class Ingester:
         self._is_storing = False
         self._blocked: list[Deferred[None]] = []
         self._announced: dict[tuple[str, str], int] = {}
-        self._timer: Any = None
+        self._timer = Timer(clock, self._certify_silence)
 
     def attach(self, follower: Follower, *, knows_history: bool = True, confirms: bool = False) -> None:
         """Ingest all facts of this follower.
@@ -139,9 +139,7 @@ class Ingester:
 
     def stop(self) -> None:
         """Stop ingesting. Facts that are not stored are received again after the next start."""
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
-        self._timer = None
+        self._timer.stop()
         self._tasks.cancel_all()
 
     # -- pending facts -------------------------------------------------------------------------------------
@@ -199,11 +197,9 @@ class Ingester:
             self._add(stream, writer, token, NO_ROWS)
             return
         self._announced[key] = token
-        if self._timer is None:
-            self._timer = self._clock.callLater(CERTIFY_SECONDS, self._certify_silence)
+        self._timer.start(CERTIFY_SECONDS)
 
     def _certify_silence(self) -> None:
-        self._timer = None
         announced, self._announced = self._announced, {}
         for (stream, writer), token in announced.items():
             if self._log.positions(stream).get(writer, -1) < token:
@@ -214,7 +210,7 @@ class Ingester:
     async def _store(self) -> None:
         try:
             # Include everything submitted in this reactor turn.
-            await deferLater(self._clock, 0, lambda: None)  # type: ignore[arg-type]
+            await sleep(self._clock, 0)
             while self._pending or self._rewound:
                 while self._rewound:
                     key = next(iter(self._rewound))
@@ -233,12 +229,12 @@ class Ingester:
 
     async def _is_confirmed(self, key: tuple[str, str]) -> bool:
         """Whether a writer still reports a position lower than before."""
-        await deferLater(self._clock, 0, lambda: None)  # type: ignore[arg-type]
+        await sleep(self._clock, 0)
         if key not in self._query_followers:
             return True
         stream, writer = key
         for _ in range(MAX_QUERIES):
-            await deferLater(self._clock, QUERY_SECONDS, lambda: None)  # type: ignore[arg-type]
+            await sleep(self._clock, QUERY_SECONDS)
             answers = self._query_answers[key]
             if answers:
                 return answers[-1] < self._log.positions(stream).get(writer, 0)
@@ -276,7 +272,7 @@ class Ingester:
 
     async def _commit_all(self, pending: dict[str, list[tuple[str, int, bytes]]]) -> None:
         """Commit pending facts, retrying until all are stored: later facts must not overtake them."""
-        attempt = 0
+        backoff = Backoff(RETRY_SECONDS)
         while pending:
             commits = [
                 (stream, self._log.append_assigned(stream, facts)) for stream, facts in pending.items()
@@ -290,10 +286,8 @@ class Ingester:
                     self.error = str(error)
             pending = failed
             if pending:
-                seconds = RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
-                if attempt == 0:
+                if backoff.failures == 0:
                     self._logger.error("cannot store received facts, retrying: {why}", why=self.error)
-                attempt += 1
-                await deferLater(self._clock, seconds, lambda: None)  # type: ignore[arg-type]
+                await sleep(self._clock, backoff.next())
             else:
                 self.error = ""

@@ -1,12 +1,13 @@
 """SyncingUsers: the users that are syncing on each worker."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.interfaces import IClock
+from synrepl.ports.time import Timer
 from synrepl.wire.commands import ClearUserSync, UserSync
 
 __all__ = [
@@ -93,7 +94,7 @@ class SyncingUsers:
         """Workers whose connection is closed, in the order in which they lost it."""
         self._detached_users = 0
         self._watchers: list[Callable[[SyncingUser], None]] = []
-        self._timer: Any = None
+        self._timer = Timer(clock, self._expire)
 
     def watch(self, watcher: Callable[[SyncingUser], None]) -> None:
         """Call `watcher` for each user that starts or stops."""
@@ -204,9 +205,7 @@ class SyncingUsers:
 
     def stop(self) -> None:
         """Stop the expiry timer."""
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
-        self._timer = None
+        self._timer.stop()
 
     def _drop_all(self, connection: object) -> None:
         """Drop all workers of this connection."""
@@ -271,11 +270,10 @@ class SyncingUsers:
             watcher(change)
 
     def _arm(self) -> None:
-        if self._timer is None and self._workers:
-            self._timer = self._clock.callLater(EXPIRY_SECONDS / 10, self._expire)
+        if self._workers:
+            self._timer.start(EXPIRY_SECONDS / 10)
 
     def _expire(self) -> None:
-        self._timer = None
         limit = self._clock.seconds() - EXPIRY_SECONDS
         for worker in list(self._workers.values()):
             active_at = worker.last_active_at

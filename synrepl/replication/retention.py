@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError
 from synrepl.ports.interfaces import IClock, ILog, KeysOf
 from synrepl.ports.tasks import Tasks
+from synrepl.ports.time import sleep
 from synrepl.streams import jsontext
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import NEWEST
@@ -62,7 +62,7 @@ class Retention:
             started_at, first = self._clock.seconds(), self._log.trimmed_upto.serial
             try:
                 while await self.trim_some():
-                    await self._pause(PAUSE_SECONDS)
+                    await sleep(self._clock, PAUSE_SECONDS)
             except ReplicationError as error:
                 self._logger.warn("cannot trim the log, retrying later: {why}", why=str(error))
             trimmed = self._log.trimmed_upto.serial - first
@@ -73,10 +73,7 @@ class Retention:
                     upto=self._log.trimmed_upto.serial,
                     seconds=self._clock.seconds() - started_at,
                 )
-            await self._pause(self._check_seconds)
-
-    async def _pause(self, seconds: float) -> None:
-        await deferLater(self._clock, seconds)  # type: ignore[arg-type]
+            await sleep(self._clock, self._check_seconds)
 
     async def trim_some(self) -> bool:
         """Trim one slice. Returns False if there is nothing to trim."""

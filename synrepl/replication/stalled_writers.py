@@ -1,10 +1,11 @@
 """StalledWriters: finds writers that do not advance while others of their stream do."""
 
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from synrepl.ports.interfaces import IClock, SaveablePosition
+from synrepl.ports.time import Timer
 from synrepl.streams.table import StreamTable
 
 __all__ = ["STUCK_SECONDS", "StalledWriter", "StalledWriters"]
@@ -44,7 +45,7 @@ class StalledWriters:
         self._names = [stream.name for stream in table if stream.ordered and not stream.ephemeral]
         self._clock = clock
         self._since: dict[tuple[str, str], tuple[int, float]] = {}
-        self._timer: Any = None
+        self._timer = Timer(clock, self._check)
 
     def start(self) -> None:
         """Start periodic checks."""
@@ -52,9 +53,7 @@ class StalledWriters:
 
     def stop(self) -> None:
         """Stop periodic checks."""
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
-        self._timer = None
+        self._timer.stop()
 
     def stalled(self) -> list[StalledWriter]:
         """The stalled writers, the longest stalled first."""
@@ -76,7 +75,7 @@ class StalledWriters:
 
     def _check(self) -> None:
         self._update()
-        self._timer = self._clock.callLater(CHECK_SECONDS, self._check)
+        self._timer.restart(CHECK_SECONDS)
 
     def _update(self) -> None:
         now = self._clock.seconds()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -10,6 +10,7 @@ from twisted.logger import Logger
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import IClock, IEngine, IThread
 from synrepl.ports.tasks import Tasks
+from synrepl.ports.time import Timer
 from synrepl.storage.append_errors import InvalidValue, LogLost
 from synrepl.storage.health import Probe, ReadHealth
 
@@ -42,7 +43,7 @@ class CheckedReads:
         self._tasks = Tasks(logger, "log")
         self._is_open = False
         self._is_checking = False
-        self._timer: Any = None
+        self._timer = Timer(clock, self._start_check)
         self._waiters: list[Deferred[None]] | None = None
 
     def open(self) -> None:
@@ -53,8 +54,7 @@ class CheckedReads:
     def close(self) -> None:
         """Stop the checks."""
         self._is_open = False
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
+        self._timer.stop()
 
     def run(self, kind: str, work: Callable[[], T], *, thread: IThread | None = None) -> "Deferred[T]":
         """Run a read, in the reading thread by default.
@@ -114,15 +114,12 @@ class CheckedReads:
             self._check_soon(0)
 
     def _check_soon(self, seconds: float) -> None:
-        due = self._timer
-        if due is not None and due.active() and due.getTime() > self._clock.seconds() + seconds:
-            due.cancel()
-        if not self._is_checking:
-            self._check_later(seconds)
+        if self._is_open and not self._is_checking:
+            self._timer.start_within(seconds)
 
     def _check_later(self, seconds: float) -> None:
-        if self._is_open and (self._timer is None or not self._timer.active()):
-            self._timer = self._clock.callLater(seconds, self._start_check)
+        if self._is_open:
+            self._timer.start(seconds)
 
     def _start_check(self) -> None:
         self._tasks.start(self._check_log(), "checking the log")

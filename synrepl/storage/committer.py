@@ -12,6 +12,7 @@ from twisted.python.failure import Failure
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import Appended, Head, IClock, IEngine, IThread
 from synrepl.ports.tasks import Tasks
+from synrepl.ports.time import Timer
 from synrepl.storage.append_errors import InvalidValue, KeyReused, LogLost, append_error
 from synrepl.storage.group_commit import AppendRequest, CommitGroup, LogHead, build_group
 from synrepl.streams.facts import Fact
@@ -74,7 +75,7 @@ class Committer:
         # After a failed exclusive write of unknown outcome: the digest it would have reached, and how to
         # apply it.
         self._uncertain_write: tuple[str, Callable[[], None]] | None = None
-        self._timer: Any = None
+        self._timer = Timer(clock, self._start_writing)
 
     def open(self) -> None:
         """Accept requests: the engine is open."""
@@ -88,16 +89,14 @@ class Committer:
             self._start_writing()
         while self._is_writing:
             await self._when_idle()
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
+        self._timer.stop()
 
     def abandon(self) -> object:
         """Stop as a killed process does, for simulations. Returns what was waiting, which must stay alive:
         freed coroutines would run their cleanup.
         """
         self.is_open = False
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
+        self._timer.stop()
         waiting = self._queue, self._idle
         self._queue, self._idle = deque(), []
         return waiting
@@ -211,14 +210,8 @@ class Committer:
             self._tasks.start(self._write(), "writing")
 
     def _start_later(self, seconds: float) -> None:
-        if not self.is_open:
-            return
-        due = self._timer
-        if due is not None and due.active():
-            if due.getTime() <= self._clock.seconds() + seconds:
-                return
-            due.cancel()
-        self._timer = self._clock.callLater(seconds, self._start_writing)
+        if self.is_open:
+            self._timer.start_within(seconds)
 
     async def _write(self) -> None:
         try:

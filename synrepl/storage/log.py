@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.logger import Logger
@@ -11,6 +11,7 @@ from synrepl.errors import StorageError
 from synrepl.ports.history import AppendReceipt, EpochStart, Lease, LogPosition, LogRange, LogSnapshot
 from synrepl.ports.interfaces import Appended, Head, IClock, IEngine, IThread, KeysOf
 from synrepl.ports.tasks import Tasks
+from synrepl.ports.time import Timer
 from synrepl.storage.append_errors import FROM_TABLE, GivenElsewhere, KeyReused, append_error
 from synrepl.storage.checked_reads import CheckedReads
 from synrepl.storage.committer import Committer, detached
@@ -105,7 +106,7 @@ class Log:
         self._notes: dict[str, str] = {}
         self._leases: dict[str, Lease] = {}
         self._boots = 0
-        self._forget_timer: Any = None
+        self._forget_timer = Timer(clock, self._forget_receipts)
 
     # -- life cycle ----------------------------------------------------------------------------------------
 
@@ -130,7 +131,7 @@ class Log:
         self._load_state(head)
         self._committer.open()
         self._reads.open()
-        self._forget_timer = self._clock.callLater(FORGET_EVERY_SECONDS, self._forget_receipts)
+        self._forget_timer.start(FORGET_EVERY_SECONDS)
 
     async def _load(self, open_engine: Callable[[], Head]) -> Head:
         """Open the engine with `open_engine`, and load its notes and leases."""
@@ -174,8 +175,7 @@ class Log:
             return
         self._reads.close()
         await self._committer.close()
-        if self._forget_timer.active():
-            self._forget_timer.cancel()
+        self._forget_timer.stop()
         try:
             await self._wait_for_reads()
             await self._writing.run(self._engine.close)
@@ -186,8 +186,7 @@ class Log:
     def abandon(self) -> object:
         """Stop as a killed process does, for simulations (`Committer.abandon`)."""
         self._reads.close()
-        if self._forget_timer is not None and self._forget_timer.active():
-            self._forget_timer.cancel()
+        self._forget_timer.stop()
         return self._committer.abandon()
 
     async def _wait_for_reads(self) -> None:
@@ -195,7 +194,7 @@ class Log:
         await self._reading.run(lambda: None)
 
     def _forget_receipts(self) -> None:
-        self._forget_timer = self._clock.callLater(FORGET_EVERY_SECONDS, self._forget_receipts)
+        self._forget_timer.start(FORGET_EVERY_SECONDS)
         before_ms = self._now_ms() - RECEIPT_MS
         self._tasks.start(self._delete_receipts(before_ms), "deleting old idempotency receipts")
 

@@ -12,6 +12,7 @@ from zope.interface import implementer
 
 from synrepl.ports.interfaces import IThread
 from synrepl.ports.tasks import Tasks
+from synrepl.ports.time import Backoff, Timer, doubling
 from synrepl.storage.postgres_connection import PostgresAddress
 from synrepl.storage.threads import ReactorThread
 
@@ -56,13 +57,15 @@ class Wakeups:
         self._on_wake = on_wake
         self._poll_seconds = poll_seconds
         self._thread = thread if thread is not None else ReactorThread(reactor, "wake-ups")
-        self._jitter = jitter
         self._logger = logger if logger is not None else Logger()
         self._tasks = Tasks(self._logger, "wake-ups")
         self._socket: _Socket | None = None
-        self._poll: Any = None
-        self._retry: Any = None
-        self._delay = FIRST_DELAY_SECONDS
+        self._poll = Timer(reactor, self._wake)
+        self._retry = Timer(reactor, self._connect_soon)
+        # Jitter spreads the reconnects of many processes when the server comes back.
+        self._backoff = Backoff(
+            doubling(FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS), jitter=lambda: 0.5 + jitter() / 2
+        )
         self._connected_at = 0.0
         self._is_logged = False
         self._is_running = False
@@ -76,15 +79,14 @@ class Wakeups:
         """Start waking. Idempotent."""
         if not self._is_running:
             self._is_running = True
-            self._wait_to_poll()
+            self._poll.restart(self._poll_seconds)
             self._connect_soon()
 
     async def stop(self) -> None:
         """Stop waking; done when the connection is closed and the thread has ended."""
         self._is_running = False
-        for timer in (self._poll, self._retry):
-            if timer is not None and timer.active():
-                timer.cancel()
+        self._poll.stop()
+        self._retry.stop()
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -94,17 +96,11 @@ class Wakeups:
     # Waking
 
     def _wake(self) -> None:
-        self._wait_to_poll()
+        self._poll.restart(self._poll_seconds)
         try:
             self._on_wake()
         except Exception:
             self._logger.failure("the wake-up handler failed")
-
-    def _wait_to_poll(self) -> None:
-        if self._poll is not None and self._poll.active():
-            self._poll.reset(self._poll_seconds)
-        else:
-            self._poll = self._reactor.callLater(self._poll_seconds, self._wake)
 
     # The connection
 
@@ -142,7 +138,7 @@ class Wakeups:
     def _dropped(self, why: str) -> None:
         self._socket = None
         if self._reactor.seconds() - self._connected_at >= STEADY_SECONDS:
-            self._delay = FIRST_DELAY_SECONDS
+            self._backoff.reset()
         if self._is_running:
             self._lost(why)
 
@@ -156,10 +152,7 @@ class Wakeups:
                 seconds=self._poll_seconds,
                 why=why,
             )
-        # Jitter spreads the reconnects of many processes when the server comes back.
-        delay = self._delay * (0.5 + self._jitter() / 2)
-        self._delay = min(self._delay * 2, LONGEST_DELAY_SECONDS)
-        self._retry = self._reactor.callLater(delay, self._connect_soon)
+        self._retry.start(self._backoff.next())
 
 
 @implementer(IReadDescriptor)

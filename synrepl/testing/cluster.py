@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
-from twisted.internet.task import Clock, deferLater
+from twisted.internet.task import Clock
 from twisted.logger import Logger
 
 from synrepl.errors import NotConnected, ReplicationError
 from synrepl.ports.interfaces import Appended, ICaches, IClock, SaveablePosition
 from synrepl.ports.metrics import Metrics
+from synrepl.ports.time import sleep
 from synrepl.replication.follower.catchup import ICatchUp, MissedFacts
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.follower_event import FollowerEvent
@@ -190,7 +191,7 @@ class DirectCatchUp:
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
         """One page, read by the code that serves HTTP."""
         self.requests += 1
-        await deferLater(self._clock, self._delay(), lambda: None)  # type: ignore[arg-type]
+        await sleep(self._clock, self._delay())
         if self.is_broken or not self._daemon.is_running:
             raise NotConnected("connection refused")
         log = self._daemon.log
@@ -203,7 +204,7 @@ class DirectCatchUp:
             limit=self._page_rows,
             texts=jsontext.split,
         )
-        await deferLater(self._clock, self._delay(), lambda: None)  # type: ignore[arg-type]
+        await sleep(self._clock, self._delay())
         if self.is_broken or self._daemon.log is not log:
             raise NotConnected("connection lost")
         facts: list[tuple[int, list[bytes]]] = []

@@ -8,7 +8,6 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 from twisted.internet.defer import TimeoutError as TimedOut
-from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from synrepl.errors import NotConnected
@@ -17,6 +16,7 @@ from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import Appended
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
+from synrepl.ports.time import sleep
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.holdings import Holdings
@@ -359,7 +359,7 @@ class _PeerClient:
     async def _wait_for_transfer(self) -> None:
         """Wait until a request has reached its peer; raise if that takes too long."""
         delay = self._node._request_delay()
-        await deferLater(self._node.clock, min(delay, RESPONSE_SECONDS))
+        await sleep(self._node.clock, min(delay, RESPONSE_SECONDS))
         if delay > RESPONSE_SECONDS:
             raise NotConnected(f"no response in {RESPONSE_SECONDS:g} seconds")
 

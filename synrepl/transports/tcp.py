@@ -17,6 +17,7 @@ from synrepl.ports.access import LOCAL, Access, Keyring, Right
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
+from synrepl.ports.time import Timer
 from synrepl.replication.publisher import FollowerSession, Publisher
 from synrepl.replication.serve_strategy import serving
 from synrepl.transports.credentials import certified_name, is_local
@@ -103,8 +104,8 @@ class ReplicationProtocol(LineOnlyReceiver):
         self._is_reading = True
         self._paused_at = 0.0
         self._close_reason = "connection lost"
-        self._timer: Any = None
-        self._abort_timer: Any = None
+        self._timer = Timer(clock, self._tick)
+        self._abort_timer: Timer | None = None
 
     # -- called by Twisted ---------------------------------------------------------------------------------
 
@@ -147,9 +148,9 @@ class ReplicationProtocol(LineOnlyReceiver):
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._metrics.connections.dec()
         self.session.closed = True
-        for timer in (self._timer, self._abort_timer):
-            if timer is not None and timer.active():
-                timer.cancel()
+        self._timer.stop()
+        if self._abort_timer is not None:
+            self._abort_timer.stop()
         if self._owner is not None:
             why = self._close_reason if self._close_reason != "connection lost" else reason.getErrorMessage()
             self._owner.lost(why)
@@ -256,7 +257,7 @@ class ReplicationProtocol(LineOnlyReceiver):
 
     def _arm(self) -> None:
         delay = max(0.0, self.session.deadline() - self._clock.seconds())
-        self._timer = self._clock.callLater(delay, self._tick)
+        self._timer.restart(delay)
 
     def _tick(self) -> None:
         if not self._is_reading:
@@ -271,8 +272,10 @@ class ReplicationProtocol(LineOnlyReceiver):
         self.session.closed = True
         self.transport.unregisterProducer()
         self.transport.loseConnection()
+        # Once: it may be closed again after it was lost.
         if self._abort_timer is None:
-            self._abort_timer = self._clock.callLater(ABORT_SECONDS, self.transport.abortConnection)
+            self._abort_timer = Timer(self._clock, self.transport.abortConnection)
+            self._abort_timer.start(ABORT_SECONDS)
 
     def _peer(self) -> str:
         name = self.session.peer_name

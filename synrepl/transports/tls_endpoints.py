@@ -20,6 +20,7 @@ from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 from zope.interface import directlyProvides, implementer, providedBy
 
+from synrepl.ports.time import Timer
 from synrepl.transports.tls import ClientTls, ServerTls, TlsFiles
 from synrepl.wire.text import printable
 
@@ -51,17 +52,18 @@ class _TlsProtocol(ProtocolWrapper):
 
     factory: "_TlsFactory"
     transport: Any
-    _timer: Any = None
+    _timer: Timer
     _is_connected = False
 
     def makeConnection(self, transport: Any) -> None:
         directlyProvides(self, providedBy(transport))
         Protocol.makeConnection(self, transport)
         self.factory.registerProtocol(self)
-        self._timer = self.factory.clock.callLater(HANDSHAKE_SECONDS, self._on_timeout)
+        self._timer = Timer(self.factory.clock, self._on_timeout)
+        self._timer.start(HANDSHAKE_SECONDS)
 
     def handshakeCompleted(self) -> None:
-        self._timer.cancel()
+        self._timer.stop()
         self._is_connected = True
         transport: Any = self
         self.wrappedProtocol.makeConnection(transport)
@@ -74,8 +76,7 @@ class _TlsProtocol(ProtocolWrapper):
         if self._is_connected:
             super().connectionLost(reason)
             return
-        if self._timer.active():
-            self._timer.cancel()
+        self._timer.stop()
         self.factory.unregisterProtocol(self)
         self.factory.failed(self, reason)
 

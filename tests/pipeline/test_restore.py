@@ -78,7 +78,7 @@ def test_a_replica_joins_from_a_snapshot(spark: "SparkSession", tmp_path: Path) 
         first.write_bytes(first.read_bytes()[:-1] + b"x")
         for name, options, words in (
             ("changed", (), "is damaged: its checksum differs"),
-            ("stranger", ("--server-name", "elsewhere"), "is a snapshot of localhost, this is elsewhere"),
+            ("stranger", ("--server-name", "elsewhere"), "is a snapshot of localhost, not of elsewhere"),
         ):
             folder = tmp_path / name
             folder.mkdir()

@@ -159,8 +159,7 @@ class _Writer:
         """As SIGKILL does: nothing more comes of it, and the system takes back its name."""
         self.is_dead = True
         self.session._is_stopped = True
-        if self.session._timer is not None and self.session._timer.active():
-            self.session._timer.cancel()
+        self.session._timer.stop()
         for done in self._under_way:
             done.cancel()
         self.session._close()

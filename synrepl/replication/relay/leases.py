@@ -3,7 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Sequence
 from math import ceil
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from twisted.logger import Logger
@@ -11,6 +11,7 @@ from twisted.logger import Logger
 from synrepl.ports.history import Lease
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.tasks import Tasks
+from synrepl.ports.time import Timer
 from synrepl.wire.text import MAX_NAME, is_address, printable
 
 __all__ = ["MAX_ANONYMOUS", "MAX_ENDED", "MAX_LEASES", "LeaseTerms", "Leases"]
@@ -80,22 +81,22 @@ class Leases:
         self._dropped: set[str] = set()
         self._tasks = Tasks(self._logger, "leases")
         self._is_stopped = False
-        self._save_timer: Any = None
+        self._save_timer = Timer(clock, self._save)
+        self._check_timer = Timer(clock, self._check)
         self._check_seconds = min(CHECK_SECONDS, terms.anonymous_seconds, terms.registered_seconds)
         shortest = min(terms.anonymous_seconds, terms.registered_seconds)
         self._touch_save_seconds = min(TOUCH_SAVE_SECONDS, shortest / 10)
         self._touched: set[str] = set()
         self._saved_at = clock.seconds()
         self.reload()
-        self._check_timer: Any = clock.callLater(self._check_seconds, self._check)
+        self._check_timer.start(self._check_seconds)
 
     def stop(self) -> None:
         """Stop the timers; later changes are not saved."""
         self._is_stopped = True
         self._tasks.cancel_all()
-        for timer in (self._save_timer, self._check_timer):
-            if timer is not None and timer.active():
-                timer.cancel()
+        self._save_timer.stop()
+        self._check_timer.stop()
 
     def reload(self) -> None:
         """Read the leases of the log again, after another copy replaced it."""
@@ -255,7 +256,7 @@ class Leases:
         return max(0.0, self._clock.seconds() - last / 1000)
 
     def _check(self) -> None:
-        self._check_timer = self._clock.callLater(self._check_seconds, self._check)
+        self._check_timer.start(self._check_seconds)
         self._tasks.start(self.check(), "checking leases")
 
     async def check(self) -> None:
@@ -358,11 +359,10 @@ class Leases:
         self._save_soon()
 
     def _save_soon(self) -> None:
-        if self._save_timer is None and not self._is_stopped:
-            self._save_timer = self._clock.callLater(SAVE_SECONDS, self._save)
+        if not self._is_stopped:
+            self._save_timer.start(SAVE_SECONDS)
 
     def _save(self) -> None:
-        self._save_timer = None
         self._tasks.start(self.save(), "saving leases")
 
     async def save(self) -> None:

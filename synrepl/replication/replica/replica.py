@@ -5,12 +5,12 @@ from typing import Any, Final
 
 import msgspec
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from synrepl.errors import RemoteProtocolError, ReplicationError
 from synrepl.ports.interfaces import IClock, ILog
 from synrepl.ports.tasks import Tasks
+from synrepl.ports.time import Backoff, doubling, sleep
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder, command_of
 from synrepl.replication.holdings import held
@@ -137,7 +137,6 @@ class Replica:
         self._ephemeral = frozenset(ephemeral)
         self._resync_on_fork = resync_on_fork
         self._keep_leftovers = keep_leftovers
-        self._jitter = jitter
         self._on_primary_moved = on_primary_moved
         self._on_change = on_change
         self._commands = commands
@@ -146,7 +145,7 @@ class Replica:
         self._must_join = ""
         self._resync_waiter: Deferred[None] | None = None
         self._is_resync_requested = False
-        self._attempt = 0
+        self._backoff = Backoff(doubling(FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS), jitter=jitter)
         self._fresh_at = clock.seconds()
         self._contact_at: float | None = None
         self._heartbeat: Heartbeat | None = None
@@ -206,11 +205,9 @@ class Replica:
             await self._wait_before_retry()
 
     async def _wait_before_retry(self) -> None:
-        if self._attempt == 0:
+        if self._backoff.failures == 0:
             self._logger.info("{why}; will retry", why=self.why)
-        delay = min(MAX_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2**self._attempt)
-        self._attempt = min(self._attempt + 1, 10)
-        await deferLater(self._clock, delay * self._jitter())  # type: ignore[arg-type]
+        await sleep(self._clock, self._backoff.next())
 
     async def _run_conversation(self, conversation: IConversation) -> None:
         welcome = self.welcome = conversation.welcome
@@ -229,10 +226,10 @@ class Replica:
                 await join.run()
             finally:
                 if join.made_progress:
-                    self._attempt = 0
+                    self._backoff.reset()
             self._must_join = ""
             self.progress = None
-            self._attempt = 0
+            self._backoff.reset()
             position = self._log.position
             self._logger.info(
                 "joined at serial {serial} of epoch {epoch}", serial=position.serial, epoch=position.epoch
@@ -308,7 +305,7 @@ class Replica:
                     case Down(line):
                         self._on_command(command_of(line.encode()))
                     case Subscribed(at):
-                        self._attempt = 0
+                        self._backoff.reset()
                         self._is_resync_requested = False
                         self.refusal = None
                         if self._log.notes.get("resync") is not None:
@@ -393,7 +390,7 @@ class Replica:
                 await self._wait_for_resync(WAYS_OUT[refusal.code])
         elif not refusal.retryable and refusal.code != "other_epoch":
             # An operator may fix the cause at the upstream: retry, but seldom.
-            self._attempt = 10
+            self._backoff.exhaust()
 
     async def _wait_for_resync(self, way_out: str) -> None:
         self._set_state("stopped", f"{self.why}; {way_out}")

@@ -9,11 +9,11 @@ from types import CodeType, TracebackType
 from typing import Final, Generic, Protocol, TypeVar
 
 from twisted.internet.defer import CancelledError, ensureDeferred
-from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import IClock
+from synrepl.ports.time import Backoff, doubling, sleep
 from synrepl.storage.ids.database import Flavor, IdDatabase
 from synrepl.storage.ids.layout import IdStream, IdTable
 from synrepl.storage.ids.reservation import NotAWriter, Reservation, Unfinished
@@ -253,7 +253,7 @@ class MultiWriterIdGenerator:
         A commit that failed with its connection may still be running in the server. Until it has ended the
         ids stay unfinished: otherwise other processes would move past them.
         """
-        delay = SETTLE_FIRST_SECONDS
+        backoff = Backoff(doubling(SETTLE_FIRST_SECONDS, SETTLE_SECONDS))
         while reservation in self._reservations:
             try:
                 has_ended = await ask()
@@ -268,8 +268,7 @@ class MultiWriterIdGenerator:
             if has_ended:
                 self._finish(reservation)
             else:
-                await deferLater(self._clock, delay)  # type: ignore[arg-type]  # an IReactorTime
-                delay = min(2 * delay, SETTLE_SECONDS)
+                await sleep(self._clock, backoff.next())
 
     def _finish(self, reservation: Reservation) -> bool:
         with self._lock:

@@ -12,13 +12,13 @@ from secrets import token_hex
 from types import MappingProxyType
 from typing import Any, Final
 
-from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
+from synrepl.ports.time import Timer, sleep
 from synrepl.storage.ids.database import Flavor, IdDatabase
 from synrepl.storage.ids.generator import CHANNEL, MultiWriterIdGenerator
 from synrepl.storage.ids.names import FileNames, INames, SessionNames
@@ -90,7 +90,7 @@ class WriterSession:
         self._tasks = Tasks(self._logger, "writer session")
         self._gone: dict[str, tuple[float, int]] = {}
         self._warned: set[tuple[str, int]] = set()
-        self._timer: Any = None
+        self._timer = Timer(clock, lambda: self._tasks.start(self._heartbeat_and_reschedule(), "beat"))
         self._is_stopped = False
         self._refused_stream = ""
         self._process = f"{socket.gethostname()}:{os.getpid()}:{token_hex(4)}"
@@ -145,14 +145,13 @@ class WriterSession:
             if self._clock.seconds() >= until:
                 await self._thread.run(self._close)
                 return False
-            await deferLater(self._clock, self._heartbeat_seconds / 4)  # type: ignore[arg-type]  # an IReactorTime
+            await sleep(self._clock, self._heartbeat_seconds / 4)
         return True
 
     async def stop(self) -> None:
         """Store the final status, release the name, and stop the thread."""
         self._is_stopped = True
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
+        self._timer.stop()
         self._tasks.cancel_all()
         if self.is_held:
             self._is_final_heartbeat = not any(one.unfinished() for one in self._generators)
@@ -166,9 +165,7 @@ class WriterSession:
 
     def _schedule_heartbeat(self) -> None:
         if not self._is_stopped:
-            self._timer = self._clock.callLater(
-                self._heartbeat_seconds, lambda: self._tasks.start(self._heartbeat_and_reschedule(), "beat")
-            )
+            self._timer.start(self._heartbeat_seconds)
 
     async def _heartbeat_and_reschedule(self) -> None:
         await self._heartbeat()

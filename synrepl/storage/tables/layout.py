@@ -134,7 +134,7 @@ def _table(stream: str, config: Any) -> SourceTable:
 
 
 def columns_of(template: Template) -> Iterator[str]:
-    """The columns that a template names, in order. Raises `ConfigError` if it is no template."""
+    """The columns that a template names, in order. Raises `ConfigError` if it is not a template."""
     match template:
         case str():
             yield template

@@ -10,6 +10,7 @@ from twisted.logger import Logger
 from synrepl.errors import ReplicationError, RowError
 from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.tasks import Tasks
+from synrepl.ports.time import Timer
 from synrepl.storage.ids.database import Flavor
 from synrepl.storage.ids.startup import IdProblems
 from synrepl.storage.ids.writers import WriterState, read_writers
@@ -94,7 +95,7 @@ class TableSource:
         self._connection: Any = None
         self._is_polling = False
         self._poll_again = False
-        self._timer: Any = None
+        self._timer = Timer(clock, self.wake)
         self._is_stopped = False
 
     def start(self) -> None:
@@ -104,8 +105,7 @@ class TableSource:
     async def stop(self) -> None:
         """Stop at once, close the connection, and stop the thread."""
         self._is_stopped = True
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
+        self._timer.stop()
         self._tasks.cancel_all()
         await self._thread.run(self._close)
         await self._thread.stop()
@@ -167,9 +167,7 @@ class TableSource:
         finally:
             self._is_polling = False
             if not self._is_stopped:
-                if self._timer is not None and self._timer.active():
-                    self._timer.cancel()
-                self._timer = self._clock.callLater(self._poll_seconds, self.wake)
+                self._timer.restart(self._poll_seconds)
 
     async def _copy_complete(self, followed: _Followed) -> None:
         """Copy everything that is complete now, page by page."""

@@ -15,6 +15,7 @@ from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from synrepl.ports.time import Timer
 from synrepl.transports.redis.errors import WITHOUT_A_WORD, RedisRefused, describe_failure, explain
 from synrepl.transports.redis.interfaces import IRedisLink
 
@@ -53,7 +54,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
         )
         self._has_received = False
         self._pinged_at = 0.0
-        self._timer: Any = None
+        self._timer = Timer(link.clock, self._tick)
 
     # -- called by Twisted ---------------------------------------------------------------------------------
 
@@ -70,8 +71,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
             elif not self._has_received and reason.check(error.ConnectionDone, error.ConnectionLost):
                 self.why = WITHOUT_A_WORD
         self.why = self.why or describe_failure(reason)
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
+        self._timer.stop()
         super().connectionLost(reason)
         self.on_lost(self)
 
@@ -151,7 +151,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
     def _arm(self) -> None:
         # No later than the next PING, in case a reply comes at once.
         delay = min(self._keepalive.ping_seconds, max(0.0, self._deadline() - self._clock.seconds()))
-        self._timer = self._clock.callLater(delay, self._tick)
+        self._timer.restart(delay)
 
     def _tick(self) -> None:
         if self.closed:

@@ -1,11 +1,12 @@
 """The two halves of a link: each keeps a connection, one to subscribe and one to publish."""
 
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from twisted.internet import defer
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
+from synrepl.ports.time import Backoff, Timer, doubling
 from synrepl.transports.redis.attempt import Attempt
 from synrepl.transports.redis.connections import PublisherConnection, RedisConnection, SubscriberConnection
 from synrepl.transports.redis.interfaces import IRedisLink
@@ -39,8 +40,11 @@ class HalfLink(Generic[Working]):
         self._open: set[RedisConnection] = set()
         """Every open connection in any state; each attempt has one at a time."""
         self._connecting: Deferred[None] | None = None
-        self._timer: Any = None
-        self._delay = 0.0
+        self._timer = Timer(link.clock, self._connect_once)
+        # Jitter: otherwise all processes would reconnect at once to a restarted Redis.
+        self._backoff = Backoff(
+            doubling(FIRST_DELAY_SECONDS, LAST_DELAY_SECONDS), jitter=lambda: link.chance.uniform(0.5, 1.0)
+        )
         self._connects = 0
         self._connected_at = 0.0
         self._stopped = True
@@ -62,21 +66,21 @@ class HalfLink(Generic[Working]):
         """Start to connect."""
         if self._stopped:
             self._stopped = False
-            self._delay = 0.0
+            self._backoff.reset()
             self._connect_once()
 
     def stop(self) -> "Deferred[None]":
         """Close all connections and stop reconnecting. Fires when they are closed."""
         self._stopped = True
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
+        self._timer.stop()
         if self._connecting is not None:
             self._connecting.cancel()
         abort_timer = None
         for connection in list(self._open):
             if isinstance(connection, PublisherConnection) and connection.is_up:
                 connection.close()
-                abort_timer = self._clock.callLater(STOP_SECONDS, connection.transport.abortConnection)
+                abort_timer = Timer(self._clock, connection.transport.abortConnection)
+                abort_timer.start(STOP_SECONDS)
             else:
                 connection.end("closed by this process")
         self.current = None
@@ -84,7 +88,7 @@ class HalfLink(Generic[Working]):
             return defer.succeed(None)
         closed: Deferred[None] = Deferred()
         if abort_timer is not None:
-            closed.addCallback(lambda _: abort_timer.cancel() if abort_timer.active() else None)
+            closed.addCallback(lambda _: abort_timer.stop())
         self._close_waiters.append(closed)
         return closed
 
@@ -96,12 +100,11 @@ class HalfLink(Generic[Working]):
     def reset_delay(self) -> None:
         """Reset the backoff: the connection works."""
         if self.current is not None:
-            self._delay = 0.0
+            self._backoff.reset()
 
     # -- connecting ----------------------------------------------------------------------------------------
 
     def _connect_once(self) -> None:
-        self._timer = None
         attempt = Attempt(self._link, self._on_open)
         self._connecting = Deferred.fromCoroutine(self._connect(attempt))
         self._connecting.addErrback(self._failed, attempt)
@@ -143,7 +146,7 @@ class HalfLink(Generic[Working]):
             self.current = None
             self.why = connection.why
             if connection.received_at - self._connected_at >= STABLE_SECONDS:
-                self._delay = 0.0
+                self._backoff.reset()
             if not self._stopped:
                 self._link.changed()
                 # First, so that an error of the member does not prevent the retry.
@@ -155,11 +158,7 @@ class HalfLink(Generic[Working]):
                 waiter.callback(None)
 
     def _retry(self) -> None:
-        self._delay = min(LAST_DELAY_SECONDS, max(FIRST_DELAY_SECONDS, self._delay * 2))
-        # Jitter: otherwise all processes would reconnect at once to a restarted Redis.
-        self._timer = self._clock.callLater(
-            self._delay * self._link.chance.uniform(0.5, 1.0), self._connect_once
-        )
+        self._timer.restart(self._backoff.next())
 
 
 class SubscriberLink(HalfLink[SubscriberConnection]):

@@ -297,7 +297,7 @@ class _UnnamedMachine(RuleBasedStateMachine):
         session = self.sessions.pop(name, None)
         if session is None:
             return
-        session._timer.cancel()
+        session._timer.stop()
         session._close()
         for _, ids in self.processes.pop(name).open:
             self.pending.difference_update(ids)

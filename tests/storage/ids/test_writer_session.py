@@ -73,8 +73,7 @@ class Sessions(IdCase):
     def end(self, session: WriterSession) -> None:
         """As a kill does: no word, and the database or the system takes back the name."""
         session._is_stopped = True
-        if session._timer is not None and session._timer.active():
-            session._timer.cancel()
+        session._timer.stop()
         session._close()
 
     def backend(self, connection: Any) -> int:
@@ -292,7 +291,7 @@ class Sessions(IdCase):
         self.pass_time(2)
         self.is_away = False
         self.connections["A"].is_cut = True
-        session._timer.cancel()
+        session._timer.stop()
         self.pass_time(10)
         self.write_facts(b)
 
