@@ -273,7 +273,7 @@ class Committer:
     def _commit_group(
         self, requests: list[AppendRequest], at_ms: int
     ) -> tuple[CommitGroup | None, StorageError | None, bool]:
-        """Build a group and commit it, in the writing thread. Gives the group, the error, and whether the
+        """Build a group and commit it, in the writing thread. Returns the group, the error, and whether the
         outcome is certain.
 
         Reading `_head` from this thread is safe: it changes only between groups.
@@ -305,7 +305,7 @@ class Committer:
         return group, None, True
 
     async def _resolve_uncertain_commit(self) -> StorageError | None:
-        """Look up the outcome of the uncertain commit. Gives the error if the engine cannot say."""
+        """Look up the outcome of the uncertain commit. Returns the error if the engine cannot say."""
         group = self._uncertain_commit
         assert group is not None
         try:
@@ -326,8 +326,8 @@ class Committer:
         elif head.digest != group.before:
             lost = LogLost(
                 op="append",
-                why=f"another process writes to this log: it is at serial {head.serial}, this process left it"
-                f" at {self._head.serial}",
+                why=f"another process writes to this log: it is at serial {head.serial}, this process wrote"
+                f" up to {self._head.serial}",
                 hint="find out which other program uses the database and stop it, then restart this daemon",
                 retryable=True,
                 tried=False,

@@ -49,7 +49,7 @@ class EphemeralStore:
     def append(
         self, stream: str, writer: str, facts: Sequence[bytes], at_ms: int, *, key: str | None, checksum: str
     ) -> tuple[Appended, list[Fact]]:
-        """Append facts. Gives the response, and the new facts: none for a repeated request.
+        """Append facts. Returns the response, and the new facts: none for a repeated request.
 
         Raises `KeyReused` if the key belongs to a request with another checksum.
         """
@@ -69,7 +69,7 @@ class EphemeralStore:
     def append_assigned(
         self, stream: str, facts: Sequence[tuple[str, int, bytes]], at_ms: int
     ) -> tuple[Appended, list[Fact]]:
-        """Append facts that have a writer and a token. Gives the response and the new facts."""
+        """Append facts that have a writer and a token. Returns the response and the new facts."""
         ephemeral = self.streams[stream]
         added = [fact for item in facts if (fact := ephemeral.append_assigned(*item, at_ms)) is not None]
         return Appended(ephemeral.epoch, None, [fact.token for fact in added]), added

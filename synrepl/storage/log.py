@@ -74,7 +74,7 @@ class Log:
         logger: Logger,
     ) -> None:
         self.write_barrier: Callable[[str], StorageError] | None = None
-        """Gives the error that refuses appends to a stream; `follow` passes. None while appends are open."""
+        """Returns the error that refuses appends to a stream; `follow` is not refused. None: nothing is."""
         self._engine = engine
         self._writing = writing
         self._reading = reading
@@ -570,7 +570,7 @@ class Log:
     # -- exclusive writes: epochs, trimming, following another log -------------------------------------------
 
     async def trim(self, upto: int, keys: KeysOf, limit: int) -> LogPosition:
-        """Run `IEngine.trim` on one slice. Gives the new `trimmed_upto`."""
+        """Run `IEngine.trim` on one slice. Returns the new `trimmed_upto`."""
 
         async def work() -> LogPosition:
             try:
