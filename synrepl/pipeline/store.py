@@ -32,16 +32,16 @@ class Store:
     Names are relative, with slashes. Raises `ConfigError` if the location cannot be reached.
     """
 
-    def __init__(self, place: str) -> None:
-        self.place = place if "://" in place else str(Path(place).absolute())
+    def __init__(self, location: str) -> None:
+        self.location = location if "://" in location else str(Path(location).absolute())
         self._fs: Any = None
         self._root = ""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"place": self.place, "_fs": None, "_root": ""}
+        return {"location": self.location, "_fs": None, "_root": ""}
 
     def __str__(self) -> str:
-        return self.place
+        return self.location
 
     @property
     def is_local(self) -> bool:
@@ -53,9 +53,9 @@ class Store:
         """The pyarrow file system."""
         if self._fs is None:
             try:
-                self._fs, self._root = fs.FileSystem.from_uri(self.place)
+                self._fs, self._root = fs.FileSystem.from_uri(self.location)
             except (OSError, ValueError, NotImplementedError) as error:
-                raise ConfigError(f"{self.place} cannot be reached: {error}") from error
+                raise ConfigError(f"{self.location} cannot be reached: {error}") from error
         return self._fs
 
     def path(self, name: str = "") -> str:
@@ -65,7 +65,7 @@ class Store:
 
     def uri(self, name: str) -> str:
         """Return the URI of a file for Spark and DuckDB."""
-        return self.path(name) if self.is_local else f"{self.place.rstrip('/')}/{name}"
+        return self.path(name) if self.is_local else f"{self.location.rstrip('/')}/{name}"
 
     def exists(self, name: str) -> bool:
         """Whether a file of this name exists."""
@@ -80,7 +80,7 @@ class Store:
         """Return the size of a file in bytes. Raises `NotFound`."""
         info = self.filesystem.get_file_info(self.path(name))
         if info.type != fs.FileType.File:
-            raise NotFound(f"{self.place}: there is no {name}")
+            raise NotFound(f"{self.location}: there is no {name}")
         return int(info.size)
 
     def read(self, name: str) -> bytes:
@@ -89,7 +89,7 @@ class Store:
             with self.filesystem.open_input_stream(self.path(name)) as source:
                 return bytes(source.read())
         except FileNotFoundError as error:
-            raise NotFound(f"{self.place}: there is no {name}") from error
+            raise NotFound(f"{self.location}: there is no {name}") from error
 
     def sha256(self, name: str) -> str:
         """Return the SHA-256 of a file. Raises `NotFound`."""
@@ -99,7 +99,7 @@ class Store:
                 while chunk := source.read(CHUNK):
                     found.update(chunk)
         except FileNotFoundError as error:
-            raise NotFound(f"{self.place}: there is no {name}") from error
+            raise NotFound(f"{self.location}: there is no {name}") from error
         return found.hexdigest()
 
     def write(self, name: str, data: bytes, *, new: bool = False) -> None:
@@ -114,7 +114,7 @@ class Store:
         if not self.is_local:
             if new and self.exists(name):
                 raise FileExistsError(path)
-            whole = f"{path}.{uuid.uuid4().hex[:8]}" if self.place.startswith("hdfs:") else path
+            whole = f"{path}.{uuid.uuid4().hex[:8]}" if self.location.startswith("hdfs:") else path
             with self.filesystem.open_output_stream(whole) as stream:
                 yield Sink(stream)
             if whole != path:

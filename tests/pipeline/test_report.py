@@ -32,7 +32,7 @@ class Made:
     def __init__(self, spark: "SparkSession", folder: Path) -> None:
         self.day = Day(1500, hours=5, turn_at=700)
         self.store = Store(str(folder / "archive"))
-        archive_day(self.store.place, self.day, every_ms=3600 * 1000)
+        archive_day(self.store.location, self.day, every_ms=3600 * 1000)
         self.batches = manifests(self.store)
         # As a run does that follows: what is told of batches does not go with them.
         assert merge(spark, self.store, now_ms=self.batches[-1].archived_at_ms + 1, fewest=3) >= 3

@@ -16,7 +16,7 @@ from synrepl.html.humanize import number, rate, share, shortened, size, span
 from synrepl.html.markup import Markup, element
 from synrepl.pipeline.archive.manifest import Arrival
 from synrepl.pipeline.report.chains import ChainBreak
-from synrepl.pipeline.report.counts import Bins, bins_for, standings
+from synrepl.pipeline.report.counts import Bins, bins_for, writer_lags
 from synrepl.pipeline.report.daemon_status import DaemonStatus, ask, counters
 from synrepl.pipeline.report.invalidations import Invalidations, expand_batches, meaning
 from synrepl.pipeline.report.measurement import Coverage, Measurements
@@ -121,7 +121,7 @@ def test_a_writer_is_behind_when_others_go_on() -> None:
     bins = Bins(0, 10, 4)
     told = _over_time((0, "w1", 5), (1, "w1", 7), (1, "w2", 8), (3, "w2", 9))
 
-    first, second = standings(told, bins, last_ms=38_000)
+    first, second = writer_lags(told, bins, last_ms=38_000)
 
     assert ("w1", [5.0, 5.0, 15.0, 23.0], [0, 1, 1, 2]) == (first.writer, first.silent, first.behind)
     assert ("w2", [None, 5.0, 15.0, 3.0], [None, 0, 0, 0]) == (second.writer, second.silent, second.behind)
@@ -130,7 +130,7 @@ def test_a_writer_is_behind_when_others_go_on() -> None:
 
 def test_a_stream_of_one_writer_has_nobody_behind() -> None:
     """It is its own newest."""
-    assert [] == standings(_over_time((0, "w1", 5)), Bins(0, 10, 4), last_ms=38_000)
+    assert [] == writer_lags(_over_time((0, "w1", 5)), Bins(0, 10, 4), last_ms=38_000)
 
 
 def _told(name: str, keys: list[str] | None) -> str:
@@ -283,7 +283,7 @@ def _measured(stream: str = "caches", writer: str = "w1", key: str = '["!r:h"]',
             }
         ],
         "arrivals": [_arrival(BEGAN_MS + 60_000, BEGAN_MS + 61_000)],
-        "standing": [],
+        "lags": [],
         "invalidations": Invalidations(
             names=[{"name": key, "rows": 40, "keyed": 80, "whole": 2, "misshapen": 1, "unreadable": 1}],
             caches=[{"cache": key, "invalidations": 82, "whole": 2, "keys": 1, "told_as": key}],
@@ -294,8 +294,8 @@ def _measured(stream: str = "caches", writer: str = "w1", key: str = '["!r:h"]',
         ),
     }
     measured = Measurements(**{**given, **more})
-    standing = standings(measured.over_time, bins, last_ms=BEGAN_MS + 60_000)
-    return msgspec.structs.replace(measured, standing=standing)
+    lags = writer_lags(measured.over_time, bins, last_ms=BEGAN_MS + 60_000)
+    return msgspec.structs.replace(measured, lags=lags)
 
 
 def _page(made: ReportResult) -> str:

@@ -393,7 +393,7 @@ class TestObserving:
 
         (batch,) = observe([rows_of(facts[:2]), rows_of(facts[2:])])
 
-        told = [(row["stream"], row["writer"], json.loads(row["told"])) for row in batch.to_pylist()]
+        told = [(row["stream"], row["writer"], json.loads(row["observation"])) for row in batch.to_pylist()]
         runs = [(stream, writer, run["facts"], run["token"]) for stream, writer, run in told if stream]
         assert sorted(runs) == [
             ("caches", "master", 1, 1),

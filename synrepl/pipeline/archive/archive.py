@@ -111,7 +111,7 @@ class _Job:
         self._progress = progress
         self._at = at
         # The same for all runs of this archive: the lease makes the daemon retain facts not archived yet.
-        reader = f"archive-{sha256(store.place.encode()).hexdigest()[:12]}"
+        reader = f"archive-{sha256(store.location.encode()).hexdigest()[:12]}"
         self._options = {"url": url, "reader": reader}
         if secret_file is not None:
             self._options["secretFile"] = secret_file

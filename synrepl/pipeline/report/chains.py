@@ -11,7 +11,7 @@ from synrepl.ports.history import EpochStart
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ChainBreak", "breaks", "suspicious", "told_by_many", "void"]
+__all__ = ["ChainBreak", "breaks", "suspicious", "shared_tokens", "void"]
 
 MOST: Final = 10_000
 """Maximum number of examined breaks."""
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):
     """A fact whose `prev_token` is not `expected`, the position of its writer.
 
-    `kind` is ``missing`` (facts between them are missing), ``again`` (tokens are repeated) or ``turn``
+    `kind` is ``missing`` (facts between them are missing), ``again`` (tokens are repeated) or ``epoch_start``
     (explained by a new epoch between them).
     """
 
@@ -69,10 +69,10 @@ def breaks(
         .limit(MOST + len(suspects))
     )
     columns = ("stream", "writer", "serial", "epoch", "prev_token", "token", "committed_ms")
-    wanted = set(suspects)
+    suspected = set(suspects)
     made = []
     for row in collected(found.select(*columns, "expected", "epoch_before")):
-        if (row["stream"], row["writer"]) not in wanted:
+        if (row["stream"], row["writer"]) not in suspected:
             continue
         expected = row["expected"]
         if expected is None:
@@ -97,7 +97,7 @@ def suspicious(
     ]
 
 
-def told_by_many(facts: "DataFrame", streams: Sequence[str]) -> dict[str, int]:
+def shared_tokens(facts: "DataFrame", streams: Sequence[str]) -> dict[str, int]:
     """Return for streams with several writers the number of tokens that several of them used."""
     from pyspark.sql import functions as f
 

@@ -23,7 +23,7 @@ __all__ = [
     "spread",
     "when",
     "WriterLag",
-    "standings",
+    "writer_lags",
 ]
 
 MOST: Final = 200
@@ -257,7 +257,7 @@ class WriterLag(msgspec.Struct, frozen=True):
         return max((one for one in self.silent if one is not None), default=0.0)
 
 
-def standings(over_time: Iterable[Mapping[str, Any]], bins: Bins, *, last_ms: int) -> list[WriterLag]:
+def writer_lags(over_time: Iterable[Mapping[str, Any]], bins: Bins, *, last_ms: int) -> list[WriterLag]:
     """Return the lags in streams with several writers, from the counts by bin (`counts.over_time`)."""
     seen: dict[str, dict[str, dict[int, Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
     for row in over_time:
@@ -270,20 +270,20 @@ def standings(over_time: Iterable[Mapping[str, Any]], bins: Bins, *, last_ms: in
         heads: list[int] = []
         head = 0
         for position in range(bins.count):
-            told = (found[position]["token"] for found in writers.values() if position in found)
-            head = max((token for token in told if token is not None), default=head)
+            tokens = (found[position]["token"] for found in writers.values() if position in found)
+            head = max((token for token in tokens if token is not None), default=head)
             heads.append(max(head, heads[-1]) if heads else head)
         for writer, found in sorted(writers.items()):
             silent: list[float | None] = []
             behind: list[int | None] = []
-            heard_ms: int | None = None
+            fact_ms: int | None = None
             token: int | None = None
             for position in range(bins.count):
                 if position in found:
                     row = found[position]
-                    heard_ms = row["last_ms"]
+                    fact_ms = row["last_ms"]
                     token = row["token"] if row["token"] is not None else token
-                silent.append(None if heard_ms is None else max(0, ends[position] - heard_ms) / 1000)
+                silent.append(None if fact_ms is None else max(0, ends[position] - fact_ms) / 1000)
                 behind.append(None if token is None else max(0, heads[position] - token))
             made.append(WriterLag(stream, writer, silent, behind))
     return made

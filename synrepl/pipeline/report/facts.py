@@ -122,18 +122,18 @@ def facts_of(spark: "SparkSession", archive: Store, found: Sequence[Manifest]) -
 
 def read_facts(archive: Store, part: Part, arrivals: Sequence[Arrival]) -> Iterator[Any]:
     """Yield the facts of one file as record batches. A fact is never split between files."""
-    held: Any = None
+    rest: Any = None
     for batch in read(archive, part, READ):
         lines = _lines(batch)
-        if held is not None:
-            lines = pa.concat_tables([held, lines])
+        if rest is not None:
+            lines = pa.concat_tables([rest, lines])
         facts = _facts(lines)
         # The next batch may have further rows of the last fact.
         last = len(facts) - 1
-        held = facts.slice(last)
+        rest = facts.slice(last)
         yield from _finished(facts.slice(0, last), arrivals)
-    if held is not None:
-        yield from _finished(held, arrivals)
+    if rest is not None:
+        yield from _finished(rest, arrivals)
 
 
 def counted_once(facts: "DataFrame") -> "DataFrame":
@@ -162,18 +162,18 @@ def seconds_of(facts: "DataFrame") -> "DataFrame":
 
 
 def _lines(batch: Any) -> Any:
-    given = {name: batch[name] for name in ("serial", *SAME[:-1])}
-    given["committed_ms"] = pc.divide(batch["committed_at"].cast(pa.int64()), 1000)
-    given["copies"] = pc.equal(batch["seq"], 0).cast(pa.int64())
-    given["rows"] = pc.is_valid(batch["row"]).cast(pa.int64())
-    given["bytes"] = pc.fill_null(pc.binary_length(batch["row"]), 0).cast(pa.int64())
-    return pa.table(given)
+    columns = {name: batch[name] for name in ("serial", *SAME[:-1])}
+    columns["committed_ms"] = pc.divide(batch["committed_at"].cast(pa.int64()), 1000)
+    columns["copies"] = pc.equal(batch["seq"], 0).cast(pa.int64())
+    columns["rows"] = pc.is_valid(batch["row"]).cast(pa.int64())
+    columns["bytes"] = pc.fill_null(pc.binary_length(batch["row"]), 0).cast(pa.int64())
+    return pa.table(columns)
 
 
 def _facts(lines: Any) -> Any:
-    wanted = [*((name, "first") for name in SAME), *((name, "sum") for name in SUMMED)]
-    found = lines.group_by("serial", use_threads=False).aggregate(wanted)
-    names = {"serial": "serial"} | {f"{name}_{how}": name for name, how in wanted}
+    sums = [*((name, "first") for name in SAME), *((name, "sum") for name in SUMMED)]
+    found = lines.group_by("serial", use_threads=False).aggregate(sums)
+    names = {"serial": "serial"} | {f"{name}_{how}": name for name, how in sums}
     return found.select(list(names)).rename_columns(list(names.values()))
 
 
@@ -181,11 +181,11 @@ def _finished(facts: Any, arrivals: Sequence[Arrival]) -> Iterator[Any]:
     if not len(facts):
         return
     copies = pc.max_element_wise(facts["copies"], 1)
-    given = {name: facts[name] for name in ("serial", *SAME, "copies")}
-    given["rows"] = pc.divide(facts["rows"], copies)
-    given["bytes"] = pc.divide(facts["bytes"], copies)
-    given["waited_ms"] = pc.subtract(_archived_ms(facts["serial"], arrivals), facts["committed_ms"])
-    yield from pa.table(given).combine_chunks().to_batches()
+    columns = {name: facts[name] for name in ("serial", *SAME, "copies")}
+    columns["rows"] = pc.divide(facts["rows"], copies)
+    columns["bytes"] = pc.divide(facts["bytes"], copies)
+    columns["waited_ms"] = pc.subtract(_archived_ms(facts["serial"], arrivals), facts["committed_ms"])
+    yield from pa.table(columns).combine_chunks().to_batches()
 
 
 def _archived_ms(serials: Any, arrivals: Sequence[Arrival]) -> Any:

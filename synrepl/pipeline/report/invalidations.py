@@ -58,11 +58,11 @@ MEANT_DDL: Final = ", ".join(
 )
 
 REMEMBERED: Final = 50_000
-HELD: Final = 200_000
+BUFFERED: Final = 200_000
 """Maximum number of buffered entries."""
 
-_told: Final = msgspec.json.Decoder(tuple[str, str])
-_keys: Final = msgspec.json.Decoder(list[str] | None)
+_NAME: Final = msgspec.json.Decoder(tuple[str, str])
+_KEYS: Final = msgspec.json.Decoder(list[str] | None)
 
 
 class Meaning(msgspec.Struct, frozen=True):
@@ -75,11 +75,11 @@ class Meaning(msgspec.Struct, frozen=True):
     unreadable: int = 0
 
 
-def meaning(told: str | None, vintage: Vintage = NEWEST) -> Meaning:
+def meaning(key: str | None, vintage: Vintage = NEWEST) -> Meaning:
     """Return the invalidations of a row with this key (`synrepl.pipeline.keys`: name and keys as JSON)."""
     try:
-        name, text = _told.decode(told or "")
-        keys = _keys.decode(text)
+        name, text = _NAME.decode(key or "")
+        keys = _KEYS.decode(text)
     except (msgspec.DecodeError, UnicodeError):
         return Meaning(None, unreadable=1)
     unreadable: list[object] = []
@@ -99,9 +99,11 @@ def meaning(told: str | None, vintage: Vintage = NEWEST) -> Meaning:
 
 def count_by_minute(rows: Any) -> Any:
     """Count the keys of a record batch (`key`, `row`, `committed_at`) by minute: `key`, `minute`, `count`."""
-    told = rows.filter(pc.is_valid(rows["row"]))
-    minutes = pc.divide(told["committed_at"].cast(pa.int64()), 60_000_000)
-    counted = pa.table({"key": told["key"], "minute": minutes}).group_by(["key", "minute"], use_threads=False)
+    present = rows.filter(pc.is_valid(rows["row"]))
+    minutes = pc.divide(present["committed_at"].cast(pa.int64()), 60_000_000)
+    counted = pa.table({"key": present["key"], "minute": minutes}).group_by(
+        ["key", "minute"], use_threads=False
+    )
     return counted.aggregate([([], "count_all")]).rename_columns(["key", "minute", "count"])
 
 
@@ -112,22 +114,22 @@ def expand_batches(batches: Iterable[Any]) -> Iterator[Any]:
     for batch in batches:
         names: dict[tuple[str | None, int], list[int]] = defaultdict(lambda: [0] * 5)
         columns = (batch[name].to_pylist() for name in ("key", "minute", "count"))
-        for told, minute, count in zip(*columns, strict=True):
-            found = known.get(told)
-            if found is None:
+        for key, minute, count in zip(*columns, strict=True):
+            meant = known.get(key)
+            if meant is None:
                 if len(known) >= REMEMBERED:
                     known.clear()
-                found = known[told] = meaning(told)
-            sums = names[found.name, minute]
+                meant = known[key] = meaning(key)
+            sums = names[meant.name, minute]
             sums[0] += count
-            sums[1] += count * (len(found.drops) - found.whole)
-            sums[2] += count * found.whole
-            sums[3] += count * found.misshapen
-            sums[4] += count * found.unreadable
-            for cache, key in found.drops:
-                drops[found.name, cache, key] += count
+            sums[1] += count * (len(meant.drops) - meant.whole)
+            sums[2] += count * meant.whole
+            sums[3] += count * meant.misshapen
+            sums[4] += count * meant.unreadable
+            for cache, dropped in meant.drops:
+                drops[meant.name, cache, dropped] += count
         yield _names(names)
-        if len(drops) >= HELD:
+        if len(drops) >= BUFFERED:
             yield _drops(drops)
             drops.clear()
     yield _drops(drops)

@@ -9,7 +9,7 @@ from synrepl.pipeline.archive.manifest import Arrival, Manifest, manifests
 from synrepl.pipeline.jobs import Progress
 from synrepl.pipeline.report import chains, counts
 from synrepl.pipeline.report.chains import ChainBreak
-from synrepl.pipeline.report.counts import Bins, WriterLag, bins_for, standings
+from synrepl.pipeline.report.counts import Bins, WriterLag, bins_for, writer_lags
 from synrepl.pipeline.report.daemon_status import DaemonStatus
 from synrepl.pipeline.report.facts import counted_once, facts_of, parts_of, seconds_of
 from synrepl.pipeline.report.invalidations import CACHES, Invalidations, invalidations
@@ -116,7 +116,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     spread: list[Row] = []
     largest: list[Row] = []
     arrivals: list[Arrival] = []
-    standing: list[WriterLag] = []
+    lags: list[WriterLag] = []
     broken: list[ChainBreak] = []
     doubles: dict[str, int] = {}
     voided: dict[int, int] = {}
@@ -187,12 +187,12 @@ def measure(
             compacted=covers.compacted,
         )
         shared = [stream for stream, writers in covers.writers.items() if len(writers) > 1]
-        doubles = chains.told_by_many(facts, shared)
+        doubles = chains.shared_tokens(facts, shared)
         voided = chains.void(facts, covers.epoch_starts)
         progress("expanding cache invalidations", 5, STEPS)
         minutes = bins if bins.width >= 60 else _minutes(covers.first_ms, covers.last_ms)
         parts = parts_of(found, CACHES)
-        told = invalidations(spark, archive, parts, minutes, top) if parts else None
+        announced = invalidations(spark, archive, parts, minutes, top) if parts else None
     finally:
         seconds.unpersist()
         facts.unpersist()
@@ -211,11 +211,11 @@ def measure(
         spread=spread,
         largest=largest,
         arrivals=[one for manifest in found for one in manifest.all_arrivals],
-        standing=standings(over_time, bins, last_ms=covers.last_ms),
+        lags=writer_lags(over_time, bins, last_ms=covers.last_ms),
         broken=broken,
         doubles=doubles,
         voided=voided,
-        invalidations=told,
+        invalidations=announced,
         minutes=minutes,
     )
 

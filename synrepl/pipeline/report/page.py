@@ -245,7 +245,7 @@ def _lag(content: _Content, covers: Coverage) -> list[Markup]:
         as_html(content.tables["lag"], at_most=12),
         element("h3", "Writer lag"),
     ]
-    if not measured.standing:
+    if not measured.lags:
         return [*made, _note("No stream has several writers, so no writer lags behind another.")]
     note = (
         "For streams with several writers: the time since the last fact of each writer, at the end of"

@@ -72,7 +72,7 @@ def _silence(measured: Measurements) -> Plot | None:
     # A writer has the same color in all charts.
     colors = dict(zip(measured.writers(), COLORS, strict=False))
     least = max(measured.bins.width / 2, 1.0)
-    for one in sorted(measured.standing, key=lambda one: -one.silent_most):
+    for one in sorted(measured.lags, key=lambda one: -one.silent_most):
         name = one.writer if one.writer in colors else "others"
         values = [None if value is None else max(value, least) for value in one.silent]
         panels[one.stream].append(Series(name, values, colors.get(one.writer, OTHER)))

@@ -214,7 +214,7 @@ def silent_writers(measured: Measurements) -> Table:
             "behind": one.behind[-1],
             "longest_seconds": one.silent_most,
         }
-        for one in sorted(measured.standing, key=lambda one: -(one.silent[-1] or 0.0))
+        for one in sorted(measured.lags, key=lambda one: -(one.silent[-1] or 0.0))
     ]
     return _table("silence", rows, "stream writer silent_seconds behind longest_seconds")
 
@@ -303,7 +303,7 @@ def _batches(measured: Measurements) -> Table:
 
 def _silence(measured: Measurements) -> Table:
     rows = []
-    for one in measured.standing:
+    for one in measured.lags:
         for start, silent, behind in zip(measured.bins.starts, one.silent, one.behind, strict=True):
             if silent is not None:
                 row = {"to": _iso(start + measured.bins.width), "stream": one.stream, "writer": one.writer}

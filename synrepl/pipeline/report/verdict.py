@@ -41,7 +41,7 @@ def findings(measured: Measurements) -> list[Advice]:
     found = [
         *_chain(measured, covers),
         *_lost(measured, covers),
-        *_silent(measured.standing),
+        *_silent(measured.lags),
         *_lag(measured),
         *_epoch_starts(covers),
         *(_daemon(measured.daemon) if measured.daemon is not None else ()),

@@ -15,7 +15,7 @@ from synrepl.pipeline.store import Store
 __all__ = ["FILE_ROWS", "WRITTEN", "write_parts"]
 
 FILE_ROWS: Final = 256 * 1024
-"""Approximate rows per file, which are held in memory while the file is written."""
+"""Approximate rows per file, which are in memory while the file is written."""
 
 GROUP_ROWS: Final = 128 * 1024
 

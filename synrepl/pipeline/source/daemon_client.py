@@ -144,5 +144,5 @@ class SourceClient:
 
 
 def _path(path: str, query: Mapping[str, Any]) -> str:
-    given = {name: value for name, value in query.items() if value is not None and value != ""}
-    return f"{path}?{urlencode(given)}" if given else path
+    parameters = {name: value for name, value in query.items() if value is not None and value != ""}
+    return f"{path}?{urlencode(parameters)}" if parameters else path

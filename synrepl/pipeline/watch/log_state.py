@@ -124,12 +124,17 @@ def look(
         if log is None:
             log = LogState(epoch=one.begun[0].epoch, at_ms=one.at_ms, seen_ms=now_ms)
         epoch = log.epoch
-        for begun in one.begun:
-            if begun.epoch > epoch:
+        for first_fact in one.begun:
+            if first_fact.epoch > epoch:
                 events.append(
-                    Epoch(at_ms=begun.at_ms, epoch=begun.epoch, before_epoch=epoch, serial=begun.serial)
+                    Epoch(
+                        at_ms=first_fact.at_ms,
+                        epoch=first_fact.epoch,
+                        before_epoch=epoch,
+                        serial=first_fact.serial,
+                    )
                 )
-                epoch = begun.epoch
+                epoch = first_fact.epoch
         opened = dict(log.open)
         for number, drops in one.minutes.items():
             # Facts of a reported minute count in the next one, so that none is lost.

@@ -29,7 +29,7 @@ COLUMNS: Final = (
 """The columns to read."""
 
 OBSERVED: Final = pa.schema(
-    [pa.field(name, pa.string(), nullable=False) for name in ("stream", "writer", "told")]
+    [pa.field(name, pa.string(), nullable=False) for name in ("stream", "writer", "observation")]
 )
 """A line per run of a writer (`FactRun`), and one for the log (`TaskObservations`), as JSON."""
 
@@ -47,7 +47,7 @@ def observe(batches: Iterable[Any], *, streams: frozenset[str] | None = None) ->
     the source itself would detect a gap and fail.
     """
     runs: dict[tuple[str, str], list[FactRun]] = {}
-    begun: list[FirstFact] = []
+    first_facts: list[FirstFact] = []
     minutes: dict[int, Drops] = defaultdict(Drops)
     keys = KeyExtractor()
     last_ms = 0
@@ -56,16 +56,18 @@ def observe(batches: Iterable[Any], *, streams: frozenset[str] | None = None) ->
         for serial, epoch, stream, writer, prev_token, token, at_ms in _facts(batch):
             if streams is None or stream in streams:
                 facts[stream, writer].append((serial, epoch, prev_token, token, at_ms))
-            if not begun or epoch > begun[-1].epoch:
-                begun.append(FirstFact(epoch=epoch, serial=serial, at_ms=at_ms))
+            if not first_facts or epoch > first_facts[-1].epoch:
+                first_facts.append(FirstFact(epoch=epoch, serial=serial, at_ms=at_ms))
             last_ms = max(last_ms, at_ms)
         for writer_of, some in facts.items():
             runs.setdefault(writer_of, []).extend(runs_of(some))
         if streams is None or CACHES in streams:
             _count(batch, keys, minutes)
     lines = [(*writer_of, _encode(run).decode()) for writer_of, its in runs.items() for run in its]
-    if begun:
-        seen = TaskObservations(serial=begun[0].serial, at_ms=last_ms, begun=begun, minutes=minutes)
+    if first_facts:
+        seen = TaskObservations(
+            serial=first_facts[0].serial, at_ms=last_ms, begun=first_facts, minutes=minutes
+        )
         lines.append((*THE_LOG, _encode(seen).decode()))
         columns = [pa.array(column, pa.string()) for column in zip(*lines, strict=True)]
         yield pa.record_batch(columns, schema=OBSERVED)

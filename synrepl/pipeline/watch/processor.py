@@ -18,9 +18,9 @@ from synrepl.pipeline.watch.writer_chain import (
     silence,
 )
 
-__all__ = ["TOLD_DDL", "WatchProcessor"]
+__all__ = ["EVENTS_DDL", "WatchProcessor"]
 
-TOLD_DDL: Final = "serial bigint, kind int, line string"
+EVENTS_DDL: Final = "serial bigint, kind int, line string"
 """Lines and their sort key (`events.order`)."""
 
 _chain: Final = msgspec.json.Decoder(WriterChain)
@@ -45,7 +45,7 @@ class WatchProcessor(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
         """Handle new observations of a key."""
         now_ms = timerValues.getCurrentProcessingTimeInMs()
-        observations = [row["told"] for row in rows]
+        observations = [row["observation"] for row in rows]
         kept = self._kept()
         if tuple(key) == THE_LOG:
             log = None if kept is None else _log.decode(kept)

@@ -161,13 +161,13 @@ def _start(
     every_seconds: float,
     checkpoint: str | None,
 ) -> Any:
-    from synrepl.pipeline.watch.processor import TOLD_DDL, WatchProcessor
+    from synrepl.pipeline.watch.processor import EVENTS_DDL, WatchProcessor
 
     rows = spark.readStream.format("synrepl").options(**options).load()
     lines = (
         rows.mapInArrow(observing, OBSERVED_DDL)
         .groupBy("stream", "writer")
-        .transformWithState(WatchProcessor(rules), TOLD_DDL, "append", "processingTime")
+        .transformWithState(WatchProcessor(rules), EVENTS_DDL, "append", "processingTime")
     )
     writing = lines.writeStream.foreachBatch(printer).trigger(
         processingTime=f"{max(1, int(every_seconds * 1000))} milliseconds"
