@@ -5,6 +5,7 @@ all facts from `first_serial` to `last_serial`, and the next batch follows witho
 `replaces` others, which are ignored from then on and removed later.
 """
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Final
 
@@ -21,6 +22,8 @@ __all__ = [
     "Arrival",
     "BadArchive",
     "Manifest",
+    "current",
+    "decode",
     "manifests",
     "texts",
     "write_manifest",
@@ -116,10 +119,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def manifests(store: Store) -> list[Manifest]:
     """Return the current manifests in order. Raises `BadArchive` unless each continues the previous one."""
-    found = {batch: _decode(store, batch, text) for batch, text in texts(store).items()}
-    replaced = {batch for manifest in found.values() for batch in manifest.replaces}
-    kept = [manifest for batch, manifest in found.items() if batch not in replaced]
-    kept.sort(key=lambda manifest: manifest.first_serial)
+    try:
+        kept = current(decode(batch, text) for batch, text in texts(store).items())
+    except BadArchive as error:
+        raise BadArchive(f"{store}: {error}") from error
     for before, after in pairwise(kept):
         if after.first_serial != before.last_serial + 1:
             raise BadArchive(
@@ -156,14 +159,23 @@ def texts(store: Store) -> dict[int, bytes]:
                 raise
 
 
-def _decode(store: Store, batch: int, text: bytes) -> Manifest:
+def current(found: Iterable[Manifest]) -> list[Manifest]:
+    """Return the manifests that no other one replaces, in order of serial."""
+    found = list(found)
+    replaced = {batch for manifest in found for batch in manifest.replaces}
+    kept = [manifest for manifest in found if manifest.batch not in replaced]
+    return sorted(kept, key=lambda manifest: manifest.first_serial)
+
+
+def decode(batch: int, text: bytes) -> Manifest:
+    """Decode the manifest of a batch. Raises `BadArchive`."""
     name = f"{MANIFESTS}/{batch}.json"
     try:
         manifest = msgspec.json.decode(text, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadArchive(f"{store}: {name} is not a valid manifest: {error}") from error
+        raise BadArchive(f"{name} is not a valid manifest: {error}") from error
     if manifest.version != VERSION:
-        raise BadArchive(f"{store}: {name} has version {manifest.version}; this release supports {VERSION}")
+        raise BadArchive(f"{name} has version {manifest.version}; this release supports {VERSION}")
     if manifest.batch != batch:
-        raise BadArchive(f"{store}: {name} is the manifest of batch {manifest.batch}")
+        raise BadArchive(f"{name} is the manifest of batch {manifest.batch}")
     return manifest

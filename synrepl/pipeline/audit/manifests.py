@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-import msgspec
 from pyarrow import fs
 
-from synrepl.pipeline.archive.manifest import MANIFESTS, VERSION, Manifest, texts
+from synrepl.pipeline.archive.manifest import MANIFESTS, BadArchive, Manifest, current, decode, texts
 from synrepl.pipeline.audit.findings import AuditFindings
 from synrepl.pipeline.store import Store
 
@@ -15,24 +14,13 @@ __all__ = ["read_manifests", "report_unnamed"]
 
 def read_manifests(store: Store, found: AuditFindings) -> list[Manifest]:
     """Return the valid current manifests, in order of serial."""
-    read: dict[int, Manifest] = {}
+    valid = []
     for batch, text in texts(store).items():
-        path = f"{MANIFESTS}/{batch}.json"
         try:
-            manifest = msgspec.json.decode(text, type=Manifest)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            found.add("manifest", f"{path} is not a valid manifest: {error}", file=path)
-            continue
-        if manifest.version != VERSION:
-            why = f"{path} has version {manifest.version}; this release supports {VERSION}"
-            found.add("manifest", why, file=path)
-        elif manifest.batch != batch:
-            found.add("manifest", f"{path} is the manifest of batch {manifest.batch}", file=path)
-        else:
-            read[manifest.batch] = manifest
-    replaced = {batch for manifest in read.values() for batch in manifest.replaces}
-    kept = [manifest for batch, manifest in read.items() if batch not in replaced]
-    kept.sort(key=lambda manifest: manifest.first_serial)
+            valid.append(decode(batch, text))
+        except BadArchive as error:
+            found.add("manifest", str(error), file=f"{MANIFESTS}/{batch}.json")
+    kept = current(valid)
     for manifest in kept:
         _check_sums(manifest, found)
     for before, after in pairwise(kept):

@@ -183,21 +183,10 @@ def peaks(seconds: "DataFrame") -> dict[tuple[str | None, str | None], tuple[int
     """Return the maximum facts and rows per second by stream and writer, by stream, and of all (None)."""
     from pyspark.sql import functions as f
 
-    frames = [
-        seconds.select("stream", "writer", "second", "facts", "rows"),
-        seconds.groupBy("stream", f.lit(None).cast("string").alias("writer"), "second").agg(
-            f.sum("facts").alias("facts"), f.sum("rows").alias("rows")
-        ),
-    ]
-    frames.append(
-        seconds.groupBy(
-            f.lit(None).cast("string").alias("stream"), f.lit(None).cast("string").alias("writer"), "second"
-        ).agg(f.sum("facts").alias("facts"), f.sum("rows").alias("rows"))
-    )
+    sets = (("stream", "writer", "second"), ("stream", "second"), ("second",))
     found = collected(
-        frames[0]
-        .unionByName(frames[1])
-        .unionByName(frames[2])
+        seconds.groupingSets(sets, "stream", "writer", "second")
+        .agg(f.sum("facts").alias("facts"), f.sum("rows").alias("rows"))
         .groupBy("stream", "writer")
         .agg(f.max("facts").alias("facts"), f.max("rows").alias("rows"))
     )
