@@ -269,9 +269,10 @@ class FollowerEngine:
         self.is_connected = True
         self._last_received = self.clock.seconds()
         self.allocation.forget()
+        for name, executor in self.executors.items():
+            # Also streams that the release lacks: the server may be of another one.
+            executor.feed(self._connected_event(self.table[name]))
         known = [stream for stream in self.table.known_to(dialect) if stream.name in self.executors]
-        for stream in known:
-            self.executors[stream.name].feed(self._connected_event(stream))
         self._emit(FollowerEvent(kind="connected"))
         for command in self._strategy.requests(
             [stream.name for stream in known],

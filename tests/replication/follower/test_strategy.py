@@ -858,6 +858,18 @@ class TestFacts:
             (row.user_id, row.room_id, row.data_type) for row in story.rows
         ]
 
+    def test_a_stream_that_the_release_lacks_is_followed_if_it_comes(self) -> None:
+        """The server may be of another release than the connection says."""
+        story = Story(CURRENT, "thread_subscriptions")
+
+        story.hears(
+            "POSITION thread_subscriptions master 1 1",
+            'RDATA thread_subscriptions master 2 ["@a:hs","!r:hs","$e"]',
+        )
+
+        assert CURRENT.release not in TABLE["thread_subscriptions"].span
+        assert [row.user_id for row in story.rows] == ["@a:hs"]
+
     def test_a_stream_unknown_here_is_told_once(self) -> None:
         """A newer master has streams that we do not know."""
         story = Story(CURRENT)
