@@ -129,11 +129,8 @@ class Feed:
         is_live: bool = False,
     ) -> None:
         self.serial = after
-        self.epoch = max(
-            BEGINNING.epoch if epoch is None else epoch,
-            *(start.epoch for start in log.epoch_starts if start.serial < after),
-            0,
-        )
+        earlier = [start.epoch for start in log.epoch_starts if start.serial < after]
+        self.epoch = max([BEGINNING.epoch if epoch is None else epoch, *earlier])
         self.filter = filter
         self.upto = upto
         self.left = limit
@@ -180,7 +177,7 @@ class Feed:
     @property
     def is_done(self) -> bool:
         """Whether no more facts can follow."""
-        return self.serial >= self.upto or (self.left == 0)
+        return self.serial >= self.upto or self.left == 0
 
     @property
     def needs_receipts(self) -> bool:
