@@ -29,6 +29,7 @@ from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.transports.endpoints import server_endpoint
 from synrepl.transports.http.server import make_site
+from synrepl.transports.http.services import Services
 from synrepl.transports.limits import LimitedFactory, connection_limit
 from synrepl.transports.tcp import MAX_CONNECTIONS, PublisherFactory
 from synrepl.wire.dialect import NEWEST
@@ -303,25 +304,27 @@ class Daemon(Service):
                 dialect=dialect,
             )
         site = self._site = make_site(
-            log=self.log,
-            publisher=self.publisher,
-            table=self.table,
-            ingest=self.ingest,
-            replication=self.replication,
-            files=self.replication.files,
-            max_file=settings.max_file_bytes,
-            write_forwarder=self.write_forwarder,
-            refuses_stale=settings.refuse_stale_reads,
-            roles=self.replication.roles,
-            relays=self.replication.relays,
-            metrics=self.metrics,
-            clock=self._reactor,
-            instance=settings.instance_name,
-            server_name=settings.server_name,
+            Services(
+                log=self.log,
+                publisher=self.publisher,
+                table=self.table,
+                metrics=self.metrics,
+                clock=self._reactor,
+                instance=settings.instance_name,
+                server_name=settings.server_name,
+                ingest=self.ingest,
+                replication=self.replication,
+                dialect=settings.dialect,
+                files=self.replication.files,
+                write_forwarder=self.write_forwarder,
+                roles=self.replication.roles,
+                relays=self.replication.relays,
+                refuses_stale=settings.refuse_stale_reads,
+            ),
             keys=self.keyring,
             hosts=self._hosts(),
-            dialect=settings.dialect,
             max_body=settings.max_body_bytes,
+            max_file=settings.max_file_bytes,
         )
         port = await self._open(settings.http, LimitedFactory(site, most, self._reactor))
         self._logger.info("http: listening at {address}", address=_address(port))

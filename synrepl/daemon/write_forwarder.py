@@ -7,21 +7,21 @@ from twisted.logger import Logger
 
 from synrepl.daemon.replication import ReplicationServices
 from synrepl.errors import NotConnected
+from synrepl.ports.interfaces import Appended
+from synrepl.ports.response_errors import NotForwarded
 from synrepl.replication.roles import REPLICA, ReadOnlyHere
 from synrepl.storage import Log
-from synrepl.streams.stream import Stream
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.api_error import ApiError
 
 if TYPE_CHECKING:
     from synrepl.replication.log_waiters import LogWaiters
-    from synrepl.transports.http.write_forwarder import WriteForwarder
+    from synrepl.replication.write_forwarder import PostedFacts, WriteForwarder
 
 __all__ = ["LazyWriteForwarder"]
 
 
 class LazyWriteForwarder:
-    """Forwards facts while this daemon is a replica (`api.IWriteForwarder`)."""
+    """Forwards facts while this daemon is a replica (`services.IWriteForwarder`)."""
 
     def __init__(
         self, log: Log, reactor: Any, replication: ReplicationServices, credentials: Credentials
@@ -37,25 +37,25 @@ class LazyWriteForwarder:
         """Whether writes are forwarded to the primary."""
         return self._replication.roles.role == REPLICA
 
-    async def answer(self, request: Any, stream: Stream[Any], body: bytes, waiters: "LogWaiters") -> bytes:
-        """Forward a POST of facts. Returns the primary's answer once the facts are in the local log too.
+    def _check(self, stream: str) -> None:
+        if (stopped := self._replication.roles.forwarding_refusal(stream)) is not None:
+            raise stopped
+
+    async def forward(self, posted: "PostedFacts", waiters: "LogWaiters") -> Appended:
+        """Forward posted facts. Returns the primary's answer once the facts are in the local log too.
 
         Raises `ReadOnlyHere` while this replica is stopped.
         """
-        self._check(stream.name)
-        return await self._created().answer(request, stream, body, waiters)
+        self._check(posted.stream)
+        return await self._created().forward(posted, waiters)
 
     async def append(self, stream: str, facts: Sequence[bytes]) -> None:
         """Forward facts that a follower sent; no response is expected. Raises `NotConnected`."""
         try:
             self._check(stream)
             await self._created().append(stream, facts)
-        except (ApiError, ReadOnlyHere) as error:
+        except (NotForwarded, ReadOnlyHere) as error:
             raise NotConnected(str(error)) from error
-
-    def _check(self, stream: str) -> None:
-        if (stopped := self._replication.roles.forwarding_refusal(stream)) is not None:
-            raise stopped
 
     async def stop(self) -> None:
         """Abort writes that are under way."""
@@ -64,8 +64,8 @@ class LazyWriteForwarder:
 
     def _created(self) -> "WriteForwarder":
         if self._forwarder is None:
-            from synrepl.transports.http.client import HttpAppender
-            from synrepl.transports.http.write_forwarder import WriteForwarder
+            from synrepl.replication.write_forwarder import WriteForwarder
+            from synrepl.transports.http.append_client import HttpAppender
 
             self._forwarder = WriteForwarder(
                 self._log,

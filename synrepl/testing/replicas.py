@@ -31,7 +31,7 @@ from synrepl.streams import jsontext
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from synrepl.testing.network import MemoryEndpoint, MemoryLink, Network
-from synrepl.transports.http.replica_routes import ReplicaRoutes
+from synrepl.transports.http.replica_routes import describe_log
 from synrepl.transports.native import NativeUpstream
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.filter import Filter
@@ -339,7 +339,7 @@ class _PeerClient:
             await self._wait_for_transfer()
             return stranger
         other = await self._reach(address)
-        said = await ReplicaRoutes(other.relays).about(None)
+        said = describe_log(other.relays)
         await self._reach(address)
         return msgspec.json.decode(said, type=PeerStatus)
 

@@ -24,11 +24,15 @@ from synrepl.replication.publisher import Publisher
 from synrepl.storage import ImmediateThread, Log, MemoryEngine
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.server import make_site
+from synrepl.transports.http.services import Services
 
 NOW = 1_700_000_000
 """When every test begins, in seconds."""
 
 BROKEN = StorageError(op="commit", why="the disk is full", retryable=True)
+
+OF_SITE = {"keys", "hosts", "max_body", "max_file"}
+"""Options of the site; all others are services."""
 
 CATCH_UP = "/_synapse/replication/get_repl_stream_updates"
 
@@ -154,7 +158,8 @@ class SiteCase(SynchronousTestCase):
         """A site with these options."""
         if secret is not None:
             options["keys"] = Keyring(secret)
-        return make_site(
+        of_site = {name: options.pop(name) for name in OF_SITE & options.keys()}
+        services = Services(
             log=self.log,
             publisher=self.publisher,
             table=self.table,
@@ -164,6 +169,7 @@ class SiteCase(SynchronousTestCase):
             server_name="hs.example",
             **options,
         )
+        return make_site(services, **of_site)
 
     def talk(self, peer: str = "127.0.0.1") -> Talk:
         """A new connection."""

@@ -14,9 +14,9 @@ from twisted.python.failure import Failure
 from synrepl.errors import NotConnected
 from synrepl.files.file_check import StoredFile
 from synrepl.files.spool import Spool
+from synrepl.ports.response_errors import ApiResponseError
 from synrepl.replication.holdings import Holdings
 from synrepl.transports.http import uploads
-from synrepl.transports.http.client_errors import ApiResponseError
 from tests.files.builders import checksum
 from tests.http.files_builders import DATA, PLACE, SHA, FilesSiteCase, Upstream
 

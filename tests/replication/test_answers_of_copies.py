@@ -18,6 +18,7 @@ from synrepl.testing.raw_peer import raw_client
 from synrepl.testing.replicas import FakeNode
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.server import make_site
+from synrepl.transports.http.services import Services
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect
 from synrepl.wire.filter import ALL, Filter
@@ -163,14 +164,16 @@ def replica_of(world: World, node: FakeNode) -> str:
 def ask(world: World, node: FakeNode, method: str, path: str, body: bytes = b"", **options: Any) -> Answer:
     """What the site of this node answers."""
     site = make_site(
-        log=node.log,
-        publisher=node.publisher,
-        table=node.table,
-        metrics=node.metrics,
-        clock=world.clock,
-        instance="master",
-        server_name="hs",
-        **options,
+        Services(
+            log=node.log,
+            publisher=node.publisher,
+            table=node.table,
+            metrics=node.metrics,
+            clock=world.clock,
+            instance="master",
+            server_name="hs",
+            **options,
+        )
     )
     talk = Talk(site)
     head = f"{method} {path.format(stream='to_device')} HTTP/1.1\r\nHost: localhost\r\n"

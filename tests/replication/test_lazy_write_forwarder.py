@@ -11,7 +11,7 @@ from synrepl.daemon.write_forwarder import LazyWriteForwarder
 from synrepl.errors import NotConnected
 from synrepl.replication.replica.replica import RESYNC
 from synrepl.replication.roles import ReadOnlyHere
-from synrepl.streams.table import StreamTable
+from synrepl.replication.write_forwarder import PostedFacts
 from tests.replication.worlds import World
 
 
@@ -39,9 +39,9 @@ def failure_of(asked: Any) -> BaseException | None:
 
 def test_a_write_to_a_stopped_replica_is_refused_at_once() -> None:
     """It would be stored at a primary of another history, and waited for here in vain."""
-    passing, stream = stopped(), StreamTable.default()["to_device"]
+    passing = stopped()
 
-    answered = failure_of(passing.answer(None, stream, b"{}", None))  # type: ignore[arg-type]
+    answered = failure_of(passing.forward(PostedFacts(stream="to_device", facts=[]), None))  # type: ignore[arg-type]
     told = failure_of(passing.append("caches", [b"[]"]))
 
     assert isinstance(answered, ReadOnlyHere)

@@ -20,6 +20,7 @@ from synrepl.replication.publisher import Publisher
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.client import ChangelogClient, HttpAppender, HttpCatchUp
 from synrepl.transports.http.server import make_site
+from synrepl.transports.http.services import Services
 from tests.trial.worlds import running_log
 
 ROW = ["!room:hs.example", "m.read", "@ada:hs.example", "$event", None, {"ts": 1}]
@@ -67,13 +68,15 @@ class SocketTests(TestCase):
         publisher = Publisher(self.log, table, clock, metrics, instance="master")
         self.addCleanup(publisher.stop)
         self.site = make_site(
-            log=self.log,
-            publisher=publisher,
-            table=table,
-            metrics=metrics,
-            clock=clock,
-            instance="master",
-            server_name="hs.example",
+            Services(
+                log=self.log,
+                publisher=publisher,
+                table=table,
+                metrics=metrics,
+                clock=clock,
+                instance="master",
+                server_name="hs.example",
+            ),
             max_body=100_000,
         )
         port: Any = clock.listenTCP(0, self.site, interface="127.0.0.1")

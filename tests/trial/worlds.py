@@ -22,6 +22,7 @@ from synrepl.storage import Log, ReactorThread, SQLiteEngine
 from synrepl.streams.catalog import PUSH_RULES
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.server import make_site
+from synrepl.transports.http.services import Services
 
 __all__ = ["World", "running_log"]
 
@@ -58,13 +59,15 @@ class World(TestCase):
         self.publisher = Publisher(self.log, table, self.clock, metrics, instance="master")
         self.addCleanup(self.publisher.stop)
         site: Any = make_site(
-            log=self.log,
-            publisher=self.publisher,
-            table=table,
-            metrics=metrics,
-            clock=self.clock,
-            instance="master",
-            server_name="hs.example",
+            Services(
+                log=self.log,
+                publisher=self.publisher,
+                table=table,
+                metrics=metrics,
+                clock=self.clock,
+                instance="master",
+                server_name="hs.example",
+            )
         )
         port: Any = self.clock.listenTCP(0, site, interface="127.0.0.1")
         self.addCleanup(port.stopListening)

@@ -4,31 +4,38 @@ from collections.abc import Sequence
 from typing import Any
 
 from synrepl.errors import ReplicationError, StorageError
+from synrepl.wire.error_codes import ERROR_CODES
 
 __all__ = ["CannotPromote", "ClaimRefused", "Fenced", "HandingOver", "ReadOnlyHere"]
+
+
+def _is_retryable(code: str) -> bool:
+    """Whether the same request can succeed later, as the code says."""
+    kind = ERROR_CODES.get(code)
+    return kind is not None and bool(kind.retryable)
 
 
 class CannotPromote(ReplicationError):
     """This daemon cannot become primary in its current state; `code` gives the reason for programs."""
 
-    def __init__(self, code: str, why: str, *, retryable: bool = False, missing: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, code: str, why: str, *, retryable: bool | None = None, missing: Sequence[Any] = ()
+    ) -> None:
         super().__init__(why)
         self.code = code
-        self.retryable = retryable
+        self.retryable = _is_retryable(code) if retryable is None else retryable
         self.missing = list(missing)
 
 
 class ClaimRefused(ReplicationError):
-    """A claim, or another message of a peer about roles, is refused; it changed nothing.
-
-    `code` is ``bad_request``, ``busy``, ``not_whole``, ``other_history``, ``epoch_too_far``,
-    ``not_verified``, ``digest_differs``, ``superseded`` (a later primary is known) or ``unknown_replica``.
+    """A claim, or another message of a peer about roles, is refused; it changed nothing. `code` gives
+    the reason for programs.
     """
 
-    def __init__(self, code: str, why: str, *, retryable: bool = False) -> None:
+    def __init__(self, code: str, why: str, *, retryable: bool | None = None) -> None:
         super().__init__(why)
         self.code = code
-        self.retryable = retryable
+        self.retryable = _is_retryable(code) if retryable is None else retryable
 
 
 class ReadOnlyHere(StorageError):

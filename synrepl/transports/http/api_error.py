@@ -5,48 +5,51 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from synrepl.errors import StorageError, UnknownStream
-from synrepl.replication.roles import ReadOnlyHere
+from synrepl.ports.response_errors import NotForwarded
+from synrepl.replication.roles import CannotPromote, ClaimRefused, ReadOnlyHere
 from synrepl.storage import GivenElsewhere, KeyReused
 from synrepl.streams.jsontext import dumps
+from synrepl.wire.error_codes import ERROR_CODES
 
-__all__ = [
-    "INTERNAL",
-    "RETRY_SECONDS",
-    "UPSTREAM_UNREACHABLE",
-    "ApiError",
-    "as_api_error",
-    "api_body",
-    "synapse_body",
-    "unreachable_error",
-]
+__all__ = ["INTERNAL", "ApiError", "api_body", "as_api_error", "synapse_body"]
 
 MAX_MESSAGE: Final = 1_000
 """Maximum length of a message in characters; some quote the request."""
 
-RETRY_SECONDS: Final = b"1"
-UPSTREAM_UNREACHABLE: Final = "upstream_unreachable"
+RETRY_SECONDS: Final = 1
 
 
 class ApiError(Exception):
-    """An error response: `status`, and a body with `code`, `message` and the fields of `more`."""
+    """An error response, with the status and headers of its code, and a body with the fields of `more`.
+
+    `status` replaces that of the code. A code of another daemon, which may be unknown here, needs one.
+    """
 
     def __init__(
-        self, status: int, code: str, message: str, *, more: Mapping[str, Any] | None = None, **headers: bytes
+        self,
+        code: str,
+        message: str,
+        /,
+        *,
+        status: int | None = None,
+        headers: Mapping[bytes, bytes] | None = None,
+        **more: Any,
     ) -> None:
         super().__init__(message)
-        self.status = status
         self.code = code
         self.message = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "..."
-        self.more = more or {}
-        self.headers = {name.replace("_", "-").encode(): value for name, value in headers.items()}
+        self.more = more
+        self.headers = dict(headers or {})
+        kind = ERROR_CODES[code] if status is None else ERROR_CODES.get(code)
+        self.status = status or ERROR_CODES[code].status
+        if kind is not None and kind.status == self.status:
+            if kind.retryable is not None:
+                more.setdefault("retryable", kind.retryable)
+            if kind.retry_after is not None:
+                self.headers[b"retry-after"] = b"%d" % kind.retry_after
 
 
-INTERNAL: Final = ApiError(500, "internal", "internal error; see the log of this daemon")
-
-
-def unreachable_error(why: str) -> ApiError:
-    """Make the error for a write that was not sent, because the primary could not be connected to."""
-    return ApiError(503, UPSTREAM_UNREACHABLE, why, retry_after=RETRY_SECONDS)
+INTERNAL: Final = ApiError("internal", "internal error; see the log of this daemon")
 
 
 def as_api_error(error: BaseException) -> ApiError | None:
@@ -55,25 +58,40 @@ def as_api_error(error: BaseException) -> ApiError | None:
         case ApiError():
             return error
         case UnknownStream():
-            return ApiError(404, "unknown_stream", str(error))
+            return ApiError("unknown_stream", str(error))
         case ReadOnlyHere():
-            more = {"retryable": error.retryable, "moved_to": error.moved_to}
-            return ApiError(503, error.code, str(error), more=more, retry_after=RETRY_SECONDS)
+            return _temporary(error.code, error, retryable=error.retryable, moved_to=error.moved_to)
+        case CannotPromote(missing=[_, *_]):
+            missing = [list(one) for one in error.missing[:100]]
+            return ApiError(error.code, str(error), status=409, retryable=error.retryable, missing=missing)
+        case CannotPromote():
+            return ApiError(error.code, str(error), status=409, retryable=error.retryable)
+        case ClaimRefused():
+            return ApiError(error.code, str(error), retryable=error.retryable)
+        case NotForwarded():
+            refused = ApiError(error.code, str(error), status=error.status)
+            refused.more |= error.more
+            return refused
         case GivenElsewhere():
-            return ApiError(409, error.code, str(error))
+            return ApiError(error.code, str(error))
         case KeyReused():
-            return ApiError(409, "idempotency_key_reused", str(error))
+            return ApiError("idempotency_key_reused", str(error))
         case MemoryError():
             why = "not enough memory for this request: retry later, or send smaller requests"
-            return ApiError(503, "out_of_memory", why, retry_after=RETRY_SECONDS)
+            return ApiError("out_of_memory", why)
         case OSError(errno=errno.EMFILE | errno.ENFILE):
             why = "the daemon has no file descriptors left: raise its limit (LimitNOFILE, ulimit -n)"
-            return ApiError(503, "out_of_descriptors", why, retry_after=RETRY_SECONDS)
+            return ApiError("out_of_descriptors", why)
         case StorageError(retryable=True):
-            return ApiError(503, "storage_error", str(error), retry_after=RETRY_SECONDS)
+            return ApiError("storage_error", str(error))
         case StorageError():
-            return ApiError(500, "storage_error", str(error))
+            return ApiError("storage_error", str(error), status=500)
     return None
+
+
+def _temporary(code: str, error: Exception, **more: Any) -> ApiError:
+    retry = {b"retry-after": b"%d" % RETRY_SECONDS}
+    return ApiError(code, str(error), status=503, headers=retry, **more)
 
 
 def api_body(error: ApiError) -> bytes:

@@ -8,11 +8,12 @@ from msgspec import UNSET, UnsetType
 from twisted.internet.task import deferLater
 
 from synrepl.errors import RowError
+from synrepl.http_api.kinds import BAD_WRITER
 from synrepl.ports.interfaces import IClock
 from synrepl.streams.stream import Stream
 from synrepl.transports.http.api_error import ApiError
-from synrepl.transports.http.query import BAD_WORD, is_word
 from synrepl.wire.blocks import MAX_FACT
+from synrepl.wire.text import is_name
 
 __all__ = [
     "MAX_WRITERS",
@@ -20,9 +21,7 @@ __all__ = [
     "check_append",
     "check_writer",
     "decode_body",
-    "read_body",
     "read_facts",
-    "read_json",
 ]
 
 T = TypeVar("T")
@@ -46,33 +45,25 @@ class AppendBody(msgspec.Struct, forbid_unknown_fields=True):
     idempotency_key: str | UnsetType = UNSET
 
 
-_decoder: Final = msgspec.json.Decoder(AppendBody)
-
-
-def read_body(body: bytes) -> AppendBody:
-    """Parse a posted body. Raises `ApiError`."""
-    return check_append(decode_body(_decoder, body))
-
-
 def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """Decode a JSON body. Raises `ApiError`."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise ApiError(400, "bad_request", str(error)) from error
+        raise ApiError("bad_request", str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError(400, "bad_json", f"the body is not JSON: {error}") from error
+        raise ApiError("bad_json", f"the body is not JSON: {error}") from error
     except RecursionError:
-        raise ApiError(400, "bad_json", "the JSON body is nested too deeply") from None
+        raise ApiError("bad_json", "the JSON body is nested too deeply") from None
 
 
 def check_append(posted: AppendBody) -> AppendBody:
     """Return `posted` if its writer and key are valid. Raises `ApiError` otherwise."""
-    if posted.writer is not UNSET and not is_word(posted.writer):
-        raise ApiError(400, "bad_writer", BAD_WORD)
+    if posted.writer is not UNSET and not is_name(posted.writer):
+        raise ApiError("bad_writer", BAD_WRITER)
     key = posted.idempotency_key
     if key is not UNSET and not (0 < len(key) <= MAX_KEY and key.isprintable()):
-        raise ApiError(400, "bad_request", f"idempotency_key must have 1 to {MAX_KEY} printable characters")
+        raise ApiError("bad_request", f"idempotency_key must have 1 to {MAX_KEY} printable characters")
     return posted
 
 
@@ -88,7 +79,7 @@ def check_writer(posted: AppendBody, stream: str, known: Collection[str], instan
         f"{stream} has {len(known)} writers, the limit is {MAX_WRITERS}, and {writer} would be one more."
         " Post under a name that the stream has, or without a writer; keep a process's name over restarts"
     )
-    raise ApiError(409, "too_many_writers", why)
+    raise ApiError("too_many_writers", why)
 
 
 async def read_facts(stream: Stream[Any], posted: AppendBody, clock: IClock) -> list[bytes]:
@@ -104,23 +95,9 @@ async def read_facts(stream: Stream[Any], posted: AppendBody, clock: IClock) -> 
             fact = stream.canonical_fact(bytes(raw))
         except RowError as error:
             why = f"fact {len(facts)}, row {error.index}: {error.why}"
-            raise ApiError(400, "bad_row", why) from error
+            raise ApiError("bad_row", why) from error
         if len(fact) > MAX_FACT:
             why = f"fact {len(facts)} would be kept in {len(fact)} bytes; the limit is {MAX_FACT}"
-            raise ApiError(413, "too_large", why)
+            raise ApiError("too_large", why)
         facts.append(fact)
     return facts
-
-
-def read_json(shape: type[T], request: Any, max_bytes: int) -> T:
-    """Decode a small JSON body of at most `max_bytes`; an empty body means only defaults.
-
-    Raises `ApiError`.
-    """
-    body = request.content.read(max_bytes + 1)
-    if len(body) > max_bytes:
-        raise ApiError(413, "too_large", f"the body is limited to {max_bytes} bytes")
-    try:
-        return msgspec.json.decode(body or b"{}", type=shape)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, "bad_request", str(error)) from error

@@ -112,10 +112,10 @@ def arrow_form(request: Any, query: ChangelogQuery, clock: Any) -> ArrowForm | N
         return None
     if query.follow or query.epoch_starts or query.receipts:
         why = "Arrow supports only closed ranges of facts; for follow, epoch_starts or receipts use NDJSON"
-        raise ApiError(406, "not_acceptable", why)
+        raise ApiError("not_acceptable", why)
     if find_spec("pyarrow") is None:
         why = "this daemon has no Arrow support: install pyarrow on it, or accept application/x-ndjson"
-        raise ApiError(406, "not_acceptable", why)
+        raise ApiError("not_acceptable", why)
     return ArrowForm(_thread_runner(clock), checked=query.checked)
 
 

@@ -44,10 +44,9 @@ class AccessCheck:
             if name is not None and not values:
                 why = f"the certificate of {printable(name)} is not in keys_file, or was revoked"
             raise ApiError(
-                401,
                 "unauthorized",
                 f"{why}: send the secret in one header, Authorization: Bearer SECRET",
-                www_authenticate=b"Bearer",
+                headers={b"www-authenticate": b"Bearer"},
             )
         return access_of(key)
 
@@ -55,10 +54,10 @@ class AccessCheck:
 def check_right(access: Access, right: Right) -> None:
     """Raises `ApiError` if the peer lacks this right."""
     if why := access.lacks(right):
-        raise ApiError(403, "no_rights", why)
+        raise ApiError("no_rights", why)
 
 
 def check_streams(access: Access, *streams: str) -> None:
     """Raises `ApiError` if the peer must not see one of these streams."""
     if why := access.hides(streams):
-        raise ApiError(403, "no_rights", why)
+        raise ApiError("no_rights", why)

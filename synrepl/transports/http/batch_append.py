@@ -7,9 +7,7 @@ from msgspec import UNSET, UnsetType
 from twisted.internet.defer import DeferredList
 
 from synrepl.ports.access import Access
-from synrepl.ports.interfaces import Appended, IClock
-from synrepl.storage import Log
-from synrepl.streams.table import StreamTable
+from synrepl.ports.interfaces import Appended
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.append_body import (
     AppendBody,
@@ -20,52 +18,55 @@ from synrepl.transports.http.append_body import (
 )
 from synrepl.transports.http.authorization import check_streams
 from synrepl.transports.http.query import is_checksum
+from synrepl.transports.http.services import Services
 
 if TYPE_CHECKING:
     from synrepl.files import Files
 
-__all__ = ["append_all"]
+__all__ = ["BatchAnswer", "BatchBody", "append_all"]
 
 MAX_BYTES: Final = 64 * 1024 * 1024
 """Maximum size of a staged file; the same as for a posted body."""
 
 
-class _StreamAppend(msgspec.Struct, forbid_unknown_fields=True):
+class StreamAppend(msgspec.Struct, forbid_unknown_fields=True):
+    """Facts of one stream and writer."""
+
     stream: str
     facts: list[msgspec.Raw]
     writer: str | UnsetType = UNSET
 
 
-class _BatchAppend(msgspec.Struct, forbid_unknown_fields=True):
-    appends: list[_StreamAppend] | UnsetType = UNSET
+class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A posted batch: `appends`, or `staged`, the checksum of a file with such a body."""
+
+    appends: list[StreamAppend] | UnsetType = UNSET
     staged: str | UnsetType = UNSET
     idempotency_key: str | UnsetType = UNSET
 
 
-_decoder: Final = msgspec.json.Decoder(_BatchAppend)
+class BatchAnswer(msgspec.Struct, frozen=True):
+    """The epoch, and the results of the appends."""
+
+    epoch: int
+    appends: list[Appended]
 
 
-async def append_all(
-    body: bytes,
-    *,
-    log: Log,
-    table: StreamTable,
-    files: "Files | None",
-    clock: IClock,
-    instance: str,
-    access: Access,
-) -> bytes:
+_decoder: Final = msgspec.json.Decoder(BatchBody)
+
+
+async def append_all(batch: BatchBody, services: Services, access: Access) -> BatchAnswer:
     """Append a batch; return the result of each append once all are durable.
 
     Every row is validated before anything is stored. Each append is atomic and has its own idempotency key,
     derived from the request's: a retry stores only the missing appends. Raises `ApiError`.
     """
-    batch = decode_body(_decoder, body)
+    log = services.log
     appends, key = batch.appends, batch.idempotency_key
     if (appends is UNSET) == (batch.staged is UNSET):
-        raise ApiError(400, "bad_request", "a batch needs either appends or staged, not both")
+        raise ApiError("bad_request", "a batch needs either appends or staged, not both")
     if isinstance(batch.staged, str):
-        appends = decode_body(_decoder, await _read_staged(files, batch.staged)).appends
+        appends = decode_body(_decoder, await _read_staged(services.files, batch.staged)).appends
     requests: list[tuple[str, str, list[bytes], str | None]] = []
     writers: dict[str, set[str]] = {}
     for number, append in enumerate(appends if isinstance(appends, list) else []):
@@ -74,9 +75,9 @@ async def append_all(
         checked = check_append(AppendBody(append.facts, append.writer, append_key))
         if (known := writers.get(append.stream)) is None:
             known = writers[append.stream] = set(log.positions(append.stream))
-        check_writer(checked, append.stream, known, instance)
-        facts = await read_facts(table[append.stream], checked, clock)
-        writer = append.writer if isinstance(append.writer, str) else instance
+        check_writer(checked, append.stream, known, services.instance)
+        facts = await read_facts(services.table[append.stream], checked, services.clock)
+        writer = append.writer if isinstance(append.writer, str) else services.instance
         known.add(writer)
         requests.append((append.stream, writer, facts, append_key if isinstance(append_key, str) else None))
     # Started together, so that they share a commit.
@@ -88,23 +89,21 @@ async def append_all(
         if not is_kept:
             result.raiseException()
     kept: list[Appended] = [result for _, result in results]
-    return msgspec.json.encode({"epoch": log.epoch, "appends": kept})
+    return BatchAnswer(log.epoch, kept)
 
 
 async def _read_staged(files: "Files | None", sha256: str) -> bytes:
     """Read the staged file with this checksum."""
     if not is_checksum(sha256):
-        raise ApiError(400, "bad_checksum", "a checksum has 64 hexadecimal digits, in lower case")
+        raise ApiError("bad_checksum", "a checksum has 64 hexadecimal digits, in lower case")
     file = None if files is None else await files.open(sha256)
     if files is None or file is None:
         raise ApiError(
-            404, "no_such_file", f"no staged file {sha256}: upload it with PUT /v1/files/sha256/{sha256}"
+            "no_such_file", f"no staged file {sha256}: upload it with PUT /v1/files/sha256/{sha256}"
         )
     try:
         if file.size > MAX_BYTES:
-            raise ApiError(
-                413, "too_large", f"the staged file has {file.size} bytes; the limit is {MAX_BYTES}"
-            )
+            raise ApiError("too_large", f"the staged file has {file.size} bytes; the limit is {MAX_BYTES}")
         return await files.read(file, 0, file.size)
     finally:
         files.release(file)

@@ -1,6 +1,6 @@
 """Client of a daemon's changelog: by pages, or as an endless feed."""
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from inspect import isawaitable
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -15,8 +15,9 @@ from synrepl.transports.http.http_client import (
     iterate_lines,
     public_url,
 )
+from synrepl.transports.http.messages import DigestsAnswer
 
-__all__ = ["FirstAnswer", "DigestsAnswer", "ChangelogClient"]
+__all__ = ["ChangelogClient", "FirstAnswer"]
 
 MIB: Final = 1024 * 1024
 
@@ -27,15 +28,6 @@ class FirstAnswer(msgspec.Struct, frozen=True):
     epoch: int
     serial: int
     history: str
-
-
-class DigestsAnswer(msgspec.Struct, frozen=True):
-    """The digests of a log at some serials (None: unknown), and its head."""
-
-    epoch: int
-    serial: int
-    history: str
-    digests: Mapping[int, str | None]
 
 
 class ChangelogClient(DaemonClient):

@@ -1,33 +1,19 @@
 """The query of a changelog request."""
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from synrepl.http_api.kinds import MAX_INTEGER
 from synrepl.ports.access import Right
-from synrepl.replication.holdings import Holdings
-from synrepl.streams.table import StreamTable
-from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.authorization import check_right, check_streams
 from synrepl.transports.http.holdings_check import check_held
-from synrepl.transports.http.query import (
-    BAD_WORD,
-    MAX_TOKEN,
-    digest,
-    flag,
-    integer,
-    is_word,
-    names,
-    seconds,
-    text,
-)
 from synrepl.wire.filter import ALL, Filter
 
-__all__ = ["ChangelogQuery", "read_query"]
+if TYPE_CHECKING:
+    from synrepl.transports.http.call import Call
 
-MAX_WAIT_SECONDS: Final = 300.0
-HEARTBEAT_SECONDS: Final = 5.0
-MAX_HEARTBEAT_SECONDS: Final = 60.0
+__all__ = ["ChangelogQuery", "read_query"]
 
 
 class ChangelogQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +26,7 @@ class ChangelogQuery(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     since: int = 0
-    upto: int = MAX_TOKEN
+    upto: int = MAX_INTEGER
     limit: int | None = None
     wait: float = 0.0
     filter: Filter = ALL
@@ -54,7 +40,7 @@ class ChangelogQuery(msgspec.Struct, frozen=True, kw_only=True):
     follow: bool = False
     ephemeral: bool = False
     origin: str | None = None
-    heartbeat: float = HEARTBEAT_SECONDS
+    heartbeat: float = 5.0
 
     @property
     def checked(self) -> bool:
@@ -62,51 +48,24 @@ class ChangelogQuery(msgspec.Struct, frozen=True, kw_only=True):
         return not self.filter.is_open if self.checksum is None else self.checksum
 
 
-def read_query(request: Any, table: StreamTable, holdings: Holdings) -> ChangelogQuery:
-    """Parse the query of this request. Without names, it selects all streams that the peer may see.
+def read_query(call: "Call") -> ChangelogQuery:
+    """Return the query of this request. Without names, it selects all streams that the peer may see.
 
     Raises `ApiError`, also for streams and writers that this daemon does not hold; `UnknownStream` for
     streams that the table lacks.
     """
-    streams, writers = names(request, "streams"), names(request, "writers")
+    values, access = dict(call.query), call.access
+    streams, writers = values.pop("streams"), values.pop("writers")
     for name in sorted(streams or ()):
-        _ = table[name]
-        check_streams(request.access, name)
-    if not all(map(is_word, writers or ())):
-        raise ApiError(400, "bad_writer", BAD_WORD)
-    check_held(holdings, streams or (), writers or ())
-    if streams is None:
-        streams = request.access.streams
-    limit = integer(request, "limit", -1, lowest=1)
-    epoch = integer(request, "epoch", -1)
-    return ChangelogQuery(
-        since=integer(request, "since", 0),
-        upto=integer(request, "upto", MAX_TOKEN),
-        limit=None if limit < 0 else limit,
-        wait=seconds(request, "wait", highest=MAX_WAIT_SECONDS),
-        filter=Filter(streams, writers),
-        epoch=None if epoch < 0 else epoch,
-        digest=digest(request, "digest"),
-        history=text(request, "history"),
-        compacted=flag(request, "compacted"),
-        epoch_starts=flag(request, "epoch_starts"),
-        receipts=flag(request, "receipts"),
-        checksum=flag(request, "checksum") if text(request, "checksum") is not None else None,
-        follow=flag(request, "follow"),
-        ephemeral=flag(request, "ephemeral"),
-        origin=_origin(request),
-        heartbeat=seconds(
-            request, "heartbeat", lowest=1.0, highest=MAX_HEARTBEAT_SECONDS, default=HEARTBEAT_SECONDS
-        ),
-    )
+        _ = call.services.table[name]
+        check_streams(access, name)
+    check_held(call.holdings, streams or (), writers or ())
+    origin = values.pop("commands", None)
+    if origin is not None:
+        check_right(access, Right.REPLICATE)
+    own = {name: value for name, value in values.items() if name in _FIELDS and value is not None}
+    selected = Filter(access.streams if streams is None else streams, writers)
+    return ChangelogQuery(filter=selected, origin=origin, **own)
 
 
-def _origin(request: Any) -> str | None:
-    """Return the origin under which a replica forwards its own commands; None if it requests no commands."""
-    origin = text(request, "commands")
-    if origin is None:
-        return None
-    check_right(request.access, Right.REPLICATE)
-    if not is_word(origin):
-        raise ApiError(400, "bad_request", "commands must be the origin of the reader: one printable word")
-    return origin
+_FIELDS: Final = frozenset(ChangelogQuery.__struct_fields__)

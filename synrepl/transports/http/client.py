@@ -13,25 +13,25 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from synrepl.errors import NotConnected, RemoteProtocolError
-from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
-from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.append_client import HttpAppender
-from synrepl.transports.http.changelog_client import ChangelogClient, DigestsAnswer, FirstAnswer
-from synrepl.transports.http.client_errors import (
+from synrepl.ports.response_errors import (
     AheadOfLog,
     ApiResponseError,
     Fork,
+    NeverSent,
     NotHereYet,
     OtherEpoch,
     OtherHistory,
     Trimmed,
 )
-from synrepl.transports.http.http_client import HttpClient, NeverSent, decode_json, public_url
+from synrepl.replication.follower.catchup import MissedFacts, NowhereToFetch
+from synrepl.transports.credentials import Credentials
+from synrepl.transports.http.append_client import HttpAppender
+from synrepl.transports.http.changelog_client import ChangelogClient, FirstAnswer
+from synrepl.transports.http.http_client import HttpClient, decode_json, public_url
 
 __all__ = [
     "AheadOfLog",
     "FirstAnswer",
-    "DigestsAnswer",
     "Fork",
     "HttpAppender",
     "HttpCatchUp",

@@ -10,8 +10,8 @@ from twisted.web.iweb import IBodyProducer
 from zope.interface import implementer
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
+from synrepl.ports.response_errors import as_response_error
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.client_errors import as_response_error
 from synrepl.transports.http.http_client import (
     MAX_ERROR_BYTES,
     abort,

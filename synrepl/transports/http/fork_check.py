@@ -1,6 +1,5 @@
 """Check that a reader's position lies in this log's history, with the codes that HTTP has for a mismatch."""
 
-from collections.abc import Iterable
 from typing import Any, Final
 
 from synrepl.ports.interfaces import ILog
@@ -8,7 +7,7 @@ from synrepl.replication.admission import ReaderPosition, history_mismatch, posi
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.changelog_query import ChangelogQuery
 
-__all__ = ["check", "read_digests", "trimmed_error"]
+__all__ = ["check", "trimmed_error"]
 
 CODES: Final = {"ahead": "ahead_of_log"}
 """Codes that have another name over HTTP."""
@@ -42,17 +41,8 @@ def trimmed_error(log: ILog, since: int) -> ApiError:
         f"the log was trimmed up to serial {trimmed_upto}; "
         f"request the remaining facts after {since} with compacted=true"
     )
-    return _refusal(log, "trimmed", why, status=410, trimmed_upto=trimmed_upto)
+    return _refusal(log, "trimmed", why, trimmed_upto=trimmed_upto)
 
 
-async def read_digests(log: ILog, serials: Iterable[int]) -> dict[str, Any]:
-    """Return the digest at each of these serials (None if unknown), and the log's head."""
-    found = {str(serial): await log.digest_at(serial) for serial in sorted(set(serials))}
-    return {"epoch": log.epoch, "serial": log.serial, "history": log.history, "digests": found}
-
-
-def _refusal(
-    log: ILog, code: str, message: str, *, status: int = 409, retryable: bool = False, **extra: Any
-) -> ApiError:
-    more = {"serial": log.serial, "epoch": log.epoch, **extra, "retryable": retryable}
-    return ApiError(status, code, message, more=more)
+def _refusal(log: ILog, code: str, message: str, *, retryable: bool = False, **extra: Any) -> ApiError:
+    return ApiError(code, message, serial=log.serial, epoch=log.epoch, retryable=retryable, **extra)

@@ -5,21 +5,18 @@ refused.
 """
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 from synrepl.replication.holdings import Holdings
 from synrepl.transports.http.api_error import ApiError
 
-__all__ = ["NOT_READY_SECONDS", "check_held", "check_readable", "filtered_error", "set_held_header"]
-
-NOT_READY_SECONDS: Final = b"5"
+__all__ = ["check_held", "check_readable", "filtered_error", "set_held_header"]
 
 
 def check_readable(holdings: Holdings) -> None:
     """Raises `ApiError` while this daemon has no complete copy."""
     if why := holdings.unreadable():
-        more = {"retryable": True, "moved_to": holdings.primary_address}
-        raise ApiError(503, "not_ready", why, more=more, retry_after=NOT_READY_SECONDS)
+        raise ApiError("not_ready", why, moved_to=holdings.primary_address)
 
 
 def check_held(holdings: Holdings, streams: Iterable[str] = (), writers: Iterable[str] = ()) -> None:
@@ -30,8 +27,7 @@ def check_held(holdings: Holdings, streams: Iterable[str] = (), writers: Iterabl
 
 def filtered_error(holdings: Holdings, why: str) -> ApiError:
     """Make the error for a read of facts that the filter of this copy leaves out."""
-    more = {"retryable": False, "moved_to": holdings.primary_address}
-    return ApiError(409, "filtered", why, more=more)
+    return ApiError("filtered", why, moved_to=holdings.primary_address)
 
 
 def set_held_header(request: Any, holdings: Holdings) -> None:

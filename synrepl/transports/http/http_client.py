@@ -14,8 +14,8 @@ from twisted.python.url import URL
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.ports.interfaces import IClock
+from synrepl.ports.response_errors import NeverSent, as_response_error
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.client_errors import as_response_error
 from synrepl.transports.http.content_digest import HEADER, WANTED, content_digest, matches_digest
 from synrepl.wire.blocks import MAX_HELD
 from synrepl.wire.text import printable
@@ -29,7 +29,6 @@ __all__ = [
     "DaemonClient",
     "HttpClient",
     "ResponseLines",
-    "NeverSent",
     "abort",
     "collect_body",
     "decode_json",
@@ -52,10 +51,6 @@ MAX_BUFFERED_BYTES: Final = MIB
 MAX_LINE_BYTES: Final = MAX_HELD
 """Limit for a line, as for a block: one fact of the largest size, or all ephemeral facts."""
 MAX_ERROR_BYTES: Final = 64 * 1024
-
-
-class NeverSent(NotConnected):
-    """The request was not sent: there was no connection."""
 
 
 def decode_json(expected: type[T], body: bytes, url: str) -> T:

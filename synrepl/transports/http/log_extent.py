@@ -1,6 +1,8 @@
 """Number and size of facts between two positions of the log, for planning reads."""
 
-from typing import Any
+from typing import Final
+
+import msgspec
 
 from synrepl.ports.history import LogRange
 from synrepl.replication.feed import Stop
@@ -9,16 +11,35 @@ from synrepl.streams.positions import VClock
 from synrepl.transports.http.changelog_query import ChangelogQuery
 from synrepl.transports.http.query_feed import query_feed, stop_error
 
-__all__ = ["measure_extent"]
+__all__ = ["ExtentAnswer", "measure_extent"]
 
-MAX_FACTS = 2**62
+MAX_FACTS: Final = 2**62
 
 
-async def measure_extent(log: Log, query: ChangelogQuery) -> dict[str, Any]:
+class ExtentAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts after `since`, up to `serial`: their number, the bytes of their rows, and their tokens.
+
+    `clock` has the highest token of each stream and writer among them; merged into a reader's positions, it
+    gives those after the read. `epoch` and `digest` are those at `serial`.
+    """
+
+    since: int
+    serial: int
+    epoch: int
+    digest: str | None
+    history: str
+    facts: int
+    bytes: int
+    clock: dict[str, dict[str, int]]
+    committed_at_ms: int
+    trimmed_upto: int
+    head: int
+
+
+async def measure_extent(log: Log, query: ChangelogQuery) -> ExtentAnswer:
     """Measure the selected facts after `since`, up to `limit` facts, `upto` or the head.
 
-    `clock` has the highest token of each writer among them; merged into a reader's positions, it gives those
-    after the read. Raises `ApiError` if the log is replaced or trimmed meanwhile.
+    Raises `ApiError` if the log is replaced or trimmed meanwhile.
     """
     feed = query_feed(log, query)
     head = feed.head
@@ -41,18 +62,17 @@ async def measure_extent(log: Log, query: ChangelogQuery) -> dict[str, Any]:
         )
         if (stop := feed.next()) in (Stop.TRIMMED, Stop.REPLACED):
             raise stop_error(log, feed, stop)
-    return {
-        "since": query.since,
-        "serial": total.serial,
-        "epoch": max(
-            [1, *(epoch_start.epoch for epoch_start in log.epoch_starts if epoch_start.serial < total.serial)]
-        ),
-        "digest": await log.digest_at(total.serial),
-        "history": log.history,
-        "facts": total.facts,
-        "bytes": total.bytes,
-        "clock": clock.to_json(),
-        "committed_at_ms": total.at_ms,
-        "trimmed_upto": log.trimmed_upto.serial,
-        "head": log.serial,
-    }
+    starts = [start.epoch for start in log.epoch_starts if start.serial < total.serial]
+    return ExtentAnswer(
+        since=query.since,
+        serial=total.serial,
+        epoch=max([1, *starts]),
+        digest=await log.digest_at(total.serial),
+        history=log.history,
+        facts=total.facts,
+        bytes=total.bytes,
+        clock=clock.to_json(),
+        committed_at_ms=total.at_ms,
+        trimmed_upto=log.trimmed_upto.serial,
+        head=log.serial,
+    )

@@ -38,7 +38,6 @@ def check_rebinding(request: Any, hosts: Collection[str]) -> None:
     if host is not None and host.endswith(".localhost"):
         return
     raise ApiError(
-        403,
         "foreign_host",
         f"Host {printable(', '.join(value.decode('latin-1') for value in values))} is not a name of this"
         " daemon: use an address, localhost, or add the name to allowed_hosts",
@@ -61,13 +60,12 @@ def check_origin(request: Any) -> None:
         and headers.getRawHeaders(b"sec-fetch-dest") == [b"document"]
     )
     if any(site not in (b"same-origin", b"none") for site in sites or ()) and not is_link:
-        raise ApiError(403, "foreign_origin", "a page of another site made this request")
+        raise ApiError("foreign_origin", "a page of another site made this request")
     host = _host((headers.getRawHeaders(b"host") or [b""])[0], with_port=True)
     for origin in origins or ():
         source = _origin(origin)
         if not source or source != host:
             raise ApiError(
-                403,
                 "foreign_origin",
                 f"a page of {printable(origin.decode('latin-1'))} made this request; requests of other"
                 " origins are refused",
@@ -91,7 +89,6 @@ def check_content_type(request: Any) -> None:
     is_browser = any(map(headers.hasHeader, (b"origin", b"referer", b"sec-fetch-site")))
     if len(values) != 1 or kind not in (JSON_TYPES if is_browser else JSON_TYPES | DEFAULT_TYPES):
         raise ApiError(
-            415,
             "content_type",
             f"the body must be JSON: send Content-Type: application/json, not {printable(kind) or 'nothing'}",
         )

@@ -6,10 +6,10 @@ import msgspec
 
 from synrepl.errors import NotConnected
 from synrepl.ports.history import LogPosition
+from synrepl.ports.response_errors import ApiResponseError
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles import CannotPromote, Claim, HandOver, PeerStatus
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.client_errors import ApiResponseError
 from synrepl.transports.http.http_client import HttpClient, decode_json, public_url
 
 __all__ = ["PeerClient"]

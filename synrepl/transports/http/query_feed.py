@@ -3,7 +3,7 @@
 from synrepl.replication.feed import EphemeralMode, Feed, Stop
 from synrepl.replication.ring import Ring
 from synrepl.storage import Log
-from synrepl.transports.http.api_error import RETRY_SECONDS, ApiError
+from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.changelog_query import ChangelogQuery
 from synrepl.transports.http.fork_check import trimmed_error
 
@@ -33,4 +33,4 @@ def stop_error(log: Log, feed: Feed, stop: Stop) -> ApiError:
     if stop is Stop.TRIMMED:
         return trimmed_error(log, feed.serial)
     why = "the log was replaced by a snapshot meanwhile: send the request again"
-    return ApiError(503, "replaced", why, more={"retryable": True}, retry_after=RETRY_SECONDS)
+    return ApiError("replaced", why)

@@ -175,7 +175,7 @@ class ApiRequest(Request):
             self.prepath, self.postpath = [], []
             self.site = self.channel.site
             why = "the method and path must be UTF-8, and Host must be a host name"
-            self._answer(ApiError(400, "bad_request", why))
+            self._answer(ApiError("bad_request", why))
         else:
             super().process()
 
@@ -206,7 +206,7 @@ class ApiRequest(Request):
         self.finish()
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, "too_large", f"the body is limited to {self._limit} bytes")
+        return ApiError("too_large", f"the body is limited to {self._limit} bytes")
 
     def _upload_failed(self, error: ApiError) -> None:
         """Refuse the rest of a failed upload."""

@@ -152,8 +152,8 @@ def upload_error(error: ReplicationError) -> ApiError | None:
     """Convert the error of a failed upload; None for an unknown one."""
     match error:
         case ChecksumMismatch():
-            more = {"expected": error.expected, "found": error.found}
-            return ApiError(400, "checksum_mismatch", f"{error.why}; nothing was kept", more=more)
+            why = f"{error.why}; nothing was kept"
+            return ApiError("checksum_mismatch", why, expected=error.expected, found=error.found)
         case DiskFull():
-            return ApiError(507, "disk_full", str(error))
+            return ApiError("disk_full", str(error))
     return as_api_error(error)

@@ -10,6 +10,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition
+from synrepl.ports.response_errors import ApiResponseError
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import Numbered
@@ -29,10 +30,17 @@ from synrepl.streams.ndjson import decode_facts
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.changelog_client import ChangelogClient
 from synrepl.transports.http.changelog_lines import decode_line
-from synrepl.transports.http.client_errors import ApiResponseError
-from synrepl.transports.http.command_routes import MAX_FORWARDED_BYTES, AcceptedForwards, ForwardedCommands
 from synrepl.transports.http.http_client import HttpClient, decode_json, public_url
-from synrepl.transports.http.replica_routes import AckBody, JoinAnswer, JoinBody, SubscribeBody
+from synrepl.transports.http.messages import (
+    AcceptedForwards,
+    AckAnswer,
+    AckBody,
+    ForwardedCommands,
+    JoinAnswer,
+    JoinBody,
+    SubscribeAnswer,
+    SubscribeBody,
+)
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import (
     Down,
@@ -59,6 +67,8 @@ TIMEOUT_SECONDS: Final = 30.0
 HEARTBEAT_SECONDS: Final = 1.0
 ACK_SECONDS: Final = 1.0
 MAX_QUEUED_EVENTS: Final = 32
+MAX_FORWARDED_BYTES: Final = MAX_RESPONSE_BYTES
+"""Limit for the lines of one request; JSON escapes can make the body a few times as large."""
 
 _CODES: Final = {"ahead_of_log": "ahead", "unauthorized": "no_rights"}
 _FACT: Final = b'{"serial":'
@@ -281,8 +291,8 @@ class HttpConversation:
         body = SubscribeBody(
             name=self._name, subscription=request, registered=self._registered, address=self._address()
         )
-        response: _SubscribeAnswer = await self._request(
-            "POST", f"/v1/replicas/{self._uuid}", body, _SubscribeAnswer
+        response: SubscribeAnswer = await self._request(
+            "POST", f"/v1/replicas/{self._uuid}", body, SubscribeAnswer
         )
         self._head = response.position.serial
         self._enqueue(Subscribed(body=response.position))
@@ -358,10 +368,7 @@ class HttpConversation:
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
         """Fetch the upstream's digests at these serials."""
         response = await self._changelog.digests(serials)
-        try:
-            return {int(serial): digest for serial, digest in response.digests.items()}
-        except ValueError:
-            raise RemoteProtocolError(f"{self._url} sent digests for invalid serials") from None
+        return dict(response.digests)
 
     # -- acknowledging -------------------------------------------------------------------------------------
 
@@ -381,7 +388,7 @@ class HttpConversation:
         self._acknowledged = max(self._acknowledged, position.serial)
         body = AckBody(position.epoch, self._acknowledged)
         try:
-            response = await self._request("POST", f"/v1/replicas/{self._uuid}/ack", body, _ReceivedLine)
+            response = await self._request("POST", f"/v1/replicas/{self._uuid}/ack", body, AckAnswer)
         except RefusedByUpstream as error:
             self._enqueue(error)
         except ReplicationError as error:
@@ -445,16 +452,6 @@ class _Checksum(msgspec.Struct):
 _checksums: Final = msgspec.json.Decoder(_Checksum)
 
 
-class _SubscribeAnswer(msgspec.Struct):
-    position: LogPosition
-    peers: list[str]
-
-
-class _ReceivedLine(msgspec.Struct):
-    serial: int
-    peers: list[str]
-
-
 class _HeartbeatLine(msgspec.Struct):
     epoch: int
     serial: int
@@ -479,7 +476,7 @@ def _convert_error(error: ApiResponseError) -> ReplicationError:
         Refusal(
             code=code,
             message=error.message,
-            retryable=REFUSALS[code].retryable,
+            retryable=bool(REFUSALS[code].retryable),
             moved_to=str(content.get("moved_to") or ""),
             epoch=_integer(content.get("epoch")),
             serial=_integer(content.get("serial")),

@@ -4,11 +4,14 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.errors import ReplicationError
+from synrepl.errors import NotConnected, ReplicationError
+from synrepl.wire.error_codes import ERROR_CODES, is_retryable_status
 
 __all__ = [
     "AheadOfLog",
     "Fork",
+    "NeverSent",
+    "NotForwarded",
     "NotHereYet",
     "OtherEpoch",
     "OtherHistory",
@@ -16,6 +19,10 @@ __all__ = [
     "Trimmed",
     "as_response_error",
 ]
+
+
+class NeverSent(NotConnected):
+    """The request was not sent: there was no connection."""
 
 
 class ApiResponseError(ReplicationError):
@@ -35,7 +42,7 @@ class ApiResponseError(ReplicationError):
         self.message = message
         self.body = body or {}
         value = self.body.get("retryable")
-        self.retryable = value if isinstance(value, bool) else status in {429, 502, 503, 504}
+        self.retryable = value if isinstance(value, bool) else is_retryable_status(status)
 
 
 class _OtherLog(ApiResponseError):
@@ -88,13 +95,26 @@ class NotHereYet(ApiResponseError):
         return _integer(self.body.get("serial"))
 
 
-_TYPES: Final[dict[tuple[int, str], type[ApiResponseError]]] = {
-    (409, "ahead_of_log"): AheadOfLog,
-    (409, "fork"): Fork,
-    (409, "other_epoch"): OtherEpoch,
-    (409, "other_history"): OtherHistory,
-    (410, "trimmed"): Trimmed,
-    (504, "not_here_yet"): NotHereYet,
+class NotForwarded(ReplicationError):
+    """The facts were not stored, are not here yet, or their outcome is unknown: `code` tells which.
+
+    `more` is for the response, as is `status`, which replaces that of the code.
+    """
+
+    def __init__(self, code: str, why: str, *, status: int | None = None, **more: Any) -> None:
+        super().__init__(why)
+        self.code = code
+        self.status = ERROR_CODES[code].status if status is None else status
+        self.more = more
+
+
+_TYPES: Final[dict[str, type[ApiResponseError]]] = {
+    "ahead_of_log": AheadOfLog,
+    "fork": Fork,
+    "other_epoch": OtherEpoch,
+    "other_history": OtherHistory,
+    "trimmed": Trimmed,
+    "not_here_yet": NotHereYet,
 }
 
 
@@ -107,7 +127,7 @@ def as_response_error(status: int, body: bytes, url: str) -> ApiResponseError:
     errcode, error, message = (_text(value.get(key)) for key in ("errcode", "error", "message"))
     code = errcode or error or "error"
     why = " ".join((error if errcode else message).split())[:1000] or "no reason given"
-    error_type = _TYPES.get((status, code), ApiResponseError)
+    error_type = _TYPES.get(code, ApiResponseError)
     return error_type(url=url, status=status, code=code, message=why, body=value)
 
 

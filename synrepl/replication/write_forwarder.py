@@ -8,7 +8,6 @@ unknown outcome.
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from itertools import chain, repeat
 from typing import Any, Final, Protocol
-from urllib.parse import parse_qsl
 from uuid import uuid4
 
 import msgspec
@@ -17,25 +16,16 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError
-from synrepl.ports.interfaces import Appended, IClock
+from synrepl.ports.interfaces import Appended, IClock, ILog
+from synrepl.ports.response_errors import ApiResponseError, NeverSent, NotForwarded
 from synrepl.ports.tasks import Tasks
-from synrepl.replication.log_waiters import LogWaiters, TooManyWaiting
-from synrepl.storage import Log
-from synrepl.streams.stream import Stream
-from synrepl.transports.http import api_error
-from synrepl.transports.http.api_error import RETRY_SECONDS, ApiError, unreachable_error
-from synrepl.transports.http.append_body import AppendBody, read_body, read_facts
-from synrepl.transports.http.client_errors import ApiResponseError
-from synrepl.transports.http.http_client import NeverSent
-from synrepl.transports.http.query import seconds, text
-from synrepl.transports.http.read_your_writes import not_here_yet_error
+from synrepl.replication.log_waiters import LogWaiters
 
-__all__ = ["IPostClient", "WriteForwarder"]
+__all__ = ["IPostClient", "PostedFacts", "WriteForwarder"]
 
 MIB: Final = 1024 * 1024
 TIMEOUT_SECONDS: Final = 10.0
 LOWEST_SECONDS: Final = 0.1
-HIGHEST_SECONDS: Final = 300.0
 RETRY_DELAYS: Final = (0.1, 0.2, 0.5, 1.0)
 """Delays before retries after an unknown outcome, with the same idempotency key."""
 MAX_HOPS: Final = 8
@@ -44,20 +34,48 @@ Query = Sequence[tuple[bytes, bytes]]
 
 
 class IPostClient(Protocol):
-    """Client of the primary; `HttpAppender` implements it."""
+    """Client of the primary."""
 
-    async def post(self, stream: str, body: bytes, *, query: Query, timeout: float) -> Appended: ...
+    async def post(self, stream: str, body: bytes, *, query: Query, timeout: float) -> Appended:
+        """Post an encoded body within `timeout` seconds.
+
+        Raises `NeverSent`, `ApiResponseError` for an error response, and other `ReplicationError`.
+        """
 
     async def stop(self) -> None: ...
+
+
+class PostedFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Valid facts of a stream, as a client posted them: each the text of a JSON array of rows.
+
+    `files` are checksums of files to wait for, `hops` the daemons that have forwarded the facts. `query` is
+    sent on to the primary. `timeout` is in seconds.
+    """
+
+    stream: str
+    facts: Sequence[bytes]
+    writer: str | None = None
+    key: str | None = None
+    files: Collection[str] = ()
+    hops: Sequence[str] = ()
+    query: Query = ()
+    timeout: float = TIMEOUT_SECONDS
+
+    def body(self, key: str) -> bytes:
+        """Encode the facts with this idempotency key."""
+        writer = b"" if self.writer is None else b'"writer":%b,' % msgspec.json.encode(self.writer)
+        return b'{%b"idempotency_key":%b,"facts":[%b]}' % (
+            writer,
+            msgspec.json.encode(key),
+            b",".join(self.facts),
+        )
 
 
 class _PostResponse(msgspec.Struct, frozen=True):
     """The primary's response: the facts up to `serial` are committed there."""
 
-    body: bytes
-    epoch: int
+    appended: Appended
     serial: int | None
-    tokens: list[int]
 
 
 class WriteForwarder:
@@ -70,7 +88,7 @@ class WriteForwarder:
 
     def __init__(
         self,
-        log: Log,
+        log: ILog,
         clock: IClock,
         make_client: Callable[[str], IPostClient],
         primary_url: Callable[[], str | None],
@@ -109,61 +127,51 @@ class WriteForwarder:
         if client is not None:
             await client[1].stop()
 
-    async def answer(self, request: Any, stream: Stream[Any], body: bytes, waiters: LogWaiters) -> bytes:
-        """Forward facts; return the primary's response once they are applied locally. Raises `ApiError`.
+    async def forward(self, posted: PostedFacts, waiters: LogWaiters) -> Appended:
+        """Forward facts; return the primary's response once they are applied locally. Raises `NotForwarded`.
 
         If the client disconnects, the facts are forwarded all the same.
         """
-        timeout = seconds(
-            request, "timeout", lowest=LOWEST_SECONDS, highest=HIGHEST_SECONDS, default=TIMEOUT_SECONDS
-        )
-        until = self._clock.seconds() + timeout
-        wants_files = _wants_files(request)
-        query = self._query(request)
-        posted = read_body(body)
-        facts = await read_facts(stream, posted, self._clock)
+        until = self._clock.seconds() + posted.timeout
+        query = self._query(posted)
+        key = str(uuid4()) if posted.key is None else posted.key
+        body = posted.body(key)
         if waiters.is_full or self._pending_bytes + len(body) > max(self._max_pending_bytes, len(body)):
-            raise ApiError(
-                503,
-                "busy",
-                "too many writes are being forwarded to the primary: retry later",
-                retry_after=RETRY_SECONDS,
-            )
-        key = posted.idempotency_key if isinstance(posted.idempotency_key, str) else str(uuid4())
-        files = _files_of(stream.name, facts) if wants_files else frozenset()
-        del facts
+            why = "too many writes are being forwarded to the primary: retry later"
+            raise NotForwarded("busy", why)
 
-        outcome: Deferred[_PostResponse | ApiError] = Deferred()
-        self._tasks.start(
-            self._forward(outcome, stream.name, _with_key(posted, key), key, query, until), "forwarding facts"
-        )
+        outcome: Deferred[_PostResponse | NotForwarded] = Deferred()
+        self._tasks.start(self._forward(outcome, posted.stream, body, key, query, until), "forwarding facts")
         response = await outcome
-        if isinstance(response, ApiError):
+        if isinstance(response, NotForwarded):
             if response.status >= 500:
-                response.more = {**response.more, "idempotency_key": key}
+                response.more["idempotency_key"] = key
             raise response
         if response.serial is not None:
-            await self._wait_until_applied(response, response.serial, key, files, until, waiters)
-        return response.body
+            await self._wait_until_applied(
+                response.appended, response.serial, key, posted.files, until, waiters
+            )
+        return response.appended
 
     async def append(self, stream: str, facts: Sequence[bytes]) -> None:
-        """Forward facts (each the JSON array of its rows) without waiting until they are applied. Raises
-        `ApiError`.
+        """Forward facts (each the JSON array of its rows) without waiting until they are applied.
+
+        Raises `NotForwarded`.
         """
         key = str(uuid4())
-        body = b'{"idempotency_key":%b,"facts":[%b]}' % (msgspec.json.encode(key), b",".join(facts))
+        body = PostedFacts(stream=stream, facts=facts).body(key)
         via = [(b"via", self._log.uuid.encode())]
         response = await self._post_until_known(
             stream, body, key, via, self._clock.seconds() + TIMEOUT_SECONDS
         )
-        if isinstance(response, ApiError):
+        if isinstance(response, NotForwarded):
             raise response
 
     # -- request to the primary ----------------------------------------------------------------------------
 
     async def _forward(
         self,
-        outcome: "Deferred[_PostResponse | ApiError]",
+        outcome: "Deferred[_PostResponse | NotForwarded]",
         stream: str,
         body: bytes,
         key: str,
@@ -185,7 +193,7 @@ class WriteForwarder:
 
     async def _post_until_known(
         self, stream: str, body: bytes, key: str, query: Query, until: float
-    ) -> "_PostResponse | ApiError":
+    ) -> "_PostResponse | NotForwarded":
         """Post the facts; retry, until the deadline, while the outcome is unknown."""
         doubt = ""
         for pause in chain(RETRY_DELAYS, repeat(RETRY_DELAYS[-1])):
@@ -201,12 +209,12 @@ class WriteForwarder:
 
     async def _try(
         self, stream: str, body: bytes, query: Query, until: float
-    ) -> "tuple[_PostResponse | ApiError | None, str]":
+    ) -> "tuple[_PostResponse | NotForwarded | None, str]":
         """Post once. Return the result; or None, and the reason why the outcome is unknown."""
         url = self._primary_url()
         if url is None:
             why = "no primary is known: retry later"
-            return ApiError(503, "upstream_away", why, retry_after=RETRY_SECONDS), ""
+            return NotForwarded("upstream_away", why), ""
         left = max(until - self._clock.seconds(), LOWEST_SECONDS)
         full_query = [*query, (b"timeout", b"%.3f" % left)]
         try:
@@ -214,7 +222,7 @@ class WriteForwarder:
                 await self._client_for(url).post(stream, body, query=full_query, timeout=left)
             ), ""
         except NeverSent as error:
-            return unreachable_error(f"nothing was stored: {error}"), ""
+            return NotForwarded("upstream_unreachable", f"nothing was stored: {error}"), ""
         except ApiResponseError as error:
             return _refusal(error), str(error)
         except ReplicationError as error:
@@ -227,54 +235,51 @@ class WriteForwarder:
                 self._tasks.start(before[1].stop(), "closing connections to a former primary")
         return self._client[1]
 
-    def _query(self, request: Any) -> Query:
-        """Return the request's query with this daemon added to `via`. Raises `ApiError` for a forwarding
-        loop.
+    def _query(self, posted: PostedFacts) -> Query:
+        """Return the posted query with this daemon added to `via`.
+
+        Raises `NotForwarded` for a forwarding loop.
         """
-        # Latin-1 maps any bytes to characters and back.
-        query_text = request.uri.partition(b"?")[2].decode("latin-1")
-        pairs = parse_qsl(query_text, keep_blank_values=True, encoding="latin-1")
-        via = text(request, "via")
-        hops = via.split(",") if via else []
+        hops = posted.hops
         if self._log.uuid in hops or len(hops) >= MAX_HOPS:
             why = "forwarding loop: none of the daemons on the way is the primary"
-            raise ApiError(503, "upstream_away", why, retry_after=RETRY_SECONDS)
-        others = [
-            (name.encode("latin-1"), value.encode("latin-1"))
-            for name, value in pairs
-            if name not in {"timeout", "via"}
-        ]
-        return [*others, (b"via", ",".join([*hops, self._log.uuid]).encode())]
+            raise NotForwarded("upstream_away", why)
+        return [*posted.query, (b"via", ",".join([*hops, self._log.uuid]).encode())]
 
     # -- wait until the facts are applied locally -----------------------------------------------------------
 
     async def _wait_until_applied(
         self,
-        response: _PostResponse,
+        appended: Appended,
         serial: int,
         key: str,
         files: Collection[str],
         until: float,
         waiters: LogWaiters,
     ) -> None:
-        """Wait until the facts are applied, and requested files stored. Raises `ApiError` on timeout."""
-        more = {"epoch": response.epoch, "tokens": response.tokens, "idempotency_key": key}
-        try:
-            is_here = await waiters.wait_for(serial, until - self._clock.seconds())
-        except TooManyWaiting:  # the limit of waiters: the facts are stored all the same
-            is_here = False
+        """Wait until the facts are applied, and requested files stored. Raises `NotForwarded` on timeout."""
+        more = {"epoch": appended.epoch, "tokens": appended.tokens, "idempotency_key": key}
+        is_here = self._log.serial >= serial or (
+            # At the limit of waiters the facts are stored all the same.
+            not waiters.is_full and await waiters.wait_for(serial, until - self._clock.seconds())
+        )
         if not is_here:
-            raise not_here_yet_error(serial, self._log.serial, **more)
-        if self._log.epoch != response.epoch and not await self._is_same_append(serial, response, key):
-            if self._log.epoch < response.epoch:
-                raise not_here_yet_error(serial, self._log.serial, **more)
-            raise _unknown(key, f"epoch {response.epoch}, in which these facts were stored, has ended")
+            raise self._not_here_yet(serial, **more)
+        if self._log.epoch != appended.epoch and not await self._is_same_append(serial, appended, key):
+            if self._log.epoch < appended.epoch:
+                raise self._not_here_yet(serial, **more)
+            raise _unknown(key, f"epoch {appended.epoch}, in which these facts were stored, has ended")
         if files and self._has_file is not None and not await self._has_files(files, until):
-            raise not_here_yet_error(serial, self._log.serial, files=sorted(files), **more)
+            raise self._not_here_yet(serial, files=sorted(files), **more)
 
-    async def _is_same_append(self, serial: int, response: _PostResponse, key: str) -> bool:
+    def _not_here_yet(self, serial: int, **more: Any) -> NotForwarded:
+        at = self._log.serial
+        why = f"serial {serial} has not arrived yet; this log is at {at}"
+        return NotForwarded("not_here_yet", why, serial=serial, at=at, **more)
+
+    async def _is_same_append(self, serial: int, appended: Appended, key: str) -> bool:
         """Whether the facts at these serials are the forwarded ones, not facts of a later epoch."""
-        first = serial - len(response.tokens) + 1
+        first = serial - len(appended.tokens) + 1
         receipts = await self._log.receipts_between(first - 1, first)
         return any(receipt.key == key for receipt in receipts)
 
@@ -288,15 +293,10 @@ class WriteForwarder:
 
 def _response(appended: Appended) -> _PostResponse:
     first = appended.first_serial
-    return _PostResponse(
-        body=msgspec.json.encode(appended),
-        epoch=appended.epoch,
-        serial=None if first is None else first + len(appended.tokens) - 1,
-        tokens=appended.tokens,
-    )
+    return _PostResponse(appended, None if first is None else first + len(appended.tokens) - 1)
 
 
-def _refusal(error: ApiResponseError) -> "_PostResponse | ApiError | None":
+def _refusal(error: ApiResponseError) -> "_PostResponse | NotForwarded | None":
     """Convert the primary's error; None if the outcome is unknown."""
     match error.status, error.code:
         case ((502 | 504), _) if not error.body:  # from a proxy
@@ -308,25 +308,26 @@ def _refusal(error: ApiResponseError) -> "_PostResponse | ApiError | None":
             return None
         case 400, "garbled":  # corrupted in transit
             return None
-        case ((502 | 503), api_error.UPSTREAM_UNREACHABLE):
+        case ((502 | 503), "upstream_unreachable"):
             # From a replica on the way: the primary did not receive the facts.
-            return unreachable_error(error.message)
+            return NotForwarded("upstream_unreachable", error.message)
         case 503, _:
-            return ApiError(503, "upstream_away", str(error), retry_after=RETRY_SECONDS)
+            return NotForwarded("upstream_away", str(error))
         case ((401 | 403), _):
             why = f"the primary refuses this daemon's key; check secret_file and its rights: {error}"
-            return ApiError(502, "upstream_refused", why, more={"retryable": False})
+            return NotForwarded("upstream_refused", why, retryable=False)
         case status, _ if error.body and (400 <= status < 500 or status == 502):
             return _unchanged(error)
-    return ApiError(502, "upstream_failed", str(error))
+    return NotForwarded("upstream_failed", str(error))
 
 
-def _unchanged(error: ApiResponseError) -> ApiError:
-    more = {name: value for name, value in error.body.items() if name not in {"error", "message"}}
+def _unchanged(error: ApiResponseError) -> NotForwarded:
     message = error.body.get("message")
-    return ApiError(
-        error.status, error.code, message if isinstance(message, str) else error.message, more=more
+    refused = NotForwarded(
+        error.code, message if isinstance(message, str) else error.message, status=error.status
     )
+    refused.more = {name: value for name, value in error.body.items() if name not in {"error", "message"}}
+    return refused
 
 
 def _stored_upstream(error: ApiResponseError) -> "_PostResponse | None":
@@ -344,28 +345,6 @@ class _NotHereYetBody(msgspec.Struct):
     tokens: list[int]
 
 
-def _unknown(key: str, why: str) -> ApiError:
+def _unknown(key: str, why: str) -> NotForwarded:
     message = f"unknown outcome; retry with the same idempotency key: {why}"
-    return ApiError(504, "outcome_unknown", message, more={"idempotency_key": key}, retry_after=RETRY_SECONDS)
-
-
-def _with_key(posted: AppendBody, key: str) -> bytes:
-    """Encode the facts as they were posted, byte by byte, with this idempotency key."""
-    writer = b"" if posted.writer is msgspec.UNSET else b'"writer":%b,' % msgspec.json.encode(posted.writer)
-    facts = b",".join(map(bytes, posted.facts))
-    return b'{%b"idempotency_key":%b,"facts":[%b]}' % (writer, msgspec.json.encode(key), facts)
-
-
-def _wants_files(request: Any) -> bool:
-    query_text = text(request, "files")
-    if query_text not in (None, "here"):
-        raise ApiError(400, "bad_request", f"files must be 'here' or absent, not {query_text[:40]!r}")
-    return query_text == "here"
-
-
-def _files_of(stream: str, facts: Collection[bytes]) -> frozenset[str]:
-    """Return the checksums that rows of ``files`` name, except those that delete."""
-    if stream != "files":
-        return frozenset()
-    rows = (row for fact in facts for row in msgspec.json.decode(fact))
-    return frozenset(row[2] for row in rows if row[0] != "delete" and row[2] is not None)
+    return NotForwarded("outcome_unknown", message, idempotency_key=key)

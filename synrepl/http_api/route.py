@@ -1,0 +1,97 @@
+"""Routes, their parameters and examples, and the requests that clients make of them."""
+
+import json
+import re
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, urlencode
+
+from synrepl.http_api.kinds import Kind, Misplaced
+
+__all__ = ["Example", "HttpRequest", "Parameter", "Route"]
+
+JSON: Final = "application/json"
+
+
+class Parameter(NamedTuple):
+    """A parameter of a query, or a header: its name, its kind, and its meaning for people."""
+
+    name: str
+    kind: Kind
+    text: str = ""
+
+    @property
+    def is_documented(self) -> bool:
+        """Whether clients may send it."""
+        return not isinstance(self.kind, Misplaced)
+
+
+class HttpRequest(NamedTuple):
+    """A request of a route, as every HTTP client can send it. `target` is the path with the query."""
+
+    method: str
+    target: str
+
+    def url(self, base_url: str) -> str:
+        """Return the URL at the daemon with this address."""
+        return base_url.rstrip("/") + self.target
+
+
+class Example(NamedTuple):
+    """A request, and what it answers: `answer` is JSON, or lines of it.
+
+    Values that differ from run to run are ``...`` in the answer. `prepare` names what the test's daemon must
+    hold before.
+    """
+
+    target: str
+    answer: Any = None
+    body: Any = None
+    status: int = 200
+    is_lines: bool = False
+
+    @property
+    def body_text(self) -> str:
+        """The body as it is sent."""
+        return "" if self.body is None else json.dumps(self.body)
+
+
+class Route(NamedTuple):
+    """An operation of the API.
+
+    `name` is that of its handler: module and function (``row.page`` is `page` in `row_routes`). The
+    signature of the handler has the structs of body and answer. Parts of `path` in braces are variable.
+    `right` is what the peer needs (None: not even a key); `stream` a stream that it must see, besides the one
+    in the path. `errors` are codes besides those of every route. `max_body` is in bytes (None: the daemon's
+    own limit).
+    """
+
+    name: str
+    method: str
+    path: str
+    summary: str
+    query: tuple[Parameter, ...] = ()
+    headers: tuple[Parameter, ...] = ()
+    content_type: str = JSON
+    right: str | None = "read"
+    stream: str = ""
+    errors: tuple[str, ...] = ()
+    max_body: int | None = None
+    text: str = ""
+    examples: tuple[Example, ...] = ()
+
+    @property
+    def variables(self) -> list[str]:
+        """The names of the variable parts of the path."""
+        return re.findall(r"{(\w+)}", self.path)
+
+    def request(self, *parts: str, **query: Any) -> HttpRequest:
+        """Make a request with these variable parts and parameters; those that are None are left out."""
+        names = self.variables
+        if len(parts) != len(names):
+            raise TypeError(f"{self.path} has {len(names)} variable parts, not {len(parts)}")
+        path = self.path.format(
+            **{name: quote(part, safe="") for name, part in zip(names, parts, strict=True)}
+        )
+        kinds = {parameter.name: parameter.kind for parameter in self.query}
+        pairs = [(name, kinds[name].format(value)) for name, value in query.items() if value is not None]
+        return HttpRequest(self.method, f"{path}?{urlencode(pairs)}" if pairs else path)

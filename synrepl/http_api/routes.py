@@ -1,0 +1,594 @@
+"""Every route of the HTTP API, each declared once.
+
+A route has its handler in `synrepl/transports/http/`; `Route.name` has the module and the function.
+"""
+
+from typing import Final
+
+from synrepl.http_api.kinds import (
+    Choice,
+    Digest,
+    Flag,
+    InstanceName,
+    Misplaced,
+    Names,
+    ReaderName,
+    Seconds,
+    SynapseToken,
+    Text,
+    WholeNumber,
+    WholeNumbers,
+)
+from synrepl.http_api.route import Example, Parameter, Route
+
+__all__ = [
+    "ACKNOWLEDGE",
+    "ACKNOWLEDGE_COMMANDS",
+    "ADD_LEASE",
+    "ALLOCATED",
+    "APPEND",
+    "APPEND_BATCH",
+    "ARROW",
+    "CATCH_UP",
+    "CHANGELOG",
+    "CLAIM",
+    "COMMANDS",
+    "DIGESTS",
+    "DROP_LEASE",
+    "EXTENT",
+    "FORWARD_COMMANDS",
+    "GET_FILE",
+    "HANDOVER",
+    "JOIN",
+    "LEASES",
+    "LIVEZ",
+    "METRICS",
+    "NDJSON",
+    "OPENAPI",
+    "PROMOTE",
+    "PUT_FILE",
+    "READER",
+    "READYZ",
+    "REPLICATION",
+    "RESYNC",
+    "ROUTES",
+    "ROWS",
+    "STATUS",
+    "STATUS_PAGE",
+    "SUBSCRIBE",
+    "SYNCING",
+]
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+ARROW: Final = "application/vnd.apache.arrow.stream"
+NDJSON: Final = "application/x-ndjson"
+HTML: Final = "text/html; charset=utf-8"
+PROMETHEUS: Final = "text/plain; version=1.0.0; charset=utf-8"
+OCTETS: Final = "application/octet-stream"
+
+MAX_WAIT: Final = 300.0
+MAX_COMMAND_LINES: Final = 1_000
+READER: Final = "Synrepl-Reader"
+
+_READ_YOUR_WRITES: Final = (
+    Parameter("min_serial", WholeNumber(0), "answer once the log has reached this serial"),
+    Parameter("timeout", Seconds(10.0, highest=MAX_WAIT), "how long to wait for `min_serial`"),
+)
+_COPY: Final = ("not_ready", "filtered", "not_here_yet", "too_many_waiting")
+_POSITION: Final = ("other_history", "other_epoch", "ahead_of_log", "trimmed", "fork")
+_WRITE: Final = (
+    *("bad_row", "bad_writer", "too_large", "too_many_writers", "idempotency_key_reused"),
+    *("table_backed", "brought_elsewhere", "storage_error", "fenced", "starting", "handing_over", "stopped"),
+)
+_SELECTION: Final = (
+    Parameter("since", WholeNumber(0), "the facts after this serial"),
+    Parameter("upto", WholeNumber(), "the last serial"),
+    Parameter("limit", WholeNumber(lowest=1), "the maximum number of facts"),
+    Parameter("streams", Names(), "only facts of these streams"),
+    Parameter("writers", Names(are_writers=True), "only facts of these writers"),
+    Parameter("epoch", WholeNumber(), "the epoch of the reader's log at `since`"),
+    Parameter("digest", Digest(), "the digest of the reader's log at `since`"),
+    Parameter("history", Text(), "the history of the reader's log"),
+    Parameter("compacted", Flag(), "include what remains of the trimmed part of the log"),
+    *_READ_YOUR_WRITES,
+    Parameter("reader", Misplaced(f"send the reader's name in the header {READER}, not in the query")),
+)
+_READER: Final = (
+    Parameter(READER, ReaderName(), "the name of the reader, for which facts after `since` are kept"),
+)
+
+ADA: Final = [["@ada:hs.example"]]
+BOB: Final = [["@bob:hs.example"]]
+
+APPEND: Final = Route(
+    "append.append",
+    "POST",
+    "/v1/streams/{stream}/facts",
+    "Append facts to a stream; the answer comes when they are on disk (for ephemeral streams: at once).",
+    query=(
+        Parameter(
+            "timeout", Seconds(10.0, lowest=0.1, highest=MAX_WAIT), "at a replica: bounds the forwarding"
+        ),
+        Parameter(
+            "files", Choice("here"), "at a replica: wait for the bytes of the files that the facts name"
+        ),
+        Parameter("via", Text(), "the daemons that have forwarded this request"),
+    ),
+    right="write",
+    errors=(
+        *(*_WRITE, "unknown_stream", "busy", "not_here_yet", "outcome_unknown"),
+        *("upstream_away", "upstream_unreachable", "upstream_refused", "upstream_failed"),
+    ),
+    examples=(
+        Example(
+            "/v1/streams/push_rules/facts",
+            {"epoch": 1, "first_serial": 4, "tokens": [4, 5]},
+            {"facts": [ADA, BOB], "idempotency_key": "import-1"},
+        ),
+        Example(
+            "/v1/streams/push_rules/facts",
+            {"error": "bad_row", "message": ...},
+            {"facts": [[["@ada:hs.example", 1, 2]]]},
+            400,
+        ),
+        Example(
+            "/v1/streams/nonsense/facts", {"error": "unknown_stream", "message": ...}, {"facts": []}, 404
+        ),
+    ),
+)
+APPEND_BATCH: Final = Route(
+    "append.append_batch",
+    "POST",
+    "/v1/facts",
+    "Append facts to several streams and writers, in order; the answer comes when all of them are on disk.",
+    right="write",
+    errors=(*_WRITE, "unknown_stream", "not_primary", "bad_checksum", "no_such_file"),
+    examples=(
+        Example(
+            "/v1/facts",
+            {"epoch": 1, "appends": [{"epoch": 1, "first_serial": 4, "tokens": [4]}]},
+            {"appends": [{"stream": "push_rules", "facts": [ADA]}], "idempotency_key": "replay-7"},
+        ),
+    ),
+)
+ROWS: Final = Route(
+    "row.page",
+    "GET",
+    "/v1/streams/{stream}/rows",
+    "Read a page of one writer's rows, in the newest shape.",
+    query=(
+        Parameter("writer", InstanceName(), "the writer; this daemon's instance by default"),
+        Parameter("from", WholeNumber(0), "the rows after this token"),
+        Parameter("upto", WholeNumber(), "the last token; the head by default"),
+        Parameter(
+            "limit", WholeNumber(1_000, lowest=1, highest=10_000), "rows of a page, unless one fact has more"
+        ),
+        *_READ_YOUR_WRITES,
+    ),
+    errors=("unknown_stream", "bad_writer", *_COPY),
+    examples=(
+        Example(
+            "/v1/streams/push_rules/rows?limit=1",
+            {"updates": [[1, ["@ada:hs.example"]]], "upto": 1, "limited": True},
+        ),
+        Example("/v1/streams/push_rules/rows?limit=0", {"error": "bad_request", "message": ...}, status=400),
+    ),
+)
+ALLOCATED: Final = Route(
+    "row.allocated",
+    "GET",
+    "/v1/streams/{stream}/allocated",
+    "Read the highest token that any reader of the stream can have, and the position of each writer.",
+    query=_READ_YOUR_WRITES,
+    errors=("unknown_stream", *_COPY),
+    examples=(
+        Example(
+            "/v1/streams/push_rules/allocated",
+            {"stream": "push_rules", "allocated": 3, "positions": {"master": 3}},
+        ),
+    ),
+)
+CATCH_UP: Final = Route(
+    "row.updates",
+    "GET",
+    "/_synapse/replication/get_repl_stream_updates/{stream}/{txn_id}",
+    "Read the rows that a follower missed, as Synapse's own processes answer it.",
+    query=(
+        Parameter("from_token", SynapseToken(), "the rows after this token"),
+        Parameter("upto_token", SynapseToken(), "the last token"),
+        Parameter(
+            "writer",
+            InstanceName(),
+            "the writer; the one that `Host` names, or else this instance",
+        ),
+        *_READ_YOUR_WRITES,
+    ),
+    errors=("M_UNKNOWN", "M_MISSING_PARAM", "M_INVALID_PARAM"),
+    examples=(
+        Example(
+            "/_synapse/replication/get_repl_stream_updates/push_rules/t1?from_token=2&upto_token=3",
+            {"updates": [[3, ["@eve:hs.example"]]], "upto_token": 3, "limited": False},
+        ),
+        Example(
+            "/_synapse/replication/get_repl_stream_updates/push_rules/t1?from_token=2",
+            {
+                "errcode": "M_MISSING_PARAM",
+                "error": "Missing required integer query parameter upto_token",
+            },
+            status=400,
+        ),
+    ),
+)
+CHANGELOG: Final = Route(
+    "changelog.read",
+    "GET",
+    "/v1/changelog",
+    "Read the log, one fact a line, or as Arrow; follow it.",
+    query=(
+        *_SELECTION,
+        Parameter("wait", Seconds(highest=MAX_WAIT), "with no fact after `since`: how long to wait for one"),
+        Parameter("checksum", Flag(None), "add a checksum to each fact; by default with a filter"),
+        Parameter("epoch_starts", Flag(), "epoch starts, as separate lines"),
+        Parameter("receipts", Flag(), "receipts of appends with an idempotency key, as separate lines"),
+        Parameter("follow", Flag(), "keep the answer open, and write facts as they are committed"),
+        Parameter(
+            "heartbeat", Seconds(5.0, lowest=1.0, highest=60.0), "with `follow`: seconds between heartbeats"
+        ),
+        Parameter("ephemeral", Flag(), "with `follow`: ephemeral facts, as separate lines"),
+        Parameter(
+            "commands",
+            InstanceName("commands must be the origin of the reader: one printable word", "bad_request"),
+            "with `follow`: commands to all processes, except those that this origin forwarded; requires"
+            " the right `replicate`",
+        ),
+    ),
+    headers=_READER,
+    content_type=NDJSON,
+    errors=("unknown_stream", "bad_writer", *_COPY, *_POSITION, "not_acceptable", "too_many", "replaced"),
+    examples=(
+        Example(
+            "/v1/changelog?since=2",
+            [
+                {
+                    "serial": 3,
+                    "epoch": 1,
+                    "stream": "push_rules",
+                    "writer": "master",
+                    "prev_token": 2,
+                    "token": 3,
+                    "rows": [["@eve:hs.example"]],
+                    "committed_at_ms": ...,
+                    "digest": ...,
+                }
+            ],
+            is_lines=True,
+        ),
+        Example(
+            "/v1/changelog?since=9",
+            {"error": "ahead_of_log", "serial": 3, "epoch": 1, "retryable": False, "message": ...},
+            status=409,
+        ),
+    ),
+)
+EXTENT: Final = Route(
+    "changelog.extent",
+    "GET",
+    "/v1/extent",
+    "Measure a part of the changelog, without its facts: for planning.",
+    query=_SELECTION,
+    headers=_READER,
+    errors=("unknown_stream", "bad_writer", *_COPY, *_POSITION, "too_many", "replaced"),
+    examples=(
+        Example(
+            "/v1/extent?since=1",
+            {
+                "since": 1,
+                "serial": 3,
+                "epoch": 1,
+                "digest": ...,
+                "history": ...,
+                "facts": 2,
+                "bytes": 42,
+                "clock": {"push_rules": {"master": 3}},
+                "committed_at_ms": ...,
+                "trimmed_upto": 0,
+                "head": 3,
+            },
+        ),
+    ),
+)
+DIGESTS: Final = Route(
+    "changelog.digests",
+    "GET",
+    "/v1/digests",
+    "Read the digests at some serials (null where the log has none), and the log's position.",
+    query=(Parameter("serials", WholeNumbers(most=1_000), "the serials"),),
+    examples=(
+        Example(
+            "/v1/digests?serials=3,7",
+            {"epoch": 1, "serial": 3, "history": ..., "digests": {"3": ..., "7": None}},
+        ),
+        Example("/v1/digests", {"error": "bad_request", "message": ...}, status=400),
+    ),
+)
+PUT_FILE: Final = Route(
+    "file.put",
+    "PUT",
+    "/v1/files/sha256/{sha256}",
+    "Store a file under its checksum.",
+    query=(Parameter("hops", WholeNumber(0), "how many daemons have forwarded the file"),),
+    right="write",
+    stream="files",
+    errors=(
+        *("bad_checksum", "checksum_mismatch", "too_large", "disk_full"),
+        *("upstream_away", "upstream_refused", "upstream_unreachable", "fenced", "stopped"),
+    ),
+)
+GET_FILE: Final = Route(
+    "file.get",
+    "GET",
+    "/v1/files/sha256/{sha256}",
+    "Read a file, or a range of it, by its checksum.",
+    query=(
+        Parameter("wait", Seconds(10.0, highest=MAX_WAIT), "at a replica: how long to wait for the bytes"),
+    ),
+    content_type=OCTETS,
+    stream="files",
+    errors=(
+        "bad_checksum",
+        "no_such_file",
+        "file_not_here",
+        "range_not_satisfiable",
+        "not_ready",
+        "filtered",
+    ),
+    examples=(
+        Example(
+            f"/v1/files/sha256/{'0' * 64}",
+            {"error": "not_found", "message": "this daemon stores no files"},
+            status=404,
+        ),
+    ),
+)
+REPLICATION: Final = Route(
+    "replica.about",
+    "GET",
+    "/v1/replication",
+    "Read this log's history, epochs, oldest position and head.",
+)
+_REPLICA: Final = (
+    *_POSITION,
+    "ahead",
+    "duplicate",
+    "unknown",
+    "not_ready",
+    "read_only",
+    "too_many",
+    "bad_name",
+)
+SUBSCRIBE: Final = Route(
+    "replica.subscribe",
+    "POST",
+    "/v1/replicas/{uuid}",
+    "Admit a replica, and make a lease for the facts that it lacks.",
+    right="replicate",
+    errors=_REPLICA,
+    max_body=4 * MIB,
+)
+JOIN: Final = Route(
+    "replica.join",
+    "POST",
+    "/v1/replicas/{uuid}/join",
+    "Start a snapshot for a replica.",
+    right="replicate",
+    errors=_REPLICA,
+    max_body=4 * MIB,
+)
+ACKNOWLEDGE: Final = Route(
+    "replica.acknowledge",
+    "POST",
+    "/v1/replicas/{uuid}/ack",
+    "Record the position up to which a replica has stored everything.",
+    right="replicate",
+    errors=("unknown", "bad_ack"),
+    max_body=4 * MIB,
+    examples=(
+        Example(
+            "/v1/replicas/u1/ack",
+            {
+                "error": "unknown",
+                "retryable": False,
+                "message": "this replica has no lease: subscribe again",
+            },
+            {"epoch": 1, "serial": 3},
+            409,
+        ),
+    ),
+)
+FORWARD_COMMANDS: Final = Route(
+    "command.forward",
+    "POST",
+    "/v1/commands",
+    "Take commands that a replica forwards from its followers; each number once.",
+    right="replicate",
+    max_body=8 * MIB,
+    examples=(
+        Example(
+            "/v1/commands",
+            {"number": 7, "since": 7},
+            {"origin": "copy-1", "commands": [[7, "FEDERATION_ACK sender1 18"]]},
+        ),
+    ),
+)
+COMMANDS: Final = Route(
+    "command.read",
+    "GET",
+    "/v1/commands",
+    "Read followers' commands for the homeserver, as lines of JSON.",
+    query=(
+        Parameter(
+            "since", WholeNumber(), "the commands after this number; by default the last acknowledged one"
+        ),
+        Parameter(
+            "wait", Seconds(highest=MAX_WAIT), "with no command after `since`: how long to wait for one"
+        ),
+        Parameter("limit", WholeNumber(MAX_COMMAND_LINES, lowest=1, highest=MAX_COMMAND_LINES), "commands"),
+        Parameter("life", InstanceName(), "the run of the daemon that `since` belongs to"),
+    ),
+    content_type=NDJSON,
+    right="administer",
+    errors=("too_many_waiting", "bad_writer"),
+    examples=(
+        Example("/v1/commands", [{"feed": {"life": ..., "trimmed_upto": 0, "head": 0}}], is_lines=True),
+    ),
+)
+ACKNOWLEDGE_COMMANDS: Final = Route(
+    "command.acknowledge",
+    "POST",
+    "/v1/commands/ack",
+    "Acknowledge commands up to a number, so that they are not offered again.",
+    right="administer",
+    errors=("bad_ack",),
+    max_body=4 * KIB,
+    examples=(
+        Example(
+            "/v1/commands/ack",
+            {"error": "bad_ack", "retryable": False, "message": ...},
+            {"life": "another", "number": 1},
+            409,
+        ),
+    ),
+)
+SYNCING: Final = Route(
+    "command.syncing",
+    "GET",
+    "/v1/syncing",
+    "List the users who are syncing, at workers of this daemon and of its replicas.",
+    stream="presence",
+    examples=(Example("/v1/syncing", {"users": []}),),
+)
+LEASES: Final = Route(
+    "admin.list_leases",
+    "GET",
+    "/v1/leases",
+    "List the leases, those that retain most of the log first.",
+    examples=(Example("/v1/leases", {"leases": []}),),
+)
+ADD_LEASE: Final = Route(
+    "admin.add_lease",
+    "POST",
+    "/v1/leases",
+    "Retain facts from now on for a replica that will come; a dropped replica is admitted again.",
+    right="administer",
+    errors=("known", "too_many"),
+    max_body=64 * KIB,
+    examples=(
+        Example("/v1/leases", {"uuid": ..., "name": "lisbon", "serial": 3}, {"name": "lisbon"}),
+        Example("/v1/leases", {"error": "bad_request", "message": "a lease needs a name"}, {"name": ""}, 400),
+    ),
+)
+DROP_LEASE: Final = Route(
+    "admin.drop_lease",
+    "DELETE",
+    "/v1/leases/{name}",
+    "End a lease, by the name or the uuid of its replica, which is disconnected and refused.",
+    right="administer",
+    errors=("unknown_lease",),
+    examples=(Example("/v1/leases/oslo", {"error": "unknown_lease", "message": ...}, status=404),),
+)
+PROMOTE: Final = Route(
+    "admin.promote",
+    "POST",
+    "/v1/promote",
+    "Make this replica the primary; with `force`, without asking the old one.",
+    right="administer",
+    errors=(
+        *("not_a_replica", "promoting", "moved", "filtered", "not_whole", "upstream_away"),
+        *("behind", "handover_refused", "fenced", "files_missing"),
+    ),
+    max_body=64 * KIB,
+    examples=(
+        Example(
+            "/v1/promote",
+            {
+                "error": "not_a_replica",
+                "retryable": False,
+                "message": "this daemon is primary; only a replica can be promoted",
+            },
+            {"force": False},
+            409,
+        ),
+    ),
+)
+RESYNC: Final = Route(
+    "admin.resync",
+    "POST",
+    "/v1/resync",
+    "Let a replica that has stopped, or a fenced daemon, join again; facts that only it has go to a file.",
+    right="administer",
+    errors=("not_stopped", "primary_unknown"),
+    examples=(
+        Example(
+            "/v1/resync",
+            {"error": "not_stopped", "message": "nothing to resync: this daemon is not stopped"},
+            {},
+            409,
+        ),
+    ),
+)
+HANDOVER: Final = Route(
+    "admin.hand_over",
+    "POST",
+    "/v1/handover",
+    "Hand over to another daemon, which is being promoted: a request between daemons.",
+    right="administer",
+    errors=("busy", "not_primary", "handing_over", "handed_over_lately", "unknown_replica", "not_verified"),
+    max_body=64 * KIB,
+)
+CLAIM: Final = Route(
+    "admin.claim",
+    "POST",
+    "/v1/claim",
+    "Take note that another daemon is primary since an epoch: a request between daemons.",
+    right="administer",
+    errors=(
+        *("busy", "not_whole", "other_history", "epoch_too_far"),
+        *("not_verified", "digest_differs", "superseded"),
+    ),
+    max_body=64 * KIB,
+)
+STATUS: Final = Route("status.status", "GET", "/v1/status", "Read the status of the daemon.")
+STATUS_PAGE: Final = Route(
+    "status.page", "GET", "/status", "Show the status to people: one page without scripts.", content_type=HTML
+)
+LIVEZ: Final = Route(
+    "status.livez",
+    "GET",
+    "/livez",
+    "Answer while the process runs.",
+    right=None,
+    examples=(Example("/livez", {"alive": True}),),
+)
+READYZ: Final = Route(
+    "status.readyz",
+    "GET",
+    "/readyz",
+    "Answer 200, or 503 with the reasons why this daemon is not ready.",
+    right=None,
+    examples=(Example("/readyz", {"ready": True}),),
+)
+METRICS: Final = Route(
+    "status.metrics",
+    "GET",
+    "/metrics",
+    "Read the metrics, for Prometheus.",
+    content_type=PROMETHEUS,
+    right=None,
+)
+OPENAPI: Final = Route(
+    "openapi.describe", "GET", "/v1/openapi.json", "Read this description, as OpenAPI 3.1.", right=None
+)
+
+ROUTES: Final = tuple(value for value in globals().values() if isinstance(value, Route))

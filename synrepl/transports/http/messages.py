@@ -1,0 +1,97 @@
+"""Bodies and answers of routes that daemons request from each other."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from synrepl.wire.native import JoinRequest, Subscription
+from synrepl.wire.position import LogPosition
+
+__all__ = [
+    "AcceptedForwards",
+    "AckAnswer",
+    "AckBody",
+    "DigestsAnswer",
+    "ForwardedCommands",
+    "JoinAnswer",
+    "JoinBody",
+    "SubscribeAnswer",
+    "SubscribeBody",
+]
+
+
+class DigestsAnswer(msgspec.Struct, frozen=True):
+    """The digests of a log at some serials (None: unknown), and its head."""
+
+    epoch: int
+    serial: int
+    history: str
+    digests: Mapping[int, str | None]
+
+
+class SubscribeBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A replica's identity, position and filter."""
+
+    name: str
+    subscription: Subscription
+    registered: bool = True
+    address: str = ""
+
+
+class SubscribeAnswer(msgspec.Struct, frozen=True):
+    """The head of the log, and the addresses of its other replicas."""
+
+    position: LogPosition
+    peers: list[str]
+
+
+class JoinBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A replica's identity and its request for a snapshot."""
+
+    name: str
+    join: JoinRequest
+    registered: bool = True
+    address: str = ""
+
+
+class JoinAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Response to a join: the reader fetches the facts after `after`, up to `position`, from the changelog.
+
+    `snapshot` is the rest of the snapshot (lines of JSON, as in a block); None if the replica has it already.
+    """
+
+    join: str
+    history: str
+    position: LogPosition
+    trimmed_upto: LogPosition
+    after: int
+    resumed: bool
+    snapshot: str | None
+
+
+class AckBody(msgspec.Struct, frozen=True):
+    """A replica has stored everything up to this serial durably."""
+
+    epoch: int
+    serial: int
+
+
+class AckAnswer(msgspec.Struct, frozen=True):
+    """The serial of the head, and the addresses of the other replicas."""
+
+    serial: int
+    peers: list[str]
+
+
+class ForwardedCommands(msgspec.Struct, frozen=True):
+    """Commands of a replica's followers: numbers and lines, in order, under the replica's `origin`."""
+
+    origin: str
+    commands: list[tuple[int, str]] = []
+
+
+class AcceptedForwards(msgspec.Struct, frozen=True):
+    """Commands of this origin up to `number` were accepted; those before `since` are unknown."""
+
+    number: int
+    since: int

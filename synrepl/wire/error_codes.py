@@ -1,0 +1,247 @@
+"""Every error code between daemons and their clients, over HTTP and the native wire.
+
+A code means one thing everywhere. What differs between two uses of a code, as the status of a refused
+replica, is given where it is used.
+"""
+
+from typing import Final, NamedTuple
+
+__all__ = ["ERROR_CODES", "REFUSALS", "ErrorCode", "is_retryable_status"]
+
+
+class ErrorCode(NamedTuple):
+    """What a code means for programs and for people.
+
+    `status` is the HTTP status. `retryable` tells whether the same request can succeed later; None leaves
+    that to the status, and the response does not say it. `retry_after` is the header, in seconds. `means`
+    and `action` complete the sentences "the request was refused because" and "the client should".
+    """
+
+    status: int
+    means: str
+    action: str = ""
+    retryable: bool | None = None
+    retry_after: int | None = None
+
+
+def is_retryable_status(status: int) -> bool:
+    """Whether a request can succeed later after an error with this status that does not say it."""
+    return status in {429, 502, 503, 504}
+
+
+REFUSALS: Final = {
+    "trimmed": ErrorCode(
+        410,
+        "facts that the replica is missing were trimmed from the log; it joins again by itself",
+        "a reader that needs only the remaining facts reads with `compacted=true`",
+        False,
+    ),
+    "ahead": ErrorCode(
+        409,
+        "the replica has facts that this log lacks: the primary was restored from an older copy",
+        retryable=False,
+    ),
+    "other_epoch": ErrorCode(
+        409,
+        "the replica knows a later epoch: another daemon was promoted",
+        "a reader retries: this daemon may learn of the promotion",
+        False,
+    ),
+    "fork": ErrorCode(
+        409,
+        "the replica's history and this log's have diverged",
+        "a reader finds the fork by bisection, with `GET /v1/digests`",
+        False,
+    ),
+    "other_history": ErrorCode(409, "the replica is a copy of another log", retryable=False),
+    "duplicate": ErrorCode(409, "the same replica already has a live connection", retryable=True),
+    "unknown": ErrorCode(
+        409,
+        "an operator dropped the replica from the list of replicas",
+        "a replica that acknowledges without a lease subscribes again",
+        False,
+    ),
+    "not_ready": ErrorCode(503, "this daemon has no complete copy itself yet", "", True, 5),
+    "read_only": ErrorCode(503, "this daemon is fenced: another one is primary now", "", True),
+    "no_rights": ErrorCode(
+        403,
+        "the replica did not prove that it has a key, or its key lacks a right or a stream",
+        "the message names the right or the stream, for `keys_file`",
+        False,
+    ),
+    "filtered": ErrorCode(
+        409,
+        "this daemon has only some streams or writers, and not all that the replica requests",
+        "ask the daemon in `moved_to`, or one without a filter",
+        False,
+    ),
+    "bad_ack": ErrorCode(
+        409,
+        "the replica acknowledged a serial that it was not sent, or an earlier one than before",
+        retryable=True,
+    ),
+    "too_many": ErrorCode(
+        429,
+        "the maximum number of leases is active; each one retains a part of the log",
+        "read without `Synrepl-Reader`, or end leases with `synrepl leases drop NAME`",
+        True,
+    ),
+    "bad_name": ErrorCode(400, "the replica's uuid, name or address is not a valid one", retryable=False),
+    "version": ErrorCode(
+        409, "the replica's handshake is not one that this daemon supports", retryable=False
+    ),
+}
+"""Why a primary does not serve a replica, over HTTP always with the status 409, except for ``bad_name``."""
+
+_REQUESTS: Final = {
+    "bad_json": ErrorCode(400, "the body is not JSON"),
+    "bad_request": ErrorCode(400, "the body or a parameter is invalid", "the message names it"),
+    "bad_writer": ErrorCode(400, "the name of a writer is invalid"),
+    "bad_row": ErrorCode(
+        400, "a row fits no shape of its stream; nothing was stored", "the message names the fact and the row"
+    ),
+    "bad_checksum": ErrorCode(400, "a checksum is not 64 hexadecimal digits in lower case"),
+    "checksum_mismatch": ErrorCode(400, "the bytes of a file have another checksum; nothing was stored"),
+    "garbled": ErrorCode(
+        400,
+        "the body does not match its `Content-Digest` (RFC 9530): it was changed in transit, and not stored",
+        "send the request again",
+        True,
+    ),
+    "unauthorized": ErrorCode(401, "the secret is missing, wrong or revoked"),
+    "foreign_host": ErrorCode(
+        403, "without a secret: `Host` is not a name of this daemon", "add the name to `allowed_hosts`"
+    ),
+    "foreign_origin": ErrorCode(403, "without a secret: a web page of another site made the request"),
+    "content_type": ErrorCode(415, "a JSON body has another content type, as that of a form on a web page"),
+    "not_found": ErrorCode(404, "no such URL, or this daemon lacks the part that would answer"),
+    "method_not_allowed": ErrorCode(405, "the URL has other methods", "`Allow` lists them"),
+    "not_acceptable": ErrorCode(
+        406, "Arrow was requested, and pyarrow is not installed, or the answer has no columns"
+    ),
+    "range_not_satisfiable": ErrorCode(416, "the `Range` is outside the file"),
+    "too_large": ErrorCode(
+        413, "the body is longer than `--max-body-bytes`, or one fact is larger than 64 MiB"
+    ),
+    "unknown_stream": ErrorCode(404, "no stream has this name"),
+    "no_such_file": ErrorCode(404, "no fact names this [file](../howto/files.md)"),
+    "file_not_here": ErrorCode(503, "the bytes of the file are not here yet", "retry", None, 1),
+}
+"""Faults of a request, and things that are not here."""
+
+_WRITES: Final = {
+    "table_backed": ErrorCode(
+        409, "the facts of the stream come from the homeserver's table", "write them there"
+    ),
+    "brought_elsewhere": ErrorCode(
+        409, "the facts come from Redis or from a followed server", "the message says what to do"
+    ),
+    "idempotency_key_reused": ErrorCode(409, "the key was used for another request"),
+    "too_many_writers": ErrorCode(
+        409,
+        "the `writer` is a new one, and the stream has 1,000 already",
+        "post as one of these, or without a writer",
+    ),
+    "storage_error": ErrorCode(503, "facts cannot be made durable at the moment", "retry", None, 1),
+    "disk_full": ErrorCode(507, "the disk is full; the file was not stored"),
+    "not_primary": ErrorCode(
+        409,
+        "a replica takes no batches, and hands nothing over",
+        "ask the primary; post each stream by itself",
+    ),
+    "replica": ErrorCode(503, "this daemon is a replica, and writes nothing itself", "", True, 1),
+    "stopped": ErrorCode(
+        503,
+        "this replica has [stopped](../howto/replicas.md#when-it-is-refused); nothing was stored",
+        "the message names the command that repairs it",
+        False,
+        1,
+    ),
+    "starting": ErrorCode(503, "this daemon has just started", "retry", True, 1),
+    "handing_over": ErrorCode(503, "another daemon is about to become primary", "retry", True, 1),
+    "upstream_unreachable": ErrorCode(
+        503, "no connection to the primary; nothing was stored", "retry", None, 1
+    ),
+    "upstream_away": ErrorCode(
+        503,
+        "no primary is known or reachable, it answers 503, or the daemons forward in a circle",
+        "retry; promote with `force` where the primary is lost",
+        None,
+        1,
+    ),
+    "upstream_refused": ErrorCode(502, "the primary refuses this daemon's secret, or the file"),
+    "upstream_failed": ErrorCode(502, "the primary failed, or is not a synrepl daemon"),
+    "outcome_unknown": ErrorCode(
+        504,
+        "the facts were sent, and no answer came",
+        "repeat the request with the `idempotency_key` of this answer",
+        None,
+        1,
+    ),
+}
+"""Why facts and files are not stored, or not as requested."""
+
+_WAITS: Final = {
+    "not_here_yet": ErrorCode(
+        504,
+        "the serial was not reached in time; posted facts are stored at the primary, but not here yet",
+        "read with `min_serial`; the answer has `serial`, and `at`, the log's serial",
+        None,
+        1,
+    ),
+    "too_many_waiting": ErrorCode(503, "too many requests wait already", "retry", None, 1),
+    "busy": ErrorCode(
+        503, "64 MiB of facts are being forwarded, or too many claims verified", "retry", None, 1
+    ),
+    "replaced": ErrorCode(
+        503, "a copy of another log replaced this one during the answer", "repeat the request", True, 1
+    ),
+    "ahead_of_log": ErrorCode(409, "`since` is ahead of this log", retryable=False),
+    "out_of_memory": ErrorCode(503, "the daemon lacks memory for this request", "retry", None, 1),
+    "out_of_descriptors": ErrorCode(
+        503, "the daemon has no file descriptors left", "raise its limit", None, 1
+    ),
+    "internal": ErrorCode(500, "a fault of the daemon", "see its log"),
+}
+"""What may be otherwise later."""
+
+_ROLES: Final = {
+    "not_a_replica": ErrorCode(409, "only a replica can be promoted", retryable=False),
+    "promoting": ErrorCode(409, "a promotion is in progress", retryable=True),
+    "moved": ErrorCode(409, "another daemon became primary meanwhile", retryable=True),
+    "not_whole": ErrorCode(409, "this copy was never complete", retryable=True),
+    "behind": ErrorCode(409, "this copy did not catch up with the primary in time", retryable=True),
+    "files_missing": ErrorCode(
+        409,
+        "files are `missing` from this copy, a list of names and checksums",
+        "promote with `force`",
+        False,
+    ),
+    "handover_refused": ErrorCode(409, "the primary refuses to hand over; the message says why"),
+    "handed_over_lately": ErrorCode(409, "a hand-over ended without a takeover just now", retryable=True),
+    "fenced": ErrorCode(
+        409, "this daemon is fenced: another one is primary", "it is promoted only with `force`", False
+    ),
+    "primary_unknown": ErrorCode(409, "the primary's address is unknown", "restart with `--upstream`", False),
+    "not_stopped": ErrorCode(409, "nothing to resync: this daemon is not stopped"),
+    "epoch_too_far": ErrorCode(409, "the claimed epoch is impossible", retryable=False),
+    "not_verified": ErrorCode(409, "the claiming daemon does not confirm the claim", retryable=True),
+    "digest_differs": ErrorCode(409, "the claiming daemon has another history", retryable=False),
+    "superseded": ErrorCode(409, "a later primary is known", retryable=True),
+    "unknown_replica": ErrorCode(409, "the replica has no copy of this log", retryable=False),
+    "known": ErrorCode(409, "the replica has a lease already"),
+    "unknown_lease": ErrorCode(
+        404, "no lease, or more than one, has this name", "give a uuid of `GET /v1/leases`"
+    ),
+}
+"""Why a role or a lease is not changed."""
+
+_SYNAPSE: Final = {
+    "M_UNKNOWN": ErrorCode(400, "under `/_synapse`: every other fault"),
+    "M_UNRECOGNIZED": ErrorCode(404, "under `/_synapse`: no such URL, or another method (405)"),
+    "M_MISSING_PARAM": ErrorCode(400, "under `/_synapse`: a parameter is missing"),
+    "M_INVALID_PARAM": ErrorCode(400, "under `/_synapse`: a parameter is invalid"),
+}
+"""Codes of Synapse, in its form of errors."""
+
+ERROR_CODES: Final = REFUSALS | _REQUESTS | _WRITES | _WAITS | _ROLES | _SYNAPSE
