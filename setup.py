@@ -54,6 +54,7 @@ setup(
             "import-linter>=2.1",
             "mypy>=1.13",
             "mypy-zope>=1.0.9",
+            "openapi-spec-validator>=0.7",
             "pgserver>=0.1.4",
             "psycopg[binary]>=3.2",
             "pytest>=8.3",

@@ -16,7 +16,8 @@ from prometheus_client.metrics import MetricWrapperBase
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.lib.museum import cases  # noqa: E402  # after the path
+from scripts.lib.http_reference import http_reference  # noqa: E402  # after the path
+from scripts.lib.museum import cases  # noqa: E402
 from synrepl.cli.errors import EXIT_CODES  # noqa: E402
 from synrepl.cli.main import main as synrepl_command  # noqa: E402
 from synrepl.config import render_table  # noqa: E402
@@ -369,6 +370,11 @@ def cli() -> str:
     return _page(lines)
 
 
+def http() -> str:
+    """Every route and error code of HTTP."""
+    return _page(["# HTTP", "", *http_reference()])
+
+
 def museum() -> str:
     """Every bug of the museum."""
     return _page(
@@ -469,6 +475,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/settings.md": settings,
     "reference/metrics.md": metrics,
     "reference/cli.md": cli,
+    "reference/http.md": http,
     "explanation/follower.md": follower,
     "explanation/museum.md": museum,
 }

@@ -62,7 +62,7 @@ class Route(NamedTuple):
     signature of the handler has the structs of body and answer. Parts of `path` in braces are variable.
     `right` is what the peer needs (None: not even a key); `stream` a stream that it must see, besides the one
     in the path. `errors` are codes besides those of every route. `max_body` is in bytes (None: the daemon's
-    own limit).
+    own limit). `other_types` are those that `Accept` can ask for instead of `content_type`.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Route(NamedTuple):
     stream: str = ""
     errors: tuple[str, ...] = ()
     max_body: int | None = None
-    text: str = ""
+    other_types: tuple[str, ...] = ()
     examples: tuple[Example, ...] = ()
 
     @property

@@ -246,6 +246,7 @@ CHANGELOG: Final = Route(
     ),
     headers=_READER,
     content_type=NDJSON,
+    other_types=(ARROW,),
     errors=("unknown_stream", "bad_writer", *_COPY, *_POSITION, "not_acceptable", "too_many", "replaced"),
     examples=(
         Example(

@@ -1,6 +1,6 @@
 """Handlers of status, health and metrics."""
 
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -12,7 +12,7 @@ from synrepl.streams import jsontext
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.metrics_collector import collect
 
-__all__ = ["Alive", "Ready", "livez", "metrics", "page", "readyz", "status"]
+__all__ = ["Alive", "Ready", "daemon_version", "livez", "metrics", "page", "readyz", "status"]
 
 
 class Alive(msgspec.Struct, frozen=True):
@@ -91,7 +91,7 @@ def _status(call: Call) -> dict[str, Any]:
         instance=services.instance,
         server_name=services.server_name,
         started_at=call.state.started_at,
-        version=_version(),
+        version=daemon_version(),
     )
     if access.streams is not None:
         found["streams"] = {name: known for name, known in found["streams"].items() if access.sees(name)}
@@ -99,8 +99,9 @@ def _status(call: Call) -> dict[str, Any]:
     return found
 
 
-@lru_cache
-def _version() -> str:
+@cache
+def daemon_version() -> str:
+    """Return the installed version of synrepl."""
     try:
         return version("synrepl")
     except PackageNotFoundError:

@@ -1,0 +1,145 @@
+"""Handler of the description of the API in OpenAPI 3.1, made from the routes and their handlers."""
+
+from functools import cache
+from typing import Any, Final
+
+import msgspec
+
+from synrepl.http_api.route import JSON, Parameter, Route
+from synrepl.http_api.routes import ROUTES
+from synrepl.streams import jsontext
+from synrepl.transports.http.api import handler_of
+from synrepl.transports.http.call import Call
+from synrepl.transports.http.status_routes import daemon_version
+from synrepl.wire.error_codes import ERROR_CODES
+
+__all__ = ["ErrorAnswer", "SynapseError", "build_description", "describe"]
+
+REFERENCE: Final = "#/components/schemas/{name}"
+COMMON_ERRORS: Final = ("bad_request", "unauthorized", "no_rights", "internal")
+"""Codes that every route which needs a right can answer."""
+
+
+class ErrorAnswer(msgspec.Struct):
+    """A refused request: a code for programs, a message for people. Some codes have more fields."""
+
+    error: str
+    message: str
+    retryable: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+class SynapseError(msgspec.Struct):
+    """A refused request, in Synapse's form."""
+
+    errcode: str
+    error: str
+
+
+async def describe(call: Call) -> bytes:
+    """Return the description; it is made on the first request."""
+    return _encoded()
+
+
+@cache
+def _encoded() -> bytes:
+    return jsontext.dumps(build_description())
+
+
+def build_description() -> dict[str, Any]:
+    """Build the OpenAPI document."""
+    bodies = {route.name: _body_of(route) for route in ROUTES}
+    answers = {route.name: _answer_of(route) for route in ROUTES}
+    types = {kind for kind in (*bodies.values(), *answers.values()) if kind is not None}
+    ordered = [ErrorAnswer, SynapseError, *sorted(types, key=lambda kind: kind.__name__)]
+    _, components = msgspec.json.schema_components(ordered, ref_template=REFERENCE)
+    paths: dict[str, dict[str, Any]] = {}
+    for route in ROUTES:
+        operation = _operation(route, bodies[route.name], answers[route.name])
+        paths.setdefault(route.path, {})[route.method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "synrepl",
+            "version": daemon_version(),
+            "description": "Append facts to the log of a daemon, read and follow it.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"secret": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(route: Route, body: Any, answer: Any) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": route.name.replace(".", "_"),
+        "tags": [route.name.partition(".")[0]],
+        "summary": route.summary.rstrip("."),
+        "parameters": [
+            *(
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                for name in route.variables
+            ),
+            *(_parameter(one, "query") for one in route.query if one.is_documented),
+            *(_parameter(one, "header") for one in route.headers),
+        ],
+        "responses": _responses(route, answer),
+    }
+    # Without a secret, every request is accepted from this machine.
+    operation["security"] = [] if route.right is None else [{"secret": []}, {}]
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": _reference(body)}}}
+    elif route.method == "PUT":
+        bytes_schema = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+        operation["requestBody"] = {"required": True, "content": bytes_schema}
+    return operation
+
+
+def _parameter(parameter: Parameter, where: str) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "name": parameter.name,
+        "in": where,
+        "required": parameter.kind.is_required,
+        "description": parameter.text,
+        "schema": parameter.kind.schema(),
+    }
+    if described["schema"].get("type") == "array":
+        described |= {"style": "form", "explode": False}  # separated by commas
+    return described
+
+
+def _responses(route: Route, answer: Any) -> dict[str, Any]:
+    media_type = route.content_type.partition(";")[0]
+    if answer is not None:
+        schema = _reference(answer)
+    else:
+        schema = {"type": "object"} if media_type == JSON else {"type": "string"}
+    content: dict[str, Any] = {media_type: {"schema": schema}}
+    for other in route.other_types:
+        content[other] = {"schema": {"type": "string", "format": "binary"}}
+    responses: dict[str, Any] = {"200": {"description": "the answer", "content": content}}
+    codes = [*route.errors, *(COMMON_ERRORS if route.right is not None else ())]
+    by_status: dict[int, list[str]] = {}
+    for code in sorted(set(codes)):
+        by_status.setdefault(ERROR_CODES[code].status, []).append(code)
+    error = _reference(SynapseError if route.path.startswith("/_synapse/") else ErrorAnswer)
+    for status, found in sorted(by_status.items()):
+        text = "; ".join(f"{code}: {ERROR_CODES[code].means}" for code in found)
+        responses[str(status)] = {"description": text, "content": {JSON: {"schema": error}}}
+    return responses
+
+
+def _body_of(route: Route) -> Any:
+    decoder = handler_of(route.name).decoder
+    return None if decoder is None else decoder.type
+
+
+def _answer_of(route: Route) -> Any:
+    answer = handler_of(route.name).answer
+    return answer if isinstance(answer, type) and issubclass(answer, msgspec.Struct) else None
+
+
+def _reference(kind: Any) -> dict[str, str]:
+    return {"$ref": REFERENCE.format(name=kind.__name__)}
